@@ -1,0 +1,186 @@
+#pragma once
+// The one description of an attention, and the two calls that compute it.
+//
+//   forward:  s[q,kv]  = score_mod(q . k * scale);   p = softmax over the kv that mask keeps (and the sink);   out = dropout(p) v
+//             lse[q]   = log(sum over kept kv of exp(s) [+ exp(sink[head])])          (natural logarithm)
+//   backward: the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k, v, the sink and every parameter asked for.
+//
+// Shapes (any strides):   q [batch, seqlen_q, heads_q, head_dim]     k [batch, seqlen_kv, heads_kv, head_dim]
+//                         v [batch, seqlen_kv, heads_kv, head_dim_v] out, dout [batch, seqlen_q, heads_q, head_dim_v]
+//                         lse, dlse f32 (f64 for f64 inputs) [batch, heads_q, seqlen_q]
+// Packed sequences (varlen): q [total_q, heads_q, head_dim] and so on, lse [heads_q, total_q].
+// heads_q is a multiple of heads_kv; query head h reads kv head h / (heads_q / heads_kv).
+// A row with nothing to attend gives out = 0, lse = -inf (the sink's value when there is one) and zero gradients.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "foveal/error.h"
+#include "foveal/masks.h"
+#include "foveal/score.h"
+#include "foveal/tensor.h"
+
+namespace foveal {
+
+enum class Pass : std::uint8_t { forward, backward };
+enum class Determinism : std::uint8_t { fast, reproducible };
+
+/// fused: one pass over kv tiles, 5 matmuls, dq accumulated across tiles. split: a dk/dv pass and a dq pass, 7 matmuls, nothing
+/// accumulated across tiles. two_scan: one launch whose tasks do a dk/dv tile, then a dq tile. automatic picks.
+enum class BackwardStrategy : std::uint8_t { automatic, fused, split, two_scan };
+
+FOVEAL_API const char* to_string(Pass pass);
+FOVEAL_API const char* to_string(Determinism determinism);
+FOVEAL_API const char* to_string(BackwardStrategy strategy);
+
+/// Each (batch, query head, q_idx, kv_idx) is dropped with probability p by Philox4x32-10 of its global position, so the same bits
+/// fall on every device, tiling and strategy; what stays is scaled by 1 / (1 - p). Applied after normalisation: lse is not affected.
+struct Dropout {
+  double p = 0.0;  ///< in [0, 1)
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+/// What to compute: a cheap value, shared by both passes so that they cannot disagree.
+struct Attention {
+  Expr score_mod{};                 ///< real; absent means `score`
+  Expr mask{};                      ///< boolean, must not read `score`; absent means everything
+  std::optional<double> scale{};    ///< default 1 / sqrt(head_dim)
+  std::optional<Param> sink{};      ///< real, shape {heads_q}: a logit per query head that joins the denominator
+  Dropout dropout{};
+  Determinism determinism = Determinism::fast;
+  BackwardStrategy backward = BackwardStrategy::automatic;
+  bool checked = false;             ///< verify every parameter index at run time (CPU and reference); slow
+  std::int64_t q_offset = 0;        ///< added to local positions to give q_idx: a shard or a decode step
+  std::int64_t kv_offset = 0;
+};
+
+struct ParamBinding {
+  Param param;
+  TensorView tensor;
+};
+
+/// Packed sequences. cu_seqlens: i32 or i64 [batch + 1], first 0, not decreasing, last = total. max_seqlen: 0 means "find out" (CPU only).
+struct Varlen {
+  TensorView cu_seqlens_q;
+  TensorView cu_seqlens_kv;
+  std::int64_t max_seqlen_q = 0;
+  std::int64_t max_seqlen_kv = 0;
+};
+
+struct ForwardInputs {
+  TensorView q, k, v;
+  std::vector<ParamBinding> params{};
+  std::optional<Varlen> varlen{};
+};
+
+struct ForwardOutputs {
+  TensorView out;
+  TensorView lse{};  ///< optional
+};
+
+struct BackwardInputs {
+  TensorView q, k, v, out, lse, dout;
+  TensorView dlse{};  ///< optional gradient of lse
+  std::vector<ParamBinding> params{};
+  std::optional<Varlen> varlen{};
+};
+
+struct BackwardOutputs {
+  TensorView dq{}, dk{}, dv{};               ///< each optional; written, not accumulated; each with its own strides
+  std::vector<ParamBinding> dparams{};       ///< gradients wanted (the sink's too): same shape as the parameter; f32 or f64, or the parameter's own dtype
+};
+
+/// Runs `tasks` calls fn(task, slot), slot < concurrency, in any order and on any threads; two calls that run at once have different slots.
+struct Executor {
+  int concurrency = 1;
+  std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;
+};
+
+/// Threads that the CPU backend uses when no executor is given: 0 means all that the process may use (affinity and cgroup quota).
+FOVEAL_API void set_num_threads(int threads);
+FOVEAL_API int num_threads();
+
+struct PlanOptions {
+  std::string backend{};  ///< "" = the first that can; or "reference", "cpu", "cuda"
+  std::string target{};   ///< "" = the best here; or "scalar", "avx2", "avx512", "avx512bf16", "amx" (cpu), "sm80", "sm90" (cuda)
+  int threads = 0;        ///< CPU: 0 = num_threads()
+  std::shared_ptr<const Executor> executor{};  ///< CPU: instead of threads of our own
+};
+
+/// Why something was not chosen: {"cuda", "no driver: libcuda.so.1 not found"}.
+struct Refusal {
+  std::string candidate;
+  std::string reason;
+};
+
+/// What a plan will do. Figures are for the whole problem.
+struct Explanation {
+  std::string problem;              ///< one line
+  std::string backend;              ///< "cpu"
+  std::string kernel;               ///< "cpu.avx512.f32.backward.fused"
+  std::string strategy;             ///< backward strategy that runs, "" in a forward plan
+  std::string reduction;            ///< how parameter gradients are reduced, "" without
+  double flops = 0;                 ///< floating-point operations of the tiles that are visited
+  double flops_nominal = 0;         ///< 4 B H Sq Skv D (2.5 times that backward) times the density of the mask
+  std::int64_t tiles_full = 0, tiles_partial = 0, tiles_empty = 0;
+  std::size_t workspace_bytes = 0;
+  bool deterministic = true;
+  std::vector<Refusal> refusals{};  ///< every candidate that was asked before, and why it declined
+  std::vector<std::pair<std::string, std::string>> details{};  ///< backend's own facts, in order
+
+  FOVEAL_API std::string to_string() const;
+};
+
+namespace planning {
+struct PlanState;
+}
+
+/// A decision, made once and run many times from any thread: backend, kernel, tiling, workspace. run() checks that the tensors have the
+/// planned shapes, dtypes and strides, and then neither allocates nor locks.
+class FOVEAL_API Plan {
+ public:
+  Plan() = default;
+  std::size_t workspace_bytes() const;
+  const std::string& kernel() const;
+  Explanation explain() const;
+  /// workspace: workspace_bytes() bytes on the plan's device, aligned to 256; contents are scratch. Throws invalid_argument when a tensor
+  /// differs from the plan's.
+  void run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream = {}) const;
+  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream = {}) const;
+
+  explicit Plan(std::shared_ptr<const planning::PlanState> state) : state_(std::move(state)) {}
+
+ private:
+  std::shared_ptr<const planning::PlanState> state_;
+};
+
+/// Plans from views; their data may be null. Throws invalid_argument for a wrong call, unsupported when every backend declines.
+FOVEAL_API Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options = {});
+FOVEAL_API Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, const PlanOptions& options = {});
+
+/// Contiguous tensors of these sizes, all gradients and lse included: for planning before anything is allocated.
+struct Shapes {
+  std::int64_t batch = 1, heads_q = 1, heads_kv = 1, seqlen_q = 1, seqlen_kv = 1, head_dim = 64, head_dim_v = 64;
+  DType dtype = DType::f32;
+};
+FOVEAL_API Plan plan(const Attention& attention, const Shapes& shapes, Pass pass, Device device = {}, const PlanOptions& options = {});
+
+/// Plans (or finds the plan in a cache), takes workspace from a per-thread pool, runs.
+FOVEAL_API void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {},
+                        const PlanOptions& options = {});
+FOVEAL_API void backward(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {},
+                         const PlanOptions& options = {});
+
+/// One row for each backend and target this build knows: can it run here, and if not, why.
+struct TargetInfo {
+  std::string backend, target;
+  bool available = false;
+  std::string detail;
+};
+FOVEAL_API std::vector<TargetInfo> targets();
+
+}  // namespace foveal

@@ -1,0 +1,28 @@
+#pragma once
+// One way to run tasks on threads. Tasks are handed out by a shared counter in order; results must not depend on who runs what.
+#include <cstdint>
+#include <memory>
+
+#include "foveal/attention.h"
+
+namespace foveal::base {
+
+/// Threads this process may use: affinity mask and cgroup quota, at least 1.
+int available_threads();
+
+/// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise; inside a parallel region
+/// of the caller it runs serially. concurrency 1 runs inline.
+Executor default_executor(int threads);
+
+/// fn(task, slot) for task in [0, tasks). An exception thrown by a task is rethrown here after all have ended.
+template <class Fn>
+void parallel_for(const Executor& executor, std::int64_t tasks, Fn&& fn) {
+  if (tasks <= 0) return;
+  if (executor.concurrency <= 1 || tasks == 1) {
+    for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
+    return;
+  }
+  executor.run(tasks, [&fn](std::int64_t task, int slot) { fn(task, slot); });
+}
+
+}  // namespace foveal::base

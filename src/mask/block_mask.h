@@ -1,0 +1,38 @@
+#pragma once
+// Block masks by interval evaluation: a mask program and a tiling give, for each tile row, the runs of tiles that must be visited. No S x S work.
+#include <cstdint>
+#include <vector>
+
+#include "score/interval.h"
+#include "score/program.h"
+
+namespace foveal::mask {
+
+/// Consecutive tiles [begin, end) of one tile row. Tiles in no run are empty: the mask keeps no pair of them.
+struct Run {
+  std::int32_t begin, end;
+  bool full;  ///< the mask keeps every pair; otherwise it must be evaluated
+};
+
+struct Tiling {
+  std::int64_t seqlen_q, seqlen_kv;
+  std::int32_t block_q, block_kv;
+  std::int64_t q_offset = 0, kv_offset = 0;  ///< global position = local + offset
+};
+
+/// Rows of runs in compressed form; `transposed` has one row per kv tile and runs along q (for the dk/dv pass).
+struct BlockMask {
+  Tiling tiling;
+  bool transposed = false;
+  std::vector<std::int64_t> row_begin;  ///< rows + 1
+  std::vector<Run> runs;
+  std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles
+};
+
+/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head (both known). `reads` gives the range of what a
+/// parameter read can return over a range of indices; an unknown read makes its tile partial. Sound: a tile called full or empty is.
+/// An empty program gives everything full. Time and memory are proportional to the tiles on the borders of the mask.
+BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads);
+BlockMask transpose(const BlockMask& mask);
+
+}  // namespace foveal::mask

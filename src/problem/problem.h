@@ -1,0 +1,74 @@
+#pragma once
+// A Problem is one checked, normalised attention call without its data: what a plan is made for and what caches are keyed by.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "foveal/attention.h"
+#include "score/program.h"
+
+namespace foveal::problem {
+
+/// Shape, type and strides of one tensor; rank 0 with present = false when it is not given. Always in the 4-D logical form
+/// [batch, seqlen, heads, dim] for q, k, v, out, dout and their gradients ([1, total, heads, dim] when packed), and
+/// [batch, heads_q, seqlen_q] for lse and dlse ([1, heads_q, total_q] when packed).
+struct TensorSpec {
+  bool present = false;
+  DType dtype = DType::f32;
+  int rank = 0;
+  std::array<std::int64_t, TensorView::max_rank> sizes{};
+  std::array<std::int64_t, TensorView::max_rank> strides{};
+  friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
+};
+
+struct ParamSpec {
+  Param param;
+  TensorSpec tensor;
+  TensorSpec gradient;  ///< present when a gradient is wanted
+};
+
+struct Problem {
+  Pass pass = Pass::forward;
+  Device device{};
+  DType dtype = DType::f32;  ///< of q, k, v, out and their gradients
+  std::int64_t batch = 0;    ///< sequences
+  std::int64_t heads_q = 0, heads_kv = 0, group_size = 1;
+  std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< packed: the maxima (0 = unknown until run, CPU only)
+  std::int64_t total_q = 0, total_kv = 0;    ///< packed: tokens; otherwise batch * seqlen
+  std::int64_t head_dim = 0, head_dim_v = 0;
+  bool varlen = false;
+  DType cu_seqlens_dtype = DType::i32;
+  double scale = 1;
+  Attention attention;  ///< as given (score_mod, mask simplified)
+
+  TensorSpec q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  std::vector<ParamSpec> params;  ///< every bound parameter, the sink included, in the order of binding
+  int sink = -1;                  ///< position of the sink in params, or -1
+
+  std::shared_ptr<const scoring::ScoreProgram> score;  ///< params in the same order
+
+  bool has_score_mod() const { return !score->forward.empty(); }
+  bool has_mask() const { return !score->mask.empty(); }
+  /// `backward bf16 b2 h12:4 q1024 kv1024 d64 mask="kv_idx <= q_idx" score="score + rel[head, ...]" ...`: parsed back by parse_line()
+  std::string line() const;
+  std::string key;  ///< line() plus strides, dtypes and everything else that a plan depends on
+};
+
+/// All tensors of one call, in the same roles and order as the Problem's specs (rank-4 views of packed tensors).
+struct Buffers {
+  TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
+  std::vector<TensorView> params;   ///< like Problem::params
+  std::vector<TensorView> dparams;  ///< like Problem::params; absent where no gradient is wanted
+  TensorView cu_seqlens_q, cu_seqlens_kv;
+};
+
+/// Checks everything that can be checked without data and normalises. Throws Error as architecture.md section 6.7 says.
+Problem make_problem(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs);
+Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs);
+
+/// Gathers the views of a call for a problem; throws invalid_argument when one differs from the spec, has no data, or overlaps an output.
+Buffers make_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs);
+Buffers make_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs);
+
+}  // namespace foveal::problem

@@ -1,0 +1,68 @@
+#pragma once
+// The table of operations: one row each. name, arity, operand types and result type; the value, derivative, interval rule and CUDA
+// spelling of an op are found by its row in ops.cpp. Tests iterate over the rows.
+#include <cstdint>
+#include <string_view>
+
+#include "foveal/score.h"
+
+namespace foveal::scoring {
+
+// X(op, text, arity, signature)      text: function name or operator in the canonical form
+// signature: operand types then '>' result; r real, i integer, b boolean, t any one type (all operands marked t alike, n: numeric (r or i))
+#define FOVEAL_SCORE_OPS(X)                          \
+  X(real_const, "", 0, ">r")                         \
+  X(integer_const, "", 0, ">i")                      \
+  X(boolean_const, "", 0, ">b")                      \
+  X(score, "score", 0, ">r")                         \
+  X(batch, "batch", 0, ">i")                         \
+  X(head, "head", 0, ">i")                           \
+  X(q_idx, "q_idx", 0, ">i")                         \
+  X(kv_idx, "kv_idx", 0, ">i")                       \
+  X(seqlen_q, "seqlen_q", 0, ">i")                   \
+  X(seqlen_kv, "seqlen_kv", 0, ">i")                 \
+  X(read, "", 0, ">t")                               \
+  X(add, "+", 2, "nn>n")                             \
+  X(sub, "-", 2, "nn>n")                             \
+  X(mul, "*", 2, "nn>n")                             \
+  X(div, "/", 2, "rr>r")                             \
+  X(floor_div, "//", 2, "nn>n")                      \
+  X(mod, "%", 2, "nn>n")                             \
+  X(neg, "-", 1, "n>n")                              \
+  X(abs, "abs", 1, "n>n")                            \
+  X(min, "min", 2, "nn>n")                           \
+  X(max, "max", 2, "nn>n")                           \
+  X(exp, "exp", 1, "r>r")                            \
+  X(exp2, "exp2", 1, "r>r")                          \
+  X(log, "log", 1, "r>r")                            \
+  X(log2, "log2", 1, "r>r")                          \
+  X(sqrt, "sqrt", 1, "r>r")                          \
+  X(rsqrt, "rsqrt", 1, "r>r")                        \
+  X(tanh, "tanh", 1, "r>r")                          \
+  X(sigmoid, "sigmoid", 1, "r>r")                    \
+  X(sin, "sin", 1, "r>r")                            \
+  X(cos, "cos", 1, "r>r")                            \
+  X(tan, "tan", 1, "r>r")                            \
+  X(erf, "erf", 1, "r>r")                            \
+  X(floor, "floor", 1, "r>r")                        \
+  X(pow, "pow", 2, "rr>r")                           \
+  X(eq, "==", 2, "nn>b")                             \
+  X(ne, "!=", 2, "nn>b")                             \
+  X(lt, "<", 2, "nn>b")                              \
+  X(le, "<=", 2, "nn>b")                             \
+  X(logical_and, "&", 2, "bb>b")                     \
+  X(logical_or, "|", 2, "bb>b")                      \
+  X(logical_not, "~", 1, "b>b")                      \
+  X(logical_xor, "^", 2, "bb>b")                     \
+  X(select, "where", 3, "btt>t")                     \
+  X(to_real, "to_real", 1, "t>r")                    \
+  X(to_integer, "to_integer", 1, "t>i")              \
+  X(to_boolean, "to_boolean", 1, "t>b")
+
+enum class Op : std::uint8_t {
+#define FOVEAL_X(op, text, arity, signature) op,
+  FOVEAL_SCORE_OPS(FOVEAL_X)
+#undef FOVEAL_X
+};
+
+}  // namespace foveal::scoring
