@@ -1,0 +1,132 @@
+#pragma once
+// Score and mask programs on CPU tiles. A Tape is prepared once per plan from a problem, is immutable and shared by all threads; the kernels
+// call it once per tile of scores, between the matmuls. What it computes per tile is arranged by rank: values that are uniform, per lane
+// (query), per key or per diagonal (kv - q) are computed in their own small arrays, and only what is left runs over the whole tile.
+//
+// Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch row:
+// any pairs in any order are right; runs of 16 lanes that share a head and have consecutive queries are quick.
+//
+// Limits: integers are 32-bit inside a tape (wider parameter values saturate; positions must stay below 2^31).
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/tape_code.h"
+#include "foveal/attention.h"
+#include "problem/problem.h"
+
+namespace foveal::cpu {
+
+/// What a backward needs besides the scores: where the parameter gradients of one partition are accumulated.
+class ParamGradPlan;
+
+class Tape {
+ public:
+  /// `target`: scalar, avx2, avx512, avx512bf16 or amx (the last two run the avx512 tape).
+  Tape(const problem::Problem& problem, const std::string& target);
+  ~Tape();
+  Tape(Tape&&) noexcept;
+
+  bool has_score() const { return has_score_; }  ///< a score_mod: apply() on every tile
+  bool has_mask() const { return has_mask_; }    ///< a mask: apply() on every partial tile
+  /// The backward changes ds or accumulates parameter gradients: differentiate() on every tile.
+  bool has_backward() const { return has_backward_; }
+  /// differentiate() reads the raw dot products: keep them beside the scores. Otherwise pass null.
+  bool backward_needs_dots() const { return backward_needs_dots_; }
+  /// The mask is, for each lane, one range of keys: lane_ranges() gives it (causal, window, prefix, padding and their intersections).
+  bool mask_is_ranges() const { return mask_is_ranges_; }
+
+  /// Scratch that every thread needs for tiles of up to `max_keys` by `max_ld`, 64-byte aligned.
+  std::size_t scratch_bytes(int max_keys, int max_ld) const;
+
+  /// Bound parameters of one run, laid into `memory` (data_bytes(), aligned to 64), valid for any number of threads.
+  std::size_t data_bytes() const;
+  TapeData bind(const std::vector<TensorView>& params, void* memory) const;
+
+  /// Forward. dots: raw q . k, unscaled. With a score_mod, scores = score_mod(dots * scale) * log2(e), ready for exp2; without one, scores = dots
+  /// unchanged and still unscaled. Where `partial`, pairs that the mask drops become -inf. dots and scores may be the same tile; both have frame.ld.
+  /// lane_max: when not null, raised to the largest score of each lane (frame.padded() of them).
+  template <class Real>
+  void apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max, void* scratch) const;
+
+  /// Backward. ds holds P * (dP - delta), exact zeros where masked and in padded lanes; it becomes d loss / d (dots * scale): the kernel applies the
+  /// scale when it writes dq and dk. With `grads`, every trainable read accumulates. Where ds is 0 nothing is propagated, whatever the derivative is.
+  template <class Real>
+  void differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads, void* scratch) const;
+
+  /// For mask_is_ranges(): lane i keeps rows first[i] <= row < last[i] of this tile (clamped to 0..keys); frame.padded() of each.
+  void lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const;
+
+  /// A read outside its parameter at a pair that the mask keeps.
+  struct IndexFault {
+    int param, dimension;
+    std::int64_t index;
+    std::int32_t batch, head, q_idx, kv_idx;
+  };
+  /// Attention::checked: looks at every kept pair of the tile's valid lanes. Slow.
+  std::optional<IndexFault> find_fault(const TileFrame& frame, const TapeData& data) const;
+  /// The message of an Error for a fault.
+  std::string describe(const IndexFault& fault) const;
+
+  /// One line per instruction, for tests and explain().
+  std::string text() const;
+
+ private:
+  struct Prepared;
+  std::unique_ptr<Prepared> prepared_;
+  bool has_score_ = false, has_mask_ = false, has_backward_ = false, backward_needs_dots_ = false, mask_is_ranges_ = false;
+};
+
+/// Multiplies the tile by keep / (1 - p): bits of base::dropout_bits at global positions. `second` (may be null) is treated alike, so that the
+/// bits are made once. Forward: P after its row sums. Backward: dP, and the P that goes into dv.
+struct TileDropout {
+  std::uint64_t seed, offset;
+  std::uint32_t threshold;  ///< base::dropout_threshold(p)
+  double scale;             ///< 1 / (1 - p)
+  std::int32_t heads_q;
+};
+template <class Real>
+void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second);
+
+/// How parameter gradients are accumulated: deterministic for any number of threads, in O(parameter) memory. The backward's tasks are
+/// (batch, kv head, split) triples, split < splits, where splits depends on the shape only. Every task belongs to one partition; the tasks of a
+/// partition must run one after the other in increasing (batch, kv head, split); partitions may run at once. Each partition adds into accumulators of
+/// its own, or, where the partitions of a parameter touch different elements (reads with `head` or `batch` as an index), all into one.
+/// finish() adds the partitions in order into the caller's tensors.
+class ParamGradPlan {
+ public:
+  ParamGradPlan() = default;
+  ParamGradPlan(const problem::Problem& problem, std::int64_t splits);
+
+  bool empty() const { return accumulators_.empty(); }  ///< nothing to accumulate; finish() still writes the exact zeros
+  std::int64_t partitions() const { return partitions_; }
+  std::int64_t partition(std::int64_t batch, std::int64_t kv_head, std::int64_t split) const;
+  std::size_t workspace_bytes() const { return workspace_bytes_; }
+  std::string reduction() const;  ///< for explain(): "rel_bias: diagonal, 12 partitions"
+
+  void clear(void* workspace, const Executor& executor) const;
+  TapeGrads grads(void* workspace, std::int64_t partition) const;
+  /// dparams: like Problem::params; absent views and the sink's are left alone.
+  void finish(const void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const;
+
+ private:
+  struct Accumulator {
+    int param;
+    std::int64_t numel;
+    bool wide;                  ///< doubles; otherwise floats
+    bool shared;                ///< one for all partitions
+    std::size_t offset, bytes;  ///< of partition 0; of one
+    std::string text;
+  };
+  std::vector<Accumulator> accumulators_;
+  std::vector<int> zeros_;        ///< parameters whose gradient is exactly zero
+  std::vector<int> slot_of_;      ///< param -> accumulator or -1
+  std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1, partitions_ = 1;
+  bool by_batch_ = true, by_head_ = true, by_split_ = true;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace foveal::cpu
