@@ -1,0 +1,39 @@
+#pragma once
+// Sources to images: through the memory cache, the disk cache, and NVRTC, in this order. No device is needed.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/source.h"
+
+namespace foveal::cuda::jit {
+
+/// What the compiler said about a kernel.
+struct Facts {
+  int registers = 0;
+  int spill_bytes = 0;         ///< stores plus loads
+  int stack_bytes = 0;
+  int shared_bytes = 0;        ///< static
+  bool serialized = false;     ///< a wgmma pipeline was serialised
+  std::string notes;           ///< lines of the compiler's log that report something to mend
+};
+
+/// A compiled kernel: machine code (or PTX text when the source's arch is a compute_XX).
+struct Image {
+  std::string key;    ///< hex digest of everything that can change the bits
+  std::string stem, entry, arch;
+  Facts facts;
+  std::string bytes;
+};
+
+/// Throws compile_failed with the log; the source is kept beside the cache and named in the message.
+std::shared_ptr<const Image> compile(const KernelSource& source);
+
+/// The same for many, on several threads; the order is kept.
+std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources);
+
+/// The arch to compile for: the device's own ("sm_90a" for 9.0) or, when NVRTC does not know it, the newest PTX it can write.
+std::string arch_of(int major, int minor);
+
+}  // namespace foveal::cuda::jit

@@ -1,0 +1,151 @@
+#pragma once
+// The CUDA driver, loaded at run time. Only the types and entry points that foveal needs are declared here, so that no toolkit is needed
+// to build and no driver to start.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "foveal/error.h"
+
+namespace foveal::cuda::driver {
+
+using Result = int;  ///< CUresult; 0 is success
+using DeviceHandle = int;
+using DevicePointer = std::uint64_t;
+using Context = struct ContextTag*;
+using StreamHandle = struct StreamTag*;
+using Library = struct LibraryTag*;
+using KernelHandle = struct KernelTag*;
+using Function = struct FunctionTag*;
+
+enum class DeviceAttribute : int {
+  max_shared_memory_per_block = 8,
+  multiprocessor_count = 16,
+  l2_cache_bytes = 38,
+  compute_capability_major = 75,
+  compute_capability_minor = 76,
+  max_shared_memory_per_block_optin = 97,
+};
+
+enum class FunctionAttribute : int {
+  max_threads_per_block = 0,
+  shared_bytes = 1,
+  local_bytes = 3,
+  registers = 4,
+  max_dynamic_shared_bytes = 8,
+  non_portable_cluster_size_allowed = 14,
+};
+
+struct LaunchAttribute {
+  enum Id : int { cluster_dimension = 4, programmatic_stream_serialization = 6 };
+  int id;
+  int pad;
+  union {
+    char bytes[64];
+    struct {
+      unsigned x, y, z;
+    } cluster;
+    int programmatic_stream_serialization_allowed;
+  } value;
+};
+
+struct LaunchConfig {
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  StreamHandle stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
+/// CUtensorMap: opaque, 64-byte aligned.
+struct alignas(64) TensorMap {
+  std::uint64_t opaque[16];
+};
+
+// X(name, symbol, parameters)
+#define FOVEAL_DRIVER_FUNCTIONS(X)                                                                                                        \
+  X(init, cuInit, (unsigned))                                                                                                             \
+  X(driver_version, cuDriverGetVersion, (int*))                                                                                           \
+  X(error_name, cuGetErrorName, (Result, const char**))                                                                                   \
+  X(error_string, cuGetErrorString, (Result, const char**))                                                                               \
+  X(device_count, cuDeviceGetCount, (int*))                                                                                               \
+  X(device_get, cuDeviceGet, (DeviceHandle*, int))                                                                                        \
+  X(device_name, cuDeviceGetName, (char*, int, DeviceHandle))                                                                             \
+  X(device_attribute, cuDeviceGetAttribute, (int*, DeviceAttribute, DeviceHandle))                                                        \
+  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceHandle))                                                           \
+  X(context_push, cuCtxPushCurrent_v2, (Context))                                                                                         \
+  X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                                                          \
+  X(context_current, cuCtxGetCurrent, (Context*))                                                                                         \
+  X(library_load, cuLibraryLoadData, (Library*, const void*, void*, void*, unsigned, void*, void*, unsigned))                             \
+  X(library_unload, cuLibraryUnload, (Library))                                                                                           \
+  X(library_kernel, cuLibraryGetKernel, (KernelHandle*, Library, const char*))                                                            \
+  X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                                      \
+  X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                                          \
+  X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                                       \
+  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Function, int, std::size_t))                                           \
+  X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                                            \
+  X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                                           \
+  X(memory_free, cuMemFree_v2, (DevicePointer))                                                                                           \
+  X(copy_to_device, cuMemcpyHtoD_v2, (DevicePointer, const void*, std::size_t))                                                           \
+  X(copy_to_host, cuMemcpyDtoH_v2, (void*, DevicePointer, std::size_t))                                                                   \
+  X(set_bytes, cuMemsetD8Async, (DevicePointer, unsigned char, std::size_t, StreamHandle))                                                \
+  X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                                             \
+  X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                                   \
+  X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                                              \
+  X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                                      \
+    (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes,                   \
+     const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
+
+struct Api {
+#define FOVEAL_X(name, symbol, parameters) Result(*name) parameters = nullptr;
+  FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
+#undef FOVEAL_X
+};
+
+/// Why the driver cannot be used here ("libcuda.so.1 not found: install the NVIDIA driver"), or "" when it can. Loads it on the first call.
+const std::string& unavailable();
+
+/// The loaded driver, initialised. Throws Error{device} with unavailable().
+const Api& api();
+
+/// Throws Error{device} naming the call and the driver's error text when result is not success.
+void check(Result result, const char* call);
+
+struct DeviceFacts {
+  std::string name;
+  int major = 0, minor = 0;
+  int multiprocessors = 0;
+  std::size_t shared_bytes_per_block = 0;  ///< with opt-in
+  std::size_t l2_bytes = 0;
+  Context context = nullptr;  ///< the primary context, retained for the life of the process
+  int capability() const { return major * 10 + minor; }
+};
+int device_count();                           ///< 0 when there is no driver
+const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
+
+/// Makes the device's primary context current for a scope.
+class Current {
+ public:
+  explicit Current(int device);
+  ~Current();
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+};
+
+/// Device memory owned by a prepared computation (tables that do not change).
+class Memory {
+ public:
+  Memory() = default;
+  Memory(int device, const void* host, std::size_t bytes);
+  Memory(Memory&& other) noexcept { *this = static_cast<Memory&&>(other); }
+  Memory& operator=(Memory&& other) noexcept;
+  ~Memory();
+  void* data() const { return reinterpret_cast<void*>(pointer_); }
+
+ private:
+  DevicePointer pointer_ = 0;
+  int device_ = 0;
+};
+
+}  // namespace foveal::cuda::driver

@@ -1,0 +1,42 @@
+#pragma once
+// Images to functions on a device, and their launch.
+#include <memory>
+
+#include "cuda/jit/compile.h"
+#include "cuda/jit/driver.h"
+#include "foveal/tensor.h"
+
+namespace foveal::cuda::jit {
+
+struct LaunchShape {
+  unsigned grid_x = 1, grid_y = 1, grid_z = 1;
+  unsigned threads = 1;
+  unsigned shared_bytes = 0;      ///< dynamic
+  unsigned cluster_x = 1;
+  bool after_programmatic = false;  ///< may start before the kernel ahead of it ends (griddepcontrol)
+};
+
+/// A kernel loaded on one device. Cheap to copy, never unloaded while copies live.
+class Kernel {
+ public:
+  Kernel() = default;
+  /// Loads the image in the device's primary context; handles are shared between equal images. Allows `shared_bytes` of dynamic shared memory.
+  Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes);
+
+  const Image& image() const { return *image_; }
+  int max_blocks_per_multiprocessor(unsigned threads, unsigned shared_bytes) const;
+
+  /// The kernel takes one struct by value (`const __grid_constant__ Params params`). The device's context is current already (driver::Current).
+  template <class Params>
+  void launch(const LaunchShape& shape, const Params& params, Stream stream) const {
+    void* arguments[] = {const_cast<Params*>(&params)};
+    launch_raw(shape, arguments, stream);
+  }
+  void launch_raw(const LaunchShape& shape, void** arguments, Stream stream) const;
+
+ private:
+  std::shared_ptr<const Image> image_;
+  driver::Function function_ = nullptr;
+};
+
+}  // namespace foveal::cuda::jit

@@ -1,0 +1,44 @@
+#pragma once
+// A kernel before compilation: which file, which constants, which score text. Kernels are real files under device/, embedded in the library;
+// assembling one gives a single text without includes.
+//
+// In a kernel file, #include "x/y.cuh" names files relative to device/. Two names are virtual and stand for what a source carries:
+//   #include "config.cuh"   the constants, e.g. `constexpr int kBlockQ = 128;`
+//   #include "score.cuh"    the functions that score_emit wrote for this score and mask
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace foveal::cuda::jit {
+
+/// Compile-time values of a kernel, in order. Equal settings give equal text.
+class Constants {
+ public:
+  Constants& set(std::string name, int value);
+  Constants& set(std::string name, bool value);
+  Constants& set(std::string name, double value);
+  Constants& set_type(std::string name, std::string type);  ///< `using Element = bf16;`
+  const std::string& text() const { return text_; }          ///< one declaration per line: the body of config.cuh
+
+ private:
+  std::string text_;
+};
+
+struct KernelSource {
+  std::string stem;     ///< device/kernels/<stem>.cuh
+  std::string entry;    ///< name of the extern "C" kernel in it
+  Constants constants;  ///< config.cuh
+  std::string score;    ///< score.cuh
+  std::string arch;     ///< "sm_80", "sm_90a", or "compute_90" for PTX
+};
+
+/// The whole text, ready for the compiler. Throws invalid_argument when an include names no embedded file.
+std::string assemble(const KernelSource& source);
+
+/// An embedded file by its path under device/, e.g. "kernels/delta.cuh"; empty when there is none.
+std::string_view embedded_file(std::string_view path);
+std::vector<std::string_view> embedded_files();
+
+}  // namespace foveal::cuda::jit
