@@ -1,0 +1,128 @@
+#pragma once
+// What a target must supply: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written once, in
+// ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its own.
+//
+// Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three products do all the work:
+//
+//   dot     tile[key][lane]  = sum over d of  operand[key][d] * panel[d][lane]           S^T = K Q^T, dP^T = V dO^T
+//   mix     acc[d][lane]    += sum over key of operand[key][d] * weights[key][lane]      O^T += V^T P^T, dQ^T += K^T dS^T
+//   spread  acc[key][d]     += sum over lane of weights[key][lane] * rows[lane][d]       dV += P^T dO, dK += dS^T Q
+//
+// Accumulators and tiles are Real; what panel, rows, operand and weights look like inside is the table's own business:
+//   plain (fp32, fp64)  panel [d][tile_lanes], rows [lane][padded d], operand = the tensor's own rows where they can be used as they are,
+//                       weights = the tile itself
+//   bf16 (VDPBF16PS)    panel [d / 2][tile_lanes][2], rows [lane / 2][padded d][2], operand = K rows for dot and pairs of rows for mix,
+//                       weights = P rounded, [key][lane] for spread and [key / 2][lane][2] for mix
+//   bf16 (AMX)          the same idea in tiles of 16 x 32
+//
+// Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a tile and of
+// mix's accumulators. A key range [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at most block_kv, and dot
+// may write rows up to the next multiple of key_multiple (their contents do not matter: operations that need zeros there make them).
+// This header and all that the targets include use no templates or inline functions of std: see targets/targets.cmake.
+#include <cstddef>
+#include <cstdint>
+
+#include "foveal/tensor.h"
+
+namespace foveal::cpu {
+
+/// The rows that the lanes of a tile stand for (q, dout, out): row[lane], null for rows that count as zeros.
+struct LaneRows {
+  const void* const* row;
+  int lanes;
+  std::int64_t stride;  ///< between the elements of a row
+  DType dtype;
+};
+
+/// Where the rows of a tile are written; null rows are skipped.
+struct LaneRowsOut {
+  void* const* row;
+  int lanes;
+  std::int64_t stride;
+  DType dtype;
+};
+
+/// Consecutive rows of one head of k or v (const) or of dk or dv.
+struct KeyRows {
+  const void* data;
+  std::int64_t row_stride, stride;  ///< elements
+  DType dtype;
+};
+struct KeyRowsOut {
+  void* data;
+  std::int64_t row_stride, stride;
+  DType dtype;
+};
+
+/// A block of k or v, ready for dot and mix. Strides in elements of whatever the table works with.
+struct Operand {
+  const void* dot = nullptr;
+  std::int64_t dot_stride = 0;
+  const void* mix = nullptr;
+  std::int64_t mix_stride = 0;
+};
+
+struct KeyRange {
+  int begin, end;
+};
+
+/// Keeps, in each lane, the rows first[lane] <= row < last[lane]; null pointers keep all.
+struct LaneRanges {
+  const std::int32_t* first = nullptr;
+  const std::int32_t* last = nullptr;
+};
+
+/// Where rounded probabilities go besides the tile; null where a form is not wanted. Unused by tables whose weights are the tile.
+struct Weights {
+  void* mix = nullptr;
+  void* spread = nullptr;
+};
+
+constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
+/// Row length of dk and dv accumulators and of packed rows.
+constexpr int padded_dim(int dim) { return round_up(dim, 16); }
+
+template <class Real>
+struct BlockOps {
+  const char* name;  ///< target and type, "avx512.f32": part of kernel()
+  int tile_lanes;
+  int block_kv;
+  int key_multiple;
+  bool weights_in_tile;  ///< weights are the tile itself; otherwise buffers of block_kv * tile_lanes elements of 2 bytes
+
+  // Packing. Sizes in bytes.
+  std::size_t (*panel_bytes)(int dim);
+  std::size_t (*rows_bytes)(int dim);
+  std::size_t (*operand_bytes)(int dim);
+  /// panel = rows^T * sign (1 or -1).
+  void (*pack_panel)(const LaneRows& rows, int dim, Real sign, void* panel);
+  void (*pack_rows)(const LaneRows& rows, int dim, void* packed);
+  /// `keys` rows from `rows.data` on, for dot, mix or both; uses `scratch` (operand_bytes) where the rows cannot be used as they are.
+  Operand (*prepare)(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch);
+
+  // The three products.
+  void (*dot)(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, Real* tile);
+  void (*mix)(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, Real* acc);
+  void (*spread)(const void* weights, const void* rows, KeyRange range, int lanes, int dim, Real* acc);  ///< acc rows: padded_dim(dim) apart
+
+  // Softmax, in base 2: p = exp2(score * multiplier - max).
+  /// Turns scores into probabilities in place and adds them to sum. max is lazy: it rises only where a score exceeds it by more than 8; then `factor`
+  /// gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max: the largest scores when the
+  /// caller knows them, else null. Scores of -inf and those outside ranges give exact zeros. weights.mix is written where wanted.
+  bool (*softmax)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum, Real* factor,
+                  Weights weights);
+  /// tile = exp2(tile * multiplier - lse2[lane]), for the backward. weights.spread is written where wanted.
+  void (*probabilities)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse2, Weights weights);
+  /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
+  void (*score_gradient)(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights);
+  /// The rounded forms of a tile that something else changed last.
+  void (*round_weights)(const Real* tile, KeyRange range, int lanes, Weights weights);
+
+  // Accumulators and rows.
+  void (*scale_lanes)(Real* acc, int dim, int lanes, const Real* factor);                                 ///< acc[d][lane] *= factor[lane]
+  void (*write_lanes)(const Real* acc, int dim, const Real* factor, const LaneRowsOut& rows);             ///< row[lane][d] = acc[d][lane] * factor[lane]
+  void (*write_keys)(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows);            ///< row[key][d] = acc[key][d] * factor
+  void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, Real* result);                          ///< result[lane] = a . b
+};
+
+}  // namespace foveal::cpu

@@ -1,0 +1,14 @@
+#pragma once
+// The tables that src/cpu/targets/*.cpp fill. dispatch.cpp is the only reader.
+#include "cpu/kernels/block_ops.h"
+
+namespace foveal::cpu::targets {
+
+extern const BlockOps<float> scalar_f32;
+extern const BlockOps<double> scalar_f64;
+extern const BlockOps<float> avx2_f32;
+extern const BlockOps<double> avx2_f64;
+extern const BlockOps<float> avx512_f32;
+extern const BlockOps<double> avx512_f64;
+
+}  // namespace foveal::cpu::targets
