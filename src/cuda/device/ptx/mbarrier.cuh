@@ -1,0 +1,76 @@
+#pragma once
+// Barriers: mbarriers in shared memory (one phase bit, transaction bytes) and the sixteen named barriers of a CTA.
+#include "ptx/basic.cuh"
+
+FOVEAL_DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
+FOVEAL_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+FOVEAL_DEVICE void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+FOVEAL_DEVICE void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+/// Returns once the phase of this parity has completed; a fresh barrier counts as having completed parity 1.
+FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "AGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra AGAIN;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+/// Makes barrier initialisation visible to the copy engine; follow with __syncthreads().
+FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+/// Orders ordinary shared-memory accesses before later ones by wgmma and the copy engine.
+FOVEAL_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+FOVEAL_DEVICE void named_barrier_sync(u32 id, u32 threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+FOVEAL_DEVICE void named_barrier_arrive(u32 id, u32 threads) { asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+template <int count>
+FOVEAL_DEVICE void registers_decrease() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+FOVEAL_DEVICE void registers_increase() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+/// Position in a ring of `stages` buffers; `parity` flips at each turn. Consumers wait for `parity`, producers for `parity ^ 1`.
+template <int stages>
+struct RingCursor {
+  u32 index = 0;
+  u32 parity = 0;
+  FOVEAL_DEVICE void advance() {
+    if (++index == stages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// `full` and `empty` barriers of a ring, 8 bytes each, at `address`.
+template <int stages>
+struct RingBarriers {
+  u32 address;
+  static constexpr int kBytes = 2 * stages * 8;
+  FOVEAL_DEVICE u32 full(u32 index) const { return address + 8 * index; }
+  FOVEAL_DEVICE u32 empty(u32 index) const { return address + 8 * (stages + index); }
+  FOVEAL_DEVICE void init(u32 full_arrivals, u32 empty_arrivals) const {
+    for (int i = 0; i < stages; ++i) {
+      mbarrier_init(full(i), full_arrivals);
+      mbarrier_init(empty(i), empty_arrivals);
+    }
+  }
+};

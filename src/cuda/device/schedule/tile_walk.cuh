@@ -1,0 +1,106 @@
+#pragma once
+// Which tiles a CTA visits. Producer and consumers walk the same sequence from the same inputs, so neither has to tell the other.
+#include "abi/sm90.h"
+#include "ptx/basic.cuh"
+
+/// Where the tiles of one row come from. all: every tile. band: kv - q within limits (causal, windows). list: runs made by mask/.
+enum class TileSource { all, band, list };
+
+/// One task: a row of tiles of one query head (or kv head) of one sequence.
+struct Task {
+  int row, head, batch;
+};
+
+/// The tasks of this CTA, one after the other: those of a section in descending rows (the longest of a causal mask first), dealt to the CTAs
+/// to and fro so that long and short ones even out.
+struct TaskWalk {
+  int round = 0;
+
+  FOVEAL_DEVICE bool next(const TileSpace& space, int heads, Task& task) {
+    const int grid = gridDim.x;
+    const int index = round * grid + ((round & 1) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
+    ++round;
+    if (index >= space.tiles) return false;
+    const int section_tasks = space.section_heads * space.tiles_per_head;
+    const int section = index / section_tasks;
+    const int inside = index - section * section_tasks;
+    const int first_head = section * space.section_heads;
+    const int section_heads = min(space.section_heads, heads * space.batch - first_head);
+    const int step = inside / section_heads;
+    const int flat_head = first_head + inside - step * section_heads;
+    task.row = space.tiles_per_head - 1 - step;
+    task.batch = flat_head / heads;
+    task.head = flat_head - task.batch * heads;
+    return true;
+  }
+};
+
+/// Lengths and first tokens of one sequence.
+struct Sequence {
+  int length_q, length_kv, first_q, first_kv;
+};
+
+template <bool varlen>
+FOVEAL_DEVICE Sequence sequence_of(const TileSpace& space, int batch) {
+  if constexpr (varlen) {
+    const int q = space.cu_seqlens_q[batch], kv = space.cu_seqlens_kv[batch];
+    return {space.cu_seqlens_q[batch + 1] - q, space.cu_seqlens_kv[batch + 1] - kv, q, kv};
+  }
+  return {space.seqlen_q, space.seqlen_kv, 0, 0};
+}
+
+/// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
+/// `partial`: some pair of the tile is not kept, or lies beyond an end.
+template <TileSource source>
+struct TileWalk {
+  int tile, begin;          // current tile, first tile of the current run
+  bool run_full;            // list
+  const TileRun* run;       // list: next run to take, descending
+  const TileRun* run_first;
+  int full_begin, full_end;  // band, all: tiles in this range need no element test
+
+  /// kv tiles of the q rows [row_begin, row_end) of a sequence.
+  FOVEAL_DEVICE void start(const TileSpace& space, const Task& task, int list_head, int row_begin, int row_end, int length, int block, int low,
+                           int high) {
+    if constexpr (source == TileSource::list) {
+      const long long* offset = space.run_begin + (space.run_rows > 0 ? static_cast<i64>(list_head) * space.run_rows : 0) + task.row;
+      run_first = space.runs + offset[0];
+      run = space.runs + offset[1];
+      tile = begin = 0;
+      full_end = length / block;
+    } else {
+      int first = 0, last = length;  // positions that some row may keep
+      int every_first = 0, every_last = length;  // positions that every row keeps
+      if constexpr (source == TileSource::band) {
+        first = max(first, row_begin + low);
+        last = min(last, row_end + high);
+        every_first = max(every_first, row_end - 1 + low);
+        every_last = min(every_last, row_begin + high + 1);
+      }
+      begin = first / block;
+      tile = last > first ? (last + block - 1) / block : begin;
+      full_begin = (every_first + block - 1) / block;
+      full_end = max(every_last, 0) / block;
+    }
+  }
+
+  FOVEAL_DEVICE bool next(bool& partial) {
+    if constexpr (source == TileSource::list) {
+      if (tile == begin) {
+        if (run == run_first) return false;
+        --run;
+        tile = run->end;
+        begin = run->begin;
+        run_full = run->full;
+      }
+      --tile;
+      partial = !run_full || tile >= full_end;
+      return true;
+    } else {
+      if (tile <= begin) return false;
+      --tile;
+      partial = tile < full_begin || tile >= full_end;
+      return true;
+    }
+  }
+};

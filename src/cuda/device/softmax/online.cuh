@@ -1,0 +1,66 @@
+#pragma once
+// Softmax over a row that arrives tile by tile: running maximum and sum, in base 2.
+#include "tile/fragment.cuh"
+
+/// A new maximum replaces the reference only when it exceeds it by more than this many powers of two: probabilities then stay below 2^8,
+/// which every 16-bit type holds, and most tiles need no rescaling.
+constexpr float kRescaleThreshold = 8.0f;
+
+struct OnlineSoftmax {
+  float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
+  float sum[2];        ///< of this thread's columns only
+
+  FOVEAL_DEVICE void reset() {
+    reference[0] = reference[1] = -FOVEAL_INFINITY;
+    sum[0] = sum[1] = 0;
+  }
+
+  /// scores -> exp2((score - reference) * scale_log2). Returns the factor of everything accumulated before in `rescale`.
+  template <int count>
+  FOVEAL_DEVICE void update(float (&scores)[count], float scale_log2, float (&rescale)[2]) {
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float local = fmaxf(scores[2 * r], scores[2 * r + 1]);
+#pragma unroll
+      for (int i = 4; i < count; ++i) {
+        if (fragment_row(i) == r) local = fmaxf(local, scores[i]);
+      }
+      const float highest = fmaxf(reference[r], quad_max(local));
+      const float old = reference[r];
+      if (!((highest - old) * scale_log2 <= kRescaleThreshold)) reference[r] = highest;
+      rescale[r] = old == reference[r] ? 1.0f : exp2_approx((old - reference[r]) * scale_log2);
+      shift[r] = reference[r] == -FOVEAL_INFINITY ? 0.0f : reference[r] * scale_log2;
+      sum[r] *= rescale[r];
+    }
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      scores[i] = exp2_approx(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
+      sum[fragment_row(i)] += scores[i];
+    }
+  }
+
+  /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials.
+  FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float total = quad_sum(sum[r]);
+      const bool empty = reference[r] == -FOVEAL_INFINITY;
+      inverse[r] = empty ? 0.0f : 1.0f / total;
+      lse[r] = empty ? -FOVEAL_INFINITY : (reference[r] * scale_log2 + log2_approx(total)) * kLn2;
+    }
+  }
+
+  /// The same when a sink of this logit joins the denominator.
+  FOVEAL_DEVICE void finish(float scale_log2, float sink, float (&inverse)[2], float (&lse)[2]) {
+    const float sink_log2 = sink * kLog2e;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float shift = reference[r] * scale_log2;
+      const float top = fmaxf(shift, sink_log2);
+      const float total = quad_sum(sum[r]) * exp2_approx(shift - top) + exp2_approx(sink_log2 - top);
+      inverse[r] = exp2_approx(shift - top) / total;
+      lse[r] = (top + log2_approx(total)) * kLn2;
+    }
+  }
+};

@@ -1,0 +1,50 @@
+#pragma once
+// What a thread holds of a 64-row accumulator, and how it leaves the registers.
+#include "ptx/basic.cuh"
+
+/// Column of register i relative to the thread's first column, and which of its two rows.
+constexpr int fragment_column(int i) { return 8 * (i >> 2) + (i & 1); }
+constexpr int fragment_row(int i) { return (i >> 1) & 1; }
+
+/// Rows of the thread: first, first + 8; columns start at first_column.
+FOVEAL_DEVICE int fragment_first_row(int thread) { return 16 * (thread / 32 % 4) + thread % 32 / 4; }
+FOVEAL_DEVICE int fragment_first_column(int thread) { return 2 * (thread % 4); }
+
+/// An accumulator as the A operand of the next product.
+template <bool bf16, int count>
+FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)[count]) {
+#pragma unroll
+  for (int i = 0; i < count / 2; ++i) packed[i] = pack16<bf16>(values[2 * i], values[2 * i + 1]);
+}
+
+/// Transposes 4 x 4 words over the four lanes of a quad: lane t gets word t of lanes 0..3.
+FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
+  const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {  // exchange with the neighbour
+    const u32 sent = odd ? word[i] : word[i + 1];
+    const u32 received = __shfl_xor_sync(~0u, sent, 1);
+    if (odd) word[i] = received; else word[i + 1] = received;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {  // exchange with the other pair
+    const u32 sent = high ? word[i] : word[i + 2];
+    const u32 received = __shfl_xor_sync(~0u, sent, 2);
+    if (high) word[i] = received; else word[i + 2] = received;
+  }
+}
+
+/// Writes one row slice of 16-bit values held as packed words: word[j] = columns 8 j + 2 t. Lane t of the quad stores 8 consecutive columns,
+/// 16 bytes. `columns`: how many exist, a multiple of 8.
+template <int blocks>
+FOVEAL_DEVICE void store_row(u16* row, const u32 (&word)[blocks], int columns, bool exists, int lane) {
+#pragma unroll
+  for (int j = 0; j < blocks; j += 4) {
+    u32 group[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) group[i] = j + i < blocks ? word[j + i] : 0;
+    quad_transpose(group, lane);
+    const int column = 8 * (j + lane % 4);
+    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(group[0], group[1], group[2], group[3]);
+  }
+}

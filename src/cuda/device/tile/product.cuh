@@ -1,0 +1,44 @@
+#pragma once
+// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of 64 columns][row][64], 128-byte swizzle, as the copy engine writes them.
+#include "ptx/wgmma.cuh"
+
+constexpr int kChunkColumns = 64;
+constexpr int kChunkRowBytes = 128;
+constexpr int chunk_count(int columns) { return (columns + kChunkColumns - 1) / kChunkColumns; }
+constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
+
+/// A tile of `rows` rows at a shared-memory address; the same bytes serve as K-major operand (contraction over columns) and as
+/// MN-major operand (contraction over rows).
+template <int rows>
+struct SharedTile {
+  u32 address;
+  static constexpr int kChunkBytes = rows * kChunkRowBytes;
+
+  /// K-major: rows from `row` on, columns from 16 * step on.
+  FOVEAL_DEVICE MatrixDescriptor columns(int row, int step) const {
+    return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / 4 * kChunkBytes + step % 4 * 32);
+  }
+  /// MN-major: rows from 16 * step on, columns from `column` (a multiple of 64) on.
+  FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
+    return MatrixDescriptor::at(address, kChunkBytes).offset(column / kChunkColumns * kChunkBytes + step * 16 * kChunkRowBytes);
+  }
+};
+
+/// acc[64 x n] = a[row .. row + 64, :] b^T over `depth` columns of both tiles.
+template <bool bf16, int n, int depth, int rows_a, int rows_b>
+FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SharedTile<rows_a> a, int row, SharedTile<rows_b> b) {
+#pragma unroll
+  for (int step = 0; step < depth / 16; ++step) {
+    Wgmma<n, bf16>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(0, step), step > 0);
+  }
+}
+
+/// acc[64 x n] (+)= p b: p [64 x depth] in registers, b's rows are the contraction.
+template <bool bf16, int n, int depth, int rows_b>
+FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SharedTile<rows_b> b, bool accumulate) {
+#pragma unroll
+  for (int step = 0; step < depth / 16; ++step) {
+    Wgmma<n, bf16>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
+                                            accumulate || step > 0);
+  }
+}
