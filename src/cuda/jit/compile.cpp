@@ -1,0 +1,126 @@
+#include "cuda/jit/compile.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "base/check.h"
+#include "base/parallel.h"
+#include "cuda/jit/disk_cache.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/jit/sha256.h"
+
+namespace foveal::cuda::jit {
+namespace {
+
+std::vector<std::string> options_for(const std::string& arch) {
+  return {"--gpu-architecture=" + arch, "--std=c++20", "-default-device", "--ptxas-options=-v", "--diag-suppress=177", "--diag-suppress=550"};
+}
+
+/// "12 bytes spill stores" -> 12; 0 when the words are not there.
+int number_before(const std::string& text, const std::string& words) {
+  const std::size_t at = text.find(words);
+  if (at == std::string::npos) return 0;
+  std::size_t begin = at;
+  while (begin > 0 && (text[begin - 1] == ' ' || (text[begin - 1] >= '0' && text[begin - 1] <= '9'))) --begin;
+  return std::atoi(text.c_str() + begin);
+}
+
+Facts read_facts(const std::string& log) {
+  Facts facts;
+  std::istringstream lines(log);
+  for (std::string line; std::getline(lines, line);) {
+    facts.registers = std::max(facts.registers, number_before(line, " registers"));
+    facts.spill_bytes += number_before(line, " bytes spill stores") + number_before(line, " bytes spill loads");
+    facts.stack_bytes = std::max(facts.stack_bytes, number_before(line, " bytes stack frame"));
+    facts.shared_bytes = std::max(facts.shared_bytes, number_before(line, " bytes smem"));
+    const bool serialized = line.find("serialized") != std::string::npos;
+    facts.serialized = facts.serialized || serialized;
+    if (serialized || line.find("(C75") != std::string::npos || line.find("warning") != std::string::npos) facts.notes += line + "\n";
+  }
+  return facts;
+}
+
+Image compile_now(const KernelSource& source, const std::string& text, const std::string& key) {
+  const bool ptx = source.arch.rfind("compute_", 0) == 0;
+  Compilation compilation = nvrtc_compile(text, source.stem + ".cu", options_for(source.arch), ptx);
+  if (!compilation.ok) {
+    std::string kept;
+    if (const std::string folder = cache_folder(); !folder.empty()) {
+      std::error_code failed;
+      std::filesystem::create_directories(folder, failed);
+      kept = folder + "/" + source.stem + "." + key.substr(0, 16) + ".failed.cu";
+      std::ofstream(kept) << text;
+    }
+    base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile", kept.empty() ? "" : "; source kept in ",
+               kept, "\n", compilation.log);
+  }
+  return {key, source.stem, source.entry, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
+}
+
+using Future = std::shared_future<std::shared_ptr<const Image>>;
+std::mutex images_mutex;
+std::map<std::string, Future> images;
+
+}  // namespace
+
+std::shared_ptr<const Image> compile(const KernelSource& source) {
+  if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
+  const std::string text = assemble(source);
+  std::string identity = base::join("foveal kernel abi 1\n", nvrtc_identity(), "\n", source.entry, "\n");
+  for (const auto& option : options_for(source.arch)) identity += option + "\n";
+  const std::string key = sha256(identity + text);
+
+  std::promise<std::shared_ptr<const Image>> promise;
+  {
+    std::unique_lock lock(images_mutex);
+    if (const auto found = images.find(key); found != images.end()) {
+      const Future future = found->second;
+      lock.unlock();
+      return future.get();
+    }
+    images.emplace(key, promise.get_future().share());
+  }
+  try {
+    auto image = std::make_shared<Image>();
+    if (auto cached = cache_read(key)) {
+      *image = std::move(*cached);
+    } else {
+      *image = compile_now(source, text, key);
+      cache_write(*image);
+    }
+    promise.set_value(image);
+    return image;
+  } catch (...) {
+    promise.set_exception(std::current_exception());
+    std::lock_guard lock(images_mutex);
+    images.erase(key);
+    throw;
+  }
+}
+
+std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources) {
+  std::vector<std::shared_ptr<const Image>> results(sources.size());
+  const auto count = static_cast<std::int64_t>(sources.size());
+  const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
+  base::parallel_for(base::default_executor(threads), count,
+                     [&](std::int64_t i, int) { results[static_cast<std::size_t>(i)] = compile(sources[static_cast<std::size_t>(i)]); });
+  return results;
+}
+
+std::string arch_of(int major, int minor) {
+  const int capability = major * 10 + minor;
+  const auto& known = nvrtc_archs();
+  if (std::find(known.begin(), known.end(), capability) != known.end()) return base::join("sm_", capability, capability >= 90 ? "a" : "");
+  int newest = 80;
+  for (const int arch : known)
+    if (arch <= capability) newest = std::max(newest, arch);
+  return base::join("compute_", newest);
+}
+
+}  // namespace foveal::cuda::jit

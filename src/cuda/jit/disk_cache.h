@@ -1,0 +1,27 @@
+#pragma once
+// Compiled kernels on disk: one file per key. A file is published by renaming, checked whole when read, and never trusted otherwise.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/compile.h"
+
+namespace foveal::cuda::jit {
+
+/// Where entries live: set_cache_folder(), else $FOVEAL_CACHE_DIR, else $XDG_CACHE_HOME/foveal, else ~/.cache/foveal. "" means no disk cache.
+std::string cache_folder();
+void set_cache_folder(std::string folder);
+
+std::optional<Image> cache_read(const std::string& key);
+/// Publishes the entry; a failure (read-only or full disk) is not an error, the kernel is only compiled again next time.
+void cache_write(const Image& image);
+
+struct CacheEntry {
+  std::string path, key, stem, entry, arch;
+  std::size_t bytes = 0;
+  Facts facts;
+};
+std::vector<CacheEntry> cache_list();  ///< valid entries, by stem and key
+int cache_clear();                     ///< removes every entry and kept source, valid or not; how many files went
+
+}  // namespace foveal::cuda::jit

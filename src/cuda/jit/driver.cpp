@@ -1,0 +1,132 @@
+#include "cuda/jit/driver.h"
+
+#include <dlfcn.h>
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "base/check.h"
+
+namespace foveal::cuda::driver {
+namespace {
+
+struct Loaded {
+  Api api;
+  std::string unavailable;
+};
+
+Loaded load() {
+  Loaded loaded;
+  void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    loaded.unavailable = "no driver: libcuda.so.1 not found; install the NVIDIA driver (12.0 or later)";
+    return loaded;
+  }
+  const char* missing = nullptr;
+#define FOVEAL_X(name, symbol, parameters)                                               \
+  loaded.api.name = reinterpret_cast<Result(*) parameters>(dlsym(library, #symbol)); \
+  if (!loaded.api.name) missing = #symbol;
+  FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
+#undef FOVEAL_X
+  if (missing) {
+    loaded.unavailable = base::join("the driver is too old: libcuda.so.1 has no ", missing, "; install a driver for CUDA 12.0 or later");
+    return loaded;
+  }
+  const Result result = loaded.api.init(0);
+  const char* text = nullptr;
+  if (result != 0) {
+    loaded.api.error_string(result, &text);
+    loaded.unavailable = base::join("the driver does not start: cuInit: ", text ? text : "unknown error");
+  }
+  return loaded;
+}
+
+const Loaded& loaded() {
+  static const Loaded value = load();
+  return value;
+}
+
+}  // namespace
+
+const std::string& unavailable() { return loaded().unavailable; }
+
+const Api& api() {
+  if (!loaded().unavailable.empty()) base::fail(ErrorCode::device, loaded().unavailable);
+  return loaded().api;
+}
+
+void check(Result result, const char* call) {
+  if (result == 0) return;
+  const char* name = nullptr;
+  const char* text = nullptr;
+  api().error_name(result, &name);
+  api().error_string(result, &text);
+  base::fail(ErrorCode::device, call, ": ", name ? name : "error", " (", result, "): ", text ? text : "unknown");
+}
+
+int device_count() {
+  if (!unavailable().empty()) return 0;
+  int count = 0;
+  check(api().device_count(&count), "cuDeviceGetCount");
+  return count;
+}
+
+const DeviceFacts& device_facts(int device) {
+  static std::mutex mutex;
+  static std::vector<std::unique_ptr<DeviceFacts>> known;
+  const int count = (api(), device_count());
+  if (device < 0 || device >= count) base::fail(ErrorCode::device, "device cuda:", device, " does not exist; the driver sees ", count);
+  std::lock_guard lock(mutex);
+  known.resize(static_cast<std::size_t>(count));
+  auto& slot = known[static_cast<std::size_t>(device)];
+  if (!slot) {
+    auto facts = std::make_unique<DeviceFacts>();
+    DeviceHandle handle = 0;
+    check(api().device_get(&handle, device), "cuDeviceGet");
+    char name[256] = {};
+    check(api().device_name(name, sizeof name, handle), "cuDeviceGetName");
+    facts->name = name;
+    const auto read = [&](DeviceAttribute attribute) {
+      int value = 0;
+      check(api().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute");
+      return value;
+    };
+    facts->major = read(DeviceAttribute::compute_capability_major);
+    facts->minor = read(DeviceAttribute::compute_capability_minor);
+    facts->multiprocessors = read(DeviceAttribute::multiprocessor_count);
+    facts->shared_bytes_per_block = static_cast<std::size_t>(read(DeviceAttribute::max_shared_memory_per_block_optin));
+    facts->l2_bytes = static_cast<std::size_t>(read(DeviceAttribute::l2_cache_bytes));
+    check(api().primary_context_retain(&facts->context, handle), "cuDevicePrimaryCtxRetain");
+    slot = std::move(facts);
+  }
+  return *slot;
+}
+
+Current::Current(int device) { check(api().context_push(device_facts(device).context), "cuCtxPushCurrent"); }
+
+Current::~Current() {
+  Context popped = nullptr;
+  api().context_pop(&popped);
+}
+
+Memory::Memory(int device, const void* host, std::size_t bytes) : device_(device) {
+  if (bytes == 0) return;
+  Current current(device);
+  check(api().memory_alloc(&pointer_, bytes), "cuMemAlloc");
+  check(api().copy_to_device(pointer_, host, bytes), "cuMemcpyHtoD");
+}
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+  std::swap(pointer_, other.pointer_);
+  std::swap(device_, other.device_);
+  return *this;
+}
+
+Memory::~Memory() {
+  if (!pointer_) return;
+  Current current(device_);
+  api().memory_free(pointer_);
+}
+
+}  // namespace foveal::cuda::driver
