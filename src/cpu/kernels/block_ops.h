@@ -1,8 +1,10 @@
 #pragma once
-// What a target must supply: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written once, in
-// ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its own.
+// What a target must supply: operations on one block of keys and one tile of lanes. The passes (forward.cpp, backward.cpp) are written
+// once, in ordinary code, over this table; a target fills it from the templates beside this file (plain_ops.h) or with operations of its
+// own.
 //
-// Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three products do all the work:
+// Everything is S^T: a score tile is Real[block_kv][tile_lanes], one row per key, one lane per (query head, query). Three products do all
+// the work:
 //
 //   dot     tile[key][lane]  = sum over d of  operand[key][d] * panel[d][lane]           S^T = K Q^T, dP^T = V dO^T
 //   mix     acc[d][lane]    += sum over key of operand[key][d] * weights[key][lane]      O^T += V^T P^T, dQ^T += K^T dS^T
@@ -15,10 +17,10 @@
 //                       weights = P rounded, [key][lane] for spread and [key / 2][lane][2] for mix
 //   bf16 (AMX)          the same idea in tiles of 16 x 32
 //
-// Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a tile and of
-// mix's accumulators. A key range [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at most block_kv, and dot
-// may write rows up to the next multiple of key_multiple (their contents do not matter: operations that need zeros there make them).
-// This header and all that the targets include use no templates or inline functions of std: see targets/targets.cmake.
+// Rules. Buffers are aligned to 64 bytes. Lane counts are multiples of 16, at most tile_lanes, which is the distance between the rows of a
+// tile and of mix's accumulators. A key range [begin, end) indexes the rows of the block; begin is a multiple of key_multiple, end is at
+// most block_kv, and dot may write rows up to the next multiple of key_multiple (their contents do not matter: operations that need zeros
+// there make them). This header and all that the targets include use no templates or inline functions of std: see targets/targets.cmake.
 #include <cstddef>
 #include <cstdint>
 
@@ -103,14 +105,15 @@ struct BlockOps {
   // The three products.
   void (*dot)(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, Real* tile);
   void (*mix)(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, Real* acc);
-  void (*spread)(const void* weights, const void* rows, KeyRange range, int lanes, int dim, Real* acc);  ///< acc rows: padded_dim(dim) apart
+  void (*spread)(const void* weights, const void* rows, KeyRange range, int lanes, int dim,
+                 Real* acc);  ///< acc rows: padded_dim(dim) apart
 
   // Softmax, in base 2: p = exp2(score * multiplier - max).
-  /// Turns scores into probabilities in place and adds them to sum. max is lazy: it rises only where a score exceeds it by more than 8; then `factor`
-  /// gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max: the largest scores when the
-  /// caller knows them, else null. Scores of -inf and those outside ranges give exact zeros. weights.mix is written where wanted.
-  bool (*softmax)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum, Real* factor,
-                  Weights weights);
+  /// Turns scores into probabilities in place and adds them to sum. max is lazy: it rises only where a score exceeds it by more than 8;
+  /// then `factor` gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max: the largest scores
+  /// when the caller knows them, else null. Scores of -inf and those outside ranges give exact zeros. weights.mix is written where wanted.
+  bool (*softmax)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum,
+                  Real* factor, Weights weights);
   /// tile = exp2(tile * multiplier - lse2[lane]), for the backward. weights.spread is written where wanted.
   void (*probabilities)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse2, Weights weights);
   /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
@@ -119,10 +122,11 @@ struct BlockOps {
   void (*round_weights)(const Real* tile, KeyRange range, int lanes, Weights weights);
 
   // Accumulators and rows.
-  void (*scale_lanes)(Real* acc, int dim, int lanes, const Real* factor);                                 ///< acc[d][lane] *= factor[lane]
-  void (*write_lanes)(const Real* acc, int dim, const Real* factor, const LaneRowsOut& rows);             ///< row[lane][d] = acc[d][lane] * factor[lane]
-  void (*write_keys)(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows);            ///< row[key][d] = acc[key][d] * factor
-  void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, Real* result);                          ///< result[lane] = a . b
+  void (*scale_lanes)(Real* acc, int dim, int lanes, const Real* factor);  ///< acc[d][lane] *= factor[lane]
+  void (*write_lanes)(const Real* acc, int dim, const Real* factor,
+                      const LaneRowsOut& rows);  ///< row[lane][d] = acc[d][lane] * factor[lane]
+  void (*write_keys)(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows);  ///< row[key][d] = acc[key][d] * factor
+  void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, Real* result);                ///< result[lane] = a . b
 };
 
 }  // namespace foveal::cpu

@@ -1,0 +1,94 @@
+#pragma once
+// The table of a target that computes in the type of its tiles: fp32 (16-bit tensors are converted on the way in and out) and fp64.
+#include "cpu/kernels/product.h"
+#include "cpu/kernels/rows.h"
+#include "cpu/kernels/softmax.h"
+
+namespace foveal::cpu {
+namespace {
+
+template <class V, int TileLanes, int BlockKv>
+struct PlainOps {
+  using Real = typename V::Real;
+  using Rounding = WeightsInTile<V>;
+
+  static std::size_t panel_bytes(int dim) { return sizeof(Real) * static_cast<std::size_t>(dim) * TileLanes; }
+  static std::size_t rows_bytes(int dim) { return sizeof(Real) * static_cast<std::size_t>(padded_dim(dim)) * TileLanes; }
+  static std::size_t operand_bytes(int dim) { return sizeof(Real) * static_cast<std::size_t>(padded_dim(dim)) * BlockKv; }
+
+  static void pack_panel(const LaneRows& rows, int dim, Real sign, void* panel) {
+    transpose_rows<V>(rows, dim, sign, static_cast<Real*>(panel), TileLanes);
+  }
+  static void pack_rows(const LaneRows& rows, int dim, void* packed) { copy_lane_rows<V>(rows, dim, static_cast<Real*>(packed)); }
+  static Operand prepare(const KeyRows& rows, int keys, int dim, bool, bool, void* scratch) {
+    const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
+    if (own_type && rows.stride == 1) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
+    copy_key_rows<V>(rows, keys, dim, static_cast<Real*>(scratch));
+    return {scratch, padded_dim(dim), scratch, padded_dim(dim)};
+  }
+
+  static void dot(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, Real* tile) {
+    product<V, Order::k_contiguous, false>(range.end - range.begin, lanes, dim,
+                                           static_cast<const Real*>(keys.dot) + range.begin * keys.dot_stride, keys.dot_stride,
+                                           static_cast<const Real*>(panel), TileLanes, tile + range.begin * TileLanes, TileLanes);
+  }
+  static void mix(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, Real* acc) {
+    product<V, Order::m_contiguous, true>(dim, lanes, range.end - range.begin,
+                                          static_cast<const Real*>(keys.mix) + range.begin * keys.mix_stride, keys.mix_stride,
+                                          static_cast<const Real*>(weights) + range.begin * TileLanes, TileLanes, acc, TileLanes);
+  }
+  static void spread(const void* weights, const void* rows, KeyRange range, int lanes, int dim, Real* acc) {
+    const int ld = padded_dim(dim);
+    product<V, Order::k_contiguous, true>(range.end - range.begin, ld, lanes, static_cast<const Real*>(weights) + range.begin * TileLanes,
+                                          TileLanes, static_cast<const Real*>(rows), ld, acc + std::int64_t{range.begin} * ld, ld);
+  }
+
+  static bool softmax(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum,
+                      Real* factor, Weights weights) {
+    return cpu::softmax<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
+  }
+  static void probabilities(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse2, Weights weights) {
+    cpu::probabilities<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lse2, weights);
+  }
+  static void score_gradient(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights) {
+    cpu::score_gradient<V, Rounding>(p, dp, TileLanes, range, lanes, delta, weights);
+  }
+  static void round_weights(const Real*, KeyRange, int, Weights) {}
+
+  static void scale_lanes(Real* acc, int dim, int lanes, const Real* factor) { cpu::scale_lanes<V>(acc, TileLanes, dim, lanes, factor); }
+  static void write_lanes(const Real* acc, int dim, const Real* factor, const LaneRowsOut& rows) {
+    cpu::write_lanes<V>(acc, TileLanes, dim, factor, rows);
+  }
+  static void write_keys(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows) {
+    cpu::write_keys<V>(acc, keys, dim, factor, rows);
+  }
+  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, Real* result) { cpu::row_dots<V>(a, b, dim, result); }
+
+  static constexpr BlockOps<Real> table(const char* name) {
+    return {.name = name,
+            .tile_lanes = TileLanes,
+            .block_kv = BlockKv,
+            .key_multiple = 1,
+            .weights_in_tile = true,
+            .panel_bytes = panel_bytes,
+            .rows_bytes = rows_bytes,
+            .operand_bytes = operand_bytes,
+            .pack_panel = pack_panel,
+            .pack_rows = pack_rows,
+            .prepare = prepare,
+            .dot = dot,
+            .mix = mix,
+            .spread = spread,
+            .softmax = softmax,
+            .probabilities = probabilities,
+            .score_gradient = score_gradient,
+            .round_weights = round_weights,
+            .scale_lanes = scale_lanes,
+            .write_lanes = write_lanes,
+            .write_keys = write_keys,
+            .row_dots = row_dots};
+  }
+};
+
+}  // namespace
+}  // namespace foveal::cpu

@@ -1,0 +1,167 @@
+#pragma once
+// Rows between tensors (any strides, any floating type) and the kernels' own buffers: conversion, transposition, padding with zeros.
+#include "cpu/kernels/block_ops.h"
+#include "cpu/simd/half.h"
+
+namespace foveal::cpu {
+namespace {
+
+inline const char* element(const void* row, DType dtype, std::int64_t index) {
+  const std::int64_t bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
+  return static_cast<const char*>(row) + index * bytes;
+}
+
+template <class V>
+typename V::Real load_element(const void* p, DType dtype) {
+  if constexpr (sizeof(typename V::Real) == 8) {
+    return *static_cast<const double*>(p);
+  } else {
+    if (dtype == DType::f32) return *static_cast<const float*>(p);
+    const std::uint16_t bits = *static_cast<const std::uint16_t*>(p);
+    return dtype == DType::bf16 ? from_bf16(bits) : from_f16(bits);
+  }
+}
+
+template <class V>
+void store_element(void* p, DType dtype, typename V::Real x) {
+  if constexpr (sizeof(typename V::Real) == 8) {
+    *static_cast<double*>(p) = x;
+  } else {
+    if (dtype == DType::f32)
+      *static_cast<float*>(p) = x;
+    else
+      *static_cast<std::uint16_t*>(p) = dtype == DType::bf16 ? to_bf16(x) : to_f16(x);
+  }
+}
+
+/// Elements d, d + 1, ... of a row as a vector; `count` of them, the rest zeros.
+template <class V>
+typename V::Vec load_row(const void* row, DType dtype, std::int64_t stride, int d, int count) {
+  using Real = typename V::Real;
+  if (stride == 1) {
+    const void* p = element(row, dtype, d);
+    if (sizeof(Real) == 8 || dtype == DType::f32)
+      return count >= V::width ? V::loadu(static_cast<const Real*>(p)) : V::load_first(static_cast<const Real*>(p), count);
+    if constexpr (sizeof(Real) == 4) {
+      if (count >= V::width)
+        return dtype == DType::bf16 ? V::load_bf16(static_cast<const std::uint16_t*>(p))
+                                    : V::load_f16(static_cast<const std::uint16_t*>(p));
+    }
+  }
+  alignas(64) Real x[V::width];
+  for (int i = 0; i < V::width; ++i) x[i] = i < count ? load_element<V>(element(row, dtype, (d + i) * stride), dtype) : Real(0);
+  return V::load(x);
+}
+
+template <class V>
+void store_row(void* row, DType dtype, std::int64_t stride, int d, int count, typename V::Vec x) {
+  using Real = typename V::Real;
+  if (stride == 1) {
+    void* p = const_cast<char*>(element(row, dtype, d));
+    if (sizeof(Real) == 8 || dtype == DType::f32) {
+      if (count >= V::width)
+        V::storeu(static_cast<Real*>(p), x);
+      else
+        V::store_first(static_cast<Real*>(p), x, count);
+      return;
+    }
+    if constexpr (sizeof(Real) == 4) {
+      if (count >= V::width) {
+        if (dtype == DType::bf16)
+          V::store_bf16(static_cast<std::uint16_t*>(p), x);
+        else
+          V::store_f16(static_cast<std::uint16_t*>(p), x);
+        return;
+      }
+    }
+  }
+  alignas(64) Real buffer[V::width];
+  V::store(buffer, x);
+  for (int i = 0; i < count && i < V::width; ++i)
+    store_element<V>(const_cast<char*>(element(row, dtype, (d + i) * stride)), dtype, buffer[i]);
+}
+
+/// panel[d][ld] = rows^T * sign
+template <class V>
+void transpose_rows(const LaneRows& rows, int dim, typename V::Real sign, typename V::Real* panel, int ld) {
+  constexpr int W = V::width;
+  const typename V::Vec factor = V::set(sign);
+  for (int lane = 0; lane < rows.lanes; lane += W)
+    for (int d = 0; d < dim; d += W) {
+      typename V::Vec x[W];
+      for (int i = 0; i < W; ++i) {
+        const void* row = rows.row[lane + i];
+        x[i] = row ? V::mul(load_row<V>(row, rows.dtype, rows.stride, d, dim - d), factor) : V::zero();
+      }
+      V::transpose(x);
+      for (int i = 0; i < W && d + i < dim; ++i) V::store(panel + (d + i) * ld + lane, x[i]);
+    }
+}
+
+/// packed[lane][padded dim]
+template <class V>
+void copy_lane_rows(const LaneRows& rows, int dim, typename V::Real* packed) {
+  const int ld = padded_dim(dim);
+  for (int lane = 0; lane < rows.lanes; ++lane) {
+    const void* row = rows.row[lane];
+    typename V::Real* out = packed + lane * ld;
+    for (int d = 0; d < ld; d += V::width)
+      V::store(out + d, row && d < dim ? load_row<V>(row, rows.dtype, rows.stride, d, dim - d) : V::zero());
+  }
+}
+
+/// packed[key][padded dim]
+template <class V>
+void copy_key_rows(const KeyRows& rows, int keys, int dim, typename V::Real* packed) {
+  const int ld = padded_dim(dim);
+  for (int key = 0; key < keys; ++key) {
+    const void* row = element(rows.data, rows.dtype, key * rows.row_stride);
+    typename V::Real* out = packed + key * ld;
+    for (int d = 0; d < dim; d += V::width) V::store(out + d, load_row<V>(row, rows.dtype, rows.stride, d, dim - d));
+  }
+}
+
+template <class V>
+void write_lanes(const typename V::Real* acc, int ld, int dim, const typename V::Real* factor, const LaneRowsOut& rows) {
+  constexpr int W = V::width;
+  for (int lane = 0; lane < rows.lanes; lane += W) {
+    const typename V::Vec scale = V::load(factor + lane);
+    for (int d = 0; d < dim; d += W) {
+      typename V::Vec x[W];
+      for (int i = 0; i < W; ++i) x[i] = d + i < dim ? V::mul(V::load(acc + (d + i) * ld + lane), scale) : V::zero();
+      V::transpose(x);
+      for (int i = 0; i < W; ++i)
+        if (rows.row[lane + i]) store_row<V>(rows.row[lane + i], rows.dtype, rows.stride, d, dim - d, x[i]);
+    }
+  }
+}
+
+template <class V>
+void write_keys(const typename V::Real* acc, int keys, int dim, typename V::Real factor, const KeyRowsOut& rows) {
+  const int ld = padded_dim(dim);
+  const typename V::Vec scale = V::set(factor);
+  for (int key = 0; key < keys; ++key) {
+    void* row = const_cast<char*>(element(rows.data, rows.dtype, key * rows.row_stride));
+    for (int d = 0; d < dim; d += V::width)
+      store_row<V>(row, rows.dtype, rows.stride, d, dim - d, V::mul(V::load(acc + std::int64_t{key} * ld + d), scale));
+  }
+}
+
+template <class V>
+void row_dots(const LaneRows& a, const LaneRows& b, int dim, typename V::Real* result) {
+  for (int lane = 0; lane < a.lanes; ++lane) {
+    typename V::Real sum = 0;
+    if (a.row[lane] && b.row[lane]) {
+      typename V::Vec acc = V::zero();
+      for (int d = 0; d < dim; d += V::width)
+        acc = V::fma(load_row<V>(a.row[lane], a.dtype, a.stride, d, dim - d), load_row<V>(b.row[lane], b.dtype, b.stride, d, dim - d), acc);
+      alignas(64) typename V::Real parts[V::width];
+      V::store(parts, acc);
+      for (int i = 0; i < V::width; ++i) sum += parts[i];
+    }
+    result[lane] = sum;
+  }
+}
+
+}  // namespace
+}  // namespace foveal::cpu

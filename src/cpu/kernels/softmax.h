@@ -1,0 +1,125 @@
+#pragma once
+// The elementwise work between the products. Lanes are columns, so maxima, sums, lse and delta are vectors and nothing is horizontal.
+#include "cpu/kernels/block_ops.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr int lazy_growth = 8;  ///< log2 by which a score may exceed the maximum in use before that is raised
+
+/// How a table turns a row of probabilities into weights. Tables with weights of their own supply another such type.
+template <class V>
+struct WeightsInTile {
+  /// Called for one vector column: all rows of the range, in order.
+  static void row(const Weights&, int /*key*/, int /*lane*/, typename V::Vec) {}
+  static void finish(const Weights&, KeyRange, int /*lane*/) {}
+};
+
+/// The largest score of each lane times the multiplier.
+template <class V>
+void block_max(const typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, const LaneRanges& ranges,
+               typename V::Real* result) {
+  for (int lane = 0; lane < lanes; lane += V::width) {
+    typename V::Vec top = V::set(static_cast<typename V::Real>(-__builtin_inff())), other = top;
+    int key = range.begin;
+    if (ranges.first) {
+      for (; key < range.end; ++key)
+        top = V::max(top, V::keep_rows(V::load(tile + key * ld + lane), key, ranges.first + lane, ranges.last + lane));
+    } else {
+      for (; key + 1 < range.end; key += 2) {
+        top = V::max(top, V::load(tile + key * ld + lane));
+        other = V::max(other, V::load(tile + (key + 1) * ld + lane));
+      }
+      if (key < range.end) top = V::max(top, V::load(tile + key * ld + lane));
+    }
+    V::store(result + lane, V::mul(V::max(top, other), V::set(multiplier)));
+  }
+}
+
+template <class V, class Rounding>
+bool softmax(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, LaneRanges ranges,
+             const typename V::Real* lane_max, typename V::Real* max, typename V::Real* sum, typename V::Real* factor,
+             const Weights& weights) {
+  using Real = typename V::Real;
+  using Vec = typename V::Vec;
+  alignas(64) Real own_max[128];
+  if (!lane_max) {
+    block_max<V>(tile, ld, range, lanes, multiplier, ranges, own_max);
+    lane_max = own_max;
+  }
+  bool raised = false;
+  for (int lane = 0; lane < lanes; lane += V::width)
+    raised |= V::any_greater(V::load(lane_max + lane), V::add(V::load(max + lane), V::set(Real(lazy_growth))));
+  if (raised) {
+    for (int lane = 0; lane < lanes; lane += V::width) {
+      const Vec before = V::load(max + lane), after = V::max(before, V::load(lane_max + lane));
+      const Vec scale = V::exp2(V::sub(before, after));
+      V::store(max + lane, after);
+      V::store(factor + lane, scale);
+      V::store(sum + lane, V::mul(V::load(sum + lane), scale));
+    }
+  }
+  const Vec m = V::set(multiplier);
+  for (int lane = 0; lane < lanes; lane += V::width) {
+    const Vec top = V::load(max + lane);
+    Vec total = V::zero();
+    Real* column = tile + lane;
+    for (int key = range.begin; key < range.end; ++key) {
+      Vec s = V::load(column + key * ld);
+      if (ranges.first) s = V::keep_rows(s, key, ranges.first + lane, ranges.last + lane);
+      const Vec p = V::exp2(V::fms(s, m, top));
+      V::store(column + key * ld, p);
+      total = V::add(total, p);
+      if (weights.mix) Rounding::row(weights, key, lane, p);
+    }
+    if (weights.mix) Rounding::finish(weights, range, lane);
+    V::store(sum + lane, V::add(V::load(sum + lane), total));
+  }
+  return raised;
+}
+
+template <class V, class Rounding>
+void probabilities(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, LaneRanges ranges,
+                   const typename V::Real* lse2, const Weights& weights) {
+  using Vec = typename V::Vec;
+  const Vec m = V::set(multiplier);
+  for (int lane = 0; lane < lanes; lane += V::width) {
+    const Vec top = V::load(lse2 + lane);
+    typename V::Real* column = tile + lane;
+    for (int key = range.begin; key < range.end; ++key) {
+      Vec s = V::load(column + key * ld);
+      if (ranges.first) s = V::keep_rows(s, key, ranges.first + lane, ranges.last + lane);
+      const Vec p = V::exp2(V::fms(s, m, top));
+      V::store(column + key * ld, p);
+      if (weights.spread) Rounding::row(weights, key, lane, p);
+    }
+    if (weights.spread) Rounding::finish(weights, range, lane);
+  }
+}
+
+template <class V, class Rounding>
+void score_gradient(const typename V::Real* p, typename V::Real* dp, int ld, KeyRange range, int lanes, const typename V::Real* delta,
+                    const Weights& weights) {
+  using Vec = typename V::Vec;
+  for (int lane = 0; lane < lanes; lane += V::width) {
+    const Vec shift = V::load(delta + lane);
+    for (int key = range.begin; key < range.end; ++key) {
+      const int at = key * ld + lane;
+      const Vec prob = V::load(p + at);
+      const Vec ds = V::clear_where_zero(V::mul(prob, V::sub(V::load(dp + at), shift)), prob);
+      V::store(dp + at, ds);
+      if (weights.spread) Rounding::row(weights, key, lane, ds);
+    }
+    if (weights.spread) Rounding::finish(weights, range, lane);
+  }
+}
+
+template <class V>
+void scale_lanes(typename V::Real* acc, int ld, int dim, int lanes, const typename V::Real* factor) {
+  for (int d = 0; d < dim; ++d)
+    for (int lane = 0; lane < lanes; lane += V::width)
+      V::store(acc + d * ld + lane, V::mul(V::load(acc + d * ld + lane), V::load(factor + lane)));
+}
+
+}  // namespace
+}  // namespace foveal::cpu

@@ -1,0 +1,139 @@
+#pragma once
+// The vocabulary of the kernels in AVX-512 (F, BW, DQ, VL): a vector type and the few operations that src/cpu/kernels/ is written in.
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/simd/exp2_coefficients.h"
+
+namespace foveal::cpu {
+namespace {
+
+struct Avx512F32 {
+  using Real = float;
+  using Vec = __m512;
+  static constexpr int width = 16;
+  static constexpr int rows = 6, vectors = 4;  ///< the register tile of a product
+
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
+
+  static Vec zero() { return _mm512_setzero_ps(); }
+  static Vec set(float x) { return _mm512_set1_ps(x); }
+  static Vec load(const float* p) { return _mm512_load_ps(p); }
+  static Vec loadu(const float* p) { return _mm512_loadu_ps(p); }
+  static Vec load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static void store(float* p, Vec x) { _mm512_store_ps(p, x); }
+  static void storeu(float* p, Vec x) { _mm512_storeu_ps(p, x); }
+  static void store_first(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+
+  static Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+  static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }
+  static Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+  static bool any_greater(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
+  /// x where p is not zero, else 0.
+  static Vec clear_where_zero(Vec x, Vec p) { return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(p, zero(), _CMP_NEQ_UQ), x); }
+  /// x where first <= row < last, else -inf.
+  static Vec keep_rows(Vec x, int row, const std::int32_t* first, const std::int32_t* last) {
+    const __m512i r = _mm512_set1_epi32(row);
+    const __mmask16 keep = _mm512_cmple_epi32_mask(_mm512_loadu_si512(first), r) & _mm512_cmpgt_epi32_mask(_mm512_loadu_si512(last), r);
+    return _mm512_mask_mov_ps(set(-__builtin_inff()), keep, x);
+  }
+  /// 2^x; 0 for -inf and for whatever underflows.
+  static Vec exp2(Vec x) {
+    const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // x - n, and 0 for an infinity
+    Vec p = set(exp2_f32[4]);
+    for (int i = 3; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
+    return _mm512_scalef_ps(fma(p, r, set(1.0f)), n);
+  }
+
+  static Vec load_bf16(const std::uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16));
+  }
+  static void store_bf16(std::uint16_t* p, Vec x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    const __m512i rounded = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+  }
+  static Vec load_f16(const std::uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+  static void store_f16(std::uint16_t* p, Vec x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+
+  static void transpose(Vec (&r)[16]) {
+    Vec t[16];
+    for (int i = 0; i < 16; i += 4) {  // 4 x 4 within each 128-bit lane
+      const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[i], r[i + 1])), b = _mm512_castps_pd(_mm512_unpackhi_ps(r[i], r[i + 1]));
+      const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[i + 2], r[i + 3])),
+                    d = _mm512_castps_pd(_mm512_unpackhi_ps(r[i + 2], r[i + 3]));
+      t[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c)), t[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+      t[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d)), t[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+    }
+    for (int i = 0; i < 4; ++i) {  // then 4 x 4 of those lanes
+      const Vec a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+      const Vec c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+      r[i] = _mm512_shuffle_f32x4(a, c, 0x88), r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+      r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88), r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    }
+  }
+};
+
+struct Avx512F64 {
+  using Real = double;
+  using Vec = __m512d;
+  static constexpr int width = 8;
+  static constexpr int rows = 6, vectors = 4;
+
+  static __mmask8 first(int n) { return static_cast<__mmask8>((1u << n) - 1); }
+
+  static Vec zero() { return _mm512_setzero_pd(); }
+  static Vec set(double x) { return _mm512_set1_pd(x); }
+  static Vec load(const double* p) { return _mm512_load_pd(p); }
+  static Vec loadu(const double* p) { return _mm512_loadu_pd(p); }
+  static Vec load_first(const double* p, int n) { return _mm512_maskz_loadu_pd(first(n), p); }
+  static void store(double* p, Vec x) { _mm512_store_pd(p, x); }
+  static void storeu(double* p, Vec x) { _mm512_storeu_pd(p, x); }
+  static void store_first(double* p, Vec x, int n) { _mm512_mask_storeu_pd(p, first(n), x); }
+
+  static Vec add(Vec a, Vec b) { return _mm512_add_pd(a, b); }
+  static Vec sub(Vec a, Vec b) { return _mm512_sub_pd(a, b); }
+  static Vec mul(Vec a, Vec b) { return _mm512_mul_pd(a, b); }
+  static Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_pd(a, b, c); }
+  static Vec fms(Vec a, Vec b, Vec c) { return _mm512_fmsub_pd(a, b, c); }
+  static Vec max(Vec a, Vec b) { return _mm512_max_pd(a, b); }
+  static bool any_greater(Vec a, Vec b) { return _mm512_cmp_pd_mask(a, b, _CMP_GT_OQ) != 0; }
+  static Vec clear_where_zero(Vec x, Vec p) { return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(p, zero(), _CMP_NEQ_UQ), x); }
+  static Vec keep_rows(Vec x, int row, const std::int32_t* first, const std::int32_t* last) {
+    const __m256i r = _mm256_set1_epi32(row);
+    const __mmask8 keep = _mm256_cmple_epi32_mask(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(first)), r) &
+                          _mm256_cmpgt_epi32_mask(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(last)), r);
+    return _mm512_mask_mov_pd(set(-__builtin_inf()), keep, x);
+  }
+  static Vec exp2(Vec x) {
+    const Vec n = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const Vec r = _mm512_reduce_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    Vec p = set(exp2_f64[10]);
+    for (int i = 9; i >= 0; --i) p = fma(p, r, set(exp2_f64[i]));
+    return _mm512_scalef_pd(fma(p, r, set(1.0)), n);
+  }
+
+  static void transpose(Vec (&r)[8]) {
+    Vec t[8];
+    for (int i = 0; i < 8; i += 2) t[i] = _mm512_unpacklo_pd(r[i], r[i + 1]), t[i + 1] = _mm512_unpackhi_pd(r[i], r[i + 1]);
+    for (int i = 0; i < 2; ++i) {
+      const Vec a = _mm512_shuffle_f64x2(t[i], t[i + 2], 0x88), b = _mm512_shuffle_f64x2(t[i], t[i + 2], 0xdd);
+      const Vec c = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0x88), d = _mm512_shuffle_f64x2(t[i + 4], t[i + 6], 0xdd);
+      r[i] = _mm512_shuffle_f64x2(a, c, 0x88), r[i + 4] = _mm512_shuffle_f64x2(a, c, 0xdd);
+      r[i + 2] = _mm512_shuffle_f64x2(b, d, 0x88), r[i + 6] = _mm512_shuffle_f64x2(b, d, 0xdd);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace foveal::cpu

@@ -1,0 +1,11 @@
+#include "cpu/simd/avx512.h"
+
+#include "cpu/kernels/plain_ops.h"
+#include "cpu/targets.h"
+
+namespace foveal::cpu::targets {
+
+extern constexpr BlockOps<float> avx512_f32 = PlainOps<Avx512F32, 64, 64>::table("avx512.f32");
+extern constexpr BlockOps<double> avx512_f64 = PlainOps<Avx512F64, 32, 64>::table("avx512.f64");
+
+}  // namespace foveal::cpu::targets

@@ -1,0 +1,17 @@
+# The target units: the only files compiled with wide instruction flags. They must export no weak symbols, or the linker could give a function that was
+# compiled with wide instructions to everyone: so they use no templates or inline functions of std, and keep all but their tables in anonymous namespaces.
+# (The two warnings off: g++ 12 sees uninitialised values in its own AVX-512 intrinsics.)
+set(FOVEAL_AVX2_FLAGS -mavx2 -mfma -mf16c)
+set(FOVEAL_AVX512_FLAGS ${FOVEAL_AVX2_FLAGS} -mavx512f -mavx512bw -mavx512dq -mavx512vl)
+
+function(foveal_add_target name)
+  set(source ${CMAKE_CURRENT_SOURCE_DIR}/src/cpu/targets/${name}.cpp)
+  target_sources(foveal_objects PRIVATE ${source})
+  set_source_files_properties(${source} PROPERTIES COMPILE_OPTIONS "-O3;-Wno-maybe-uninitialized;-Wno-uninitialized;${ARGN}")
+endfunction()
+
+foveal_add_target(scalar)
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  foveal_add_target(avx2 ${FOVEAL_AVX2_FLAGS})
+  foveal_add_target(avx512 ${FOVEAL_AVX512_FLAGS})
+endif()
