@@ -1,6 +1,7 @@
 #pragma once
 // One way to run tasks on threads. Tasks are handed out by a shared counter in order; results must not depend on who runs what.
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "foveal/attention.h"
@@ -14,6 +15,9 @@ int available_threads();
 /// of the caller it runs serially. concurrency 1 runs inline.
 Executor default_executor(int threads);
 
+/// Runs the tasks on the executor; the exception of the lowest failing task is rethrown after all have ended.
+void run_tasks(const Executor& executor, std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn);
+
 /// fn(task, slot) for task in [0, tasks). An exception thrown by a task is rethrown here after all have ended.
 template <class Fn>
 void parallel_for(const Executor& executor, std::int64_t tasks, Fn&& fn) {
@@ -22,7 +26,7 @@ void parallel_for(const Executor& executor, std::int64_t tasks, Fn&& fn) {
     for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
     return;
   }
-  executor.run(tasks, [&fn](std::int64_t task, int slot) { fn(task, slot); });
+  run_tasks(executor, tasks, [&fn](std::int64_t task, int slot) { fn(task, slot); });
 }
 
 }  // namespace foveal::base

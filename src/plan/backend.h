@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "foveal/attention.h"
+#include "plan/device_memory.h"
 #include "problem/problem.h"
 
 namespace foveal::planning {
@@ -30,6 +31,8 @@ class Backend {
   /// nullopt = yes; otherwise the reason, e.g. "head_dim 600 exceeds 512". Does no work.
   virtual std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const = 0;
   virtual std::unique_ptr<Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const = 0;
+  /// Memory of one of this backend's devices, where forward() and backward() take their workspace.
+  virtual DeviceMemory& memory(Device) const { return host_memory(); }
 };
 
 }  // namespace foveal::planning

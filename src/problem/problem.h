@@ -68,7 +68,8 @@ Problem make_problem(const Attention& attention, const ForwardInputs& inputs, co
 Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 /// Gathers the views of a call for a problem; throws invalid_argument when one differs from the spec, has no data, or overlaps an output.
-Buffers make_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs);
-Buffers make_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs);
+/// Buffers that were filled before are reused, so that a repeated call allocates nothing.
+void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
+void fill_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers);
 
 }  // namespace foveal::problem

@@ -1,0 +1,118 @@
+// The public calls: check -> plan (or find the plan) -> workspace -> run.
+#include "foveal/attention.h"
+
+#include <utility>
+
+#include "api/backends.h"
+#include "base/check.h"
+#include "plan/cache.h"
+#include "plan/signature.h"
+#include "plan/workspace_pool.h"
+
+namespace foveal {
+namespace {
+
+planning::PlanCache& plan_cache() {
+  static planning::PlanCache cache(512);
+  return cache;
+}
+
+const planning::PlanState& state_of(const std::shared_ptr<const planning::PlanState>& state) {
+  FOVEAL_CHECK(state != nullptr, "plan: empty; expected one made by foveal::plan()");
+  return *state;
+}
+
+/// A thread's Buffers, lent for one run: reused so that a run allocates nothing, and given away so that a run inside a run has its own.
+class LentBuffers {
+ public:
+  LentBuffers() : buffers_(std::exchange(home(), {})) {}
+  ~LentBuffers() { home() = std::move(buffers_); }
+  LentBuffers(const LentBuffers&) = delete;
+  LentBuffers& operator=(const LentBuffers&) = delete;
+  problem::Buffers& operator*() { return buffers_; }
+
+ private:
+  static problem::Buffers& home() {
+    thread_local problem::Buffers buffers;
+    return buffers;
+  }
+  problem::Buffers buffers_;
+};
+
+template <class Inputs, class Outputs>
+void run(const planning::PlanState& state, const Inputs& inputs, const Outputs& outputs, void* workspace, Stream stream) {
+  LentBuffers buffers;
+  problem::fill_buffers(state.problem, inputs, outputs, *buffers);
+  FOVEAL_CHECK(workspace != nullptr || state.workspace_bytes == 0, "workspace: null; expected ", state.workspace_bytes, " bytes");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0, "workspace: address is not a multiple of 256");
+  state.executable->run(*buffers, workspace, stream);
+}
+
+/// A plan under its call's signature; failing that, under its problem's meaning; failing that, a new one.
+template <class Inputs, class Outputs>
+std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attention, const Inputs& inputs, const Outputs& outputs,
+                                                       const PlanOptions& options) {
+  thread_local std::string signature;
+  planning::write_signature(attention, problem::call_of(inputs, outputs), options, signature);
+  if (auto state = plan_cache().find(signature)) return state;
+  problem::Problem problem = problem::make_problem(attention, inputs, outputs);
+  const std::string key = planning::options_key(options) + problem.key;
+  if (auto state = plan_cache().find(key)) return state;
+  auto state = planning::choose(std::move(problem), options, api::backends());
+  plan_cache().insert(key, state);
+  plan_cache().insert(signature, state);
+  return state;
+}
+
+template <class Inputs, class Outputs>
+void plan_and_run(const Attention& attention, const Inputs& inputs, const Outputs& outputs, Stream stream, const PlanOptions& options) {
+  const auto state = cached_plan(attention, inputs, outputs, options);
+  void* workspace =
+      planning::pooled_workspace(state->backend->memory(state->problem.device), state->problem.device, stream, state->workspace_bytes);
+  run(*state, inputs, outputs, workspace, stream);
+}
+
+}  // namespace
+
+std::size_t Plan::workspace_bytes() const { return state_of(state_).workspace_bytes; }
+
+const std::string& Plan::kernel() const { return state_of(state_).kernel; }
+
+Explanation Plan::explain() const {
+  const planning::PlanState& state = state_of(state_);
+  Explanation explanation;
+  explanation.problem = state.problem.line();
+  explanation.backend = state.backend->name();
+  explanation.workspace_bytes = state.workspace_bytes;
+  explanation.refusals = state.refusals;
+  state.executable->describe(explanation);
+  explanation.kernel = state.kernel;
+  return explanation;
+}
+
+void Plan::run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream) const {
+  foveal::run(state_of(state_), inputs, outputs, workspace, stream);
+}
+
+void Plan::run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream) const {
+  foveal::run(state_of(state_), inputs, outputs, workspace, stream);
+}
+
+Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options) {
+  return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
+}
+
+Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, const PlanOptions& options) {
+  return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
+}
+
+void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, const PlanOptions& options) {
+  plan_and_run(attention, inputs, outputs, stream, options);
+}
+
+void backward(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream,
+              const PlanOptions& options) {
+  plan_and_run(attention, inputs, outputs, stream, options);
+}
+
+}  // namespace foveal

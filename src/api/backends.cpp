@@ -1,0 +1,27 @@
+// The only file that names all backends.
+#include "api/backends.h"
+
+#include "reference/reference_backend.h"
+
+namespace foveal {
+namespace api {
+
+const planning::Backends& backends() {
+  static const planning::Backends all = [] {
+    planning::Backends list;
+    list.push_back(reference::make_reference_backend());
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace api
+
+std::vector<TargetInfo> targets() {
+  std::vector<TargetInfo> all;
+  for (const auto& backend : api::backends())
+    for (TargetInfo& info : backend->targets()) all.push_back(std::move(info));
+  return all;
+}
+
+}  // namespace foveal

@@ -1,0 +1,45 @@
+#include "foveal/tensor.h"
+
+#include "base/check.h"
+
+namespace foveal {
+
+TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> sizes_, Device device_)
+    : data(data_), dtype(dtype_), device(device_) {
+  FOVEAL_CHECK(sizes_.size() <= max_rank, "sizes: ", sizes_.size(), " of them; expected at most ", max_rank);
+  for (const std::int64_t size : sizes_) {
+    FOVEAL_CHECK(size >= 0, "sizes: ", size, " in dimension ", rank, "; expected 0 or more");
+    sizes[static_cast<std::size_t>(rank++)] = size;
+  }
+  std::int64_t stride = 1;
+  for (int d = rank - 1; d >= 0; --d) {
+    strides[static_cast<std::size_t>(d)] = stride;
+    stride *= sizes[static_cast<std::size_t>(d)];
+  }
+}
+
+TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int64_t> sizes_, std::initializer_list<std::int64_t> strides_,
+                       Device device_)
+    : TensorView(data_, dtype_, sizes_, device_) {
+  FOVEAL_CHECK(strides_.size() == sizes_.size(), "strides: ", strides_.size(), " of them; expected ", sizes_.size(), ", one for each size");
+  std::size_t d = 0;
+  for (const std::int64_t stride : strides_) strides[d++] = stride;
+}
+
+std::int64_t TensorView::numel() const {
+  std::int64_t count = 1;
+  for (int d = 0; d < rank; ++d) count *= sizes[static_cast<std::size_t>(d)];
+  return count;
+}
+
+std::string TensorView::describe() const {
+  std::string text = to_string(dtype);
+  text += '[';
+  for (int d = 0; d < rank; ++d) {
+    if (d > 0) text += ", ";
+    text += std::to_string(sizes[static_cast<std::size_t>(d)]);
+  }
+  return text + ']';
+}
+
+}  // namespace foveal

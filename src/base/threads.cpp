@@ -1,0 +1,80 @@
+// How many threads may this process use: the affinity mask, and the CPU quota of its control group and of every group above it.
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+
+#include "base/check.h"
+#include "base/parallel.h"
+
+namespace foveal {
+namespace base {
+namespace {
+
+int affinity_count() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+/// CPUs allowed by one control group directory, or infinity.
+double group_quota(const std::string& directory) {
+  double quota = INFINITY, period = 0;
+  std::string word;
+  if (std::ifstream v2(directory + "/cpu.max"); v2 >> word >> period && word != "max" && period > 0) return std::stod(word) / period;
+  std::ifstream v1_quota(directory + "/cpu.cfs_quota_us"), v1_period(directory + "/cpu.cfs_period_us");
+  if (v1_quota >> quota && v1_period >> period && quota > 0 && period > 0) return quota / period;
+  return INFINITY;
+}
+
+double cgroup_quota() {
+  double quota = INFINITY;
+  std::ifstream groups("/proc/self/cgroup");
+  for (std::string line; std::getline(groups, line);) {  // id:controllers:path
+    const auto first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    if (!controllers.empty() && ("," + controllers + ",").find(",cpu,") == std::string::npos) continue;
+    const std::string root = controllers.empty() ? "/sys/fs/cgroup" : "/sys/fs/cgroup/cpu";
+    std::string path = line.substr(second + 1);
+    for (;;) {  // the group itself, then every parent; a container may see its own group as the root
+      quota = std::min(quota, group_quota(root + (path == "/" ? "" : path)));
+      if (path.empty() || path == "/") break;
+      path.resize(path.rfind('/'));
+    }
+  }
+  return quota;
+}
+
+std::atomic<int> chosen_threads{0};
+
+}  // namespace
+
+int available_threads() {
+  static const int count = [] {
+    const double quota = cgroup_quota();
+    const int allowed = affinity_count();
+    return std::isfinite(quota) ? std::clamp(static_cast<int>(std::ceil(quota)), 1, allowed) : allowed;
+  }();
+  return count;
+}
+
+}  // namespace base
+
+void set_num_threads(int threads) {
+  FOVEAL_CHECK(threads >= 0 && threads <= 4096, "threads: ", threads, "; expected 0 (all) to 4096");
+  base::chosen_threads = threads;
+}
+
+int num_threads() {
+  const int chosen = base::chosen_threads;
+  return chosen > 0 ? chosen : base::available_threads();
+}
+
+}  // namespace foveal

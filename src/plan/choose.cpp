@@ -1,0 +1,74 @@
+#include "plan/choose.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace foveal::planning {
+namespace {
+
+std::string names(const Backends& backends) {
+  std::string text;
+  for (const auto& backend : backends) text += (text.empty() ? "" : ", ") + backend->name();
+  return text;
+}
+
+void check_options(const PlanOptions& options, const Backends& backends) {
+  FOVEAL_CHECK(options.threads >= 0 && options.threads <= 4096, "options.threads: ", options.threads, "; expected 0 (all) to 4096");
+  FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
+               "options.executor: expected a concurrency of at least 1 and a function");
+  const bool known = options.backend.empty() || std::any_of(backends.begin(), backends.end(),
+                                                            [&](const auto& backend) { return backend->name() == options.backend; });
+  FOVEAL_CHECK(known, "options.backend: there is no '", options.backend, "'; expected one of ", names(backends));
+  if (options.target.empty()) return;
+  std::string targets;
+  for (const auto& backend : backends)
+    for (const TargetInfo& info : backend->targets()) {
+      if (!options.backend.empty() && backend->name() != options.backend) continue;
+      if (info.target == options.target) return;
+      targets += (targets.empty() ? "" : ", ") + info.target;
+    }
+  base::fail(ErrorCode::invalid_argument, "options.target: there is no '", options.target, "'; expected one of ", targets);
+}
+
+/// Why this backend is not even asked; empty when it is.
+std::string not_asked(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
+  if (!options.backend.empty() && options.backend != backend.name()) return "another backend was asked for by name";
+  if (backend.device_kind() != problem.device.kind) return problem.device.kind == DeviceKind::cpu ? "the tensors are on the CPU" : "the tensors are on a GPU";
+  if (options.target.empty()) return {};
+  const std::vector<TargetInfo> targets = backend.targets();
+  const bool has = std::any_of(targets.begin(), targets.end(), [&](const TargetInfo& info) { return info.target == options.target; });
+  return has ? std::string{} : "it has no target " + options.target;
+}
+
+std::string listed(const std::vector<Refusal>& refusals) {
+  std::string text;
+  for (const Refusal& refusal : refusals) text += "\n  " + refusal.candidate + ": " + refusal.reason;
+  return text;
+}
+
+}  // namespace
+
+std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends) {
+  check_options(options, backends);
+  auto state = std::make_shared<PlanState>();
+  for (const auto& backend : backends) {
+    std::string reason = not_asked(*backend, problem, options);
+    if (reason.empty()) reason = backend->refuses(problem, options).value_or("");
+    if (reason.empty()) {
+      state->backend = backend.get();
+      break;
+    }
+    state->refusals.push_back({backend->name(), std::move(reason)});
+  }
+  if (state->backend == nullptr)
+    base::fail(ErrorCode::unsupported, "no backend can run this problem [", problem.line(), "]:", listed(state->refusals));
+  state->executable = state->backend->prepare(problem, options);
+  state->kernel = state->executable->kernel();
+  state->workspace_bytes = state->executable->workspace_bytes();
+  state->problem = std::move(problem);
+  state->options = options;
+  return state;
+}
+
+}  // namespace foveal::planning

@@ -1,0 +1,147 @@
+// What must be looked at on every call: that the tensors are those planned for, have data, and that no output shares memory with another tensor.
+#include <algorithm>
+#include <cstdint>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "problem/call.h"
+#include "problem/overlap.h"
+
+namespace foveal::problem {
+namespace {
+
+std::string text_of(const TensorSpec& spec) {
+  if (!spec.present) return "absent";
+  TensorView view;
+  view.dtype = spec.dtype, view.rank = spec.rank, view.sizes = spec.sizes;
+  std::string text = view.describe() + " with strides [";
+  for (int d = 0; d < spec.rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(spec.strides[static_cast<std::size_t>(d)]);
+  return text + "]";
+}
+
+/// Views are compared in their logical form, so a packed tensor of rank 3 meets its spec of rank 4.
+void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool may_grow, TensorView& view) {
+  view = logical_view(given, may_grow && problem.varlen);
+  const TensorSpec found{.present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides};
+  FOVEAL_CHECK(found == spec, name, ": ", text_of(found), "; the plan expects ", text_of(spec));
+  FOVEAL_CHECK(view.device == problem.device, name, ": on another device than the plan's");
+  FOVEAL_CHECK(view.data != nullptr, name, ": data is null");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, name, ": address is not a multiple of ",
+               size_of(view.dtype), ", the size of ", to_string(view.dtype));
+}
+
+const TensorView& binding_of(const std::vector<ParamBinding>& bindings, const std::string& name, std::size_t hint, const char* list) {
+  if (hint < bindings.size() && bindings[hint].param.present() && bindings[hint].param.name() == name) return bindings[hint].tensor;
+  const auto found = std::find_if(bindings.begin(), bindings.end(),
+                                  [&](const ParamBinding& binding) { return binding.param.present() && binding.param.name() == name; });
+  FOVEAL_CHECK(found != bindings.end(), "parameter ", name, ": missing in ", list, "; the plan expects it");
+  return found->tensor;
+}
+
+void take_params(const Problem& problem, const Call& call, Buffers& buffers) {
+  FOVEAL_CHECK(call.params->size() == problem.params.size(), "params: ", call.params->size(), " bindings; the plan expects ",
+               problem.params.size());
+  std::size_t gradients = 0;
+  buffers.params.resize(problem.params.size());
+  buffers.dparams.resize(problem.params.size());
+  for (std::size_t i = 0; i < problem.params.size(); ++i) {
+    const ParamSpec& spec = problem.params[i];
+    const std::string& name = spec.param.name();
+    take(problem, name.c_str(), spec.tensor, binding_of(*call.params, name, i, "params"), false, buffers.params[i]);
+    if (spec.gradient.present)
+      take(problem, name.c_str(), spec.gradient, binding_of(*call.dparams, name, gradients++, "dparams"), false, buffers.dparams[i]);
+  }
+  const std::size_t given = call.dparams == nullptr ? 0 : call.dparams->size();
+  FOVEAL_CHECK(given == gradients, "dparams: ", given, " bindings; the plan expects ", gradients);
+}
+
+std::int64_t checked_lengths(const char* name, const TensorView& cu, std::int64_t total, std::int64_t most) {
+  const std::int64_t batch = cu.sizes[0] - 1;
+  std::int64_t before = base::load_integer(cu.data, cu.dtype, 0);
+  FOVEAL_CHECK(before == 0, "cu_seqlens_", name, ": starts with ", before, "; expected 0");
+  std::int64_t longest = 0;
+  for (std::int64_t i = 1; i <= batch; ++i) {
+    const std::int64_t here = base::load_integer(cu.data, cu.dtype, i);
+    FOVEAL_CHECK(here >= before, "cu_seqlens_", name, ": decreases from ", before, " to ", here, " at ", i);
+    longest = std::max(longest, here - before);
+    before = here;
+  }
+  FOVEAL_CHECK(before == total, "cu_seqlens_", name, ": ends with ", before, "; expected the total ", total);
+  FOVEAL_CHECK(most == 0 || longest <= most, "max_seqlen_", name, ": ", most, " is less than the longest sequence, ", longest);
+  return longest;
+}
+
+void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
+  FOVEAL_CHECK(problem.varlen == (call.varlen != nullptr), "varlen: ", call.varlen ? "given; the plan expects none" : "absent; the plan expects it");
+  if (call.varlen == nullptr) return;
+  const auto take_one = [&](const char* name, const TensorView& cu, TensorView& view) {
+    FOVEAL_CHECK(cu.rank == 1 && cu.sizes[0] == problem.batch + 1 && cu.strides[0] == 1 && cu.dtype == problem.cu_seqlens_dtype, "cu_seqlens_",
+                 name, ": ", cu.describe(), "; the plan expects ", to_string(problem.cu_seqlens_dtype), "[", problem.batch + 1, "], contiguous");
+    FOVEAL_CHECK(cu.device == problem.device, "cu_seqlens_", name, ": on another device than the plan's");
+    FOVEAL_CHECK(cu.data != nullptr, "cu_seqlens_", name, ": data is null");
+    view = cu;
+  };
+  take_one("q", call.varlen->cu_seqlens_q, buffers.cu_seqlens_q);
+  take_one("kv", call.varlen->cu_seqlens_kv, buffers.cu_seqlens_kv);
+  if (problem.device.kind != DeviceKind::cpu) return;  // nothing here may wait for a device
+  checked_lengths("q", buffers.cu_seqlens_q, problem.total_q, problem.seqlen_q);
+  checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
+}
+
+/// Calls see(name, view, is_output) for every tensor there is.
+template <class See>
+void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
+  for (const Role& role : roles)
+    if ((problem.*role.spec).present) see(role.name, buffers.*role.view, role.output(problem.pass));
+  for (std::size_t i = 0; i < problem.params.size(); ++i) {
+    see(problem.params[i].param.name().c_str(), buffers.params[i], false);
+    if (problem.params[i].gradient.present) see(problem.params[i].param.name().c_str(), buffers.dparams[i], true);
+  }
+  if (problem.varlen) {
+    see("cu_seqlens_q", buffers.cu_seqlens_q, false);
+    see("cu_seqlens_kv", buffers.cu_seqlens_kv, false);
+  }
+}
+
+void check_overlaps(const Problem& problem, const Buffers& buffers) {
+  each_tensor(problem, buffers, [&](const char* output, const TensorView& a, bool a_is_output) {
+    if (!a_is_output) return;
+    each_tensor(problem, buffers, [&](const char* name, const TensorView& b, bool) {
+      if (&a != &b) FOVEAL_CHECK(!overlap(a, b), output, ": overlaps ", name, " in memory; expected a place of its own");
+    });
+  });
+}
+
+void gather(const Problem& problem, const Call& call, Buffers& buffers) {
+  try {
+    FOVEAL_CHECK(problem.pass == call.pass, "run: ", to_string(call.pass), " arguments; the plan is for ", to_string(problem.pass));
+    for (const Role& role : roles) {
+      const TensorView* given = call.*role.given;
+      const TensorSpec& spec = problem.*role.spec;
+      if (spec.present) {
+        FOVEAL_CHECK(given->present(), role.name, ": absent; the plan expects ", text_of(spec));
+        take(problem, role.name, spec, *given, true, buffers.*role.view);
+      } else {
+        FOVEAL_CHECK(given == nullptr || !given->present(), role.name, ": given; the plan expects none");
+        buffers.*role.view = TensorView{};
+      }
+    }
+    take_params(problem, call, buffers);
+    take_varlen(problem, call, buffers);
+    check_overlaps(problem, buffers);
+  } catch (const Error& error) {
+    base::fail(error.code(), error.what(), " [", headline(problem), "]");
+  }
+}
+
+}  // namespace
+
+void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
+  gather(problem, call_of(inputs, outputs), buffers);
+}
+
+void fill_buffers(const Problem& problem, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers) {
+  gather(problem, call_of(inputs, outputs), buffers);
+}
+
+}  // namespace foveal::problem

@@ -1,0 +1,300 @@
+// Everything that can be wrong with a call before its data are looked at, and the normal form of one that is right.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "problem/call.h"
+#include "problem/overlap.h"
+
+namespace foveal::problem {
+namespace {
+
+constexpr std::int64_t max_position = std::numeric_limits<std::int32_t>::max();
+
+std::string shape_text(const std::int64_t* sizes, int rank) {
+  std::string text = "[";
+  for (int d = 0; d < rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
+  return text + "]";
+}
+std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
+
+TensorSpec spec_of(const TensorView& logical) {
+  return {.present = true, .dtype = logical.dtype, .rank = logical.rank, .sizes = logical.sizes, .strides = logical.strides};
+}
+
+/// Present, of the rank its layout asks for, no empty dimension, on q's device.
+TensorSpec checked_spec(const char* name, const TensorView& view, int rank, const char* layout, const Call& call) {
+  FOVEAL_CHECK(view.present(), name, ": absent; expected ", layout);
+  FOVEAL_CHECK(view.rank == rank, name, ": rank ", view.rank, "; expected ", rank, " ", layout);
+  for (int d = 0; d < rank; ++d)
+    FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ", d,
+                 "; expected at least 1");
+  FOVEAL_CHECK(view.device == call.q->device, name, ": on another device than q");
+  return spec_of(logical_view(view, call.varlen != nullptr));
+}
+
+void check_shape(const char* name, const TensorSpec& spec, std::initializer_list<std::int64_t> expected) {
+  const bool same = std::equal(expected.begin(), expected.end(), spec.sizes.begin());
+  FOVEAL_CHECK(same, name, ": shape ", shape_text(spec.sizes.data(), spec.rank), "; expected ",
+               shape_text(expected.begin(), static_cast<int>(expected.size())));
+}
+
+void check_dtype(const char* name, DType found, DType expected, const char* why) {
+  FOVEAL_CHECK(found == expected, name, ": dtype ", to_string(found), "; expected ", to_string(expected), ", ", why);
+}
+
+/// q, k, v: where every size comes from.
+void read_sizes(Problem& p, const Call& call) {
+  const bool packed = call.varlen != nullptr;
+  const char* layout_qk = packed ? "[total, heads, head_dim]" : "[batch, seqlen, heads, head_dim]";
+  const char* layout_v = packed ? "[total, heads, head_dim_v]" : "[batch, seqlen, heads, head_dim_v]";
+  const int rank = packed ? 3 : 4;
+
+  p.q = checked_spec("q", *call.q, rank, layout_qk, call);
+  p.dtype = p.q.dtype;
+  FOVEAL_CHECK(is_floating(p.dtype), "q: dtype ", to_string(p.dtype), "; expected f64, f32, bf16 or f16");
+  p.batch = p.q.sizes[0], p.total_q = p.q.sizes[0] * p.q.sizes[1], p.heads_q = p.heads_kv = p.q.sizes[2];
+  p.seqlen_q = p.seqlen_kv = p.q.sizes[1], p.head_dim = p.head_dim_v = p.q.sizes[3];
+
+  p.k = checked_spec("k", *call.k, rank, layout_qk, call);
+  p.total_kv = p.k.sizes[0] * p.k.sizes[1], p.seqlen_kv = p.k.sizes[1], p.heads_kv = p.k.sizes[2];
+  p.v = checked_spec("v", *call.v, rank, layout_v, call);
+  p.head_dim_v = p.v.sizes[3];
+
+  check_dtype("k", p.k.dtype, p.dtype, "q's");
+  check_dtype("v", p.v.dtype, p.dtype, "q's");
+  FOVEAL_CHECK(p.k.sizes[0] == p.batch, "k: batch ", p.k.sizes[0], " differs from q's ", p.batch);
+  FOVEAL_CHECK(p.v.sizes[0] == p.batch, "v: batch ", p.v.sizes[0], " differs from q's ", p.batch);
+  FOVEAL_CHECK(p.heads_q % p.heads_kv == 0, "k: heads ", p.heads_kv, " does not divide q's ", p.heads_q, "; expected a divisor of ", p.heads_q);
+  FOVEAL_CHECK(p.k.sizes[3] == p.head_dim, "k: head_dim ", p.k.sizes[3], " differs from q's ", p.head_dim);
+  FOVEAL_CHECK(p.v.sizes[2] == p.heads_kv, "v: heads ", p.v.sizes[2], " differs from k's ", p.heads_kv);
+  FOVEAL_CHECK(p.v.sizes[1] == p.k.sizes[1], packed ? "v: total " : "v: seqlen ", p.v.sizes[1], " differs from k's ", p.k.sizes[1]);
+  p.group_size = p.heads_q / p.heads_kv;
+}
+
+void check_cu_seqlens(const char* name, const TensorView& cu, const Call& call) {
+  FOVEAL_CHECK(cu.present(), name, ": absent; expected i32 or i64 [batch + 1]");
+  FOVEAL_CHECK(cu.dtype == DType::i32 || cu.dtype == DType::i64, name, ": dtype ", to_string(cu.dtype), "; expected i32 or i64");
+  FOVEAL_CHECK(cu.rank == 1, name, ": rank ", cu.rank, "; expected 1 [batch + 1]");
+  FOVEAL_CHECK(cu.sizes[0] >= 2, name, ": size ", cu.sizes[0], "; expected batch + 1, at least 2");
+  FOVEAL_CHECK(cu.strides[0] == 1, name, ": stride ", cu.strides[0], "; expected 1");
+  FOVEAL_CHECK(cu.device == call.q->device, name, ": on another device than q");
+}
+
+void read_varlen(Problem& p, const Call& call) {
+  if (call.varlen == nullptr) return;
+  const Varlen& varlen = *call.varlen;
+  p.varlen = true;
+  check_cu_seqlens("cu_seqlens_q", varlen.cu_seqlens_q, call);
+  check_cu_seqlens("cu_seqlens_kv", varlen.cu_seqlens_kv, call);
+  p.cu_seqlens_dtype = varlen.cu_seqlens_q.dtype;
+  check_dtype("cu_seqlens_kv", varlen.cu_seqlens_kv.dtype, p.cu_seqlens_dtype, "cu_seqlens_q's");
+  p.batch = varlen.cu_seqlens_q.sizes[0] - 1;
+  FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ", p.batch + 1,
+               ", cu_seqlens_q's");
+  p.seqlen_q = varlen.max_seqlen_q, p.seqlen_kv = varlen.max_seqlen_kv;
+  const std::int64_t least = p.device.kind == DeviceKind::cpu ? 0 : 1;
+  const char* accepted = least == 0 ? "; expected a length, or 0 to find out" : "; expected the longest sequence (it cannot be found out on this device)";
+  FOVEAL_CHECK(p.seqlen_q >= least, "max_seqlen_q: ", p.seqlen_q, accepted);
+  FOVEAL_CHECK(p.seqlen_kv >= least, "max_seqlen_kv: ", p.seqlen_kv, accepted);
+}
+
+void check_limits(const Problem& p) {
+  const Attention& a = p.attention;
+  FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
+  FOVEAL_CHECK(a.kv_offset >= 0, "kv_offset: ", a.kv_offset, "; expected 0 or more");
+  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
+  FOVEAL_CHECK(a.q_offset <= max_position - std::min(last_q, max_position), "q: last position ", a.q_offset, " + ", last_q, "; expected at most ",
+               max_position);
+  FOVEAL_CHECK(a.kv_offset <= max_position - std::min(last_kv, max_position), "k: last position ", a.kv_offset, " + ", last_kv,
+               "; expected at most ", max_position);
+  FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
+  FOVEAL_CHECK(std::isfinite(p.scale), "scale: ", p.scale, "; expected a finite number");
+  FOVEAL_CHECK(a.dropout.p >= 0 && a.dropout.p < 1, "dropout.p: ", a.dropout.p, "; expected 0 <= p < 1");
+}
+
+void read_role(Problem& p, const Call& call, const Role& role, std::initializer_list<std::int64_t> expected, const char* layout) {
+  const TensorView* view = call.*role.given;
+  if (view == nullptr || role.need(call.pass) == Need::none) return;
+  if (!view->present() && role.need(call.pass) == Need::optional) return;
+  TensorSpec& spec = p.*role.spec;
+  spec = checked_spec(role.name, *view, static_cast<int>(expected.size()) - (p.varlen ? 1 : 0), layout, call);
+  check_shape(role.name, spec, expected);
+  if (role.output(call.pass))
+    FOVEAL_CHECK(!overlaps_itself(spec), role.name, ": strides ", shape_text(spec.strides.data(), spec.rank),
+                 " put two elements in one place; an output's elements must be apart");
+}
+
+void read_results(Problem& p, const Call& call) {
+  const std::int64_t rows = p.varlen ? 1 : p.batch;
+  const std::int64_t len_q = p.q.sizes[1], len_kv = p.k.sizes[1];
+  const char* tokens = p.varlen ? "[total_q, heads_q, head_dim_v]" : "[batch, seqlen_q, heads_q, head_dim_v]";
+  const char* statistics = p.varlen ? "[heads_q, total_q]" : "[batch, heads_q, seqlen_q]";
+  const DType statistics_dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (const Role& role : roles) {
+    const TensorSpec& spec = p.*role.spec;
+    if (&spec == &p.q || &spec == &p.k || &spec == &p.v) continue;
+    if (&spec == &p.lse || &spec == &p.dlse) {
+      read_role(p, call, role, {rows, p.heads_q, len_q}, statistics);
+      if (spec.present) check_dtype(role.name, spec.dtype, statistics_dtype, "the type of statistics for these inputs");
+      continue;
+    }
+    if (&spec == &p.out || &spec == &p.dout) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim_v}, tokens);
+    if (&spec == &p.dq) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim}, "of q's shape");
+    if (&spec == &p.dk) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim}, "of k's shape");
+    if (&spec == &p.dv) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim_v}, "of v's shape");
+    if (spec.present) check_dtype(role.name, spec.dtype, p.dtype, "q's");
+  }
+}
+
+bool accepts(Type type, DType dtype) {
+  switch (type) {
+    case Type::real: return is_floating(dtype);
+    case Type::integer: return base::is_integral(dtype);
+    case Type::boolean: return dtype == DType::boolean || dtype == DType::u8;
+  }
+  return false;
+}
+
+const char* accepted_dtypes(Type type) {
+  switch (type) {
+    case Type::real: return "f64, f32, bf16 or f16";
+    case Type::integer: return "i64, i32, i16, i8 or u8";
+    case Type::boolean: return "boolean or u8";
+  }
+  return "";
+}
+
+TensorSpec param_spec(const std::string& what, const Param& param, const TensorView& tensor, const Call& call) {
+  const std::vector<std::int64_t>& shape = param.shape();
+  const bool same = tensor.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), tensor.sizes.begin());
+  FOVEAL_CHECK(same, what, ": shape ", shape_text(tensor.sizes.data(), tensor.rank), "; expected ", shape_text(shape), " as declared");
+  FOVEAL_CHECK(tensor.device == call.q->device, what, ": on another device than q");
+  return spec_of(logical_view(tensor, false));
+}
+
+void read_params(Problem& p, const Call& call) {
+  for (const ParamBinding& binding : *call.params) {
+    FOVEAL_CHECK(binding.param.present(), "params: a binding without a parameter");
+    const std::string what = "parameter " + binding.param.name();
+    for (const ParamSpec& other : p.params) FOVEAL_CHECK(other.param.name() != binding.param.name(), what, ": bound twice");
+    const TensorSpec spec = param_spec(what, binding.param, binding.tensor, call);
+    FOVEAL_CHECK(accepts(binding.param.type(), spec.dtype), what, ": dtype ", to_string(spec.dtype), "; expected ",
+                 accepted_dtypes(binding.param.type()), " for a parameter of type ", to_string(binding.param.type()));
+    p.params.push_back({.param = binding.param, .tensor = spec, .gradient = {}});
+  }
+}
+
+void read_param_gradients(Problem& p, const Call& call) {
+  if (call.dparams == nullptr) return;
+  for (const ParamBinding& wanted : *call.dparams) {
+    FOVEAL_CHECK(wanted.param.present(), "dparams: a binding without a parameter");
+    const std::string what = "gradient of parameter " + wanted.param.name();
+    const auto bound = std::find_if(p.params.begin(), p.params.end(),
+                                    [&](const ParamSpec& spec) { return spec.param.name() == wanted.param.name(); });
+    FOVEAL_CHECK(bound != p.params.end(), what, ": the parameter is not bound in params");
+    FOVEAL_CHECK(!bound->gradient.present, what, ": wanted twice");
+    FOVEAL_CHECK(bound->param.type() == Type::real, what, ": a parameter of type ", to_string(bound->param.type()),
+                 " has no gradient; expected a real one");
+    const TensorSpec spec = param_spec(what, bound->param, wanted.tensor, call);
+    const DType own = bound->tensor.dtype;
+    FOVEAL_CHECK(spec.dtype == DType::f32 || spec.dtype == DType::f64 || spec.dtype == own, what, ": dtype ", to_string(spec.dtype),
+                 "; expected f32, f64 or the parameter's own ", to_string(own));
+    FOVEAL_CHECK(!overlaps_itself(spec), what, ": strides ", shape_text(spec.strides.data(), spec.rank),
+                 " put two elements in one place; an output's elements must be apart");
+    bound->gradient = spec;
+  }
+}
+
+void read_sink(Problem& p) {
+  if (!p.attention.sink) return;
+  const Param& sink = *p.attention.sink;
+  FOVEAL_CHECK(sink.present(), "sink: a Param without a name");
+  FOVEAL_CHECK(sink.type() == Type::real, "sink: parameter ", sink.name(), " is ", to_string(sink.type()), "; expected real");
+  FOVEAL_CHECK(sink.shape() == std::vector<std::int64_t>{p.heads_q}, "sink: parameter ", sink.name(), " has shape ", shape_text(sink.shape()),
+               "; expected [", p.heads_q, "], one logit per query head");
+  for (std::size_t i = 0; i < p.params.size(); ++i)
+    if (p.params[i].param.name() == sink.name()) p.sink = static_cast<int>(i);
+  FOVEAL_CHECK(p.sink >= 0, "sink: parameter ", sink.name(), " is not bound in params");
+  FOVEAL_CHECK(p.params[static_cast<std::size_t>(p.sink)].param.shape() == sink.shape(), "sink: parameter ", sink.name(),
+               " is bound with another shape");
+}
+
+bool reads(const scoring::Program& program, int param) {
+  return std::any_of(program.code.begin(), program.code.end(),
+                     [param](const scoring::Instr& instr) { return instr.op == scoring::Op::read && instr.param == param; });
+}
+
+void compile_score(Problem& p) {
+  scoring::Request request{.score_mod = p.attention.score_mod, .mask = p.attention.mask, .params = {}, .wants_gradient = {}};
+  request.backward = p.pass == Pass::backward;
+  request.row_constant_terms_matter = p.sink >= 0 || p.dlse.present;
+  for (std::size_t i = 0; i < p.params.size(); ++i) {
+    request.params.push_back(p.params[i].param);
+    request.wants_gradient.push_back(p.params[i].gradient.present && static_cast<int>(i) != p.sink);
+  }
+  p.score = std::make_shared<const scoring::ScoreProgram>(scoring::compile(request));
+  if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present)
+    FOVEAL_CHECK(!reads(p.score->forward, p.sink), "sink: parameter ", p.attention.sink->name(),
+                 " is read by score_mod too and its gradient is wanted; use two parameters");
+}
+
+void check_something_is_wanted(const Problem& p) {
+  const bool wanted = p.pass == Pass::forward || p.dq.present || p.dk.present || p.dv.present ||
+                      std::any_of(p.params.begin(), p.params.end(), [](const ParamSpec& spec) { return spec.gradient.present; });
+  FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams");
+}
+
+std::string key_of(const Problem& p) {
+  std::string key = p.line();
+  const auto add = [&key](std::int64_t number) { key += ' ' + std::to_string(number); };
+  const auto add_spec = [&](const TensorSpec& spec) {
+    if (!spec.present) {
+      key += " -";
+      return;
+    }
+    key += ' ';
+    key += to_string(spec.dtype);
+    for (int d = 0; d < spec.rank; ++d) add(spec.strides[static_cast<std::size_t>(d)]);
+  };
+  key += " |";
+  add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
+  for (const Role& role : roles) add_spec(p.*role.spec);
+  for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
+  return key;
+}
+
+Problem make(const Attention& attention, const Call& call) {
+  Problem p;
+  p.pass = call.pass, p.device = call.q->device, p.attention = attention;
+  try {
+    read_sizes(p, call);
+    read_varlen(p, call);
+    p.scale = attention.scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
+    check_limits(p);
+    read_results(p, call);
+    read_params(p, call);
+    read_param_gradients(p, call);
+    read_sink(p);
+    check_something_is_wanted(p);
+    compile_score(p);
+  } catch (const Error& error) {
+    base::fail(error.code(), error.what(), " [", headline(p), "]");
+  }
+  p.key = key_of(p);
+  return p;
+}
+
+}  // namespace
+
+Problem make_problem(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+  return make(attention, call_of(inputs, outputs));
+}
+
+Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+  return make(attention, call_of(inputs, outputs));
+}
+
+}  // namespace foveal::problem

@@ -1,0 +1,99 @@
+#include "problem/overlap.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+
+namespace foveal::problem {
+namespace {
+
+/// One unknown d of the equation sum(d_i * stride_i) = target, low <= d <= high, stride > 0.
+struct Term {
+  std::int64_t stride, low, high;
+};
+
+struct Equation {
+  std::array<Term, 2 * TensorView::max_rank + 1> terms{};
+  std::size_t count = 0;
+
+  void add(std::int64_t stride, std::int64_t low, std::int64_t high) {
+    if (stride == 0 || (low == 0 && high == 0)) return;
+    if (stride < 0) {
+      stride = -stride;
+      std::swap(low, high);
+      low = -low, high = -high;
+    }
+    for (std::size_t i = 0; i < count; ++i)
+      if (terms[i].stride == stride) {
+        terms[i].low += low, terms[i].high += high;
+        return;
+      }
+    terms[count++] = {stride, low, high};
+  }
+
+  /// Largest strides first: what the inner terms can still reach leaves only a few values for each outer one.
+  bool solvable(std::int64_t target) {
+    std::sort(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(count), [](const Term& a, const Term& b) { return a.stride > b.stride; });
+    int budget = 4096;
+    return search(0, target, budget);
+  }
+
+ private:
+  static std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); }
+
+  bool search(std::size_t i, std::int64_t target, int& budget) const {
+    if (i == count) return target == 0;
+    if (--budget < 0) return true;
+    std::int64_t reach_low = 0, reach_high = 0;
+    for (std::size_t j = i + 1; j < count; ++j) reach_low += terms[j].low * terms[j].stride, reach_high += terms[j].high * terms[j].stride;
+    const Term& term = terms[i];
+    const std::int64_t low = std::max(term.low, -floor_div(reach_high - target, term.stride));  // ceil((target - reach_high) / stride)
+    const std::int64_t high = std::min(term.high, floor_div(target - reach_low, term.stride));
+    for (std::int64_t d = low; d <= high; ++d)
+      if (search(i + 1, target - d * term.stride, budget)) return true;
+    return false;
+  }
+};
+
+struct Bytes {
+  std::int64_t begin, end;
+};
+
+Bytes range(const TensorView& view) {
+  const auto width = static_cast<std::int64_t>(size_of(view.dtype));
+  Bytes bytes{reinterpret_cast<std::intptr_t>(view.data), reinterpret_cast<std::intptr_t>(view.data) + width};
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
+    const std::int64_t extent = (view.sizes[d] - 1) * view.strides[d] * width;
+    (extent < 0 ? bytes.begin : bytes.end) += extent;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+bool overlaps_itself(const TensorSpec& spec) {
+  // Two indices that first differ in dimension `first`, by 1 or more, and meet at one address.
+  for (std::size_t first = 0; first < static_cast<std::size_t>(spec.rank); ++first) {
+    if (spec.sizes[first] == 1) continue;
+    if (spec.strides[first] == 0) return true;
+    Equation equation;
+    equation.add(spec.strides[first], 1, spec.sizes[first] - 1);
+    for (std::size_t d = first + 1; d < static_cast<std::size_t>(spec.rank); ++d)
+      equation.add(spec.strides[d], 1 - spec.sizes[d], spec.sizes[d] - 1);
+    if (equation.solvable(0)) return true;
+  }
+  return false;
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  const Bytes range_a = range(a), range_b = range(b);
+  if (range_a.end <= range_b.begin || range_b.end <= range_a.begin) return false;
+  const auto width_a = static_cast<std::int64_t>(size_of(a.dtype)), width_b = static_cast<std::int64_t>(size_of(b.dtype));
+  Equation equation;  // address in a - address in b = 0
+  for (std::size_t d = 0; d < static_cast<std::size_t>(a.rank); ++d) equation.add(a.strides[d] * width_a, 0, a.sizes[d] - 1);
+  for (std::size_t d = 0; d < static_cast<std::size_t>(b.rank); ++d) equation.add(b.strides[d] * width_b, 1 - b.sizes[d], 0);
+  equation.add(1, 1 - width_b, width_a - 1);
+  return equation.solvable(reinterpret_cast<std::intptr_t>(b.data) - reinterpret_cast<std::intptr_t>(a.data));
+}
+
+}  // namespace foveal::problem

@@ -1,0 +1,354 @@
+#include "reference/reference_backend.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "base/dtype.h"
+#include "base/parallel.h"
+#include "base/philox.h"
+#include "plan/flops.h"
+#include "reference/pair_score.h"
+
+namespace foveal::reference {
+namespace {
+
+using problem::Buffers;
+using problem::Problem;
+
+constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
+
+/// Hands out pieces of the workspace, all of them arrays of double.
+class Arena {
+ public:
+  explicit Arena(double* memory) : next_(memory) {}
+  double* take(std::int64_t count) {
+    double* piece = next_;
+    next_ += count;
+    return piece;
+  }
+
+ private:
+  double* next_;
+};
+
+double dot(const double* a, const double* b, std::int64_t size) {
+  constexpr std::int64_t lanes = 8;
+  double sum[lanes] = {};
+  std::int64_t i = 0;
+  for (; i + lanes <= size; i += lanes)
+    for (std::int64_t lane = 0; lane < lanes; ++lane) sum[lane] += a[i + lane] * b[i + lane];
+  double total = 0;
+  for (; i < size; ++i) total += a[i] * b[i];
+  for (const double part : sum) total += part;
+  return total;
+}
+
+void add_scaled(double* to, double factor, const double* from, std::int64_t size) {
+  for (std::int64_t i = 0; i < size; ++i) to[i] += factor * from[i];
+}
+
+/// One row (the last dimension) of a rank-4 tensor as doubles.
+void load_row(const TensorView& t, std::int64_t batch, std::int64_t row, std::int64_t head, double* to) {
+  const std::int64_t begin = batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];
+  for (std::int64_t d = 0; d < t.sizes[3]; ++d) to[d] = base::load(t.data, t.dtype, begin + d * t.strides[3]);
+}
+
+void store_row(const TensorView& t, std::int64_t batch, std::int64_t row, std::int64_t head, const double* from) {
+  const std::int64_t begin = batch * t.strides[0] + row * t.strides[1] + head * t.strides[2];
+  for (std::int64_t d = 0; d < t.sizes[3]; ++d) base::store(t.data, t.dtype, begin + d * t.strides[3], from[d]);
+}
+
+std::int64_t statistic_offset(const TensorView& t, std::int64_t batch, std::int64_t head, std::int64_t row) {
+  return batch * t.strides[0] + head * t.strides[1] + row * t.strides[2];
+}
+
+/// Where one sequence lies: in a packed batch all sequences lie in tensor row 0, one after the other.
+struct Sequence {
+  std::int64_t batch;         ///< what expressions call batch
+  std::int64_t tensor_batch;  ///< the tensors' first index
+  std::int64_t first_q, first_kv, seqlen_q, seqlen_kv;
+};
+
+Sequence sequence_of(const Problem& p, const Buffers& buffers, std::int64_t batch) {
+  if (!p.varlen) return {batch, batch, 0, 0, p.seqlen_q, p.seqlen_kv};
+  const auto at = [](const TensorView& cu, std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i); };
+  const std::int64_t q = at(buffers.cu_seqlens_q, batch), kv = at(buffers.cu_seqlens_kv, batch);
+  return {batch, 0, q, kv, at(buffers.cu_seqlens_q, batch + 1) - q, at(buffers.cu_seqlens_kv, batch + 1) - kv};
+}
+
+/// One query row and what is constant along it.
+struct Row {
+  Sequence sequence;
+  std::int64_t head, q;  ///< q counts from the start of the sequence
+};
+
+/// What both passes share: the problem's numbers, and the score of a pair.
+class Rows {
+ public:
+  Rows(const Problem& problem, const Buffers& buffers, Arena& arena)
+      : p_(problem),
+        buffers_(buffers),
+        score_(problem, buffers, arena.take(PairScore::doubles(problem))),
+        drop_threshold_(base::dropout_threshold(problem.attention.dropout.p)),
+        keep_scale_(1 / (1 - problem.attention.dropout.p)) {}
+
+ protected:
+  Pair pair_of(const Row& row, std::int64_t kv) const {
+    return {row.sequence.batch,        row.head, row.q + p_.attention.q_offset, kv + p_.attention.kv_offset, row.sequence.seqlen_q,
+            row.sequence.seqlen_kv};
+  }
+
+  /// 0 for a dropped pair, 1 / (1 - p) for one that stays.
+  double dropout_factor(const Pair& pair) const {
+    const Dropout& dropout = p_.attention.dropout;
+    if (dropout.p == 0) return 1;
+    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(pair.batch * p_.heads_q + pair.head),
+                                         static_cast<std::uint32_t>(pair.q_idx), static_cast<std::uint32_t>(pair.kv_idx));
+    return bits >= drop_threshold_ ? keep_scale_ : 0;
+  }
+
+  double sink(std::int64_t head) const {
+    if (p_.sink < 0) return minus_infinity;
+    const TensorView& tensor = buffers_.params[static_cast<std::size_t>(p_.sink)];
+    return base::load(tensor.data, tensor.dtype, head * tensor.strides[0]);
+  }
+
+  /// All keys and values that query heads of one group read, as doubles.
+  void load_keys(const Sequence& sequence, std::int64_t head_kv, double* k, double* v) const {
+    for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
+      load_row(buffers_.k, sequence.tensor_batch, sequence.first_kv + kv, head_kv, k + kv * p_.head_dim);
+      load_row(buffers_.v, sequence.tensor_batch, sequence.first_kv + kv, head_kv, v + kv * p_.head_dim_v);
+    }
+  }
+
+  const Problem& p_;
+  const Buffers& buffers_;
+  PairScore score_;
+  std::uint32_t drop_threshold_;
+  double keep_scale_;
+};
+
+class ForwardRows : Rows {
+ public:
+  ForwardRows(const Problem& problem, const Buffers& buffers, std::int64_t longest, Arena arena) : Rows(problem, buffers, arena) {
+    k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
+    q_ = arena.take(p_.head_dim), out_ = arena.take(p_.head_dim_v), scores_ = arena.take(longest);
+  }
+
+  static std::int64_t doubles(const Problem& p, std::int64_t longest) {
+    return PairScore::doubles(p) + longest * (p.head_dim + p.head_dim_v + 1) + p.head_dim + p.head_dim_v;
+  }
+
+  void group(std::int64_t batch, std::int64_t head_kv) {
+    const Sequence sequence = sequence_of(p_, buffers_, batch);
+    load_keys(sequence, head_kv, k_, v_);
+    for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
+      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q) row({sequence, head, q});
+  }
+
+ private:
+  void row(const Row& row) {
+    const Sequence& sequence = row.sequence;
+    load_row(buffers_.q, sequence.tensor_batch, sequence.first_q + row.q, row.head, q_);
+    const double sink = this->sink(row.head);
+    double largest = sink;
+    for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
+      const Pair pair = pair_of(row, kv);
+      scores_[kv] = minus_infinity;  // a masked pair and one of score -inf are the same
+      if (!score_.keeps(pair)) continue;
+      scores_[kv] = score_.modified(pair, p_.scale * dot(q_, k_ + kv * p_.head_dim, p_.head_dim));
+      largest = std::max(scores_[kv], largest);  // passes over a NaN, which then spoils the sum
+    }
+    double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
+    std::fill_n(out_, p_.head_dim_v, 0.0);
+    for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
+      if (scores_[kv] == minus_infinity) continue;
+      const double weight = std::exp(scores_[kv] - largest);
+      sum += weight;
+      if (const double factor = dropout_factor(pair_of(row, kv)); factor != 0)
+        add_scaled(out_, weight * factor, v_ + kv * p_.head_dim_v, p_.head_dim_v);
+    }
+    if (sum != 0)
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) out_[d] /= sum;
+    store_row(buffers_.out, sequence.tensor_batch, sequence.first_q + row.q, row.head, out_);
+    if (!p_.lse.present) return;
+    const std::int64_t at = statistic_offset(buffers_.lse, sequence.tensor_batch, row.head, sequence.first_q + row.q);
+    base::store(buffers_.lse.data, buffers_.lse.dtype, at, sum == 0 ? minus_infinity : largest + std::log(sum));
+  }
+
+  double *k_, *v_, *q_, *out_, *scores_;
+};
+
+class BackwardRows : Rows {
+ public:
+  BackwardRows(const Problem& problem, const Buffers& buffers, std::int64_t longest, Arena arena) : Rows(problem, buffers, arena) {
+    k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
+    dk_ = arena.take(longest * p_.head_dim), dv_ = arena.take(longest * p_.head_dim_v);
+    q_ = arena.take(p_.head_dim), dq_ = arena.take(p_.head_dim);
+    out_ = arena.take(p_.head_dim_v), dout_ = arena.take(p_.head_dim_v);
+  }
+
+  static std::int64_t doubles(const Problem& p, std::int64_t longest) {
+    return PairScore::doubles(p) + 2 * (longest + 1) * (p.head_dim + p.head_dim_v);
+  }
+
+  /// dparams: one accumulator for each parameter, null where no gradient is wanted.
+  void group(std::int64_t batch, std::int64_t head_kv, double* const* dparams) {
+    dparams_ = dparams;
+    const Sequence sequence = sequence_of(p_, buffers_, batch);
+    load_keys(sequence, head_kv, k_, v_);
+    std::fill_n(dk_, sequence.seqlen_kv * p_.head_dim, 0.0);
+    std::fill_n(dv_, sequence.seqlen_kv * p_.head_dim_v, 0.0);
+    for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
+      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q) row({sequence, head, q});
+    for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
+      if (p_.dk.present) store_row(buffers_.dk, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dk_ + kv * p_.head_dim);
+      if (p_.dv.present) store_row(buffers_.dv, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dv_ + kv * p_.head_dim_v);
+    }
+  }
+
+ private:
+  void row(const Row& row) {
+    const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
+    std::fill_n(dq_, p_.head_dim, 0.0);
+    const double lse = base::load(buffers_.lse.data, buffers_.lse.dtype, statistic_offset(buffers_.lse, batch, row.head, token));
+    if (lse != minus_infinity) gradients(row, lse);
+    if (p_.dq.present) store_row(buffers_.dq, batch, token, row.head, dq_);
+  }
+
+  void gradients(const Row& row, double lse) {
+    const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
+    load_row(buffers_.q, batch, token, row.head, q_);
+    load_row(buffers_.out, batch, token, row.head, out_);
+    load_row(buffers_.dout, batch, token, row.head, dout_);
+    const double dlse =
+        p_.dlse.present ? base::load(buffers_.dlse.data, buffers_.dlse.dtype, statistic_offset(buffers_.dlse, batch, row.head, token)) : 0;
+    const double delta = dot(dout_, out_, p_.head_dim_v) - dlse;
+    bool attends = false;
+    for (std::int64_t kv = 0; kv < row.sequence.seqlen_kv; ++kv) {
+      const Pair pair = pair_of(row, kv);
+      if (!score_.keeps(pair)) continue;
+      const double *k = k_ + kv * p_.head_dim, *v = v_ + kv * p_.head_dim_v;
+      const double raw = p_.scale * dot(q_, k, p_.head_dim);
+      const double modified = score_.modified(pair, raw);
+      if (modified == minus_infinity) continue;
+      attends = true;
+      const double weight = std::exp(modified - lse), factor = dropout_factor(pair);
+      const double dweight = factor == 0 ? 0 : factor * dot(dout_, v, p_.head_dim_v);
+      const double dmodified = weight * (dweight - delta);
+      const double draw = dmodified * score_.derivative(pair, raw) * p_.scale;
+      add_scaled(dq_, draw, k, p_.head_dim);
+      add_scaled(dk_ + kv * p_.head_dim, draw, q_, p_.head_dim);
+      add_scaled(dv_ + kv * p_.head_dim_v, weight * factor, dout_, p_.head_dim_v);
+      for (std::size_t read = 0; read < p_.score->reads.size(); ++read)
+        dparams_[p_.score->reads[read].param][score_.element(read)] += dmodified * score_.factor(read);
+    }
+    if (p_.sink >= 0 && dparams_[p_.sink] != nullptr)  // without keys out is the constant 0, whatever dout holds
+      dparams_[p_.sink][row.head] -= std::exp(sink(row.head) - lse) * (attends ? delta : -dlse);
+  }
+
+  double *k_, *v_, *dk_, *dv_, *q_, *dq_, *out_, *dout_;
+  double* const* dparams_ = nullptr;
+};
+
+void store_gradient(const TensorView& tensor, const double* from) {
+  std::array<std::int64_t, TensorView::max_rank> index{};
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) offset += index[d] * tensor.strides[d];
+    base::store(tensor.data, tensor.dtype, offset, from[i]);
+    for (int d = tensor.rank - 1; d >= 0; --d) {
+      const auto n = static_cast<std::size_t>(d);
+      if (++index[n] < tensor.sizes[n]) break;
+      index[n] = 0;
+    }
+  }
+}
+
+/// Tasks are (batch, kv head). They are dealt out in chunks, each with its own accumulators for the parameters, summed in order at the end: the
+/// number of chunks depends on the problem alone, so the result does not depend on the threads.
+class Reference : public planning::Executable {
+ public:
+  Reference(const Problem& problem, const PlanOptions& options)
+      : p_(problem), executor_(options.executor ? *options.executor : base::default_executor(options.threads)) {
+    longest_ = p_.seqlen_kv > 0 ? p_.seqlen_kv : p_.total_kv;
+    slot_doubles_ = p_.pass == Pass::forward ? ForwardRows::doubles(p_, longest_) : BackwardRows::doubles(p_, longest_);
+    for (const problem::ParamSpec& param : p_.params) {
+      gradient_begin_.push_back(gradient_doubles_);
+      if (!param.gradient.present) continue;
+      std::int64_t count = 1;
+      for (const std::int64_t size : param.param.shape()) count *= size;
+      gradient_doubles_ += count;
+    }
+    constexpr std::int64_t budget = 8 << 20;  // doubles
+    tasks_ = p_.batch * p_.heads_kv;
+    chunks_ = gradient_doubles_ == 0 ? tasks_ : std::clamp(budget / gradient_doubles_, std::int64_t{1}, std::min<std::int64_t>(tasks_, 64));
+  }
+
+  std::size_t workspace_bytes() const override {
+    const std::int64_t pointers = static_cast<std::int64_t>(p_.params.size());
+    return static_cast<std::size_t>(executor_.concurrency * (slot_doubles_ + pointers) + chunks_ * gradient_doubles_) * sizeof(double);
+  }
+
+  std::string kernel() const override { return std::string("reference.") + to_string(p_.dtype) + "." + to_string(p_.pass); }
+
+  void describe(Explanation& explanation) const override {
+    explanation.flops = explanation.flops_nominal = planning::dense_flops(p_);
+    if (p_.pass == Pass::backward) explanation.strategy = "row by row";
+    if (gradient_doubles_ > 0) explanation.reduction = "in double, in order";
+    explanation.deterministic = true;
+    explanation.details = {{"arithmetic", "f64"}, {"threads", std::to_string(executor_.concurrency)}};
+  }
+
+  void run(const Buffers& buffers, void* workspace, Stream) const override {
+    auto* slots = static_cast<double*>(workspace);
+    double* gradients = slots + executor_.concurrency * slot_doubles_;
+    auto* pointers = reinterpret_cast<double**>(gradients + chunks_ * gradient_doubles_);
+    std::fill_n(gradients, chunks_ * gradient_doubles_, 0.0);
+    base::parallel_for(executor_, chunks_, [&](std::int64_t chunk, int slot) {
+      double* memory = slots + slot * slot_doubles_;
+      double** dparams = pointers + static_cast<std::size_t>(slot) * p_.params.size();
+      for (std::size_t i = 0; i < p_.params.size(); ++i)
+        dparams[i] = p_.params[i].gradient.present ? gradients + chunk * gradient_doubles_ + gradient_begin_[i] : nullptr;
+      run_chunk(buffers, tasks_ * chunk / chunks_, tasks_ * (chunk + 1) / chunks_, memory, dparams);
+    });
+    for (std::int64_t chunk = 1; chunk < chunks_ && gradient_doubles_ > 0; ++chunk)
+      for (std::int64_t i = 0; i < gradient_doubles_; ++i) gradients[i] += gradients[chunk * gradient_doubles_ + i];
+    for (std::size_t i = 0; i < p_.params.size(); ++i)
+      if (p_.params[i].gradient.present) store_gradient(buffers.dparams[i], gradients + gradient_begin_[i]);
+  }
+
+ private:
+  void run_chunk(const Buffers& buffers, std::int64_t begin, std::int64_t end, double* memory, double* const* dparams) const {
+    if (p_.pass == Pass::forward) {
+      ForwardRows rows(p_, buffers, longest_, Arena(memory));
+      for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv);
+    } else {
+      BackwardRows rows(p_, buffers, longest_, Arena(memory));
+      for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv, dparams);
+    }
+  }
+
+  Problem p_;
+  Executor executor_;
+  std::int64_t longest_ = 0, slot_doubles_ = 0, gradient_doubles_ = 0, tasks_ = 0, chunks_ = 0;
+  std::vector<std::int64_t> gradient_begin_;
+};
+
+class ReferenceBackend : public planning::Backend {
+ public:
+  std::string name() const override { return "reference"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+  std::vector<TargetInfo> targets() const override { return {{"reference", "f64", true, "exact, slow: the definition of correct"}}; }
+  std::optional<std::string> refuses(const Problem&, const PlanOptions&) const override { return std::nullopt; }
+  std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
+    return std::make_unique<Reference>(problem, options);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<planning::Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
+
+}  // namespace foveal::reference
