@@ -106,7 +106,8 @@ Plan plan(const Attention& attention, const BackwardInputs& inputs, const Backwa
   return Plan(planning::choose(problem::make_problem(attention, inputs, outputs), options, api::backends()));
 }
 
-void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream, const PlanOptions& options) {
+void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream,
+             const PlanOptions& options) {
   plan_and_run(attention, inputs, outputs, stream, options);
 }
 

@@ -68,47 +68,73 @@ double epsilon(DType dtype) { return facts_of(dtype).epsilon; }
 
 double load(const void* data, DType dtype, std::int64_t offset) {
   switch (dtype) {
-    case DType::f64: return element<double>(data, offset);
-    case DType::f32: return element<float>(data, offset);
-    case DType::bf16: return bf16_to_float(element<std::uint16_t>(data, offset));
-    case DType::f16: return f16_to_float(element<std::uint16_t>(data, offset));
-    default: return static_cast<double>(load_integer(data, dtype, offset));
+    case DType::f64:
+      return element<double>(data, offset);
+    case DType::f32:
+      return element<float>(data, offset);
+    case DType::bf16:
+      return bf16_to_float(element<std::uint16_t>(data, offset));
+    case DType::f16:
+      return f16_to_float(element<std::uint16_t>(data, offset));
+    default:
+      return static_cast<double>(load_integer(data, dtype, offset));
   }
 }
 
 std::int64_t load_integer(const void* data, DType dtype, std::int64_t offset) {
   switch (dtype) {
-    case DType::i64: return element<std::int64_t>(data, offset);
-    case DType::i32: return element<std::int32_t>(data, offset);
-    case DType::i16: return element<std::int16_t>(data, offset);
-    case DType::i8: return element<std::int8_t>(data, offset);
-    case DType::u8: return element<std::uint8_t>(data, offset);
-    case DType::boolean: return element<std::uint8_t>(data, offset) != 0;
-    default: return static_cast<std::int64_t>(load(data, dtype, offset));
+    case DType::i64:
+      return element<std::int64_t>(data, offset);
+    case DType::i32:
+      return element<std::int32_t>(data, offset);
+    case DType::i16:
+      return element<std::int16_t>(data, offset);
+    case DType::i8:
+      return element<std::int8_t>(data, offset);
+    case DType::u8:
+      return element<std::uint8_t>(data, offset);
+    case DType::boolean:
+      return element<std::uint8_t>(data, offset) != 0;
+    default:
+      return static_cast<std::int64_t>(load(data, dtype, offset));
   }
 }
 
 void store(void* data, DType dtype, std::int64_t offset, double value) {
   switch (dtype) {
-    case DType::f64: return set_element(data, offset, value);
-    case DType::f32: return set_element(data, offset, static_cast<float>(value));
-    case DType::bf16: return set_element(data, offset, float_to_bf16(round_to_odd(value)));
-    case DType::f16: return set_element(data, offset, float_to_f16(round_to_odd(value)));
-    case DType::i64: return set_element(data, offset, static_cast<std::int64_t>(value));
-    case DType::i32: return set_element(data, offset, static_cast<std::int32_t>(value));
-    case DType::i16: return set_element(data, offset, static_cast<std::int16_t>(value));
-    case DType::i8: return set_element(data, offset, static_cast<std::int8_t>(value));
-    case DType::u8: return set_element(data, offset, static_cast<std::uint8_t>(value));
-    case DType::boolean: return set_element(data, offset, static_cast<std::uint8_t>(value != 0));
+    case DType::f64:
+      return set_element(data, offset, value);
+    case DType::f32:
+      return set_element(data, offset, static_cast<float>(value));
+    case DType::bf16:
+      return set_element(data, offset, float_to_bf16(round_to_odd(value)));
+    case DType::f16:
+      return set_element(data, offset, float_to_f16(round_to_odd(value)));
+    case DType::i64:
+      return set_element(data, offset, static_cast<std::int64_t>(value));
+    case DType::i32:
+      return set_element(data, offset, static_cast<std::int32_t>(value));
+    case DType::i16:
+      return set_element(data, offset, static_cast<std::int16_t>(value));
+    case DType::i8:
+      return set_element(data, offset, static_cast<std::int8_t>(value));
+    case DType::u8:
+      return set_element(data, offset, static_cast<std::uint8_t>(value));
+    case DType::boolean:
+      return set_element(data, offset, static_cast<std::uint8_t>(value != 0));
   }
 }
 
 double round_to(DType dtype, double value) {
   switch (dtype) {
-    case DType::f32: return static_cast<float>(value);
-    case DType::bf16: return bf16_to_float(float_to_bf16(round_to_odd(value)));
-    case DType::f16: return f16_to_float(float_to_f16(round_to_odd(value)));
-    default: return value;
+    case DType::f32:
+      return static_cast<float>(value);
+    case DType::bf16:
+      return bf16_to_float(float_to_bf16(round_to_odd(value)));
+    case DType::f16:
+      return f16_to_float(float_to_f16(round_to_odd(value)));
+    default:
+      return value;
   }
 }
 

@@ -17,8 +17,8 @@ void check_options(const PlanOptions& options, const Backends& backends) {
   FOVEAL_CHECK(options.threads >= 0 && options.threads <= 4096, "options.threads: ", options.threads, "; expected 0 (all) to 4096");
   FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
                "options.executor: expected a concurrency of at least 1 and a function");
-  const bool known = options.backend.empty() || std::any_of(backends.begin(), backends.end(),
-                                                            [&](const auto& backend) { return backend->name() == options.backend; });
+  const bool known = options.backend.empty() ||
+                     std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->name() == options.backend; });
   FOVEAL_CHECK(known, "options.backend: there is no '", options.backend, "'; expected one of ", names(backends));
   if (options.target.empty()) return;
   std::string targets;
@@ -34,7 +34,8 @@ void check_options(const PlanOptions& options, const Backends& backends) {
 /// Why this backend is not even asked; empty when it is.
 std::string not_asked(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
   if (!options.backend.empty() && options.backend != backend.name()) return "another backend was asked for by name";
-  if (backend.device_kind() != problem.device.kind) return problem.device.kind == DeviceKind::cpu ? "the tensors are on the CPU" : "the tensors are on a GPU";
+  if (backend.device_kind() != problem.device.kind)
+    return problem.device.kind == DeviceKind::cpu ? "the tensors are on the CPU" : "the tensors are on a GPU";
   if (options.target.empty()) return {};
   const std::vector<TargetInfo> targets = backend.targets();
   const bool has = std::any_of(targets.begin(), targets.end(), [&](const TargetInfo& info) { return info.target == options.target; });

@@ -38,7 +38,8 @@ std::string Explanation::to_string() const {
   if (!strategy.empty()) line("strategy", strategy);
   if (!reduction.empty()) line("reduction", reduction);
   line("flops", flops_text(flops) + " (nominal " + flops_text(flops_nominal) + ")");
-  line("tiles", std::to_string(tiles_full) + " full, " + std::to_string(tiles_partial) + " partial, " + std::to_string(tiles_empty) + " empty");
+  line("tiles",
+       std::to_string(tiles_full) + " full, " + std::to_string(tiles_partial) + " partial, " + std::to_string(tiles_empty) + " empty");
   line("workspace", bytes_text(workspace_bytes));
   line("deterministic", deterministic ? "yes" : "no");
   for (const auto& [name, value] : details) line(name, value);

@@ -11,7 +11,7 @@ class Writer {
   explicit Writer(std::string& out) : out_(out) { out_.clear(); }
 
   template <class T>
-    requires std::is_scalar_v<T>
+  requires std::is_scalar_v<T>
   void add(T value) {
     char bytes[sizeof(T)];
     std::memcpy(bytes, &value, sizeof(T));

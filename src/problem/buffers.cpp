@@ -1,4 +1,5 @@
-// What must be looked at on every call: that the tensors are those planned for, have data, and that no output shares memory with another tensor.
+// What must be looked at on every call: that the tensors are those planned for, have data, and that no output shares memory with another
+// tensor.
 #include <algorithm>
 #include <cstdint>
 
@@ -72,11 +73,13 @@ std::int64_t checked_lengths(const char* name, const TensorView& cu, std::int64_
 }
 
 void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
-  FOVEAL_CHECK(problem.varlen == (call.varlen != nullptr), "varlen: ", call.varlen ? "given; the plan expects none" : "absent; the plan expects it");
+  FOVEAL_CHECK(problem.varlen == (call.varlen != nullptr),
+               "varlen: ", call.varlen ? "given; the plan expects none" : "absent; the plan expects it");
   if (call.varlen == nullptr) return;
   const auto take_one = [&](const char* name, const TensorView& cu, TensorView& view) {
-    FOVEAL_CHECK(cu.rank == 1 && cu.sizes[0] == problem.batch + 1 && cu.strides[0] == 1 && cu.dtype == problem.cu_seqlens_dtype, "cu_seqlens_",
-                 name, ": ", cu.describe(), "; the plan expects ", to_string(problem.cu_seqlens_dtype), "[", problem.batch + 1, "], contiguous");
+    FOVEAL_CHECK(cu.rank == 1 && cu.sizes[0] == problem.batch + 1 && cu.strides[0] == 1 && cu.dtype == problem.cu_seqlens_dtype,
+                 "cu_seqlens_", name, ": ", cu.describe(), "; the plan expects ", to_string(problem.cu_seqlens_dtype), "[",
+                 problem.batch + 1, "], contiguous");
     FOVEAL_CHECK(cu.device == problem.device, "cu_seqlens_", name, ": on another device than the plan's");
     FOVEAL_CHECK(cu.data != nullptr, "cu_seqlens_", name, ": data is null");
     view = cu;

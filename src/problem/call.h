@@ -23,9 +23,9 @@ enum class Need : std::uint8_t { none, optional, required };
 
 struct Role {
   const char* name;
-  const TensorView* Call::* given;
-  TensorSpec Problem::* spec;
-  TensorView Buffers::* view;
+  const TensorView* Call::*given;
+  TensorSpec Problem::*spec;
+  TensorView Buffers::*view;
   Need forward, backward;
   bool forward_output, backward_output;
 

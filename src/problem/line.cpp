@@ -30,9 +30,12 @@ constexpr std::array<FillRow, 7> fill_rows{
 
 DType default_dtype(Type type, DType problem) {
   switch (type) {
-    case Type::real: return problem == DType::f64 ? DType::f64 : DType::f32;
-    case Type::integer: return DType::i32;
-    case Type::boolean: return DType::boolean;
+    case Type::real:
+      return problem == DType::f64 ? DType::f64 : DType::f32;
+    case Type::integer:
+      return DType::i32;
+    case Type::boolean:
+      return DType::boolean;
   }
   return DType::f32;
 }
@@ -156,7 +159,8 @@ ParamLine parse_param_line(const Token& token, DType problem) {
   std::string_view rest = token.value.substr(close + 1);
   while (!(rest = trimmed(rest)).empty()) {
     std::size_t end = 0;  // a word ends at a space outside parentheses
-    for (int depth = 0; end < rest.size() && (depth > 0 || rest[end] != ' '); ++end) depth += rest[end] == '(' ? 1 : rest[end] == ')' ? -1 : 0;
+    for (int depth = 0; end < rest.size() && (depth > 0 || rest[end] != ' '); ++end)
+      depth += rest[end] == '(' ? 1 : rest[end] == ')' ? -1 : 0;
     const std::string_view word = rest.substr(0, end);
     rest.remove_prefix(end);
     if (const auto dtype = base::parse_dtype(word)) {
@@ -187,7 +191,7 @@ void parse_grads(const Token& token, Line& line) {
   line.dq = line.dk = line.dv = false;
   if (token.value == "none") return;
   for (const std::string_view name : split_at(token.value, ',')) {
-    bool Line::* which = name == "dq" ? &Line::dq : name == "dk" ? &Line::dk : name == "dv" ? &Line::dv : nullptr;
+    bool Line::*which = name == "dq" ? &Line::dq : name == "dk" ? &Line::dk : name == "dv" ? &Line::dv : nullptr;
     if (which == nullptr) fail_at(token, "'" + std::string(name) + "'; expected dq, dk, dv or none");
     line.*which = true;
   }
@@ -227,20 +231,33 @@ class LineParser {
     if (token.key.size() < 2 || token.key[1] < '0' || token.key[1] > '9' || !token.value.empty()) return false;
     const std::string_view digits = token.key.substr(1);
     switch (token.key[0]) {
-      case 'b': line_.batch = number<std::int64_t>(token, digits); return true;
-      case 'h': std::tie(line_.heads_q, line_.heads_kv) = pair_of(token, digits); return true;
-      case 'q': std::tie(line_.seqlen_q, line_.seqlen_kv) = pair_of(token, digits); return true;
-      case 'd': std::tie(line_.head_dim, line_.head_dim_v) = pair_of(token, digits); return true;
-      default: return false;
+      case 'b':
+        line_.batch = number<std::int64_t>(token, digits);
+        return true;
+      case 'h':
+        std::tie(line_.heads_q, line_.heads_kv) = pair_of(token, digits);
+        return true;
+      case 'q':
+        std::tie(line_.seqlen_q, line_.seqlen_kv) = pair_of(token, digits);
+        return true;
+      case 'd':
+        std::tie(line_.head_dim, line_.head_dim_v) = pair_of(token, digits);
+        return true;
+      default:
+        return false;
     }
   }
 
   /// Pass, type and sizes, which other tokens need.
   void header(const Token& token) {
-    if (token.key == "forward" || token.key == "backward") line_.pass = token.key == "forward" ? Pass::forward : Pass::backward;
-    else if (const auto dtype = base::parse_dtype(token.key); dtype && is_floating(*dtype)) line_.dtype = *dtype;
-    else if (token.key == "seed") line_.seed = number<std::uint64_t>(token, token.value);
-    else size_token(token);
+    if (token.key == "forward" || token.key == "backward")
+      line_.pass = token.key == "forward" ? Pass::forward : Pass::backward;
+    else if (const auto dtype = base::parse_dtype(token.key); dtype && is_floating(*dtype))
+      line_.dtype = *dtype;
+    else if (token.key == "seed")
+      line_.seed = number<std::uint64_t>(token, token.value);
+    else
+      size_token(token);
   }
 
   void rest(const Token& token) {
@@ -248,31 +265,54 @@ class LineParser {
     Attention& attention = line_.attention;
     if (key == "forward" || key == "backward" || key == "seed" || base::parse_dtype(key) || is_size(token)) return;
     if (key == "mask" || key == "score" || key == "sink") return;
-    if (key == "layout") layout(token);
-    else if (key == "strides") parse_strides(token, line_);
-    else if (key == "total") line_.varlen = true, std::tie(line_.total_q, line_.total_kv) = pair_of(token, token.value);
-    else if (key == "lengths") lengths(token);
-    else if (key == "cu") line_.cu_seqlens_dtype = one_of<DType>(token, cu_dtypes);
-    else if (key == "param") line_.params.push_back(parse_param_line(token, line_.dtype));
-    else if (key == "scale") attention.scale = number<double>(token, token.value);
-    else if (key == "dropout") parse_dropout(token, attention.dropout);
-    else if (key == "determinism") attention.determinism = one_of<Determinism>(token, determinisms);
-    else if (key == "strategy") attention.backward = one_of<BackwardStrategy>(token, strategies);
-    else if (key == "checked") attention.checked = true;
-    else if (key == "q_offset") attention.q_offset = number<std::int64_t>(token, token.value);
-    else if (key == "kv_offset") attention.kv_offset = number<std::int64_t>(token, token.value);
-    else if (key == "no_lse") line_.lse = false;
-    else if (key == "dlse") line_.dlse = true;
-    else if (key == "grads") parse_grads(token, line_);
-    else if (key == "inputs") line_.fill = one_of<Fill>(token, fills);
-    else if (key == "device") line_.device = parse_device(token);
-    else if (key == "backend") line_.options.backend = std::string(token.value);
-    else if (key == "target") line_.options.target = std::string(token.value);
-    else if (key == "threads") line_.options.threads = number<int>(token, token.value);
+    if (key == "layout")
+      layout(token);
+    else if (key == "strides")
+      parse_strides(token, line_);
+    else if (key == "total")
+      line_.varlen = true, std::tie(line_.total_q, line_.total_kv) = pair_of(token, token.value);
+    else if (key == "lengths")
+      lengths(token);
+    else if (key == "cu")
+      line_.cu_seqlens_dtype = one_of<DType>(token, cu_dtypes);
+    else if (key == "param")
+      line_.params.push_back(parse_param_line(token, line_.dtype));
+    else if (key == "scale")
+      attention.scale = number<double>(token, token.value);
+    else if (key == "dropout")
+      parse_dropout(token, attention.dropout);
+    else if (key == "determinism")
+      attention.determinism = one_of<Determinism>(token, determinisms);
+    else if (key == "strategy")
+      attention.backward = one_of<BackwardStrategy>(token, strategies);
+    else if (key == "checked")
+      attention.checked = true;
+    else if (key == "q_offset")
+      attention.q_offset = number<std::int64_t>(token, token.value);
+    else if (key == "kv_offset")
+      attention.kv_offset = number<std::int64_t>(token, token.value);
+    else if (key == "no_lse")
+      line_.lse = false;
+    else if (key == "dlse")
+      line_.dlse = true;
+    else if (key == "grads")
+      parse_grads(token, line_);
+    else if (key == "inputs")
+      line_.fill = one_of<Fill>(token, fills);
+    else if (key == "device")
+      line_.device = parse_device(token);
+    else if (key == "backend")
+      line_.options.backend = std::string(token.value);
+    else if (key == "target")
+      line_.options.target = std::string(token.value);
+    else if (key == "threads")
+      line_.options.threads = number<int>(token, token.value);
     else
-      fail_at(token, "unknown; expected forward, backward, f64, f32, bf16, f16, bN, hN[:M], qN[:M], dN[:M], or one of layout=, strides=, total=, "
-                     "lengths=, cu=, mask=, score=, param=, sink=, scale=, dropout=, determinism=, strategy=, checked, q_offset=, kv_offset=, no_lse, dlse, "
-                     "grads=, seed=, inputs=, device=, backend=, target=, threads=");
+      fail_at(token,
+              "unknown; expected forward, backward, f64, f32, bf16, f16, bN, hN[:M], qN[:M], dN[:M], or one of layout=, strides=, total=, "
+              "lengths=, cu=, mask=, score=, param=, sink=, scale=, dropout=, determinism=, strategy=, checked, q_offset=, kv_offset=, "
+              "no_lse, dlse, "
+              "grads=, seed=, inputs=, device=, backend=, target=, threads=");
   }
 
   /// Texts that name parameters, after all parameters are known.
@@ -289,7 +329,8 @@ class LineParser {
 
   bool is_size(const Token& token) const {
     const std::string_view key = token.key;
-    return token.value.empty() && key.size() > 1 && (key[0] == 'b' || key[0] == 'h' || key[0] == 'q' || key[0] == 'd') && key[1] >= '0' && key[1] <= '9';
+    return token.value.empty() && key.size() > 1 && (key[0] == 'b' || key[0] == 'h' || key[0] == 'q' || key[0] == 'd') && key[1] >= '0' &&
+           key[1] <= '9';
   }
 
   void layout(const Token& token) {
@@ -315,7 +356,8 @@ class LineParser {
   /// Lengths as given; or the totals dealt out evenly; or drawn from [1, seqlen] with the longest first.
   void finish_varlen() {
     Line& l = line_;
-    const bool told_max = std::any_of(tokens_.begin(), tokens_.end(), [this](const Token& token) { return token.key[0] == 'q' && is_size(token); });
+    const bool told_max =
+        std::any_of(tokens_.begin(), tokens_.end(), [this](const Token& token) { return token.key[0] == 'q' && is_size(token); });
     if (l.lengths.empty()) {
       FOVEAL_CHECK(l.batch >= 1, "problem line: b", l.batch, "; expected at least 1");
       const auto even = [&](std::int64_t total, std::int64_t i) { return total / l.batch + (i < total % l.batch); };
@@ -382,7 +424,8 @@ std::string param_text(const ParamLine& line, DType problem) {
     for (const double arg : line.fill.args) args += (args.empty() ? "" : ", ") + number_text(arg);
     if (!args.empty()) text += "(" + args + ")";
   }
-  if (line.grad) text += line.grad_dtype == default_dtype(Type::real, problem) ? " grad" : std::string(" grad=") + to_string(line.grad_dtype);
+  if (line.grad)
+    text += line.grad_dtype == default_dtype(Type::real, problem) ? " grad" : std::string(" grad=") + to_string(line.grad_dtype);
   return text;
 }
 
@@ -460,7 +503,8 @@ Line parse_line(std::string_view text) { return LineParser(text).parse(); }
 
 std::string to_string(const Line& l) {
   std::string text = std::string(to_string(l.pass)) + " " + to_string(l.dtype) + " b" + std::to_string(l.batch) + " h" +
-                     pair_text(l.heads_q, l.heads_kv) + " q" + pair_text(l.seqlen_q, l.seqlen_kv) + " d" + pair_text(l.head_dim, l.head_dim_v);
+                     pair_text(l.heads_q, l.heads_kv) + " q" + pair_text(l.seqlen_q, l.seqlen_kv) + " d" +
+                     pair_text(l.head_dim, l.head_dim_v);
   if (l.varlen) write_varlen(l, text);
   if (l.layout != Layout::bshd) text += std::string(" layout=") + to_string(l.layout);
   for (std::size_t i = 0; i < l.strides.size(); ++i)
@@ -488,9 +532,12 @@ std::vector<std::int64_t> layout_strides(const Line& l, std::string_view role) {
   if (is_statistic(role)) return {sizes[1] * sizes[2], sizes[2], 1};
   const std::int64_t b = sizes[0], s = sizes[1], h = sizes[2], d = sizes[3];
   switch (l.layout) {
-    case Layout::bshd: break;
-    case Layout::bhsd: return {h * s * d, d, s * d, 1};
-    case Layout::sbhd: return {h * d, b * h * d, d, 1};
+    case Layout::bshd:
+      break;
+    case Layout::bhsd:
+      return {h * s * d, d, s * d, 1};
+    case Layout::sbhd:
+      return {h * d, b * h * d, d, 1};
     case Layout::packed_qkv: {
       if (role == "out" || role == "dout") break;
       const std::int64_t token = l.heads_q * l.head_dim + l.heads_kv * (l.head_dim + l.head_dim_v);
@@ -500,7 +547,8 @@ std::vector<std::int64_t> layout_strides(const Line& l, std::string_view role) {
       constexpr std::int64_t gap = 8;
       return {(s + 3) * h * (d + gap), h * (d + gap), d + gap, 1};
     }
-    case Layout::dim_first: return {h * d * s, 1, d * s, s};
+    case Layout::dim_first:
+      return {h * d * s, 1, d * s, s};
   }
   return {s * h * d, h * d, d, 1};
 }
@@ -513,7 +561,8 @@ Line line_of(const Problem& p) {
   if (p.varlen) l.total_q = p.total_q, l.total_kv = p.total_kv;
   l.attention = p.attention;
   for (const ParamSpec& spec : p.params)
-    l.params.push_back({.param = spec.param, .dtype = spec.tensor.dtype, .fill = {}, .grad = spec.gradient.present, .grad_dtype = spec.gradient.dtype});
+    l.params.push_back(
+        {.param = spec.param, .dtype = spec.tensor.dtype, .fill = {}, .grad = spec.gradient.present, .grad_dtype = spec.gradient.dtype});
   l.lse = p.lse.present, l.dlse = p.dlse.present;
   l.dq = p.dq.present, l.dk = p.dk.present, l.dv = p.dv.present;
 

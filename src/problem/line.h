@@ -14,8 +14,8 @@ namespace foveal::problem {
 
 struct Problem;
 
-/// How tensors lie in memory. packed_qkv: q, k, v (and dq, dk, dv) are views of one buffer [batch, seqlen, heads of q, k, v, dim]; padded: contiguous
-/// but for gaps after every head and every sequence; dim_first: head_dim has a stride other than 1.
+/// How tensors lie in memory. packed_qkv: q, k, v (and dq, dk, dv) are views of one buffer [batch, seqlen, heads of q, k, v, dim]; padded:
+/// contiguous but for gaps after every head and every sequence; dim_first: head_dim has a stride other than 1.
 enum class Layout : std::uint8_t { bshd, bhsd, sbhd, packed_qkv, padded, dim_first };
 
 const char* to_string(Layout layout);
@@ -53,9 +53,9 @@ struct Line {
 
   Attention attention;
   std::vector<ParamLine> params;
-  bool lse = true;                         ///< forward: is it asked for
-  bool dlse = false;                       ///< backward: is it given
-  bool dq = true, dk = true, dv = true;    ///< backward: which are asked for
+  bool lse = true;                       ///< forward: is it asked for
+  bool dlse = false;                     ///< backward: is it given
+  bool dq = true, dk = true, dv = true;  ///< backward: which are asked for
 
   // How to run it; no part of a Problem.
   std::uint64_t seed = 0;

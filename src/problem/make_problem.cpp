@@ -29,8 +29,8 @@ TensorSpec checked_spec(const char* name, const TensorView& view, int rank, cons
   FOVEAL_CHECK(view.present(), name, ": absent; expected ", layout);
   FOVEAL_CHECK(view.rank == rank, name, ": rank ", view.rank, "; expected ", rank, " ", layout);
   for (int d = 0; d < rank; ++d)
-    FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ", d,
-                 "; expected at least 1");
+    FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ",
+                 d, "; expected at least 1");
   FOVEAL_CHECK(view.device == call.q->device, name, ": on another device than q");
   return spec_of(logical_view(view, call.varlen != nullptr));
 }
@@ -67,7 +67,8 @@ void read_sizes(Problem& p, const Call& call) {
   check_dtype("v", p.v.dtype, p.dtype, "q's");
   FOVEAL_CHECK(p.k.sizes[0] == p.batch, "k: batch ", p.k.sizes[0], " differs from q's ", p.batch);
   FOVEAL_CHECK(p.v.sizes[0] == p.batch, "v: batch ", p.v.sizes[0], " differs from q's ", p.batch);
-  FOVEAL_CHECK(p.heads_q % p.heads_kv == 0, "k: heads ", p.heads_kv, " does not divide q's ", p.heads_q, "; expected a divisor of ", p.heads_q);
+  FOVEAL_CHECK(p.heads_q % p.heads_kv == 0, "k: heads ", p.heads_kv, " does not divide q's ", p.heads_q, "; expected a divisor of ",
+               p.heads_q);
   FOVEAL_CHECK(p.k.sizes[3] == p.head_dim, "k: head_dim ", p.k.sizes[3], " differs from q's ", p.head_dim);
   FOVEAL_CHECK(p.v.sizes[2] == p.heads_kv, "v: heads ", p.v.sizes[2], " differs from k's ", p.heads_kv);
   FOVEAL_CHECK(p.v.sizes[1] == p.k.sizes[1], packed ? "v: total " : "v: seqlen ", p.v.sizes[1], " differs from k's ", p.k.sizes[1]);
@@ -92,11 +93,12 @@ void read_varlen(Problem& p, const Call& call) {
   p.cu_seqlens_dtype = varlen.cu_seqlens_q.dtype;
   check_dtype("cu_seqlens_kv", varlen.cu_seqlens_kv.dtype, p.cu_seqlens_dtype, "cu_seqlens_q's");
   p.batch = varlen.cu_seqlens_q.sizes[0] - 1;
-  FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ", p.batch + 1,
-               ", cu_seqlens_q's");
+  FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ",
+               p.batch + 1, ", cu_seqlens_q's");
   p.seqlen_q = varlen.max_seqlen_q, p.seqlen_kv = varlen.max_seqlen_kv;
   const std::int64_t least = p.device.kind == DeviceKind::cpu ? 0 : 1;
-  const char* accepted = least == 0 ? "; expected a length, or 0 to find out" : "; expected the longest sequence (it cannot be found out on this device)";
+  const char* accepted =
+      least == 0 ? "; expected a length, or 0 to find out" : "; expected the longest sequence (it cannot be found out on this device)";
   FOVEAL_CHECK(p.seqlen_q >= least, "max_seqlen_q: ", p.seqlen_q, accepted);
   FOVEAL_CHECK(p.seqlen_kv >= least, "max_seqlen_kv: ", p.seqlen_kv, accepted);
 }
@@ -106,8 +108,8 @@ void check_limits(const Problem& p) {
   FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
   FOVEAL_CHECK(a.kv_offset >= 0, "kv_offset: ", a.kv_offset, "; expected 0 or more");
   const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
-  FOVEAL_CHECK(a.q_offset <= max_position - std::min(last_q, max_position), "q: last position ", a.q_offset, " + ", last_q, "; expected at most ",
-               max_position);
+  FOVEAL_CHECK(a.q_offset <= max_position - std::min(last_q, max_position), "q: last position ", a.q_offset, " + ", last_q,
+               "; expected at most ", max_position);
   FOVEAL_CHECK(a.kv_offset <= max_position - std::min(last_kv, max_position), "k: last position ", a.kv_offset, " + ", last_kv,
                "; expected at most ", max_position);
   FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
@@ -151,18 +153,24 @@ void read_results(Problem& p, const Call& call) {
 
 bool accepts(Type type, DType dtype) {
   switch (type) {
-    case Type::real: return is_floating(dtype);
-    case Type::integer: return base::is_integral(dtype);
-    case Type::boolean: return dtype == DType::boolean || dtype == DType::u8;
+    case Type::real:
+      return is_floating(dtype);
+    case Type::integer:
+      return base::is_integral(dtype);
+    case Type::boolean:
+      return dtype == DType::boolean || dtype == DType::u8;
   }
   return false;
 }
 
 const char* accepted_dtypes(Type type) {
   switch (type) {
-    case Type::real: return "f64, f32, bf16 or f16";
-    case Type::integer: return "i64, i32, i16, i8 or u8";
-    case Type::boolean: return "boolean or u8";
+    case Type::real:
+      return "f64, f32, bf16 or f16";
+    case Type::integer:
+      return "i64, i32, i16, i8 or u8";
+    case Type::boolean:
+      return "boolean or u8";
   }
   return "";
 }
@@ -192,8 +200,8 @@ void read_param_gradients(Problem& p, const Call& call) {
   for (const ParamBinding& wanted : *call.dparams) {
     FOVEAL_CHECK(wanted.param.present(), "dparams: a binding without a parameter");
     const std::string what = "gradient of parameter " + wanted.param.name();
-    const auto bound = std::find_if(p.params.begin(), p.params.end(),
-                                    [&](const ParamSpec& spec) { return spec.param.name() == wanted.param.name(); });
+    const auto bound =
+        std::find_if(p.params.begin(), p.params.end(), [&](const ParamSpec& spec) { return spec.param.name() == wanted.param.name(); });
     FOVEAL_CHECK(bound != p.params.end(), what, ": the parameter is not bound in params");
     FOVEAL_CHECK(!bound->gradient.present, what, ": wanted twice");
     FOVEAL_CHECK(bound->param.type() == Type::real, what, ": a parameter of type ", to_string(bound->param.type()),
@@ -213,8 +221,8 @@ void read_sink(Problem& p) {
   const Param& sink = *p.attention.sink;
   FOVEAL_CHECK(sink.present(), "sink: a Param without a name");
   FOVEAL_CHECK(sink.type() == Type::real, "sink: parameter ", sink.name(), " is ", to_string(sink.type()), "; expected real");
-  FOVEAL_CHECK(sink.shape() == std::vector<std::int64_t>{p.heads_q}, "sink: parameter ", sink.name(), " has shape ", shape_text(sink.shape()),
-               "; expected [", p.heads_q, "], one logit per query head");
+  FOVEAL_CHECK(sink.shape() == std::vector<std::int64_t>{p.heads_q}, "sink: parameter ", sink.name(), " has shape ",
+               shape_text(sink.shape()), "; expected [", p.heads_q, "], one logit per query head");
   for (std::size_t i = 0; i < p.params.size(); ++i)
     if (p.params[i].param.name() == sink.name()) p.sink = static_cast<int>(i);
   FOVEAL_CHECK(p.sink >= 0, "sink: parameter ", sink.name(), " is not bound in params");

@@ -8,10 +8,14 @@ const char* to_string(Determinism determinism) { return determinism == Determini
 
 const char* to_string(BackwardStrategy strategy) {
   switch (strategy) {
-    case BackwardStrategy::automatic: return "automatic";
-    case BackwardStrategy::fused: return "fused";
-    case BackwardStrategy::split: return "split";
-    case BackwardStrategy::two_scan: return "two_scan";
+    case BackwardStrategy::automatic:
+      return "automatic";
+    case BackwardStrategy::fused:
+      return "fused";
+    case BackwardStrategy::split:
+      return "split";
+    case BackwardStrategy::two_scan:
+      return "two_scan";
   }
   return "unknown";
 }

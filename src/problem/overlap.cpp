@@ -33,7 +33,8 @@ struct Equation {
 
   /// Largest strides first: what the inner terms can still reach leaves only a few values for each outer one.
   bool solvable(std::int64_t target) {
-    std::sort(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(count), [](const Term& a, const Term& b) { return a.stride > b.stride; });
+    std::sort(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(count),
+              [](const Term& a, const Term& b) { return a.stride > b.stride; });
     int budget = 4096;
     return search(0, target, budget);
   }

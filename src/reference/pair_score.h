@@ -3,11 +3,26 @@
 #include <cstdint>
 
 #include "problem/problem.h"
+#include "score/evaluate.h"
 
 namespace foveal::reference {
 
-struct Pair {
-  std::int64_t batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv;
+/// Reads a problem's parameters. An index outside is clamped; the first one is remembered, for it may be an error.
+class ParamValues : public scoring::ParamReader {
+ public:
+  ParamValues(const problem::Problem& problem, const problem::Buffers& buffers) : problem_(problem), buffers_(buffers) {}
+  double read(std::int32_t param, const std::int64_t* index) const override;
+
+  void forget() { outside_param_ = -1; }
+  /// Throws invalid_argument when the problem is checked and an index was outside since forget().
+  void refuse_outside(const scoring::Point& point) const;
+
+ private:
+  const problem::Problem& problem_;
+  const problem::Buffers& buffers_;
+  mutable std::int32_t outside_param_ = -1;
+  mutable std::size_t outside_dimension_ = 0;
+  mutable std::int64_t outside_index_ = 0;
 };
 
 /// Evaluates the programs of a problem. Keeps the values of the last evaluation, so each thread needs its own.
@@ -15,33 +30,24 @@ class PairScore {
  public:
   /// values: doubles(problem) of them.
   PairScore(const problem::Problem& problem, const problem::Buffers& buffers, double* values)
-      : problem_(problem), buffers_(buffers), values_(values) {}
+      : problem_(problem), params_(problem, buffers), values_(values) {}
   static std::int64_t doubles(const problem::Problem& problem);
 
   /// Does the mask keep the pair?
-  bool keeps(const Pair& pair);
-  /// score_mod(raw).
-  double modified(const Pair& pair, double raw);
-  /// d score_mod / d raw; afterwards factor() and element() answer for this pair.
-  double derivative(const Pair& pair, double raw);
+  bool keeps(const scoring::Point& point);
+  /// score_mod of point.score.
+  double modified(const scoring::Point& point);
+  /// d score_mod / d score; afterwards factor() and element() answer for this point.
+  double derivative(const scoring::Point& point);
   /// d score_mod / d (trainable read i of ScoreProgram::reads).
   double factor(std::size_t read) const;
   /// Which element of its parameter the read touched, as a row-major index.
   std::int64_t element(std::size_t read) const;
 
  private:
-  void evaluate(const scoring::Program& program, const Pair& pair, double raw);
-  double read(const scoring::Instr& instr);
-  std::int64_t clamped(std::size_t param, std::size_t dimension, double index);
-  void refuse_out_of_range(const Pair& pair) const;
-
   const problem::Problem& problem_;
-  const problem::Buffers& buffers_;
+  ParamValues params_;
   double* values_;
-  // The first index found outside its parameter in the last evaluation, if any.
-  bool outside_ = false;
-  std::size_t outside_param_ = 0, outside_dimension_ = 0;
-  double outside_index_ = 0;
 };
 
 }  // namespace foveal::reference

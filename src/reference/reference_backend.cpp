@@ -94,17 +94,22 @@ class Rows {
         keep_scale_(1 / (1 - problem.attention.dropout.p)) {}
 
  protected:
-  Pair pair_of(const Row& row, std::int64_t kv) const {
-    return {row.sequence.batch,        row.head, row.q + p_.attention.q_offset, kv + p_.attention.kv_offset, row.sequence.seqlen_q,
-            row.sequence.seqlen_kv};
+  scoring::Point point_of(const Row& row, std::int64_t kv) const {
+    return {.score = 0,
+            .batch = row.sequence.batch,
+            .head = row.head,
+            .q_idx = row.q + p_.attention.q_offset,
+            .kv_idx = kv + p_.attention.kv_offset,
+            .seqlen_q = row.sequence.seqlen_q,
+            .seqlen_kv = row.sequence.seqlen_kv};
   }
 
   /// 0 for a dropped pair, 1 / (1 - p) for one that stays.
-  double dropout_factor(const Pair& pair) const {
+  double dropout_factor(const scoring::Point& point) const {
     const Dropout& dropout = p_.attention.dropout;
     if (dropout.p == 0) return 1;
-    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(pair.batch * p_.heads_q + pair.head),
-                                         static_cast<std::uint32_t>(pair.q_idx), static_cast<std::uint32_t>(pair.kv_idx));
+    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(point.batch * p_.heads_q + point.head),
+                                         static_cast<std::uint32_t>(point.q_idx), static_cast<std::uint32_t>(point.kv_idx));
     return bits >= drop_threshold_ ? keep_scale_ : 0;
   }
 
@@ -154,10 +159,11 @@ class ForwardRows : Rows {
     const double sink = this->sink(row.head);
     double largest = sink;
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
-      const Pair pair = pair_of(row, kv);
+      scoring::Point point = point_of(row, kv);
       scores_[kv] = minus_infinity;  // a masked pair and one of score -inf are the same
-      if (!score_.keeps(pair)) continue;
-      scores_[kv] = score_.modified(pair, p_.scale * dot(q_, k_ + kv * p_.head_dim, p_.head_dim));
+      if (!score_.keeps(point)) continue;
+      point.score = p_.scale * dot(q_, k_ + kv * p_.head_dim, p_.head_dim);
+      scores_[kv] = score_.modified(point);
       largest = std::max(scores_[kv], largest);  // passes over a NaN, which then spoils the sum
     }
     double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
@@ -166,7 +172,7 @@ class ForwardRows : Rows {
       if (scores_[kv] == minus_infinity) continue;
       const double weight = std::exp(scores_[kv] - largest);
       sum += weight;
-      if (const double factor = dropout_factor(pair_of(row, kv)); factor != 0)
+      if (const double factor = dropout_factor(point_of(row, kv)); factor != 0)
         add_scaled(out_, weight * factor, v_ + kv * p_.head_dim_v, p_.head_dim_v);
     }
     if (sum != 0)
@@ -227,17 +233,17 @@ class BackwardRows : Rows {
     const double delta = dot(dout_, out_, p_.head_dim_v) - dlse;
     bool attends = false;
     for (std::int64_t kv = 0; kv < row.sequence.seqlen_kv; ++kv) {
-      const Pair pair = pair_of(row, kv);
-      if (!score_.keeps(pair)) continue;
+      scoring::Point point = point_of(row, kv);
+      if (!score_.keeps(point)) continue;
       const double *k = k_ + kv * p_.head_dim, *v = v_ + kv * p_.head_dim_v;
-      const double raw = p_.scale * dot(q_, k, p_.head_dim);
-      const double modified = score_.modified(pair, raw);
+      point.score = p_.scale * dot(q_, k, p_.head_dim);
+      const double modified = score_.modified(point);
       if (modified == minus_infinity) continue;
       attends = true;
-      const double weight = std::exp(modified - lse), factor = dropout_factor(pair);
+      const double weight = std::exp(modified - lse), factor = dropout_factor(point);
       const double dweight = factor == 0 ? 0 : factor * dot(dout_, v, p_.head_dim_v);
       const double dmodified = weight * (dweight - delta);
-      const double draw = dmodified * score_.derivative(pair, raw) * p_.scale;
+      const double draw = dmodified * score_.derivative(point) * p_.scale;
       add_scaled(dq_, draw, k, p_.head_dim);
       add_scaled(dk_ + kv * p_.head_dim, draw, q_, p_.head_dim);
       add_scaled(dv_ + kv * p_.head_dim_v, weight * factor, dout_, p_.head_dim_v);
@@ -266,8 +272,8 @@ void store_gradient(const TensorView& tensor, const double* from) {
   }
 }
 
-/// Tasks are (batch, kv head). They are dealt out in chunks, each with its own accumulators for the parameters, summed in order at the end: the
-/// number of chunks depends on the problem alone, so the result does not depend on the threads.
+/// Tasks are (batch, kv head). They are dealt out in chunks, each with its own accumulators for the parameters, summed in order at the end:
+/// the number of chunks depends on the problem alone, so the result does not depend on the threads.
 class Reference : public planning::Executable {
  public:
   Reference(const Problem& problem, const PlanOptions& options)

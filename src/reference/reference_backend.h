@@ -1,5 +1,6 @@
 #pragma once
-// The slow exact backend: everything foveal means, row by row in double, on tensors of any type and strides. What it computes is correct by definition.
+// The slow exact backend: everything foveal means, row by row in double, on tensors of any type and strides. What it computes is correct by
+// definition.
 #include <memory>
 
 #include "plan/backend.h"
