@@ -1,0 +1,240 @@
+// Expressions by operators: types, promotion, and the errors of a wrong one.
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+#include "foveal/score.h"
+#include "foveal/tensor.h"
+#include "score/names.h"
+#include "score/node.h"
+#include "score/op_table.h"
+
+namespace foveal {
+
+using scoring::Node;
+using scoring::Op;
+using NodePtr = std::shared_ptr<const Node>;
+
+const char* to_string(Type type) {
+  switch (type) {
+    case Type::boolean:
+      return "boolean";
+    case Type::integer:
+      return "integer";
+    case Type::real:
+      return "real";
+  }
+  return "?";
+}
+
+namespace scoring {
+
+Node::~Node() {
+  std::vector<NodePtr> pending;
+  const auto take = [&pending](std::vector<NodePtr>& args) {
+    for (NodePtr& arg : args)
+      if (arg.use_count() == 1) pending.push_back(std::move(arg));
+    args.clear();
+  };
+  take(args);
+  while (!pending.empty()) {
+    const NodePtr last = std::move(pending.back());
+    pending.pop_back();
+    if (last.use_count() == 1) take(const_cast<Node&>(*last).args);  // nobody else holds it
+  }
+}
+
+}  // namespace scoring
+
+namespace {
+
+NodePtr constant(Op op, Type type, double real, std::int64_t integer) {
+  auto node = std::make_shared<Node>(op, type);
+  node->real = real;
+  node->integer = integer;
+  return node;
+}
+
+/// "operator +" or "exp"
+std::string title(Op op) {
+  const std::string_view text = scoring::row(op).text;
+  const bool is_function = std::isalpha(static_cast<unsigned char>(text.front())) != 0;
+  return (is_function ? "" : "operator ") + std::string(text);
+}
+
+Type type_of(const Expr& expr, Op op) {
+  FOVEAL_CHECK(expr.present(), title(op), ": an operand is an absent Expr");
+  return expr.node()->type;
+}
+
+NodePtr cast(const Expr& expr, Type to) {
+  const Type from = expr.node()->type;
+  if (from == to) return expr.node();
+  const Op op = to == Type::real ? Op::to_real : to == Type::integer ? Op::to_integer : Op::to_boolean;
+  return std::make_shared<Node>(op, to, std::vector<NodePtr>{expr.node()});
+}
+
+Expr apply(Op op, Type result, std::vector<NodePtr> args) { return Expr(std::make_shared<Node>(op, result, std::move(args))); }
+
+/// Operands of signature n: promoted to the wider type, at least integer.
+Expr arithmetic(Op op, const Expr& a, const Expr& b, std::optional<Type> result = std::nullopt) {
+  const Type common = std::max({type_of(a, op), type_of(b, op), Type::integer});
+  return apply(op, result.value_or(common), {cast(a, common), cast(b, common)});
+}
+
+Expr of_reals(Op op, const Expr& a, const Expr& b) {
+  type_of(a, op), type_of(b, op);
+  return apply(op, Type::real, {cast(a, Type::real), cast(b, Type::real)});
+}
+
+Expr of_real(Op op, const Expr& x) {
+  type_of(x, op);
+  return apply(op, Type::real, {cast(x, Type::real)});
+}
+
+Expr of_number(Op op, const Expr& x) {
+  const Type type = std::max(type_of(x, op), Type::integer);
+  return apply(op, type, {cast(x, type)});
+}
+
+Expr logical(Op op, const Expr& a, const Expr& b) {
+  const Type x = type_of(a, op), y = type_of(b, op);
+  FOVEAL_CHECK(x == Type::boolean && y == Type::boolean, title(op), ": operands are ", to_string(x), " and ", to_string(y),
+               "; expected boolean and boolean (compare a number, as in x != 0)");
+  return apply(op, Type::boolean, {a.node(), b.node()});
+}
+
+/// Comparison of booleans is logic; of anything else, arithmetic.
+Expr comparison(Op op, const Expr& a, const Expr& b) {
+  if (type_of(a, op) == Type::boolean && type_of(b, op) == Type::boolean) {
+    switch (op) {
+      case Op::eq:
+        return !(a ^ b);
+      case Op::ne:
+        return a ^ b;
+      case Op::lt:
+        return (!a) & b;
+      default:
+        return (!a) | b;
+    }
+  }
+  return arithmetic(op, a, b, Type::boolean);
+}
+
+Expr symbol(Op op, Type type) { return apply(op, type, {}); }
+
+}  // namespace
+
+Expr::Expr(bool value) : node_(constant(Op::boolean_const, Type::boolean, 0, value)) {}
+Expr::Expr(int value) : Expr(static_cast<long long>(value)) {}
+Expr::Expr(long value) : Expr(static_cast<long long>(value)) {}
+Expr::Expr(long long value) : node_(constant(Op::integer_const, Type::integer, 0, value)) {}
+Expr::Expr(double value) : node_(constant(Op::real_const, Type::real, value, 0)) {
+  FOVEAL_CHECK(!std::isnan(value), "Expr: the constant is NaN; expected a number or an infinity");
+}
+
+Type Expr::type() const {
+  FOVEAL_CHECK(present(), "Expr: absent, it has no type");
+  return node_->type;
+}
+
+Param::Param(std::string name, std::vector<std::int64_t> shape, Type type) {
+  FOVEAL_CHECK(scoring::is_identifier(name), "Param: name \"", name,
+               "\" is no identifier; expected a letter or _, then letters, digits or _");
+  FOVEAL_CHECK(!scoring::is_reserved(name), "Param: name \"", name, "\" is a symbol, function or keyword of the score language");
+  FOVEAL_CHECK(shape.size() <= TensorView::max_rank, "Param ", name, ": rank ", shape.size(), "; expected at most ", TensorView::max_rank);
+  for (std::int64_t size : shape) FOVEAL_CHECK(size > 0, "Param ", name, ": a size is ", size, "; expected positive sizes");
+  info_ = std::make_shared<const Info>(Info{std::move(name), std::move(shape), type});
+}
+
+Expr Param::read(std::vector<Expr> index) const {
+  FOVEAL_CHECK(present(), "Param: absent, it cannot be read");
+  FOVEAL_CHECK(index.size() == shape().size(), "parameter ", name(), ": read with ", index.size(), " indices; expected ", shape().size());
+  std::vector<NodePtr> args;
+  for (std::size_t i = 0; i < index.size(); ++i) {
+    FOVEAL_CHECK(index[i].present(), "parameter ", name(), ": index ", i, " is an absent Expr");
+    const Type type = index[i].type();
+    FOVEAL_CHECK(type != Type::real, "parameter ", name(), ": index ", i, " is real; expected integer (see to_integer and floor_div)");
+    args.push_back(cast(index[i], Type::integer));
+  }
+  auto node = std::make_shared<Node>(Op::read, type(), std::move(args));
+  node->param = info_;
+  return Expr(NodePtr(std::move(node)));
+}
+
+namespace symbols {
+const Expr score = symbol(Op::score, Type::real);
+const Expr batch = symbol(Op::batch, Type::integer);
+const Expr head = symbol(Op::head, Type::integer);
+const Expr q_idx = symbol(Op::q_idx, Type::integer);
+const Expr kv_idx = symbol(Op::kv_idx, Type::integer);
+const Expr seqlen_q = symbol(Op::seqlen_q, Type::integer);
+const Expr seqlen_kv = symbol(Op::seqlen_kv, Type::integer);
+}  // namespace symbols
+
+Expr operator+(const Expr& a, const Expr& b) { return arithmetic(Op::add, a, b); }
+Expr operator-(const Expr& a, const Expr& b) { return arithmetic(Op::sub, a, b); }
+Expr operator*(const Expr& a, const Expr& b) { return arithmetic(Op::mul, a, b); }
+Expr operator/(const Expr& a, const Expr& b) { return of_reals(Op::div, a, b); }
+Expr operator%(const Expr& a, const Expr& b) { return arithmetic(Op::mod, a, b); }
+Expr operator-(const Expr& a) { return of_number(Op::neg, a); }
+Expr operator==(const Expr& a, const Expr& b) { return comparison(Op::eq, a, b); }
+Expr operator!=(const Expr& a, const Expr& b) { return comparison(Op::ne, a, b); }
+Expr operator<(const Expr& a, const Expr& b) { return comparison(Op::lt, a, b); }
+Expr operator<=(const Expr& a, const Expr& b) { return comparison(Op::le, a, b); }
+Expr operator>(const Expr& a, const Expr& b) { return comparison(Op::lt, b, a); }
+Expr operator>=(const Expr& a, const Expr& b) { return comparison(Op::le, b, a); }
+Expr operator&(const Expr& a, const Expr& b) { return logical(Op::logical_and, a, b); }
+Expr operator|(const Expr& a, const Expr& b) { return logical(Op::logical_or, a, b); }
+Expr operator^(const Expr& a, const Expr& b) { return logical(Op::logical_xor, a, b); }
+Expr operator!(const Expr& a) {
+  const Type type = type_of(a, Op::logical_not);
+  FOVEAL_CHECK(type == Type::boolean, title(Op::logical_not), ": the operand is ", to_string(type), "; expected boolean");
+  return apply(Op::logical_not, Type::boolean, {a.node()});
+}
+Expr operator~(const Expr& a) { return !a; }
+
+Expr floor_div(const Expr& a, const Expr& b) { return arithmetic(Op::floor_div, a, b); }
+
+Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false) {
+  const Type type = type_of(condition, Op::select);
+  FOVEAL_CHECK(type == Type::boolean, "where: the condition is ", to_string(type), "; expected boolean (compare a number, as in x != 0)");
+  const Type common = std::max(type_of(if_true, Op::select), type_of(if_false, Op::select));
+  return apply(Op::select, common, {condition.node(), cast(if_true, common), cast(if_false, common)});
+}
+
+Expr min(const Expr& a, const Expr& b) { return arithmetic(Op::min, a, b); }
+Expr max(const Expr& a, const Expr& b) { return arithmetic(Op::max, a, b); }
+Expr clamp(const Expr& x, const Expr& low, const Expr& high) { return min(max(x, low), high); }
+Expr abs(const Expr& x) { return of_number(Op::abs, x); }
+Expr exp(const Expr& x) { return of_real(Op::exp, x); }
+Expr exp2(const Expr& x) { return of_real(Op::exp2, x); }
+Expr log(const Expr& x) { return of_real(Op::log, x); }
+Expr log2(const Expr& x) { return of_real(Op::log2, x); }
+Expr sqrt(const Expr& x) { return of_real(Op::sqrt, x); }
+Expr rsqrt(const Expr& x) { return of_real(Op::rsqrt, x); }
+Expr tanh(const Expr& x) { return of_real(Op::tanh, x); }
+Expr sigmoid(const Expr& x) { return of_real(Op::sigmoid, x); }
+Expr sin(const Expr& x) { return of_real(Op::sin, x); }
+Expr cos(const Expr& x) { return of_real(Op::cos, x); }
+Expr tan(const Expr& x) { return of_real(Op::tan, x); }
+Expr erf(const Expr& x) { return of_real(Op::erf, x); }
+Expr floor(const Expr& x) { return of_real(Op::floor, x); }
+Expr pow(const Expr& x, const Expr& exponent) { return of_reals(Op::pow, x, exponent); }
+
+Expr to_real(const Expr& x) {
+  type_of(x, Op::to_real);
+  return Expr(cast(x, Type::real));
+}
+Expr to_integer(const Expr& x) {
+  type_of(x, Op::to_integer);
+  return Expr(cast(x, Type::integer));
+}
+Expr to_boolean(const Expr& x) {
+  type_of(x, Op::to_boolean);
+  return Expr(cast(x, Type::boolean));
+}
+
+}  // namespace foveal

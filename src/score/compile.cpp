@@ -1,0 +1,154 @@
+// From a score_mod and a mask to the programs that backends run.
+#include <cmath>
+
+#include "base/check.h"
+#include "score/derivative.h"
+#include "score/graph.h"
+#include "score/print.h"
+#include "score/program.h"
+#include "score/reduction.h"
+
+namespace foveal::scoring {
+namespace {
+
+ValueId lower_score(Graph& graph, const Expr& score_mod) {
+  if (!score_mod.present()) return graph.symbol(Op::score);
+  FOVEAL_CHECK(score_mod.type() != Type::boolean, "score_mod: the expression is boolean; expected real (a boolean one is a mask)");
+  return graph.to_real(graph.lower(score_mod));
+}
+
+ValueId lower_mask(Graph& graph, const Expr& mask) {
+  if (!mask.present()) return graph.boolean(true);
+  FOVEAL_CHECK(mask.type() == Type::boolean, "mask: the expression is ", to_string(mask.type()),
+               "; expected boolean (compare a number, as in x != 0)");
+  const ValueId keep = graph.lower(mask);
+  FOVEAL_CHECK((graph.depends(keep) & depends_score) == 0,
+               "mask: it reads score; expected only batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv and parameters");
+  return keep;
+}
+
+/// A score of -inf is a pair that is not kept. Said by the mask, it lets whole tiles be skipped.
+void move_to_mask(Graph& graph, ValueId& score, ValueId& keep) {
+  const auto is_minus_inf = [&](ValueId id) { return graph[id].op == Op::real_const && graph[id].real == -INFINITY; };
+  for (;;) {
+    const Instr instr = graph[score];
+    if (instr.op != Op::select || graph.depends(instr.arg[0]) & depends_score) return;
+    ValueId condition = instr.arg[0];
+    if (is_minus_inf(instr.arg[2])) {
+      score = instr.arg[1];
+    } else if (is_minus_inf(instr.arg[1])) {
+      condition = graph.make(Op::logical_not, condition);
+      score = instr.arg[2];
+    } else {
+      return;
+    }
+    keep = graph.make(Op::logical_and, keep, condition);
+  }
+}
+
+/// The reads of each parameter that `value` is made of.
+std::vector<ValueId> reads_in(const Graph& graph, ValueId value) {
+  std::vector<ValueId> new_id;
+  graph.program({value}, new_id);
+  std::vector<ValueId> reads;
+  for (std::size_t id = 0; id < new_id.size(); ++id)
+    if (new_id[id] >= 0 && graph[static_cast<ValueId>(id)].op == Op::read) reads.push_back(static_cast<ValueId>(id));
+  return reads;
+}
+
+class Compiler {
+ public:
+  explicit Compiler(const Request& request) : request_(request), graph_(request.params, true) {}
+
+  ScoreProgram operator()() {
+    check_request();
+    ValueId score = lower_score(graph_, request_.score_mod);
+    std::vector<bool> in_score(request_.params.size(), false);
+    for (std::size_t id = 0; id < graph_.size(); ++id)
+      if (const Instr& instr = graph_[static_cast<ValueId>(id)]; instr.op == Op::read)
+        in_score[static_cast<std::size_t>(instr.param)] = true;
+    ValueId keep = lower_mask(graph_, request_.mask);
+    move_to_mask(graph_, score, keep);
+
+    for (std::size_t i = 0; i < request_.params.size(); ++i) {
+      const Param::Info& info = *request_.params[i].info();
+      const bool trainable = wants_gradient(i);
+      FOVEAL_CHECK(!trainable || info.type == Type::real, "parameter ", info.name, ": a gradient is wanted but it is ",
+                   to_string(info.type), "; expected a real parameter");
+      FOVEAL_CHECK(!trainable || in_score[i], "parameter ", info.name, ": a gradient is wanted but the score_mod does not read it");
+      result_.params.push_back({info.name, info.shape, info.type, trainable, false});
+    }
+    if (score != graph_.symbol(Op::score)) result_.forward = graph_.program({score});
+    if (keep != graph_.boolean(true)) result_.mask = graph_.program({keep});
+    result_.text = "score_mod=" + print(graph_, score) + "; mask=" + print(graph_, keep);
+    for (std::size_t i = 0; i < request_.params.size(); ++i) {
+      result_.text += "; " + print(*request_.params[i].info()) + (wants_gradient(i) ? " trained" : "");
+    }
+    if (request_.backward) add_backward(score);
+    return std::move(result_);
+  }
+
+ private:
+  bool wants_gradient(std::size_t param) const { return param < request_.wants_gradient.size() && request_.wants_gradient[param]; }
+
+  void check_request() const {
+    FOVEAL_CHECK(request_.wants_gradient.empty() || request_.wants_gradient.size() == request_.params.size(),
+                 "wants_gradient: ", request_.wants_gradient.size(), " entries; expected one for each of ", request_.params.size(),
+                 " params");
+    for (std::size_t i = 0; i < request_.params.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j)
+        FOVEAL_CHECK(request_.params[i].name() != request_.params[j].name(), "parameter ", request_.params[i].name(),
+                     ": bound twice; expected one binding for each name");
+  }
+
+  /// Summed along kv the gradient of the score is exactly zero, so what only adds a term that is the same for a whole row has none.
+  bool cancels_along_kv(ValueId read, ValueId factor) const {
+    constexpr std::uint8_t varies = depends_kv | depends_score;
+    return !request_.row_constant_terms_matter && ((graph_.depends(read) | graph_.depends(factor)) & varies) == 0;
+  }
+
+  void add_backward(ValueId score) {
+    const ValueId derivative = differentiate(graph_, score, graph_.symbol(Op::score));
+    const ValueId dscore = derivative == zero_tangent ? graph_.real(0) : derivative;
+    std::vector<ValueId> outputs{dscore};
+    for (ParamInfo& param : result_.params) param.gradient_is_zero = param.trainable;
+    for (ValueId read : reads_in(graph_, score)) {
+      const Instr instr = graph_[read];
+      ParamInfo& param = result_.params[static_cast<std::size_t>(instr.param)];
+      if (!param.trainable) continue;
+      const ValueId factor = differentiate(graph_, score, read);
+      if (factor == zero_tangent || cancels_along_kv(read, factor)) continue;
+      param.gradient_is_zero = false;
+      TrainableRead trained{instr.param, instr.index, factor, classify_reduction(graph_, instr.index)};
+      for (ValueId index : instr.index) {
+        trained.reads_head |= graph_[index].op == Op::head;
+        trained.reads_batch |= graph_[index].op == Op::batch;
+      }
+      outputs.push_back(factor);
+      outputs.insert(outputs.end(), instr.index.begin(), instr.index.end());
+      result_.reads.push_back(std::move(trained));
+    }
+    outputs.push_back(score);
+    std::vector<ValueId> new_id;
+    result_.backward = graph_.program(outputs, new_id);
+    const auto renumber = [&new_id](ValueId& id) { id = new_id[static_cast<std::size_t>(id)]; };
+    result_.dscore = dscore;
+    result_.modified = score;
+    renumber(result_.dscore);
+    renumber(result_.modified);
+    for (TrainableRead& read : result_.reads) {
+      renumber(read.factor);
+      for (ValueId& index : read.index) renumber(index);
+    }
+  }
+
+  const Request& request_;
+  Graph graph_;
+  ScoreProgram result_;
+};
+
+}  // namespace
+
+ScoreProgram compile(const Request& request) { return Compiler(request)(); }
+
+}  // namespace foveal::scoring

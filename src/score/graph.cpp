@@ -1,0 +1,301 @@
+#include "score/graph.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+
+#include "base/check.h"
+#include "score/node.h"
+#include "score/op_table.h"
+
+namespace foveal::scoring {
+namespace {
+
+std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0x9e3779b97f4a7c15u + (seed >> 29); }
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+std::string describe(const Param::Info& param) { return std::string(to_string(param.type)) + shape_text(param.shape); }
+
+}  // namespace
+
+Graph::Graph(const std::vector<Param>& params, bool sealed) : interned_(64, Hash{this}, Equal{this}), sealed_(false) {
+  for (const Param& param : params) {
+    FOVEAL_CHECK(param.present(), "params: entry ", params_.size(), " is an absent Param");
+    param_position(*param.info());
+  }
+  sealed_ = sealed;
+}
+
+std::size_t Graph::Hash::operator()(ValueId id) const {
+  const Instr& instr = (*graph)[id];
+  std::size_t seed = mix(static_cast<std::size_t>(instr.op), static_cast<std::size_t>(instr.type));
+  for (ValueId arg : instr.arg) seed = mix(seed, static_cast<std::size_t>(arg));
+  for (ValueId index : instr.index) seed = mix(seed, static_cast<std::size_t>(index));
+  seed = mix(seed, std::bit_cast<std::uint64_t>(instr.real));
+  seed = mix(seed, static_cast<std::size_t>(instr.integer));
+  return mix(seed, static_cast<std::size_t>(instr.param));
+}
+
+bool Graph::Equal::operator()(ValueId a, ValueId b) const {
+  const Instr& x = (*graph)[a];
+  const Instr& y = (*graph)[b];
+  return x.op == y.op && x.type == y.type && x.arg == y.arg && x.index == y.index && x.integer == y.integer && x.param == y.param &&
+         std::bit_cast<std::uint64_t>(x.real) == std::bit_cast<std::uint64_t>(y.real);
+}
+
+ValueId Graph::intern(Instr instr) {
+  const auto id = static_cast<ValueId>(code_.size());
+  code_.push_back(std::move(instr));
+  if (auto [known, inserted] = interned_.insert(id); !inserted) {
+    code_.pop_back();
+    return *known;
+  }
+  if (code_.size() > max_values) {
+    base::fail(ErrorCode::invalid_argument, "expression: more than ", max_values, " operations; expected a smaller score or mask");
+  }
+  const Instr& made = code_.back();
+  std::uint8_t depends = 0;
+  std::int32_t depth = 0;
+  switch (made.op) {
+    case Op::score:
+      depends = depends_score;
+      break;
+    case Op::batch:
+    case Op::seqlen_q:
+    case Op::seqlen_kv:
+      depends = depends_batch;
+      break;
+    case Op::head:
+      depends = depends_head;
+      break;
+    case Op::q_idx:
+      depends = depends_q;
+      break;
+    case Op::kv_idx:
+      depends = depends_kv;
+      break;
+    default:
+      break;
+  }
+  const auto look_at = [&](ValueId operand) {
+    if (operand < 0) return;
+    depends |= depends_[static_cast<std::size_t>(operand)];
+    depth = std::max(depth, depth_[static_cast<std::size_t>(operand)] + 1);
+  };
+  for (ValueId arg : made.arg) look_at(arg);
+  for (ValueId index : made.index) look_at(index);
+  depends_.push_back(depends);
+  depth_.push_back(depth);
+  return id;
+}
+
+ValueId Graph::intern(Op op, ValueId a, ValueId b, ValueId c) {
+  Instr instr;
+  instr.op = op;
+  instr.arg = {a, b, c};
+  instr.type = result_type(op, a, b);
+  return intern(std::move(instr));
+}
+
+Type Graph::result_type(Op op, ValueId a, ValueId b) const {
+  const std::string_view signature = row(op).signature;
+  switch (signature.back()) {
+    case 'r':
+      return Type::real;
+    case 'i':
+      return Type::integer;
+    case 'b':
+      return Type::boolean;
+    default:
+      return type(op == Op::select ? b : a);
+  }
+}
+
+ValueId Graph::real(double value) {
+  Instr instr;
+  instr.op = Op::real_const;
+  instr.type = Type::real;
+  instr.real = value == 0 ? 0.0 : value;  // one zero: -0 and 0 are the same constant
+  return intern(std::move(instr));
+}
+
+ValueId Graph::integer(std::int64_t value) {
+  FOVEAL_CHECK(std::abs(value) <= std::numeric_limits<std::int32_t>::max(), "expression: the integer constant ", value,
+               " does not fit 32 bits; expected at most 2147483647 in size, or a real constant");
+  Instr instr;
+  instr.op = Op::integer_const;
+  instr.type = Type::integer;
+  instr.integer = value;
+  return intern(std::move(instr));
+}
+
+ValueId Graph::boolean(bool value) {
+  Instr instr;
+  instr.op = Op::boolean_const;
+  instr.type = Type::boolean;
+  instr.integer = value;
+  return intern(std::move(instr));
+}
+
+ValueId Graph::symbol(Op op) {
+  Instr instr;
+  instr.op = op;
+  instr.type = op == Op::score ? Type::real : Type::integer;
+  return intern(std::move(instr));
+}
+
+std::int32_t Graph::param_position(const Param::Info& param) {
+  if (auto known = param_by_name_.find(param.name); known != param_by_name_.end()) {
+    const Param::Info& other = params_[static_cast<std::size_t>(known->second)];
+    FOVEAL_CHECK(other.shape == param.shape && other.type == param.type, "parameter ", param.name, ": two different ones of this name, ",
+                 describe(other), " and ", describe(param), "; expected one");
+    return known->second;
+  }
+  FOVEAL_CHECK(!sealed_, "parameter ", param.name, ": read by the score or the mask but not bound; expected a binding of ", param.name,
+               ": ", describe(param), " in params");
+  const auto position = static_cast<std::int32_t>(params_.size());
+  params_.push_back(param);
+  param_by_name_.emplace(param.name, position);
+  return position;
+}
+
+ValueId Graph::read(const Param::Info& param, std::vector<ValueId> index) {
+  Instr instr;
+  instr.op = Op::read;
+  instr.type = param.type;
+  instr.param = param_position(param);
+  instr.index = std::move(index);
+  return intern(std::move(instr));
+}
+
+ValueId Graph::lower(const Expr& expr) {
+  FOVEAL_CHECK(expr.present(), "expression: absent");
+  std::unordered_map<const Node*, ValueId> lowered;
+  std::vector<std::pair<const Node*, std::size_t>> path{{expr.node().get(), 0}};
+  while (!path.empty()) {
+    auto& [node, next] = path.back();
+    if (next < node->args.size()) {
+      const Node* arg = node->args[next++].get();
+      if (!lowered.contains(arg)) path.emplace_back(arg, 0);
+      continue;
+    }
+    const Node* done = node;
+    path.pop_back();
+    std::vector<ValueId> args;
+    for (const auto& arg : done->args) args.push_back(lowered.at(arg.get()));
+    args.resize(std::max<std::size_t>(args.size(), 3), -1);
+    ValueId id = -1;
+    switch (done->op) {
+      case Op::real_const:
+        id = real(done->real);
+        break;
+      case Op::integer_const:
+        id = integer(done->integer);
+        break;
+      case Op::boolean_const:
+        id = boolean(done->integer != 0);
+        break;
+      case Op::read:
+        id = read(*done->param, {args.begin(), args.begin() + static_cast<std::ptrdiff_t>(done->args.size())});
+        break;
+      default:
+        id = row(done->op).arity == 0 ? symbol(done->op) : make(done->op, args[0], args[1], args[2]);
+        break;
+    }
+    lowered.emplace(done, id);
+  }
+  return lowered.at(expr.node().get());
+}
+
+bool Graph::is_const(ValueId id) const {
+  const Op op = (*this)[id].op;
+  return op == Op::real_const || op == Op::integer_const || op == Op::boolean_const;
+}
+
+std::optional<double> Graph::const_value(ValueId id) const {
+  const Instr& instr = (*this)[id];
+  if (instr.op == Op::real_const) return instr.real;
+  if (is_const(id)) return static_cast<double>(instr.integer);
+  return std::nullopt;
+}
+
+bool Graph::is_const(ValueId id, double value) const {
+  const std::optional<double> known = const_value(id);
+  return known && *known == value;
+}
+
+Linear Graph::linear(ValueId id) const {
+  if (auto known = linear_.find(id); known != linear_.end()) return known->second;
+  if (is_const(id)) return Linear{{}, (*this)[id].integer};
+  return Linear{{{id, 1}}, 0};
+}
+
+// Structural order, the same whatever order the values were made in. Values are interned, so two different ids differ at the first pair
+// of operands with different ids: one path down, never a walk over the whole.
+int Graph::compare(ValueId a, ValueId b) const {
+  while (a != b) {
+    const Instr& x = (*this)[a];
+    const Instr& y = (*this)[b];
+    const auto key = [&](ValueId id, const Instr& instr) {
+      const auto position = static_cast<std::size_t>(id);
+      return std::array<int, 4>{is_const(id), !(depends_[position] & depends_score), -depth_[position], static_cast<int>(instr.op)};
+    };
+    const auto key_x = key(a, x);
+    const auto key_y = key(b, y);
+    if (key_x != key_y) return key_x < key_y ? -1 : 1;
+    if (x.type != y.type) return x.type < y.type ? -1 : 1;
+    if (x.op == Op::real_const) return x.real < y.real ? -1 : 1;
+    if (is_const(a)) return x.integer < y.integer ? -1 : 1;
+    if (x.param != y.param)
+      return params_[static_cast<std::size_t>(x.param)].name < params_[static_cast<std::size_t>(y.param)].name ? -1 : 1;
+    a = b = -1;
+    for (std::size_t i = 0; i < x.arg.size() && a == b; ++i) a = x.arg[i], b = y.arg[i];
+    for (std::size_t i = 0; i < x.index.size() && a == b; ++i) a = x.index[i], b = y.index[i];
+  }
+  return 0;
+}
+
+bool Graph::before(ValueId a, ValueId b) const { return compare(a, b) < 0; }
+
+void Graph::sort_pair(ValueId& a, ValueId& b) const {
+  if (before(b, a)) std::swap(a, b);
+}
+
+Program Graph::program(const std::vector<ValueId>& outputs) const {
+  std::vector<ValueId> new_id;
+  return program(outputs, new_id);
+}
+
+Program Graph::program(const std::vector<ValueId>& outputs, std::vector<ValueId>& new_id) const {
+  std::vector<bool> needed(code_.size(), false);
+  for (ValueId output : outputs) needed[static_cast<std::size_t>(output)] = true;
+  for (std::size_t id = code_.size(); id-- > 0;) {
+    if (!needed[id]) continue;
+    for (ValueId arg : code_[id].arg)
+      if (arg >= 0) needed[static_cast<std::size_t>(arg)] = true;
+    for (ValueId index : code_[id].index) needed[static_cast<std::size_t>(index)] = true;
+  }
+  Program program;
+  new_id.assign(code_.size(), -1);
+  for (std::size_t id = 0; id < code_.size(); ++id) {
+    if (!needed[id]) continue;
+    new_id[id] = static_cast<ValueId>(program.code.size());
+    Instr instr = code_[id];
+    for (ValueId& arg : instr.arg)
+      if (arg >= 0) arg = new_id[static_cast<std::size_t>(arg)];
+    for (ValueId& index : instr.index) index = new_id[static_cast<std::size_t>(index)];
+    program.code.push_back(std::move(instr));
+    program.depends.push_back(depends_[id]);
+  }
+  for (ValueId output : outputs) program.outputs.push_back(new_id[static_cast<std::size_t>(output)]);
+  return program;
+}
+
+}  // namespace foveal::scoring

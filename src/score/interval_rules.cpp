@@ -1,0 +1,244 @@
+#include "score/interval_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+namespace foveal::scoring::interval_rules {
+namespace {
+
+constexpr double inf = std::numeric_limits<double>::infinity();
+constexpr double relative_margin = 0x1p-18, absolute_margin = 1e-37;  // a few float roundings; numbers that flush to zero
+
+constexpr Interval no{0, 0}, yes{1, 1}, either{0, 1};
+
+bool contains(const Interval& x, double value) { return x.low <= value && value <= x.high; }
+bool is_infinite(const Interval& x) { return std::isinf(x.low) || std::isinf(x.high); }
+bool is_point(const Interval& x) { return x.low == x.high; }
+bool any_nan(const Interval& a, const Interval& b) { return a.maybe_nan || b.maybe_nan; }
+
+/// Bounds that came out undefined (inf - inf) say nothing.
+Interval defined(double low, double high, bool maybe_nan) {
+  return {std::isnan(low) ? -inf : low, std::isnan(high) ? inf : high, maybe_nan};
+}
+
+Interval rounded(Type type, const Interval& x) { return type == Type::real ? widened(x) : x; }
+
+Interval hull_of(std::initializer_list<double> corners, bool maybe_nan) {
+  double low = inf, high = -inf;
+  for (double corner : corners) {
+    if (std::isnan(corner)) return {-inf, inf, maybe_nan};
+    low = std::min(low, corner);
+    high = std::max(high, corner);
+  }
+  return {low, high, maybe_nan};
+}
+
+template <class Function>
+Interval rising(Function function, const Interval& a) {
+  return widened(defined(function(a.low), function(a.high), a.maybe_nan));
+}
+
+Interval truth(bool surely_true, bool surely_false) { return surely_true ? yes : surely_false ? no : either; }
+
+/// Does [low, high] contain phase + n * period for an integer n?
+bool hits(const Interval& x, double phase, double period) {
+  return std::floor((x.high - phase) / period) >= std::ceil((x.low - phase) / period);
+}
+
+Interval within(const Interval& x, double low, double high) { return {std::max(x.low, low), std::min(x.high, high), x.maybe_nan}; }
+
+}  // namespace
+
+Interval everything(Type type) {
+  if (type == Type::boolean) return either;
+  return {-inf, inf, type == Type::real};
+}
+
+Interval widened(Interval x) {
+  if (std::isfinite(x.low)) x.low -= std::abs(x.low) * relative_margin + absolute_margin;
+  if (std::isfinite(x.high)) x.high += std::abs(x.high) * relative_margin + absolute_margin;
+  return x;
+}
+
+Interval add(Type type, const Interval& a, const Interval& b, const Interval&) {
+  const bool undefined = (a.low == -inf && b.high == inf) || (a.high == inf && b.low == -inf);
+  return rounded(type, defined(a.low + b.low, a.high + b.high, any_nan(a, b) || undefined));
+}
+
+Interval sub(Type type, const Interval& a, const Interval& b, const Interval& c) { return add(type, a, neg(type, b, c, c), c); }
+
+Interval mul(Type type, const Interval& a, const Interval& b, const Interval&) {
+  const auto product = [](double x, double y) { return x == 0 || y == 0 ? 0 : x * y; };
+  const bool undefined = (contains(a, 0) && is_infinite(b)) || (contains(b, 0) && is_infinite(a));
+  return rounded(type, hull_of({product(a.low, b.low), product(a.low, b.high), product(a.high, b.low), product(a.high, b.high)},
+                               any_nan(a, b) || undefined));
+}
+
+Interval div(Type type, const Interval& a, const Interval& b, const Interval&) {
+  if (contains(b, 0)) return {-inf, inf, true};
+  const bool undefined = is_infinite(a) && is_infinite(b);
+  return rounded(type, hull_of({a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high}, any_nan(a, b) || undefined));
+}
+
+Interval floor_div(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  if (contains(b, 0)) return everything(type);
+  return floor(type, div(type, a, b, c), c, c);
+}
+
+Interval mod(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  if (contains(b, 0)) return everything(type);
+  if (b.high < 0) return neg(type, mod(type, neg(type, a, c, c), neg(type, b, c, c), c), c, c);
+  const bool maybe_nan = any_nan(a, b) || (type == Type::real && (is_infinite(a) || is_infinite(b)));
+  const double top = type == Type::integer ? b.high - 1 : b.high;
+  if (is_point(b) && std::floor(a.low / b.low) == std::floor(a.high / b.low) && !is_infinite(a)) {  // in one period
+    const double start = std::floor(a.low / b.low) * b.low;
+    return within(rounded(type, {a.low - start, a.high - start, maybe_nan}), 0, top);
+  }
+  if (a.low >= 0) return {a.high < b.low ? a.low : 0, std::min(a.high, top), maybe_nan};
+  return {0, top, maybe_nan};
+}
+
+Interval neg(Type, const Interval& a, const Interval&, const Interval&) { return {-a.high, -a.low, a.maybe_nan}; }
+
+Interval abs(Type, const Interval& a, const Interval&, const Interval&) {
+  const double far = std::max(-a.low, a.high);
+  return {contains(a, 0) ? 0 : std::min(std::abs(a.low), std::abs(a.high)), far, a.maybe_nan};
+}
+
+// With a NaN operand the result is either of the two.
+Interval min(Type, const Interval& a, const Interval& b, const Interval&) {
+  if (any_nan(a, b)) return {std::min(a.low, b.low), std::max(a.high, b.high), true};
+  return {std::min(a.low, b.low), std::min(a.high, b.high), false};
+}
+
+Interval max(Type, const Interval& a, const Interval& b, const Interval&) {
+  if (any_nan(a, b)) return {std::min(a.low, b.low), std::max(a.high, b.high), true};
+  return {std::max(a.low, b.low), std::max(a.high, b.high), false};
+}
+
+Interval exp(Type, const Interval& a, const Interval&, const Interval&) {
+  return within(rising([](double x) { return std::exp(x + std::abs(x) * relative_margin * (x > 0 ? 1 : 0)); }, a), 0, inf);
+}
+
+Interval exp2(Type, const Interval& a, const Interval&, const Interval&) {
+  return within(rising([](double x) { return std::exp2(x); }, a), 0, inf);
+}
+
+Interval log(Type, const Interval& a, const Interval&, const Interval&) {
+  if (a.high < 0) return {-inf, inf, true};
+  const Interval bounds{std::log(std::max(a.low, 0.0)) - relative_margin, std::log(a.high) + relative_margin, a.maybe_nan || a.low < 0};
+  return widened(bounds);
+}
+
+Interval log2(Type, const Interval& a, const Interval&, const Interval&) {
+  if (a.high < 0) return {-inf, inf, true};
+  const Interval bounds{std::log2(std::max(a.low, 0.0)) - relative_margin, std::log2(a.high) + relative_margin, a.maybe_nan || a.low < 0};
+  return widened(bounds);
+}
+
+Interval sqrt(Type, const Interval& a, const Interval&, const Interval&) {
+  if (a.high < 0) return {-inf, inf, true};
+  return within(widened({std::sqrt(std::max(a.low, 0.0)), std::sqrt(a.high), a.maybe_nan || a.low < 0}), 0, inf);
+}
+
+Interval rsqrt(Type, const Interval& a, const Interval&, const Interval&) {
+  if (a.high < 0) return {-inf, inf, true};
+  return within(widened({1 / std::sqrt(a.high), a.low <= 0 ? inf : 1 / std::sqrt(a.low), a.maybe_nan || a.low < 0}), 0, inf);
+}
+
+Interval tanh(Type, const Interval& a, const Interval&, const Interval&) {
+  return within(rising([](double x) { return std::tanh(x); }, a), -1, 1);
+}
+
+Interval sigmoid(Type, const Interval& a, const Interval&, const Interval&) {
+  return within(rising([](double x) { return 1 / (1 + std::exp(-x)); }, a), 0, 1);
+}
+
+Interval sin(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  const double quarter = std::numbers::pi / 2;
+  return cos(type, {a.low - quarter, a.high - quarter, a.maybe_nan}, b, c);
+}
+
+Interval cos(Type, const Interval& a, const Interval&, const Interval&) {
+  // Beyond this the rounding of the argument itself matters.
+  if (is_infinite(a) || std::max(std::abs(a.low), std::abs(a.high)) > 1e4) return {-1, 1, a.maybe_nan || is_infinite(a)};
+  const double turn = 2 * std::numbers::pi;
+  const double ends[2] = {std::cos(a.low), std::cos(a.high)};
+  const double low = hits(a, std::numbers::pi, turn) ? -1 : std::min(ends[0], ends[1]);
+  const double high = hits(a, 0, turn) ? 1 : std::max(ends[0], ends[1]);
+  return within({low - 1e-3, high + 1e-3, a.maybe_nan}, -1, 1);
+}
+
+Interval tan(Type, const Interval& a, const Interval&, const Interval&) {
+  const Interval around{a.low - 1e-3, a.high + 1e-3};
+  if (is_infinite(a) || std::max(std::abs(a.low), std::abs(a.high)) > 1e4 || hits(around, std::numbers::pi / 2, std::numbers::pi)) {
+    return {-inf, inf, a.maybe_nan || is_infinite(a)};
+  }
+  return widened({std::tan(around.low), std::tan(around.high), a.maybe_nan});
+}
+
+Interval erf(Type, const Interval& a, const Interval&, const Interval&) {
+  return within(rising([](double x) { return std::erf(x); }, a), -1, 1);
+}
+
+Interval floor(Type, const Interval& a, const Interval&, const Interval&) { return {std::floor(a.low), std::floor(a.high), a.maybe_nan}; }
+
+Interval pow(Type, const Interval& a, const Interval& b, const Interval&) {
+  if (a.low <= 0 || any_nan(a, b) || is_infinite(a) || is_infinite(b)) return {-inf, inf, true};
+  // exp(b log a): b log a takes its extremes at corners; the error of the product grows with its size.
+  Interval x = hull_of({std::pow(a.low, b.low), std::pow(a.low, b.high), std::pow(a.high, b.low), std::pow(a.high, b.high)}, false);
+  const double margin =
+      relative_margin * (1 + std::max(std::abs(b.low), std::abs(b.high)) * std::max(std::abs(std::log(a.low)), std::abs(std::log(a.high))));
+  return within({x.low * (1 - margin), x.high * (1 + margin) + absolute_margin, false}, 0, inf);
+}
+
+Interval eq(Type, const Interval& a, const Interval& b, const Interval&) {
+  return truth(is_point(a) && is_point(b) && a.low == b.low && !any_nan(a, b), a.high < b.low || b.high < a.low);
+}
+
+Interval ne(Type type, const Interval& a, const Interval& b, const Interval& c) { return logical_not(type, eq(type, a, b, c), c, c); }
+
+Interval lt(Type, const Interval& a, const Interval& b, const Interval&) {
+  return truth(a.high < b.low && !any_nan(a, b), a.low >= b.high);
+}
+
+Interval le(Type, const Interval& a, const Interval& b, const Interval&) {
+  return truth(a.high <= b.low && !any_nan(a, b), a.low > b.high);
+}
+
+Interval logical_and(Type, const Interval& a, const Interval& b, const Interval&) {
+  return {std::min(a.low, b.low), std::min(a.high, b.high)};
+}
+
+Interval logical_or(Type, const Interval& a, const Interval& b, const Interval&) {
+  return {std::max(a.low, b.low), std::max(a.high, b.high)};
+}
+
+Interval logical_not(Type, const Interval& a, const Interval&, const Interval&) { return {1 - a.high, 1 - a.low}; }
+
+Interval logical_xor(Type, const Interval& a, const Interval& b, const Interval&) {
+  return is_point(a) && is_point(b) ? truth(a.low != b.low, a.low == b.low) : either;
+}
+
+Interval select(Type, const Interval& a, const Interval& b, const Interval& c) {
+  if (a.low > 0) return b;
+  if (a.high <= 0) return c;
+  return {std::min(b.low, c.low), std::max(b.high, c.high), any_nan(b, c)};
+}
+
+Interval to_real(Type, const Interval& a, const Interval&, const Interval&) {
+  return std::max(std::abs(a.low), std::abs(a.high)) <= 0x1p24 ? a : widened(a);
+}
+
+Interval to_integer(Type, const Interval& a, const Interval&, const Interval&) {
+  if (a.maybe_nan || is_infinite(a) || std::max(-a.low, a.high) > 2147483647.0) return {-inf, inf};
+  return {std::trunc(a.low), std::trunc(a.high)};
+}
+
+Interval to_boolean(Type, const Interval& a, const Interval&, const Interval&) {
+  return truth(!contains(a, 0), a.low == 0 && a.high == 0 && !a.maybe_nan);
+}
+
+}  // namespace foveal::scoring::interval_rules

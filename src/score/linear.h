@@ -1,0 +1,32 @@
+#pragma once
+// Integer values as sums  c0 + c1 * atom1 + c2 * atom2 ...: what makes q_idx - kv_idx one thing however it was written.
+#include <cstdint>
+#include <vector>
+
+#include "score/program.h"
+
+namespace foveal::scoring {
+
+struct Linear {
+  struct Term {
+    ValueId atom;
+    std::int64_t coefficient;  ///< never 0
+  };
+  std::vector<Term> terms;  ///< by ascending atom
+  std::int64_t constant = 0;
+
+  bool is_constant() const { return terms.empty(); }
+  bool same_terms(const Linear& other) const;
+};
+
+/// a + scale * b
+Linear combine(const Linear& a, const Linear& b, std::int64_t scale);
+Linear scaled(const Linear& a, std::int64_t scale);
+/// Greatest common divisor of the coefficients; 0 for a constant.
+std::int64_t content(const Linear& a);
+
+/// Division rounding towards minus infinity, and its remainder (sign of the divisor), of integers; b must not be 0.
+std::int64_t floor_divide(std::int64_t a, std::int64_t b);
+std::int64_t floor_modulo(std::int64_t a, std::int64_t b);
+
+}  // namespace foveal::scoring

@@ -1,0 +1,226 @@
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "score/graph.h"
+#include "score/interval_rules.h"
+#include "score/op_table.h"
+
+namespace foveal::scoring {
+
+ValueId TangentStep::scaled(ValueId factor, ValueId value) const {
+  if (value == zero_tangent) return zero_tangent;
+  const Instr instr = graph[value];
+  if (instr.op == Op::select) {
+    const auto zero = [this](ValueId arm) { return graph[arm].op == Op::real_const && graph[arm].real == 0; };
+    if (zero(instr.arg[1])) return graph.make(Op::select, instr.arg[0], instr.arg[1], scaled(factor, instr.arg[2]));
+    if (zero(instr.arg[2])) return graph.make(Op::select, instr.arg[0], scaled(factor, instr.arg[1]), instr.arg[2]);
+  }
+  return graph.make(Op::mul, factor, value);
+}
+
+ValueId TangentStep::sum(ValueId a, ValueId b) const {
+  if (a == zero_tangent || b == zero_tangent) return std::max(a, b);
+  return graph.make(Op::add, a, b);
+}
+
+ValueId TangentStep::difference(ValueId a, ValueId b) const {
+  if (b == zero_tangent) return a;
+  if (a == zero_tangent) return graph.make(Op::neg, b);
+  return graph.make(Op::sub, a, b);
+}
+
+ValueId TangentStep::choose(ValueId condition, ValueId if_true, ValueId if_false) const {
+  if (if_true == zero_tangent && if_false == zero_tangent) return zero_tangent;
+  const ValueId zero = graph.real(0);
+  return graph.make(Op::select, condition, if_true == zero_tangent ? zero : if_true, if_false == zero_tangent ? zero : if_false);
+}
+
+namespace {
+
+using Step = TangentStep;
+
+double remainder(double a, double b) {  // Python's: the sign of the divisor
+  const double rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+// An integer divided by 0 has no value in the language; 0 keeps evaluation defined.
+double floor_quotient(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : std::floor(a / b); }
+double floor_remainder(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : remainder(a, b); }
+
+double truncate_to_integer(double x) {  // saturates like the hardware conversions do; NaN gives 0
+  if (std::isnan(x)) return 0;
+  return std::trunc(std::clamp(x, -2147483648.0, 2147483647.0));
+}
+
+// d f(x) = f'(x) dx for the usual functions; each takes the value itself (self) or the operand, whichever is cheaper.
+ValueId times_constant(const Step& s, double constant, ValueId value) { return s.graph.make(Op::mul, s.graph.real(constant), value); }
+
+ValueId d_tanh(const Step& s) {
+  const ValueId square = s.graph.make(Op::mul, s.self, s.self);
+  return s.scaled(s.graph.make(Op::sub, s.graph.real(1), square), s.tangent[0]);
+}
+
+ValueId d_sigmoid(const Step& s) {
+  const ValueId rest = s.graph.make(Op::sub, s.graph.real(1), s.self);
+  return s.scaled(s.graph.make(Op::mul, s.self, rest), s.tangent[0]);
+}
+
+ValueId d_tan(const Step& s) {
+  const ValueId square = s.graph.make(Op::mul, s.self, s.self);
+  return s.scaled(s.graph.make(Op::add, s.graph.real(1), square), s.tangent[0]);
+}
+
+ValueId d_erf(const Step& s) {  // 2 / sqrt(pi) exp(-x^2)
+  const ValueId gauss = s.graph.make(Op::exp, s.graph.make(Op::neg, s.graph.make(Op::mul, s.arg[0], s.arg[0])));
+  return s.scaled(times_constant(s, 2 * std::numbers::inv_sqrtpi, gauss), s.tangent[0]);
+}
+
+ValueId d_rsqrt(const Step& s) {  // -1/2 x^(-3/2) = -1/2 self / x
+  return s.scaled(times_constant(s, -0.5, s.graph.make(Op::div, s.self, s.arg[0])), s.tangent[0]);
+}
+
+ValueId d_abs(const Step& s) {  // 0 at 0
+  const ValueId zero = s.graph.real(0);
+  const ValueId negative = s.choose(s.graph.make(Op::lt, s.arg[0], zero), s.difference(zero_tangent, s.tangent[0]), zero_tangent);
+  return s.choose(s.graph.make(Op::lt, zero, s.arg[0]), s.tangent[0], negative);
+}
+
+ValueId d_div(const Step& s) {  // (da - self db) / b
+  const ValueId numerator = s.difference(s.tangent[0], s.scaled(s.self, s.tangent[1]));
+  return s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[1]), numerator);
+}
+
+ValueId d_floor_div(const Step&) { return zero_tangent; }
+
+ValueId d_mod(const Step& s) {  // a - floor(a / b) b
+  const ValueId quotient = s.graph.make(Op::floor_div, s.arg[0], s.arg[1]);
+  return s.difference(s.tangent[0], s.scaled(quotient, s.tangent[1]));
+}
+
+ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the second term 0 at x = 0
+  ValueId by_base = zero_tangent, by_exponent = zero_tangent;
+  if (s.tangent[0] != zero_tangent) {
+    const ValueId less = s.graph.make(Op::sub, s.arg[1], s.graph.real(1));
+    by_base = s.scaled(s.graph.make(Op::mul, s.arg[1], s.graph.make(Op::pow, s.arg[0], less)), s.tangent[0]);
+  }
+  if (s.tangent[1] != zero_tangent) {
+    const ValueId slope = s.graph.make(Op::mul, s.self, s.graph.make(Op::log, s.arg[0]));
+    by_exponent = s.choose(s.graph.make(Op::eq, s.arg[0], s.graph.real(0)), zero_tangent, s.scaled(slope, s.tangent[1]));
+  }
+  return s.sum(by_base, by_exponent);
+}
+
+// Abbreviations for the table: V a value, D a derivative.
+#define V(expression) [](Type type, double a, double b, double c) -> double { return (void)type, (void)a, (void)b, (void)c, (expression); }
+#define D(expression) [](const Step& s) -> ValueId { return (expression); }
+
+namespace rule = interval_rules;
+
+struct Facts {
+  Op op;
+  decltype(OpRow::value) value;
+  decltype(OpRow::derivative) derivative;
+  decltype(OpRow::interval) interval;
+  std::string_view cuda_real, cuda_integer;
+};
+
+constexpr Facts facts[] = {
+    {Op::real_const, nullptr, nullptr, nullptr, "", ""},
+    {Op::integer_const, nullptr, nullptr, nullptr, "", ""},
+    {Op::boolean_const, nullptr, nullptr, nullptr, "", ""},
+    {Op::score, nullptr, nullptr, nullptr, "", ""},
+    {Op::batch, nullptr, nullptr, nullptr, "", ""},
+    {Op::head, nullptr, nullptr, nullptr, "", ""},
+    {Op::q_idx, nullptr, nullptr, nullptr, "", ""},
+    {Op::kv_idx, nullptr, nullptr, nullptr, "", ""},
+    {Op::seqlen_q, nullptr, nullptr, nullptr, "", ""},
+    {Op::seqlen_kv, nullptr, nullptr, nullptr, "", ""},
+    {Op::read, nullptr, nullptr, nullptr, "", ""},
+    {Op::add, V(a + b), D(s.sum(s.tangent[0], s.tangent[1])), rule::add, "($0 + $1)", "($0 + $1)"},
+    {Op::sub, V(a - b), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
+    {Op::mul, V(a* b), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))), rule::mul, "($0 * $1)", "($0 * $1)"},
+    {Op::div, V(a / b), d_div, rule::div, "($0 / $1)", ""},
+    {Op::floor_div, V(floor_quotient(type, a, b)), d_floor_div, rule::floor_div, "fv_floor_div($0, $1)", "fv_floor_div($0, $1)"},
+    {Op::mod, V(floor_remainder(type, a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
+    {Op::neg, V(-a), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
+    {Op::abs, V(std::abs(a)), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
+    {Op::min, V(b < a ? b : a), D(s.choose(s.graph.make(Op::lt, s.arg[1], s.arg[0]), s.tangent[1], s.tangent[0])), rule::min,
+     "fv_min($0, $1)", "fv_min($0, $1)"},
+    {Op::max, V(a < b ? b : a), D(s.choose(s.graph.make(Op::lt, s.arg[0], s.arg[1]), s.tangent[1], s.tangent[0])), rule::max,
+     "fv_max($0, $1)", "fv_max($0, $1)"},
+    {Op::exp, V(std::exp(a)), D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", ""},
+    {Op::exp2, V(std::exp2(a)), D(s.scaled(times_constant(s, std::numbers::ln2, s.self), s.tangent[0])), rule::exp2, "fv_exp2($0)", ""},
+    {Op::log, V(std::log(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[0]), s.tangent[0])), rule::log, "fv_log($0)", ""},
+    {Op::log2, V(std::log2(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(std::numbers::log2e), s.arg[0]), s.tangent[0])), rule::log2,
+     "fv_log2($0)", ""},
+    {Op::sqrt, V(std::sqrt(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(0.5), s.self), s.tangent[0])), rule::sqrt, "fv_sqrt($0)", ""},
+    {Op::rsqrt, V(1 / std::sqrt(a)), d_rsqrt, rule::rsqrt, "fv_rsqrt($0)", ""},
+    {Op::tanh, V(std::tanh(a)), d_tanh, rule::tanh, "fv_tanh($0)", ""},
+    {Op::sigmoid, V(1 / (1 + std::exp(-a))), d_sigmoid, rule::sigmoid, "fv_sigmoid($0)", ""},
+    {Op::sin, V(std::sin(a)), D(s.scaled(s.graph.make(Op::cos, s.arg[0]), s.tangent[0])), rule::sin, "fv_sin($0)", ""},
+    {Op::cos, V(std::cos(a)), D(s.scaled(s.graph.make(Op::neg, s.graph.make(Op::sin, s.arg[0])), s.tangent[0])), rule::cos, "fv_cos($0)",
+     ""},
+    {Op::tan, V(std::tan(a)), d_tan, rule::tan, "fv_tan($0)", ""},
+    {Op::erf, V(std::erf(a)), d_erf, rule::erf, "fv_erf($0)", ""},
+    {Op::floor, V(std::floor(a)), nullptr, rule::floor, "fv_floor($0)", ""},
+    {Op::pow, V(std::pow(a, b)), d_pow, rule::pow, "fv_pow($0, $1)", ""},
+    {Op::eq, V(a == b), nullptr, rule::eq, "($0 == $1)", "($0 == $1)"},
+    {Op::ne, V(a != b), nullptr, rule::ne, "($0 != $1)", "($0 != $1)"},
+    {Op::lt, V(a < b), nullptr, rule::lt, "($0 < $1)", "($0 < $1)"},
+    {Op::le, V(a <= b), nullptr, rule::le, "($0 <= $1)", "($0 <= $1)"},
+    {Op::logical_and, V(a != 0 && b != 0), nullptr, rule::logical_and, "", "($0 & $1)"},
+    {Op::logical_or, V(a != 0 || b != 0), nullptr, rule::logical_or, "", "($0 | $1)"},
+    {Op::logical_not, V(a == 0), nullptr, rule::logical_not, "", "(!$0)"},
+    {Op::logical_xor, V((a != 0) != (b != 0)), nullptr, rule::logical_xor, "", "($0 ^ $1)"},
+    {Op::select, V(a != 0 ? b : c), D(s.choose(s.arg[0], s.tangent[1], s.tangent[2])), rule::select, "($0 ? $1 : $2)", "($0 ? $1 : $2)"},
+    {Op::to_real, V(a), nullptr, rule::to_real, "real($0)", "real($0)"},
+    {Op::to_integer, V(truncate_to_integer(a)), nullptr, rule::to_integer, "int($0)", "int($0)"},
+    {Op::to_boolean, V(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
+};
+
+#undef V
+#undef D
+
+struct Declaration {
+  Op op;
+  std::string_view text;
+  int arity;
+  std::string_view signature;
+};
+
+constexpr Declaration declarations[] = {
+#define FOVEAL_X(op, text, arity, signature) {Op::op, text, arity, signature},
+    FOVEAL_SCORE_OPS(FOVEAL_X)
+#undef FOVEAL_X
+};
+
+constexpr std::size_t op_count = std::size(declarations);
+
+constexpr bool in_the_same_order() {
+  for (std::size_t i = 0; i < op_count; ++i)
+    if (facts[i].op != declarations[i].op || static_cast<std::size_t>(facts[i].op) != i) return false;
+  return true;
+}
+static_assert(std::size(facts) == op_count, "ops.cpp: one row for each row of FOVEAL_SCORE_OPS");
+static_assert(in_the_same_order(), "ops.cpp: rows in the order of FOVEAL_SCORE_OPS");
+
+constexpr std::array<OpRow, op_count> make_rows() {
+  std::array<OpRow, op_count> rows{};
+  for (std::size_t i = 0; i < op_count; ++i) {
+    const Declaration& d = declarations[i];
+    const Facts& f = facts[i];
+    rows[i] = {d.op, d.text, d.arity, d.signature, f.value, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
+  }
+  return rows;
+}
+
+constexpr std::array<OpRow, op_count> rows = make_rows();
+
+}  // namespace
+
+std::span<const OpRow> op_rows() { return rows; }
+
+}  // namespace foveal::scoring
