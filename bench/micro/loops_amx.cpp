@@ -8,6 +8,7 @@ constexpr double kFlopsPerDot = 2.0 * 16 * 16 * 32;
 
 double loop_bf16_amx(std::int64_t count) {
   cpu::AmxTiles tiles;
+  tiles.enter();
   alignas(64) std::uint16_t operand[512];
   for (std::uint16_t& x : operand) x = 0x3a83;  // 1e-3
   tiles.load<4>(operand);
@@ -19,6 +20,7 @@ double loop_bf16_amx(std::int64_t count) {
     tiles.dot<2, 4, 5>();
     tiles.dot<3, 4, 5>();
   }
+  tiles.leave();
   return 4 * kFlopsPerDot * static_cast<double>(count);
 }
 
@@ -26,6 +28,7 @@ double loop_bf16_amx(std::int64_t count) {
 // loops.
 double load_loop_amx(std::int64_t count) {
   cpu::AmxTiles tiles;
+  tiles.enter();
   alignas(64) static thread_local std::uint16_t a[2][4][512], b[4][512];
   alignas(64) static thread_local float c[4][256];
   for (auto& row : a)
@@ -51,6 +54,7 @@ double load_loop_amx(std::int64_t count) {
     tiles.store<0>(c[0]), tiles.store<1>(c[1]);
     step.template operator()<2>(2), step.template operator()<2>(3);
   }
+  tiles.leave();
   return 16 * kFlopsPerDot * static_cast<double>(count);
 }
 

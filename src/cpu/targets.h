@@ -10,5 +10,7 @@ extern const BlockOps<float> avx2_f32;
 extern const BlockOps<double> avx2_f64;
 extern const BlockOps<float> avx512_f32;
 extern const BlockOps<double> avx512_f64;
+extern const BlockOps<float> avx512bf16_bf16;
+extern const BlockOps<float> amx_bf16;
 
 }  // namespace foveal::cpu::targets

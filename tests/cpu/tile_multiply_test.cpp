@@ -33,11 +33,14 @@ void check(const Product& shape) {
   std::vector<float> c(static_cast<std::size_t>(shape.rows * c_ld), 0.5f);
   {
     Tiles tiles;
+    tiles.enter();
     TileMultiply<Tiles> multiply(tiles);
     const TileProduct product{c.data(),          a.data(),   b.data(),      c_ld * 4,    depth * 2,
                               shape.columns * 4, shape.rows, shape.columns, shape.steps, shape.accumulate};
     multiply(product);
     if (shape.accumulate) multiply(product);  // the tiles that are still pending must be added to, not lost
+    multiply.finish();
+    tiles.leave();
   }
   const int times = shape.accumulate ? 2 : 1;
   for (int i = 0; i < shape.rows; ++i) {

@@ -117,6 +117,7 @@ struct BlockOps {
   /// tile = exp2(tile * multiplier - lse2[lane]), for the backward. weights.spread is written where wanted.
   void (*probabilities)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse2, Weights weights);
   /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
+  /// (softmax and score_gradient may leave the tile unspecified when they write weights of their own.)
   void (*score_gradient)(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights);
   /// The rounded forms of a tile that something else changed last.
   void (*round_weights)(const Real* tile, KeyRange range, int lanes, Weights weights);
@@ -127,6 +128,10 @@ struct BlockOps {
                       const LaneRowsOut& rows);  ///< row[lane][d] = acc[d][lane] * factor[lane]
   void (*write_keys)(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows);  ///< row[key][d] = acc[key][d] * factor
   void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, Real* result);                ///< result[lane] = a . b
+
+  // Around all of the above, on the thread that calls them, once per task; null where nothing is needed. (AMX: the tile configuration.)
+  void (*enter)() = nullptr;
+  void (*leave)() = nullptr;
 };
 
 }  // namespace foveal::cpu

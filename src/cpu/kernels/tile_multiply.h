@@ -25,11 +25,10 @@ template <class Tiles>
 class TileMultiply {
  public:
   explicit TileMultiply(Tiles& tiles) : tiles_(tiles) {}
-  ~TileMultiply() { finish(); }
   TileMultiply(const TileMultiply&) = delete;
   TileMultiply& operator=(const TileMultiply&) = delete;
 
-  /// The last tiles of C are in memory only after another product or finish().
+  /// The last tiles of C reach memory with the next product or with finish().
   void operator()(const TileProduct& p) {
     for (int column = 0; column < p.columns; column += 16) {
       for (int row = 0; row < p.rows; row += 32) {

@@ -14,25 +14,23 @@
 
 namespace foveal::cpu {
 
+namespace {
+
+/// All eight tiles at their largest.
+struct alignas(64) AmxConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr AmxConfig amx_config;
+
 struct AmxTiles {
   static constexpr int kRows = 16;      ///< rows of a tile
   static constexpr int kRowBytes = 64;  ///< bytes of a row: 16 fp32 or 32 bf16
-  static constexpr int kTileBytes = kRows * kRowBytes;
 
-  struct alignas(64) Config {
-    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    std::uint16_t row_bytes[16] = {kRowBytes, kRowBytes, kRowBytes, kRowBytes, kRowBytes, kRowBytes, kRowBytes, kRowBytes};
-    std::uint8_t rows[16] = {kRows, kRows, kRows, kRows, kRows, kRows, kRows, kRows};
-  };
-
-  /// A region in which this thread uses tiles: about 100 ns. The configuration does not survive a call into code that has one of its own.
-  AmxTiles() {
-    static constexpr Config config{};
-    asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
-  }
-  ~AmxTiles() { asm volatile("tilerelease" ::: "memory"); }
-  AmxTiles(const AmxTiles&) = delete;
-  AmxTiles& operator=(const AmxTiles&) = delete;
+  /// Before and after the tile instructions of a thread: about 100 ns. The configuration does not survive code that has one of its own.
+  static void enter() { asm volatile("ldtilecfg %0" ::"m"(amx_config) : "memory"); }
+  static void leave() { asm volatile("tilerelease" ::: "memory"); }
 
   template <int T>
   void zero() {
@@ -69,4 +67,5 @@ inline bool amx_bf16_available() {
   return available;
 }
 
+}  // namespace
 }  // namespace foveal::cpu

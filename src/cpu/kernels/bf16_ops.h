@@ -1,0 +1,291 @@
+#pragma once
+// BlockOps for bf16 on AVX-512 vectors: packing, and the softmax between the products. The three products come from `Products`, which is
+// PairProducts (VDPBF16PS, pair_products.h) or TileProducts (AMX, tile_products.h) and gives dot, mix, spread, prepare, operand_bytes and
+// the sizes of a block. Products::kStep is the number of elements that one step of a product reduces; panels, rows and weights are padded
+// to it with zeros.
+//
+// Weights are probabilities or score gradients rounded to bf16, in the two forms that the products reduce over:
+//   for mix, which reduces over keys      Pair[key / 2][lane]
+//   for spread, which reduces over lanes  bf16[key][lane]
+// An operation that writes weights leaves no second copy of them in the fp32 tile, whose contents are then unspecified.
+#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/block_ops.h"
+#include "cpu/kernels/rows.h"
+#include "cpu/kernels/softmax.h"
+#include "cpu/simd/avx512.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr int kTileLanes = 64;
+
+inline __m512 load(const float* tile, int key, int lane) { return _mm512_load_ps(tile + key * kTileLanes + lane); }
+inline void store(float* tile, int key, int lane, __m512 x) { _mm512_store_ps(tile + key * kTileLanes + lane, x); }
+
+/// Where the weights of one tile go.
+struct WeightWriter {
+  Pair* mix;
+  std::uint16_t* spread;
+
+  explicit WeightWriter(const Weights& weights)
+      : mix(static_cast<Pair*>(weights.mix)), spread(static_cast<std::uint16_t*>(weights.spread)) {}
+  bool any() const { return mix || spread; }
+  /// 16 lanes of two consecutive keys, the first one even.
+  void put_mix(int key, int lane, __m512 even, __m512 odd) const {
+    _mm512_store_si512(mix + key / 2 * kTileLanes + lane, round_pairs(even, odd));
+  }
+  /// The rest of the last step that mix reduces over, and of the last rows that spread writes.
+  template <class Products>
+  void zero_tail(const KeyRange& range, int lane) const {
+    for (int key = round_up(range.end, 2); mix && key < round_up(range.end, Products::kStep); key += 2) {
+      _mm512_store_si512(mix + key / 2 * kTileLanes + lane, _mm512_setzero_si512());
+    }
+    for (int key = range.end; spread && lane % 32 == 0 && key < round_up(range.end, Products::kSpreadRows); ++key) {
+      _mm512_store_si512(spread + key * kTileLanes + lane, _mm512_setzero_si512());
+    }
+  }
+  /// 32 lanes of one key.
+  void put_spread(int key, int lane, __m512 low, __m512 high) const {
+    _mm512_store_si512(spread + key * kTileLanes + lane, round_bf16(low, high));
+  }
+};
+
+/// Keeps x in the lanes whose range holds `row`, gives zeros elsewhere.
+struct LaneLimits {
+  __m512i first, last;
+
+  LaneLimits(const LaneRanges& ranges, int lane)
+      : first(_mm512_loadu_si512(ranges.first + lane)), last(_mm512_loadu_si512(ranges.last + lane)) {}
+  __mmask16 keeps(int row) const {
+    const __m512i r = _mm512_set1_epi32(row);
+    return _mm512_mask_cmplt_epi32_mask(_mm512_cmple_epi32_mask(first, r), r, last);
+  }
+};
+
+template <bool kRanges>
+struct Lanes;
+template <>
+struct Lanes<false> {
+  Lanes(const LaneRanges&, int) {}
+  __m512 keep(int, __m512 x) const { return x; }
+  __m512 keep(int, __m512 x, __m512) const { return x; }
+};
+template <>
+struct Lanes<true> : LaneLimits {
+  using LaneLimits::LaneLimits;
+  __m512 keep(int row, __m512 x) const { return _mm512_maskz_mov_ps(keeps(row), x); }
+  __m512 keep(int row, __m512 x, __m512 otherwise) const { return _mm512_mask_mov_ps(otherwise, keeps(row), x); }
+};
+
+template <class Products>
+struct Bf16Ops {
+  static constexpr int kStep = Products::kStep;
+
+  static std::size_t panel_bytes(int dim) { return static_cast<std::size_t>(round_up(dim, kStep)) * kTileLanes * 2; }
+  static std::size_t rows_bytes(int dim) { return static_cast<std::size_t>(kTileLanes) * padded_dim(dim) * 2; }
+
+  /// panel[d / 2][lane] = pairs along d of every lane.
+  static void pack_panel(const LaneRows& rows, int dim, float sign, void* panel) {
+    Pair* out = static_cast<Pair*>(panel);
+    const __m512i flip = _mm512_set1_epi32(sign < 0 ? static_cast<int>(0x80008000u) : 0);
+    const int steps = round_up(dim, kStep) / 2;
+    for (int lane = 0; lane < rows.lanes; lane += 16) {
+      for (int d = 0; d < dim; d += 32) {
+        __m512i block[16];
+        for (int i = 0; i < 16; ++i) {
+          block[i] = lane + i < rows.lanes ? load_row_bf16(rows.row[lane + i], rows.stride, d, dim) : _mm512_setzero_si512();
+        }
+        transpose(block);
+        const int count = steps - d / 2 < 16 ? steps - d / 2 : 16;
+        for (int i = 0; i < count; ++i) _mm512_store_si512(out + (d / 2 + i) * kTileLanes + lane, _mm512_xor_si512(block[i], flip));
+      }
+    }
+  }
+
+  /// packed[lane / 2][d] = pairs along the lanes.
+  static void pack_rows(const LaneRows& rows, int dim, void* packed) {
+    Pair* out = static_cast<Pair*>(packed);
+    const int padded = padded_dim(dim);
+    for (int lane = 0; lane < round_up(rows.lanes, kStep < 16 ? 16 : kStep); lane += 2) {
+      const void* even = lane < rows.lanes ? rows.row[lane] : nullptr;
+      const void* odd = lane + 1 < rows.lanes ? rows.row[lane + 1] : nullptr;
+      pack_pairs(even, odd, rows.stride, dim, padded, out + lane / 2 * padded);
+    }
+  }
+
+  static bool softmax(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
+                      float* sum, float* factor, Weights weights) {
+    return ranges.first ? softmax_of<true>(tile, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights)
+                        : softmax_of<false>(tile, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
+  }
+
+  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse2,
+                            Weights weights) {
+    if (ranges.first) {
+      probabilities_of<true>(tile, range, lanes, multiplier, ranges, lse2, weights);
+    } else {
+      probabilities_of<false>(tile, range, lanes, multiplier, ranges, lse2, weights);
+    }
+  }
+
+  /// The gradient of a pair without probability is zero, whatever dp is.
+  static void score_gradient(const float* p, float* dp, KeyRange range, int lanes, const float* delta, Weights weights) {
+    for_pairs(range, lanes, weights, dp, [&](int key, int lane) {
+      const __m512 x = load(p, key, lane);
+      const __mmask16 any = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+      return _mm512_maskz_mul_ps(any, x, _mm512_sub_ps(load(dp, key, lane), _mm512_load_ps(delta + lane)));
+    });
+  }
+
+  static void round_weights(const float* tile, KeyRange range, int lanes, Weights weights) {
+    for_pairs(range, lanes, weights, nullptr, [&](int key, int lane) { return load(tile, key, lane); });
+  }
+
+  static void scale_lanes(float* acc, int dim, int lanes, const float* factor) {
+    cpu::scale_lanes<Avx512F32>(acc, kTileLanes, dim, lanes, factor);
+  }
+  static void write_lanes(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
+    cpu::write_lanes<Avx512F32>(acc, kTileLanes, dim, factor, rows);
+  }
+  static void write_keys(const float* acc, int keys, int dim, float factor, const KeyRowsOut& rows) {
+    cpu::write_keys<Avx512F32>(acc, keys, dim, factor, rows);
+  }
+  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<Avx512F32>(a, b, dim, result); }
+
+  static constexpr BlockOps<float> table(const char* name) {
+    return {.name = name,
+            .tile_lanes = kTileLanes,
+            .block_kv = Products::kBlockKv,
+            .key_multiple = Products::kKeyMultiple,
+            .weights_in_tile = false,
+            .panel_bytes = panel_bytes,
+            .rows_bytes = rows_bytes,
+            .operand_bytes = Products::operand_bytes,
+            .pack_panel = pack_panel,
+            .pack_rows = pack_rows,
+            .prepare = Products::prepare,
+            .dot = Products::dot,
+            .mix = Products::mix,
+            .spread = Products::spread,
+            .softmax = softmax,
+            .probabilities = probabilities,
+            .score_gradient = score_gradient,
+            .round_weights = round_weights,
+            .scale_lanes = scale_lanes,
+            .write_lanes = write_lanes,
+            .write_keys = write_keys,
+            .row_dots = row_dots,
+            .enter = Products::enter,
+            .leave = Products::leave};
+  }
+
+ private:
+  /// value(key, lane) gives 16 lanes; they go to the weights, or to the tile when there are none.
+  template <class Value>
+  static void for_pairs(const KeyRange& range, int lanes, const Weights& weights, float* tile, const Value& value) {
+    const WeightWriter writer(weights);
+    for (int lane = 0; lane < lanes; lane += 32) {
+      const bool two = lane + 16 < lanes;
+      for (int key = range.begin; key < range.end; key += 2) {
+        const bool odd = key + 1 < range.end;
+        const __m512 zero = _mm512_setzero_ps();
+        const __m512 x00 = value(key, lane), x01 = two ? value(key, lane + 16) : zero;
+        const __m512 x10 = odd ? value(key + 1, lane) : zero, x11 = two && odd ? value(key + 1, lane + 16) : zero;
+        if (writer.mix) {
+          writer.put_mix(key, lane, x00, x10);
+          if (two) writer.put_mix(key, lane + 16, x01, x11);
+        }
+        if (writer.spread) {
+          writer.put_spread(key, lane, x00, x01);
+          if (odd) writer.put_spread(key + 1, lane, x10, x11);
+        }
+        if (!writer.any()) {
+          store(tile, key, lane, x00);
+          if (two) store(tile, key, lane + 16, x01);
+          if (odd) store(tile, key + 1, lane, x10);
+          if (two && odd) store(tile, key + 1, lane + 16, x11);
+        }
+      }
+      writer.template zero_tail<Products>(range, lane);
+      if (two) writer.template zero_tail<Products>(range, lane + 16);
+    }
+  }
+
+  template <bool kRanges>
+  static void probabilities_of(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse2,
+                               Weights weights) {
+    const WeightWriter writer(weights);
+    const __m512 c = splat(multiplier);
+    for (int lane = 0; lane < lanes; lane += 32) {
+      const bool two = lane + 16 < lanes;
+      const Lanes<kRanges> low(ranges, lane), high(ranges, two ? lane + 16 : lane);
+      const __m512 lse_low = _mm512_load_ps(lse2 + lane), lse_high = _mm512_load_ps(lse2 + (two ? lane + 16 : lane));
+      for (int key = range.begin; key < range.end; ++key) {
+        const __m512 x = low.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane), c, lse_low)));
+        const __m512 y = two ? high.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane + 16), c, lse_high))) : _mm512_setzero_ps();
+        store(tile, key, lane, x);
+        if (two) store(tile, key, lane + 16, y);
+        if (writer.spread) writer.put_spread(key, lane, x, y);
+      }
+      writer.template zero_tail<Products>(range, lane);
+    }
+  }
+
+  template <bool kRanges>
+  static __m512 largest(const float* tile, KeyRange range, int lane, __m512 c, const Lanes<kRanges>& limits) {
+    const __m512 none = splat(-__builtin_inff());
+    __m512 a = none, b = none;
+    int key = range.begin;
+    for (; key + 2 <= range.end; key += 2) {
+      a = _mm512_max_ps(a, limits.keep(key, _mm512_mul_ps(load(tile, key, lane), c), none));
+      b = _mm512_max_ps(b, limits.keep(key + 1, _mm512_mul_ps(load(tile, key + 1, lane), c), none));
+    }
+    if (key < range.end) a = _mm512_max_ps(a, limits.keep(key, _mm512_mul_ps(load(tile, key, lane), c), none));
+    return _mm512_max_ps(a, b);
+  }
+
+  template <bool kRanges>
+  static bool softmax_of(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
+                         float* sum, float* factor, Weights weights) {
+    const WeightWriter writer(weights);
+    const __m512 c = splat(multiplier), zero = _mm512_setzero_ps(), growth = splat(8.0f), none = splat(-__builtin_inff());
+    bool grew = false;
+    for (int lane = 0; lane < lanes; lane += 16) {
+      const Lanes<kRanges> limits(ranges, lane);
+      const __m512 top = lane_max ? _mm512_load_ps(lane_max + lane) : largest<kRanges>(tile, range, lane, c, limits);
+      const __m512 old = _mm512_load_ps(max + lane);
+      const __mmask16 grows = _mm512_cmp_ps_mask(top, _mm512_add_ps(old, growth), _CMP_GT_OQ);
+      __m512 total = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
+      if (grows) {
+        m = _mm512_mask_mov_ps(old, grows, top);
+        // A first maximum has nothing to rescale; 2^(-inf - m) is the zero that says so.
+        scale = _mm512_mask_mov_ps(scale, grows, exp2_bf16(_mm512_sub_ps(old, m)));
+        total = _mm512_mul_ps(total, scale);
+        _mm512_store_ps(max + lane, m);
+        grew = true;
+      }
+      _mm512_store_ps(factor + lane, scale);
+      const __m512 shift = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, none, _CMP_EQ_OQ), zero);
+      const auto p = [&](int key) { return limits.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane), c, shift))); };
+      __m512 more = zero;
+      for (int key = range.begin; key < range.end; key += 2) {
+        const bool odd = key + 1 < range.end;
+        const __m512 x = p(key), y = odd ? p(key + 1) : zero;
+        total = _mm512_add_ps(total, x);
+        more = _mm512_add_ps(more, y);
+        if (writer.mix) {
+          writer.put_mix(key, lane, x, y);
+        } else {
+          store(tile, key, lane, x);
+          if (odd) store(tile, key + 1, lane, y);
+        }
+      }
+      _mm512_store_ps(sum + lane, _mm512_add_ps(total, more));
+      writer.template zero_tail<Products>(range, lane);
+    }
+    return grew;
+  }
+};
+
+}  // namespace
+}  // namespace foveal::cpu

@@ -1,0 +1,100 @@
+#pragma once
+// Vocabulary of the bf16 operations: AVX-512 vectors of floats, and of pairs of bf16 as 32-bit words. Only targets include this (see
+// targets.cmake), so everything is in an anonymous namespace: each has its own copy, compiled with its own flags.
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace foveal::cpu {
+namespace {
+
+/// Two bf16, the lower half first in memory: the unit of every bf16 product.
+using Pair = std::uint32_t;
+
+inline __m512 splat(float x) { return _mm512_set1_ps(x); }
+
+/// 2^x for x <= 127, relative error 7.5e-5: a third of a percent of the rounding to bf16 that follows. Below -126 exactly zero; NaN stays
+/// NaN. Adding 1.5 * 2^23 rounds x to an integer n that stands in the low bits; 2^(x-n) is a cubic and n goes into its exponent.
+inline __m512 exp2_bf16(__m512 x) {
+  const __m512 magic = splat(12582912.0f);
+  const __mmask16 normal = _mm512_cmp_ps_mask(x, splat(-126.0f), _CMP_NLT_UQ);
+  const __m512 shifted = _mm512_add_ps(x, magic);
+  const __m512 f = _mm512_sub_ps(x, _mm512_sub_ps(shifted, magic));
+  __m512 p = _mm512_fmadd_ps(splat(0.05517167f), f, splat(0.24261113f));
+  p = _mm512_fmadd_ps(p, f, splat(0.69326099f));
+  p = _mm512_fmadd_ps(p, f, splat(0.99992807f));
+  return _mm512_castsi512_ps(_mm512_maskz_add_epi32(normal, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(shifted), 23)));
+}
+
+/// 32 floats rounded to bf16 in order.
+inline __m512i round_bf16(__m512 low, __m512 high) { return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low)); }
+
+/// Pair i = {even[i], odd[i]} rounded to bf16.
+inline __m512i round_pairs(__m512 even, __m512 odd) {
+  const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+                                              3, 18, 2, 17, 1, 16, 0);
+  return _mm512_permutexvar_epi16(interleave, round_bf16(even, odd));
+}
+
+/// Words 0..15 and 16..31 of {a[i], b[i]} from 32 bf16 of two rows.
+inline void interleave_rows(__m512i a, __m512i b, __m512i* low, __m512i* high) {
+  const __m512i first = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37, 5, 36, 4, 35, 3,
+                                         34, 2, 33, 1, 32, 0);
+  *low = _mm512_permutex2var_epi16(a, first, b);
+  *high = _mm512_permutex2var_epi16(a, _mm512_add_epi16(first, _mm512_set1_epi16(16)), b);
+}
+
+/// Transposes a 16 x 16 matrix of words.
+inline void transpose(__m512i (&row)[16]) {
+  __m512i t[16];
+  for (int i = 0; i < 16; i += 2) {
+    t[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+    t[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    row[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+    row[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+    row[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+    row[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(row[i], row[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(row[i + 8], row[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    row[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    row[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    row[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    row[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+  }
+}
+
+/// 32 bf16 of a row from element d on, zeros from dim on and for a null row.
+inline __m512i load_row_bf16(const void* row, std::int64_t stride, int d, int dim) {
+  if (!row) return _mm512_setzero_si512();
+  const std::uint16_t* data = static_cast<const std::uint16_t*>(row);
+  const int count = dim - d < 32 ? dim - d : 32;
+  if (stride == 1) return _mm512_maskz_loadu_epi16(_cvtu32_mask32(count < 32 ? (1u << count) - 1 : ~0u), data + d);
+  alignas(64) std::uint16_t gathered[32] = {};
+  for (int i = 0; i < count; ++i) gathered[i] = data[(d + i) * stride];
+  return _mm512_load_si512(gathered);
+}
+
+/// pairs[d] = {a[d], b[d]} for d < padded, a multiple of 16; zeros from dim on.
+inline void pack_pairs(const void* a, const void* b, std::int64_t stride, int dim, int padded, Pair* pairs) {
+  for (int d = 0; d < padded; d += 32) {
+    __m512i low, high;
+    if (d < dim) {
+      interleave_rows(load_row_bf16(a, stride, d, dim), load_row_bf16(b, stride, d, dim), &low, &high);
+    } else {
+      low = high = _mm512_setzero_si512();
+    }
+    _mm512_store_si512(pairs + d, low);
+    if (d + 16 < padded) _mm512_store_si512(pairs + d + 16, high);
+  }
+}
+
+}  // namespace
+}  // namespace foveal::cpu

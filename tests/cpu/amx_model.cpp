@@ -1,0 +1,13 @@
+// The AMX table over the scalar model of its tiles. Its vector half is real: this unit needs the flags of the amx target, see
+// CMakeLists.txt.
+#include "amx_model.h"
+
+#include "cpu/kernels/bf16_ops.h"
+#include "cpu/kernels/tile_products.h"
+#include "scalar_tiles.h"
+
+namespace foveal::cpu {
+
+extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16");
+
+}  // namespace foveal::cpu
