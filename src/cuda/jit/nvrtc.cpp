@@ -123,10 +123,21 @@ std::vector<std::string> candidates() {
   return paths;
 }
 
+/// NVRTC opens its builtins by name; outside the loader's path that succeeds only when they are loaded already.
+void load_builtins_beside(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code ignored;
+  if (folder.empty()) return;
+  for (const auto& item : std::filesystem::directory_iterator(folder, ignored)) {
+    if (item.path().filename().string().rfind("libnvrtc-builtins.so", 0) == 0) dlopen(item.path().c_str(), RTLD_NOW | RTLD_LOCAL);
+  }
+}
+
 Nvrtc load() {
   Nvrtc nvrtc;
   std::string tried;
   for (const std::string& path : candidates()) {
+    load_builtins_beside(path);
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       tried += (tried.empty() ? "" : ", ") + path;

@@ -1,0 +1,78 @@
+#pragma once
+// What a kernel is told at run time. Shared with the host: plain types only.
+
+namespace foveal::device {
+
+/// q, k, v, out and their gradients: strides in elements for [batch, seqlen, heads, dim]. Packed tensors have batch stride 0.
+struct Tensor {
+  void* data;
+  long long batch, seq, head, dim;
+  int copy_bytes;  ///< 16 or 4: rows may be copied in such pieces; 0: element by element
+};
+
+/// lse, dlse, delta: strides for [batch, heads, seqlen].
+struct Rows {
+  void* data;
+  long long batch, head, seq;
+};
+
+constexpr int kMaxParams = 12;
+constexpr int kMaxParamRank = 6;
+
+/// A parameter of the score or mask.
+struct ParamView {
+  const void* data;
+  long long stride[kMaxParamRank];
+  int size[kMaxParamRank];
+};
+
+/// Where the gradient of a parameter is collected: `bins` for exact sums (score/exact_sum.cuh), `values` for plain stores.
+struct ParamGradient {
+  unsigned long long* bins;
+  void* values;
+  long long stride[kMaxParamRank];  ///< of values, in elements
+};
+
+struct ScoreArgs {
+  ParamView param[kMaxParams];
+};
+
+/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated.
+struct TileRun {
+  int begin, end, full;
+};
+
+/// The runs of one tile row are runs[row_begin[row] .. row_end[row]), row = batch * batch_stride + head * head_stride + tile.
+struct TileRuns {
+  const TileRun* runs;  ///< null: no mask, every tile is full
+  const int* row_begin;
+  const int* row_end;
+  long long batch_stride, head_stride;
+};
+
+struct DropoutArgs {
+  unsigned long long seed, offset;
+  unsigned threshold;  ///< a pair is kept when its bits are >= this
+  float keep_scale;    ///< 1 / (1 - p)
+};
+
+struct AttentionArgs {
+  Tensor q, k, v, out, dout, dq, dk, dv;
+  Rows lse, dlse;
+  Rows lse2, delta;  ///< workspace of the backward pass: lse * log2(e) (natural for f64), +inf for rows without keys; row sums
+  int batch, heads_q, heads_kv, group_size;
+  int seqlen_q, seqlen_kv;  ///< packed: the maxima
+  int tiles_q, tiles_kv;
+  long long q_offset, kv_offset;
+  const void* cu_seqlens_q;  ///< null unless packed
+  const void* cu_seqlens_kv;
+  double scale;
+  DropoutArgs dropout;
+  TileRuns runs;             ///< rows are q tiles
+  TileRuns runs_transposed;  ///< rows are kv tiles
+  float* dq_sum;             ///< fused: fp32 accumulator of dq
+  ScoreArgs score;
+  ParamGradient gradient[kMaxParams];
+};
+
+}  // namespace foveal::device

@@ -1,0 +1,48 @@
+// Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf for rows
+// without keys; and the gradient of the sink, -exp(sink - lse) delta.
+#include "score/exact_sum.cuh"
+#include "tile/problem.cuh"
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
+    delta_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+  using namespace foveal::device;
+  __shared__ R sink_terms[kWarps];
+  const int tile_q = int(blockIdx.x) % args.tiles_q;
+  const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
+  const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
+  const HeadRows out(args.out, seq.batch, seq.first_q, head);
+  const HeadRows dout(args.dout, seq.batch, seq.first_q, head);
+  const R* lse = row_values(args.lse, seq.batch, seq.first_q, head);
+  R sink_term = 0;
+  for (int row = tile_q * kBlockQ + warp_id(); row < min((tile_q + 1) * kBlockQ, seq.len_q); row += kWarps) {
+    R sum = 0;
+    const R row_lse = lse[row * args.lse.seq];
+    const bool empty = row_lse == -infinity();
+    if (!empty) {
+      for (int d = lane_id(); d < kHeadDimV; d += kWarp) {
+        sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]), to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
+      }
+    }
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    if (args.dlse.data && !empty) sum -= row_values(args.dlse, seq.batch, seq.first_q, head)[row * args.dlse.seq];
+    if (lane_id() == 0) {
+      const R scaled = kTensorCores<Element> ? row_lse * kLog2eR : row_lse;
+      row_values(args.delta, seq.batch, seq.first_q, head)[row * args.delta.seq] = sum;
+      row_values(args.lse2, seq.batch, seq.first_q, head)[row * args.lse2.seq] = empty ? R(infinity()) : scaled;
+      if constexpr (kHasSink) {
+        if (!empty) sink_term -= exp_real(sink_logit(head, args.score) - row_lse) * sum;
+      }
+    }
+  }
+  if constexpr (kSinkParam >= 0) {
+    if (lane_id() == 0) sink_terms[warp_id()] = sink_term;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      R sum = 0;
+      for (int w = 0; w < kWarps; ++w) sum += sink_terms[w];
+      using Bins = ExactSum<kBinBits>;
+      Bins::add(args.gradient[kSinkParam].bins + i64(head) * Bins::kWords, sum);
+    }
+  }
+}

@@ -1,0 +1,8 @@
+// The dk and dv half of the split backward pass.
+#include "tile/dkdv_tile.cuh"
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+    dkdv_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+  extern __shared__ uint4 shared_begin[];
+  foveal::device::dkdv_tile(args, int(blockIdx.x), shared_begin);
+}

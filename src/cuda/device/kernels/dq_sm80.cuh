@@ -1,0 +1,8 @@
+// The dq half of the split backward pass; without dq it only collects the gradients of parameters.
+#include "tile/dq_tile.cuh"
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+    dq_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+  extern __shared__ uint4 shared_begin[];
+  foveal::device::dq_tile(args, int(blockIdx.x), shared_begin);
+}

@@ -1,0 +1,203 @@
+// Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
+//   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+constexpr int kRows = 16 * kRowTiles;
+static_assert(kBlockQ == kRows * kWarps, "each warp owns its rows");
+constexpr int kN8 = kBlockKv / 8;
+
+struct Softmax {
+  R max[kRowTiles][2];
+  R sum[kRowTiles][2];
+};
+
+/// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
+template <bool kMasked>
+FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4], Softmax& state,
+                                R (&acc)[kRowTiles][kHeadDimVPadded / 8][4], unsigned char* kept) {
+  const int t = lane_id() % 4;
+  const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
+  bool rescale = false;
+  R alpha[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      at.q = int(args.q_offset) + min(row, at.seqlen_q - 1);
+      R high = state.max[m][i];
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int col = kv_local + 8 * n + 2 * t + j;
+          R& x = s[m][n][2 * i + j];
+          at.kv = int(args.kv_offset) + (kMasked ? min(col, at.seqlen_kv - 1) : col);
+          if constexpr (kScaleBefore) x *= R(args.scale);
+          if constexpr (kHasScore) x = score_forward(x, at, args.score);
+          if constexpr (kMasked) {
+            bool keep = col < at.seqlen_kv;
+            if constexpr (kHasMask) keep = keep && mask_keep(at, args.score);
+            if (!keep) x = -infinity();
+            if (kHasMask && keep && row < at.seqlen_q) kept[8 * n + 2 * t + j] = 1;
+          }
+          high = max_real(high, x);
+        }
+      }
+      high = max_real(high, __shfl_xor_sync(~0u, high, 1));
+      high = max_real(high, __shfl_xor_sync(~0u, high, 2));
+      const R base = high == -infinity() ? R(0) : high;
+      alpha[m][i] = exp2_real((state.max[m][i] - base) * kappa);
+      rescale = rescale || alpha[m][i] != 1;
+      state.max[m][i] = high;
+      R sum = 0;
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          R& x = s[m][n][2 * i + j];
+          x = kTensorCores<Element> ? exp2_real(fma_real(x, kappa, -base * kappa)) : exp2_real((x - base) * kappa);
+          sum += x;
+        }
+      }
+      state.sum[m][i] = state.sum[m][i] * alpha[m][i] + sum;
+      if constexpr (kDropout) {
+        DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+#pragma unroll
+        for (int n = 0; n < kN8; ++n) {
+          bool first, second;
+          dropout.keep_two(u32(args.q_offset) + row, u32(args.kv_offset) + kv_local + 8 * n + 2 * t, first, second);
+          if (!first) s[m][n][2 * i] = 0;
+          if (!second) s[m][n][2 * i + 1] = 0;
+        }
+      }
+    }
+  }
+  if (__any_sync(~0u, rescale)) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kHeadDimVPadded / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) acc[m][n][e] *= alpha[m][e / 2];
+  }
+}
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
+    forward_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+  using namespace foveal::device;
+  extern __shared__ uint4 shared_begin[];
+  SharedMemory shared(shared_begin);
+  // The output leaves through the queries' memory.
+  Element* q_or_out = shared.take<Element>(kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch * int(sizeof(Element)));
+  const SharedTile<Element, kBlockQ, kHeadDimPadded> q_smem{q_or_out};
+  const SharedTile<Element, kBlockQ, kHeadDimVPadded> out_smem{q_or_out};
+  const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
+  const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
+  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+
+  // Long rows first: with a causal mask the last tiles have most work.
+  const int tile_q = args.tiles_q - 1 - int(blockIdx.x) % args.tiles_q;
+  const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
+  const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
+  const int q_begin = tile_q * kBlockQ;
+  if (q_begin >= seq.len_q) return;
+
+  const int head_kv = head / args.group_size;
+  const HeadRows q(args.q, seq.batch, seq.first_q, head);
+  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
+  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+  const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
+  const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
+  const auto load = [&](int tile, int stage) {
+    k.load(k_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDim);
+    v.load(v_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDimV);
+  };
+
+  const int row_in_tile = warp_id() * kRows;
+  const int q_local = q_begin + row_in_tile + lane_id() / 4;
+  const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
+  R acc[kRowTiles][kHeadDimVPadded / 8][4];
+  clear(acc);
+  Softmax state;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) state.max[m][i] = -infinity(), state.sum[m][i] = 0;
+
+  TileCursor cursor(args.runs, seq.batch, head, tile_q, divide_up(seq.len_kv, kBlockKv));
+  bool more = cursor.next();
+  q.load(q_smem, q_begin, seq.len_q, kHeadDim);
+  if (more) load(cursor.tile, 0);
+  copy_commit();
+  for (int stage = 0; more; stage = (stage + 1) % kStages) {
+    const int kv_begin = cursor.tile * kBlockKv;
+    const bool masked = !cursor.full || kv_begin + kBlockKv > seq.len_kv;
+    more = cursor.next();
+    if constexpr (kStages == 2) {
+      if (more) load(cursor.tile, 1 - stage);
+      copy_commit();
+    }
+    if (kHasMask && masked) {
+      for (int i = threadIdx.x; i < kBlockKv; i += kThreads) kept[i] = 0;
+    }
+    copy_wait<kStages - 1>();
+    __syncthreads();
+
+    R s[kRowTiles][kN8][4];
+    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_stage(stage));
+    if (masked) {
+      softmax_tile<true>(args, at, q_local, kv_begin, s, state, acc, kept);
+      if constexpr (kHasMask) {
+        __syncthreads();
+        clear_rows_unless(v_stage(stage), kept);
+        __syncthreads();
+      }
+    } else {
+      softmax_tile<false>(args, at, q_local, kv_begin, s, state, acc, kept);
+    }
+    Operand<Element, kRowTiles, kBlockKv> p;
+    to_operand(p, s);
+    multiply_rn<kRowTiles, kHeadDimVPadded>(acc, p, v_stage(stage));
+    __syncthreads();
+    if constexpr (kStages == 1) {
+      if (more) load(cursor.tile, 0);
+      copy_commit();
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, head) : nullptr;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      R sum = state.sum[m][i];
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
+      R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
+      R factor = sum == 0 ? R(0) : R(1) / sum;
+      if constexpr (kHasSink) {
+        const R sink = sink_logit(head, args.score);
+        const R high = max_real(row_lse, sink);
+        const R joined = high == -infinity() ? high : high + log_real(exp_real(row_lse - high) + exp_real(sink - high));
+        factor *= sum == 0 ? R(0) : exp_real(row_lse - joined);
+        row_lse = joined;
+      }
+      if constexpr (kDropout) factor *= R(args.dropout.keep_scale);
+#pragma unroll
+      for (int n = 0; n < kHeadDimVPadded / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+      const int row = q_local + 16 * m + 8 * i;
+      if (lse && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
+    }
+  }
+  put_rows<kRowTiles, kHeadDimVPadded / 8>(out_smem, row_in_tile, 0, acc, R(1));
+  __syncthreads();
+  HeadRows(args.out, seq.batch, seq.first_q, head).store(out_smem, q_begin, seq.len_q, kHeadDimV);
+}

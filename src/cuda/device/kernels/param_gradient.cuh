@@ -1,0 +1,24 @@
+// The gradient of one parameter, from exact sums, from fp32 values, or zero, to its own type and strides.
+#include "element.cuh"
+#include "param_gradient_args.cuh"
+#include "score/exact_sum.cuh"
+
+#include "config.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_constant__ foveal::device::ParamGradientArgs args) {
+  using namespace foveal::device;
+  const i64 element = i64(blockIdx.x) * 256 + threadIdx.x;
+  if (element >= args.elements) return;
+  i64 rest = element, offset = 0;
+  for (int d = args.rank - 1; d >= 0; --d) {
+    offset += rest % args.size[d] * args.stride[d];
+    rest /= args.size[d];
+  }
+  double value = 0;
+  if (args.bins) {
+    value = ExactSum<kBinBits>::value(args.bins + element * ExactSum<kBinBits>::kWords);
+  } else if (args.values) {
+    value = args.values[element];
+  }
+  from_real(static_cast<Gradient*>(args.gradient)[offset], value);
+}

@@ -1,0 +1,63 @@
+#pragma once
+// Which tiles a tile row visits, and which sequence it belongs to.
+#include "args.cuh"
+#include "base.cuh"
+
+namespace foveal::device {
+
+/// Walks the tiles of one row in order.
+class TileCursor {
+ public:
+  /// limit: tiles of this sequence (a packed batch plans for the longest).
+  FOVEAL_DEVICE TileCursor(const TileRuns& runs, int batch, int head, int row, int limit) : runs_(runs.runs), limit_(limit) {
+    if (runs_ == nullptr) {
+      tile = -1;
+      end_ = limit;
+      full = true;
+    } else {
+      const i64 at = batch * runs.batch_stride + head * runs.head_stride + row;
+      run_ = runs.row_begin[at];
+      run_end_ = runs.row_end[at];
+    }
+  }
+
+  /// Moves to the next tile; false when there is none.
+  FOVEAL_DEVICE bool next() {
+    ++tile;
+    while (tile >= end_) {
+      if (run_ >= run_end_) return false;
+      const TileRun run = runs_[run_++];
+      tile = run.begin;
+      end_ = run.end < limit_ ? run.end : limit_;
+      full = run.full != 0;
+    }
+    return true;
+  }
+
+  int tile = 0;
+  bool full = false;
+
+ private:
+  const TileRun* runs_;
+  int limit_;
+  int end_ = 0;
+  int run_ = 0, run_end_ = 0;
+};
+
+struct Sequence {
+  int batch, len_q, len_kv;
+  i64 first_q, first_kv;  ///< rows before it in packed tensors
+};
+
+template <bool kVarlen, class Index>
+FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
+  if constexpr (kVarlen) {
+    const Index* q = static_cast<const Index*>(args.cu_seqlens_q);
+    const Index* kv = static_cast<const Index*>(args.cu_seqlens_kv);
+    return {batch, int(q[batch + 1] - q[batch]), int(kv[batch + 1] - kv[batch]), i64(q[batch]), i64(kv[batch])};
+  } else {
+    return {batch, args.seqlen_q, args.seqlen_kv, 0, 0};
+  }
+}
+
+}  // namespace foveal::device

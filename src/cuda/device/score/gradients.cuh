@@ -1,0 +1,164 @@
+#pragma once
+// Gradients of trainable parameters, collected by the kernel that owns tiles of queries. Each read is first summed along the lines on which its
+// indices are constant, in a fixed order; what is left is added to exact sums (score/exact_sum.cuh), so that the result does not depend
+// on the order in which blocks run. Nothing of size S x S is kept, unless the parameter itself has that size.
+#include "score/exact_sum.cuh"
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+constexpr int kReadSlots = kReads > 0 ? kReads : 1;
+using Bins = ExactSum<kBinBits>;
+
+/// Is a read summed through a tile in shared memory?
+constexpr bool staged_reads() {
+  for (int r = 0; r < kReads; ++r)
+    if (kReadKind[r] == kColumn || kReadKind[r] == kDiagonal) return true;
+  return false;
+}
+
+/// Terms of one tile of pairs, for sums along its columns and diagonals.
+template <int kRows, int kCols>
+struct Stage {
+  static constexpr int kPitch = kCols + 1;
+  static constexpr int kBytes = staged_reads() ? kRows * kPitch * int(sizeof(R)) : 0;
+  R* data;
+};
+
+/// Sums that last for a whole row of tiles.
+template <int kM>
+struct ReadSums {
+  R uniform[kReadSlots];
+  R row[kReadSlots][kM][2];
+
+  FOVEAL_DEVICE void clear() {
+#pragma unroll
+    for (int r = 0; r < kReadSlots; ++r) {
+      uniform[r] = 0;
+#pragma unroll
+      for (int m = 0; m < kM; ++m) row[r][m][0] = row[r][m][1] = 0;
+    }
+  }
+};
+
+template <int r>
+FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, R score, const Position& at, R term) {
+  if (term == 0) return;
+  int index[kMaxParamRank];
+  read_index<r>(score, at, args.score, index);
+  i64 element = 0;
+#pragma unroll
+  for (int d = 0; d < kReadRank[r]; ++d) element = element * args.score.param[kReadParam[r]].size[d] + index[d];
+  Bins::add(args.gradient[kReadParam[r]].bins + element * Bins::kWords, term);
+}
+
+template <int r>
+FOVEAL_DEVICE void store_to_read(const AttentionArgs& args, R score, const Position& at, R term) {
+  int index[kMaxParamRank];
+  read_index<r>(score, at, args.score, index);
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  i64 offset = 0;
+#pragma unroll
+  for (int d = 0; d < kReadRank[r]; ++d) offset += index[d] * gradient.stride[d];
+  from_real(static_cast<ReadGradient<r>*>(gradient.values)[offset], term);
+}
+
+/// Adds a tile: s holds scaled raw scores, ds the gradient of the modified scores, exactly 0 where a pair is not kept.
+/// Rows of this thread start at row_in_tile + g, tile at (q_begin, kv_begin), all local positions.
+template <int r, int kThreads, int kRows, int kCols, int kM>
+FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
+                                const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums, Stage<kRows, kCols> stage) {
+  constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  const auto position = [&](int row, int col) {
+    Position here = at;
+    here.q = int(args.q_offset) + min(q_begin + row, at.seqlen_q - 1);
+    here.kv = int(args.kv_offset) + min(kv_begin + col, at.seqlen_kv - 1);
+    return here;
+  };
+  if constexpr (kReadKind[r] != kElement || kReadStores[r]) {
+    if constexpr (kStaged) __syncthreads();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int row = row_in_tile + 16 * m + g + e / 2 * 8;
+          const int col = 8 * n + 2 * t + e % 2;
+          const Position here = position(row, col);
+          const R term = ds[m][n][e] == 0 ? R(0) : ds[m][n][e] * read_factor<r>(s[m][n][e], here, args.score);
+          if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += term;
+          if constexpr (kReadKind[r] == kRow) sums.row[r][m][e / 2] += term;
+          if constexpr (kStaged) stage.data[row * stage.kPitch + col] = term;
+          if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, s[m][n][e], here, term);
+          if constexpr (kReadKind[r] == kElement) {
+            if (q_begin + row < at.seqlen_q && kv_begin + col < at.seqlen_kv) store_to_read<r>(args, s[m][n][e], here, term);
+          }
+        }
+      }
+    }
+  }
+  if constexpr (kReadKind[r] == kColumn) {
+    __syncthreads();
+    for (int col = threadIdx.x; col < kCols; col += kThreads) {
+      R sum = 0;
+#pragma unroll 8
+      for (int row = 0; row < kRows; ++row) sum += stage.data[row * stage.kPitch + col];
+      add_to_read<r>(args, R(0), position(0, col), sum);
+    }
+  }
+  if constexpr (kReadKind[r] == kDiagonal) {
+    __syncthreads();
+    for (int diagonal = int(threadIdx.x) - (kRows - 1); diagonal < kCols; diagonal += kThreads) {
+      R sum = 0;
+#pragma unroll 8
+      for (int row = 0; row < kRows; ++row) {
+        const int col = row + diagonal;
+        if (col >= 0 && col < kCols) sum += stage.data[row * stage.kPitch + col];
+      }
+      const int first = max(0, -diagonal);
+      add_to_read<r>(args, R(0), position(first, first + diagonal), sum);
+    }
+  }
+  if constexpr (r + 1 < kReads) {
+    collect_read<r + 1, kThreads, kRows, kCols, kM>(args, at, q_begin, kv_begin, row_in_tile, s, ds, sums, stage);
+  }
+}
+
+/// Adds what was summed over the whole row of tiles. `scratch`: one R per warp in shared memory.
+template <int r, int kWarps, int kM>
+FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_local, const ReadSums<kM>& sums, R* scratch) {
+  at.kv = int(args.kv_offset);
+  at.q = int(args.q_offset) + min(q_local, at.seqlen_q - 1);
+  if constexpr (kReadKind[r] == kRow) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        R sum = sums.row[r][m][i];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const int row = q_local + 16 * m + 8 * i;
+        at.q = int(args.q_offset) + row;
+        if (lane_id() % 4 == 0 && row < at.seqlen_q) add_to_read<r>(args, R(0), at, sum);
+      }
+    }
+  }
+  if constexpr (kReadKind[r] == kUniform) {
+    R sum = sums.uniform[r];
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    __syncthreads();
+    if (lane_id() == 0) scratch[warp_id()] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      sum = 0;
+      for (int w = 0; w < kWarps; ++w) sum += scratch[w];
+      add_to_read<r>(args, R(0), at, sum);
+    }
+  }
+  if constexpr (r + 1 < kReads) finish_reads<r + 1, kWarps, kM>(args, at, q_local, sums, scratch);
+}
+
+}  // namespace foveal::device

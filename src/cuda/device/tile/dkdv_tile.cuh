@@ -1,0 +1,184 @@
+#pragma once
+// Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores transposed, so
+// that p^T and ds^T are left operands where they are:
+//   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
+//   shared memory: k | v | kStages x (q | dout | lse2 | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
+// Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+/// s^T, dp^T -> p^T (with dropout applied, as dv needs it) and ds^T.
+template <bool kMasked>
+FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockQ / 8][4],
+                               R (&dp)[kRowTiles][kBlockQ / 8][4], const R* lse2, const R* delta) {
+  const int t = lane_id() % 4;
+  const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
+#pragma unroll
+  for (int n = 0; n < kBlockQ / 8; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int in_tile = 8 * n + 2 * t + j;
+      const int col = q_local + in_tile;
+      const R row_lse2 = lse2[in_tile], row_delta = delta[in_tile];
+      at.q = int(args.q_offset) + (kMasked ? min(col, at.seqlen_q - 1) : col);
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int row = kv_local + 16 * m + 8 * i;
+          at.kv = int(args.kv_offset) + min(row, at.seqlen_kv - 1);
+          R& x = s[m][n][2 * i + j];
+          R& y = dp[m][n][2 * i + j];
+          if constexpr (kScaleBefore) x *= R(args.scale);
+          R modified = x;
+          if constexpr (kHasScore) modified = score_forward(x, at, args.score);
+          R p;
+          if constexpr (kTensorCores<Element>) {
+            p = exp2_real(fma_real(modified, kappa, -row_lse2));
+          } else {
+            p = exp2_real(((kScaleBefore ? modified : modified * R(args.scale)) - row_lse2) * kLog2eR);
+          }
+          R dropped = p;
+          if constexpr (kDropout) {
+            const bool keep = DropoutRow(args.dropout, u32(at.batch) * args.heads_q + at.head)
+                                  .keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
+            dropped = keep ? p * R(args.dropout.keep_scale) : R(0);
+            y = keep ? y * R(args.dropout.keep_scale) : R(0);
+          }
+          R gradient = p * (y - row_delta);
+          if constexpr (kMasked) {
+            bool keep = col < at.seqlen_q && row < at.seqlen_kv;
+            if constexpr (kHasMask) keep = keep && mask_keep(at, args.score);
+            if (!keep) gradient = 0, dropped = 0;
+          }
+          if constexpr (kHasScore) gradient = gradient == 0 ? R(0) : gradient * score_backward(x, at, args.score);
+          x = dropped;
+          y = gradient;
+        }
+      }
+    }
+  }
+}
+
+FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_begin) {
+  constexpr int kRows = 16 * kRowTiles;
+  constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;
+  SharedMemory shared(shared_begin);
+  const auto k_smem = shared.tile<kBlockKv, kHeadDimPadded>();
+  const auto v_smem = shared.tile<kBlockKv, kHeadDimVPadded>();
+  const auto q_smem = shared.tile<kStages * kBlockQ, kHeadDimPadded>();
+  const auto dout_smem = shared.tile<kStages * kBlockQ, kHeadDimVPadded>();
+  R* lse2_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
+  R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
+
+  const int tile_kv = task % args.tiles_kv;
+  const int head_kv = task / args.tiles_kv % args.heads_kv;
+  const Sequence seq = find_sequence(args, task / args.tiles_kv / args.heads_kv);
+  const int kv_begin = tile_kv * kBlockKv;
+  if (kv_begin >= seq.len_kv) return;
+
+  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
+  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+  const auto q_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimPadded>{q_smem.row(stage * kBlockQ)}; };
+  const auto dout_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimVPadded>{dout_smem.row(stage * kBlockQ)}; };
+  const auto load = [&](int head, int tile, int stage) {
+    const int row = tile * kBlockQ;
+    HeadRows(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
+    HeadRows(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
+    const R* lse2 = row_values(args.lse2, seq.batch, seq.first_q, head);
+    const R* delta = row_values(args.delta, seq.batch, seq.first_q, head);
+    for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
+      const bool valid = row + i < seq.len_q;
+      const i64 from = valid ? row + i : 0;
+      copy_async<sizeof(R)>(lse2_smem + stage * kBlockQ + i, lse2 + from * args.lse2.seq, valid);
+      copy_async<sizeof(R)>(delta_smem + stage * kBlockQ + i, delta + from * args.delta.seq, valid);
+    }
+  };
+
+  const int row_in_tile = warp_id() / kColumnSplit * kRows;
+  const int col_k = warp_id() % kColumnSplit * kColsK, col_v = warp_id() % kColumnSplit * kColsV;
+  const int kv_local = kv_begin + row_in_tile + lane_id() / 4;
+  R dk_acc[kRowTiles][kColsK / 8][4], dv_acc[kRowTiles][kColsV / 8][4];
+  clear(dk_acc);
+  clear(dv_acc);
+
+  int head = head_kv * args.group_size;
+  const int head_end = head + args.group_size;
+  const int limit = divide_up(seq.len_q, kBlockQ);
+  TileCursor cursor(args.runs_transposed, seq.batch, head, tile_kv, limit);
+  const auto advance = [&] {
+    while (!cursor.next()) {
+      if (++head == head_end) return false;
+      cursor = TileCursor(args.runs_transposed, seq.batch, head, tile_kv, limit);
+    }
+    return true;
+  };
+
+  bool more = advance();
+  k.load(k_smem, kv_begin, seq.len_kv, kHeadDim);
+  v.load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  if (more) load(head, cursor.tile, 0);
+  copy_commit();
+  for (int stage = 0; more; stage = (stage + 1) % kStages) {
+    const int q_begin = cursor.tile * kBlockQ;
+    const bool masked = !cursor.full || q_begin + kBlockQ > seq.len_q;
+    const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
+    more = advance();
+    if constexpr (kStages == 2) {
+      if (more) load(head, cursor.tile, 1 - stage);
+      copy_commit();
+    }
+    copy_wait<kStages - 1>();
+    __syncthreads();
+
+    const R* lse2 = lse2_smem + stage * kBlockQ;
+    if constexpr (kHasMask) {
+      // Queries without keys take no part, even when their memory holds NaN.
+      bool found = false;
+      for (int i = threadIdx.x; i < kBlockQ; i += kThreads) found = found || lse2[i] == R(infinity());
+      if (__syncthreads_or(found)) {
+        for (int i = threadIdx.x; i < kBlockQ * (kHeadDimPadded + kHeadDimVPadded); i += kThreads) {
+          const int row = i / (kHeadDimPadded + kHeadDimVPadded), col = i % (kHeadDimPadded + kHeadDimVPadded);
+          if (lse2[row] != R(infinity())) continue;
+          Element& x = col < kHeadDimPadded ? q_stage(stage).row(row)[col] : dout_stage(stage).row(row)[col - kHeadDimPadded];
+          x = Element{};
+        }
+        __syncthreads();
+      }
+    }
+    R s[kRowTiles][kBlockQ / 8][4], dp[kRowTiles][kBlockQ / 8][4];
+    multiply_nt<kRowTiles, kBlockQ>(s, k_smem, row_in_tile, q_stage(stage));
+    multiply_nt<kRowTiles, kBlockQ>(dp, v_smem, row_in_tile, dout_stage(stage));
+    const R* delta = delta_smem + stage * kBlockQ;
+    if (masked) {
+      dkdv_scores<true>(args, at, q_begin, kv_local, s, dp, lse2, delta);
+    } else {
+      dkdv_scores<false>(args, at, q_begin, kv_local, s, dp, lse2, delta);
+    }
+    Operand<Element, kRowTiles, kBlockQ> left;
+    if constexpr (kWantsDv) {
+      to_operand(left, s);
+      multiply_rn<kRowTiles, kColsV>(dv_acc, left, dout_stage(stage), col_v);
+    }
+    if constexpr (kWantsDk) {
+      to_operand(left, dp);
+      multiply_rn<kRowTiles, kColsK>(dk_acc, left, q_stage(stage), col_k);
+    }
+    __syncthreads();
+    if constexpr (kStages == 1) {
+      if (more) load(head, cursor.tile, 0);
+      copy_commit();
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
+  if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
+  __syncthreads();
+  if constexpr (kWantsDk) HeadRows(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kHeadDim);
+  if constexpr (kWantsDv) HeadRows(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+}
+
+}  // namespace foveal::device

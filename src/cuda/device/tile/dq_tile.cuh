@@ -1,0 +1,191 @@
+#pragma once
+// Backward for a tile of queries: dq, and the gradients of the score's parameters. The block walks the kv tiles of its row:
+//   s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
+//   shared memory: q | dout | kStages x (k | v) | kept | stage      registers, per warp: 16 kRowTiles rows of s, dp and dq
+#include "score/gradients.cuh"
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+/// s, dp -> p' relative to the saved statistics and ds', for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
+template <bool kMasked>
+FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockKv / 8][4],
+                             R (&dp)[kRowTiles][kBlockKv / 8][4], const R (&lse2)[kRowTiles][2], const R (&delta)[kRowTiles][2],
+                             unsigned char* kept) {
+  const int t = lane_id() % 4;
+  const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      at.q = int(args.q_offset) + min(row, at.seqlen_q - 1);
+#pragma unroll
+      for (int n = 0; n < kBlockKv / 8; ++n) {
+        bool kept_pair[2] = {true, true};
+        if constexpr (kDropout) {
+          DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+          dropout.keep_two(u32(args.q_offset) + row, u32(args.kv_offset) + kv_local + 8 * n + 2 * t, kept_pair[0], kept_pair[1]);
+        }
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int col = kv_local + 8 * n + 2 * t + j;
+          at.kv = int(args.kv_offset) + (kMasked ? min(col, at.seqlen_kv - 1) : col);
+          R& x = s[m][n][2 * i + j];
+          R& y = dp[m][n][2 * i + j];
+          if constexpr (kScaleBefore) x *= R(args.scale);
+          R modified = x;
+          if constexpr (kHasScore) modified = score_forward(x, at, args.score);
+          R p;
+          if constexpr (kTensorCores<Element>) {
+            p = exp2_real(fma_real(modified, kappa, -lse2[m][i]));
+          } else {
+            p = exp2_real(((kScaleBefore ? modified : modified * R(args.scale)) - lse2[m][i]) * kLog2eR);
+          }
+          if constexpr (kDropout) y = kept_pair[j] ? y * R(args.dropout.keep_scale) : R(0);
+          R gradient = p * (y - delta[m][i]);
+          if constexpr (kMasked) {
+            bool keep = col < at.seqlen_kv && row < at.seqlen_q;
+            if constexpr (kHasMask) keep = keep && mask_keep(at, args.score);
+            if (!keep) gradient = 0;
+            if (kHasMask && keep) kept[8 * n + 2 * t + j] = 1;
+          }
+          y = gradient;
+        }
+      }
+    }
+  }
+}
+
+FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
+  constexpr int kRows = 16 * kRowTiles;
+  SharedMemory shared(shared_begin);
+  const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
+  const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
+  const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
+  const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
+  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+  R* scratch = shared.take<R>(kWarps * int(sizeof(R)));
+  const Stage<kBlockQ, kBlockKv> terms{shared.take<R>(Stage<kBlockQ, kBlockKv>::kBytes)};
+
+  const int tile_q = args.tiles_q - 1 - task % args.tiles_q;
+  const int head = task / args.tiles_q % args.heads_q;
+  const Sequence seq = find_sequence(args, task / args.tiles_q / args.heads_q);
+  const int q_begin = tile_q * kBlockQ;
+  if (q_begin >= seq.len_q) return;
+
+  const int head_kv = head / args.group_size;
+  const HeadRows q(args.q, seq.batch, seq.first_q, head);
+  const HeadRows dout(args.dout, seq.batch, seq.first_q, head);
+  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
+  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+  const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
+  const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
+  const auto load = [&](int tile, int stage) {
+    k.load(k_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDim);
+    v.load(v_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDimV);
+  };
+
+  const int row_in_tile = warp_id() * kRows;
+  const int q_local = q_begin + row_in_tile + lane_id() / 4;
+  const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
+  R lse2[kRowTiles][2], delta[kRowTiles][2];
+  const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
+  const R* delta_rows = row_values(args.delta, seq.batch, seq.first_q, head);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      lse2[m][i] = row < seq.len_q ? lse2_rows[row * args.lse2.seq] : R(infinity());
+      delta[m][i] = row < seq.len_q ? delta_rows[row * args.delta.seq] : R(0);
+    }
+  }
+  R acc[kRowTiles][kHeadDimPadded / 8][4];
+  clear(acc);
+  ReadSums<kRowTiles> sums;
+  sums.clear();
+
+  TileCursor cursor(args.runs, seq.batch, head, tile_q, divide_up(seq.len_kv, kBlockKv));
+  bool more = cursor.next();
+  q.load(q_smem, q_begin, seq.len_q, kHeadDim);
+  dout.load(dout_smem, q_begin, seq.len_q, kHeadDimV);
+  if (more) load(cursor.tile, 0);
+  copy_commit();
+  for (int stage = 0; more; stage = (stage + 1) % kStages) {
+    const int kv_begin = cursor.tile * kBlockKv;
+    const bool masked = !cursor.full || kv_begin + kBlockKv > seq.len_kv || (kReads > 0 && q_begin + kBlockQ > seq.len_q);
+    more = cursor.next();
+    if constexpr (kStages == 2) {
+      if (more) load(cursor.tile, 1 - stage);
+      copy_commit();
+    }
+    if (kHasMask && masked) {
+      for (int i = threadIdx.x; i < kBlockKv; i += kThreads) kept[i] = 0;
+    }
+    copy_wait<kStages - 1>();
+    __syncthreads();
+
+    R s[kRowTiles][kBlockKv / 8][4], dp[kRowTiles][kBlockKv / 8][4];
+    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_stage(stage));
+    multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, v_stage(stage));
+    if (masked) {
+      dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+      if constexpr (kHasMask) {
+        __syncthreads();
+        clear_rows_unless(k_stage(stage), kept);
+        __syncthreads();
+      }
+    } else {
+      dq_scores<false>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+    }
+    if constexpr (kReads > 0) {
+      if constexpr (!kScaleBefore) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+          for (int n = 0; n < kBlockKv / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[m][n][e] *= R(args.scale);
+      }
+      collect_read<0, kThreads, kBlockQ, kBlockKv, kRowTiles>(args, at, q_begin, kv_begin, row_in_tile, s, dp, sums, terms);
+    }
+    if constexpr (kWantsDq) {
+      if constexpr (kHasScore) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+          for (int n = 0; n < kBlockKv / 8; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+              Position here = at;
+              here.q = int(args.q_offset) + min(q_local + 16 * m + e / 2 * 8, at.seqlen_q - 1);
+              here.kv = int(args.kv_offset) + min(kv_begin + 8 * n + 2 * (lane_id() % 4) + e % 2, at.seqlen_kv - 1);
+              R& y = dp[m][n][e];
+              y = y == 0 ? R(0) : y * score_backward(s[m][n][e], here, args.score);
+            }
+          }
+        }
+      }
+      Operand<Element, kRowTiles, kBlockKv> ds;
+      to_operand(ds, dp);
+      multiply_rn<kRowTiles, kHeadDimPadded>(acc, ds, k_stage(stage));
+    }
+    __syncthreads();
+    if constexpr (kStages == 1) {
+      if (more) load(cursor.tile, 0);
+      copy_commit();
+    }
+  }
+  copy_wait<0>();
+  __syncthreads();
+
+  if constexpr (kReads > 0) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
+  if constexpr (kWantsDq) {
+    put_rows<kRowTiles, kHeadDimPadded / 8>(q_smem, row_in_tile, 0, acc, R(args.scale));
+    __syncthreads();
+    HeadRows(args.dq, seq.batch, seq.first_q, head).store(q_smem, q_begin, seq.len_q, kHeadDim);
+  }
+}
+
+}  // namespace foveal::device

@@ -1,0 +1,75 @@
+#pragma once
+// What the attention kernels share: the types of this problem, and views of its tensors.
+#include "philox.cuh"
+#include "schedule/tile_runs.cuh"
+#include "score/score.cuh"
+#include "tile/multiply.cuh"
+
+namespace foveal::device {
+
+using R = Real<Element>;
+constexpr int kHeadDimPadded = round_up(kHeadDim, 16 * kColumnSplit);
+constexpr int kHeadDimVPadded = round_up(kHeadDimV, 16 * kColumnSplit);
+constexpr int kThreads = kWarps * kWarp;
+constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scores are scaled one by one, not in the exponent
+constexpr R kLog2eR = 1.4426950408889634;
+constexpr R kLn2R = 0.6931471805599453;
+
+/// Rows of one head of one sequence.
+struct HeadRows {
+  Element* data;
+  i64 row_stride, col_stride;
+  int copy_bytes;
+
+  FOVEAL_DEVICE HeadRows(const Tensor& tensor, int batch, i64 first_row, int head)
+      : data(static_cast<Element*>(tensor.data) + batch * tensor.batch + first_row * tensor.seq + head * tensor.head),
+        row_stride(tensor.seq),
+        col_stride(tensor.dim),
+        copy_bytes(tensor.copy_bytes) {}
+
+  template <int kRows, int kCols>
+  FOVEAL_DEVICE void load(SharedTile<Element, kRows, kCols> tile, int row, int rows, int cols) const {
+    load_tile<kThreads>(tile, data + row * row_stride, row_stride, col_stride, rows - row, cols, copy_bytes);
+  }
+  template <int kRows, int kCols>
+  FOVEAL_DEVICE void store(SharedTile<Element, kRows, kCols> tile, int row, int rows, int cols) const {
+    store_tile<kThreads>(data + row * row_stride, row_stride, col_stride, tile, rows - row, cols, copy_bytes);
+  }
+};
+
+FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head) {
+  return static_cast<R*>(rows.data) + batch * rows.batch + first_row * rows.seq + head * rows.head;
+}
+
+FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) { return find_sequence<kVarlen, SeqlenIndex>(args, batch); }
+
+/// Shared memory handed out in order.
+class SharedMemory {
+ public:
+  FOVEAL_DEVICE explicit SharedMemory(void* begin) : at_(static_cast<char*>(begin)) {}
+  template <int kRows, int kCols>
+  FOVEAL_DEVICE SharedTile<Element, kRows, kCols> tile() {
+    return {take<Element>(SharedTile<Element, kRows, kCols>::kBytes)};
+  }
+  template <class T>
+  FOVEAL_DEVICE T* take(int bytes) {
+    T* begin = reinterpret_cast<T*>(at_);
+    at_ += round_up(bytes, 16);
+    return begin;
+  }
+
+ private:
+  char* at_;
+};
+
+/// Clears the rows of a tile that no pair of this tile keeps: padding may hold NaN, and 0 * NaN would spread it.
+template <int kRows, int kCols>
+FOVEAL_DEVICE void clear_rows_unless(SharedTile<Element, kRows, kCols> tile, const unsigned char* kept) {
+  using Tile = SharedTile<Element, kRows, kCols>;
+  for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) {
+    const int r = i / Tile::kPieces;
+    if (!kept[r]) reinterpret_cast<uint4*>(tile.row(r))[i % Tile::kPieces] = uint4{0, 0, 0, 0};
+  }
+}
+
+}  // namespace foveal::device
