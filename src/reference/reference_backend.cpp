@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/philox.h"
+#include "base/strided.h"
 #include "plan/flops.h"
 #include "reference/pair_score.h"
 
@@ -258,20 +259,6 @@ class BackwardRows : Rows {
   double* const* dparams_ = nullptr;
 };
 
-void store_gradient(const TensorView& tensor, const double* from) {
-  std::array<std::int64_t, TensorView::max_rank> index{};
-  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
-    std::int64_t offset = 0;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) offset += index[d] * tensor.strides[d];
-    base::store(tensor.data, tensor.dtype, offset, from[i]);
-    for (int d = tensor.rank - 1; d >= 0; --d) {
-      const auto n = static_cast<std::size_t>(d);
-      if (++index[n] < tensor.sizes[n]) break;
-      index[n] = 0;
-    }
-  }
-}
-
 /// Tasks are (batch, kv head). They are dealt out in chunks, each with its own accumulators for the parameters, summed in order at the end:
 /// the number of chunks depends on the problem alone, so the result does not depend on the threads.
 class Reference : public planning::Executable {
@@ -326,6 +313,10 @@ class Reference : public planning::Executable {
   }
 
  private:
+  static void store_gradient(const TensorView& tensor, const double* from) {
+    base::each_element(tensor, [&](std::int64_t i, std::int64_t offset) { base::store(tensor.data, tensor.dtype, offset, from[i]); });
+  }
+
   void run_chunk(const Buffers& buffers, std::int64_t begin, std::int64_t end, double* memory, double* const* dparams) const {
     if (p_.pass == Pass::forward) {
       ForwardRows rows(p_, buffers, longest_, Arena(memory));

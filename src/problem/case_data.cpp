@@ -1,0 +1,332 @@
+#include "problem/case_data.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/random.h"
+#include "base/strided.h"
+
+namespace foveal::problem {
+namespace {
+
+constexpr std::size_t margin_bytes = 256;
+constexpr std::byte untouched{0xFF};
+
+/// Lowest and highest offset of an element.
+std::pair<std::int64_t, std::int64_t> extent(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
+  std::int64_t low = 0, high = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    const std::int64_t reach = (sizes[d] - 1) * strides[d];
+    (reach < 0 ? low : high) += reach;
+  }
+  return {low, high};
+}
+
+std::vector<std::int64_t> contiguous(const std::vector<std::int64_t>& sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
+  return strides;
+}
+
+void fill_with(const TensorView& view, const std::function<double(std::int64_t)>& value) {
+  base::each_element(view, [&](std::int64_t i, std::int64_t offset) { base::store(view.data, view.dtype, offset, value(i)); });
+}
+
+void fill_normal(const TensorView& view, base::Random& random, double deviation = 1) {
+  fill_with(view, [&](std::int64_t) { return deviation * random.normal(); });
+}
+
+/// Rows [.., token, head, :] of an odd token repeat the one before it, times `factor`, plus a little noise.
+void repeat_tokens(const TensorView& view, base::Random& random, double factor, double noise) {
+  for (std::int64_t b = 0; b < view.sizes[0]; ++b)
+    for (std::int64_t s = 1; s < view.sizes[1]; s += 2)
+      for (std::int64_t h = 0; h < view.sizes[2]; ++h)
+        for (std::int64_t d = 0; d < view.sizes[3]; ++d) {
+          const std::int64_t before = b * view.strides[0] + (s - 1) * view.strides[1] + h * view.strides[2] + d * view.strides[3];
+          const double value = factor * base::load(view.data, view.dtype, before) + noise * random.normal();
+          base::store(view.data, view.dtype, before + view.strides[1], value);
+        }
+}
+
+/// Ids 0 .. n-1 that do not decrease along the last dimension, with random borders.
+void fill_segments(const TensorView& view, base::Random& random, std::int64_t n) {
+  const std::int64_t length = view.rank == 0 ? 1 : view.sizes[static_cast<std::size_t>(view.rank - 1)];
+  std::vector<std::int64_t> borders;
+  fill_with(view, [&](std::int64_t i) {
+    const std::int64_t at = i % length;
+    if (at == 0) {
+      borders.clear();
+      for (std::int64_t b = 1; b < n; ++b) borders.push_back(random.integer(1, std::max<std::int64_t>(1, length - 1)));
+    }
+    return static_cast<double>(std::count_if(borders.begin(), borders.end(), [at](std::int64_t border) { return border <= at; }));
+  });
+}
+
+void fill_param(const ParamLine& line, const TensorView& view, base::Random& random) {
+  ParamFill fill = line.fill;
+  if (fill.name.empty()) {
+    switch (line.param.type()) {
+      case Type::real:
+        fill = {"normal", {0.5}};
+        break;
+      case Type::integer:
+        fill = {"integers", {0, 3}};
+        break;
+      case Type::boolean:
+        fill = {"bernoulli", {0.5}};
+        break;
+    }
+  }
+  const auto& args = fill.args;
+  if (fill.name == "normal") fill_normal(view, random, args[0]);
+  if (fill.name == "uniform") fill_with(view, [&](std::int64_t) { return random.uniform(args[0], args[1]); });
+  if (fill.name == "integers")
+    fill_with(view, [&](std::int64_t) {
+      return static_cast<double>(random.integer(static_cast<std::int64_t>(args[0]), static_cast<std::int64_t>(args[1])));
+    });
+  if (fill.name == "bernoulli") fill_with(view, [&](std::int64_t) { return random.chance(args[0]) ? 1.0 : 0.0; });
+  if (fill.name == "constant") fill_with(view, [&](std::int64_t) { return args[0]; });
+  if (fill.name == "arange") fill_with(view, [](std::int64_t i) { return static_cast<double>(i); });
+  if (fill.name == "segments") fill_segments(view, random, static_cast<std::int64_t>(args[0]));
+}
+
+void copy_elements(const TensorView& from, const TensorView& to) {
+  const std::vector<double> values = values_of(from);
+  fill_with(to, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
+}
+
+/// What the public calls take: packed tensors without the batch dimension of one.
+TensorView public_view(const TensorView& logical, bool varlen) {
+  if (!varlen || !logical.present()) return logical;
+  TensorView view = logical;
+  --view.rank;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
+    view.sizes[d] = logical.sizes[d + 1];
+    view.strides[d] = logical.strides[d + 1];
+  }
+  return view;
+}
+
+}  // namespace
+
+std::vector<double> values_of(const TensorView& view) {
+  std::vector<double> values(static_cast<std::size_t>(view.numel()));
+  base::each_element(
+      view, [&](std::int64_t i, std::int64_t offset) { values[static_cast<std::size_t>(i)] = base::load(view.data, view.dtype, offset); });
+  return values;
+}
+
+CaseData::CaseData(Line line) : CaseData(std::move(line), nullptr) {}
+
+CaseData::CaseData(Line line, const CaseData* source) : line_(std::move(line)) {
+  allocate_tensors();
+  if (source == nullptr) {
+    fill();
+  } else {
+    copy_values(*source);
+  }
+}
+
+TensorView CaseData::place(const Block& block, std::int64_t first, DType dtype, const std::vector<std::int64_t>& sizes,
+                           const std::vector<std::int64_t>& strides) const {
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), view.sizes.begin());
+  std::copy(strides.begin(), strides.end(), view.strides.begin());
+  view.data = block.bytes.get() + margin_bytes + static_cast<std::size_t>(first) * size_of(dtype);
+  return view;
+}
+
+TensorView CaseData::allocate(const std::string& name, DType dtype, const std::vector<std::int64_t>& sizes,
+                              const std::vector<std::int64_t>& strides) {
+  FOVEAL_CHECK(sizes.size() == strides.size(), "problem line: strides of ", name, ": ", strides.size(), " of them; expected ",
+               sizes.size());
+  for (const std::int64_t size : sizes) FOVEAL_CHECK(size >= 1, "problem line: ", name, ": a size is ", size, "; expected at least 1");
+  const auto [low, high] = extent(sizes, strides);
+  Block block;
+  block.size = static_cast<std::size_t>(high - low + 1) * size_of(dtype) + 2 * margin_bytes;
+  auto* bytes = static_cast<std::byte*>(std::aligned_alloc(margin_bytes, (block.size + margin_bytes - 1) / margin_bytes * margin_bytes));
+  FOVEAL_CHECK(bytes != nullptr, "problem line: ", name, ": cannot allocate ", block.size, " bytes");
+  block.bytes = std::shared_ptr<std::byte[]>(bytes, [](std::byte* memory) { std::free(memory); });
+  std::memset(bytes, 0xFF, block.size);
+  blocks_.emplace_back(name, block);
+  return place(block, -low, dtype, sizes, strides);
+}
+
+void CaseData::allocate_role(const char* role) {
+  const bool statistic = std::string_view(role) == "lse" || std::string_view(role) == "dlse";
+  const DType dtype = statistic && line_.dtype != DType::f64 ? DType::f32 : line_.dtype;
+  views_[role] = allocate(role, dtype, role_sizes(line_, role), layout_strides(line_, role));
+}
+
+void CaseData::allocate_packed(const char* q, const char* k, const char* v) {
+  FOVEAL_CHECK(role_sizes(line_, "q")[1] == role_sizes(line_, "k")[1], "problem line: layout=packed_qkv needs equal lengths of q and kv");
+  const std::vector<std::int64_t> strides = layout_strides(line_, q);
+  const std::int64_t tokens = role_sizes(line_, "q")[0] * role_sizes(line_, "q")[1];
+  allocate(std::string(q) + k + v, line_.dtype, {tokens, strides[1]}, {strides[1], 1});
+  const Block& block = blocks_.back().second;
+  std::int64_t first = 0;
+  for (const char* role : {q, k, v}) {
+    const std::vector<std::int64_t> sizes = role_sizes(line_, role);
+    views_[role] = place(block, first, line_.dtype, sizes, layout_strides(line_, role));
+    first += sizes[2] * sizes[3];
+  }
+}
+
+void CaseData::allocate_lengths() {
+  if (!line_.varlen) return;
+  FOVEAL_CHECK(!line_.lengths.empty(), "problem line: a packed batch without lengths");
+  const auto count = static_cast<std::int64_t>(line_.lengths.size()) + 1;
+  cu_seqlens_q_ = allocate("cu_seqlens_q", line_.cu_seqlens_dtype, {count}, {1});
+  cu_seqlens_kv_ = allocate("cu_seqlens_kv", line_.cu_seqlens_dtype, {count}, {1});
+  double q = 0, kv = 0;
+  for (std::int64_t i = 0; i < count; ++i) {
+    base::store(cu_seqlens_q_.data, cu_seqlens_q_.dtype, i, q);
+    base::store(cu_seqlens_kv_.data, cu_seqlens_kv_.dtype, i, kv);
+    if (i + 1 == count) break;
+    q += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].first);
+    kv += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].second);
+  }
+}
+
+void CaseData::allocate_tensors() {
+  const bool backward = line_.pass == Pass::backward, packed = line_.layout == Layout::packed_qkv;
+  if (packed) {
+    allocate_packed("q", "k", "v");
+  } else {
+    for (const char* role : {"q", "k", "v"}) allocate_role(role);
+  }
+  allocate_role("out");
+  if (line_.lse || backward) allocate_role("lse");
+  if (backward) {
+    allocate_role("dout");
+    if (line_.dlse) allocate_role("dlse");
+    if (packed) {
+      allocate_packed("dq", "dk", "dv");
+    } else {
+      for (const char* role : {"dq", "dk", "dv"}) allocate_role(role);
+    }
+    if (!line_.dq) views_.erase("dq");
+    if (!line_.dk) views_.erase("dk");
+    if (!line_.dv) views_.erase("dv");
+  }
+  for (const ParamLine& param : line_.params) {
+    const std::vector<std::int64_t>& shape = param.param.shape();
+    params_.push_back(allocate(param.param.name(), param.dtype, shape, contiguous(shape)));
+    dparams_.push_back(backward && param.grad ? allocate("d" + param.param.name(), param.grad_dtype, shape, contiguous(shape))
+                                              : TensorView{});
+  }
+  allocate_lengths();
+}
+
+void CaseData::fill() {
+  base::Random random(line_.seed);
+  const bool adversarial = line_.fill == Fill::adversarial;
+  fill_normal(views_["q"], random, adversarial ? 4 : 1);
+  fill_normal(views_["k"], random, adversarial ? 4 : 1);
+  fill_normal(views_["v"], random);
+  if (adversarial) {
+    repeat_tokens(views_["k"], random, 1, 0);        // equal scores ...
+    repeat_tokens(views_["v"], random, -1, 0x1p-6);  // ... of values that cancel
+  }
+  if (views_.contains("dout")) fill_normal(views_["dout"], random);
+  if (views_.contains("dlse")) fill_normal(views_["dlse"], random);
+  for (std::size_t i = 0; i < params_.size(); ++i) fill_param(line_.params[i], params_[i], random);
+}
+
+void CaseData::copy_values(const CaseData& source) {
+  for (const char* role : {"q", "k", "v", "dout", "dlse"})
+    if (views_.contains(role)) copy_elements(source.views_.at(role), views_[role]);
+  for (std::size_t i = 0; i < params_.size(); ++i) copy_elements(source.params_[i], params_[i]);
+}
+
+CaseData CaseData::as_f64() const {
+  Line line = line_;
+  line.dtype = DType::f64;
+  line.layout = Layout::bshd;
+  line.strides.clear();
+  for (ParamLine& param : line.params) {
+    if (param.param.type() == Type::real) param.dtype = DType::f64;
+    param.grad_dtype = DType::f64;
+  }
+  return CaseData(std::move(line), this);
+}
+
+TensorView CaseData::view(const std::string& role) const {
+  const auto found = views_.find(role);
+  return found == views_.end() ? TensorView{} : public_view(found->second, line_.varlen);
+}
+
+ForwardInputs CaseData::forward_inputs() const {
+  ForwardInputs inputs{.q = view("q"), .k = view("k"), .v = view("v")};
+  for (std::size_t i = 0; i < params_.size(); ++i) inputs.params.push_back({line_.params[i].param, params_[i]});
+  if (line_.varlen)
+    inputs.varlen = Varlen{
+        .cu_seqlens_q = cu_seqlens_q_, .cu_seqlens_kv = cu_seqlens_kv_, .max_seqlen_q = line_.seqlen_q, .max_seqlen_kv = line_.seqlen_kv};
+  return inputs;
+}
+
+ForwardOutputs CaseData::forward_outputs() const { return {.out = view("out"), .lse = view("lse")}; }
+
+BackwardInputs CaseData::backward_inputs() const {
+  ForwardInputs forward = forward_inputs();
+  return {.q = forward.q,
+          .k = forward.k,
+          .v = forward.v,
+          .out = view("out"),
+          .lse = view("lse"),
+          .dout = view("dout"),
+          .dlse = view("dlse"),
+          .params = std::move(forward.params),
+          .varlen = forward.varlen};
+}
+
+BackwardOutputs CaseData::backward_outputs() const {
+  BackwardOutputs outputs{.dq = view("dq"), .dk = view("dk"), .dv = view("dv")};
+  for (std::size_t i = 0; i < dparams_.size(); ++i)
+    if (line_.params[i].grad && line_.pass == Pass::backward) outputs.dparams.push_back({line_.params[i].param, dparams_[i]});
+  return outputs;
+}
+
+void CaseData::clear_outputs(Pass pass) {
+  const auto clear = [](const TensorView& view) {
+    const auto width = static_cast<std::int64_t>(size_of(view.dtype));
+    base::each_element(view, [&](std::int64_t, std::int64_t offset) {
+      std::memset(static_cast<char*>(view.data) + offset * width, 0xFF, static_cast<std::size_t>(width));
+    });
+  };
+  for (const char* role : pass == Pass::forward ? std::vector<const char*>{"out", "lse"} : std::vector<const char*>{"dq", "dk", "dv"})
+    if (views_.contains(role)) clear(views_[role]);
+  if (pass == Pass::backward)
+    for (std::size_t i = 0; i < dparams_.size(); ++i)
+      if (line_.params[i].grad) clear(dparams_[i]);
+}
+
+std::string CaseData::damage() const {
+  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_};
+  for (const auto& [role, view] : views_) all.push_back(view);
+  all.insert(all.end(), params_.begin(), params_.end());
+  all.insert(all.end(), dparams_.begin(), dparams_.end());
+  for (const auto& [name, block] : blocks_) {
+    std::vector<bool> owned(block.size, false);
+    for (const TensorView& view : all) {
+      const auto* data = static_cast<const std::byte*>(view.data);
+      if (data < block.bytes.get() || data >= block.bytes.get() + block.size) continue;
+      const std::int64_t begin = data - block.bytes.get(), width = static_cast<std::int64_t>(size_of(view.dtype));
+      base::each_element(view, [&](std::int64_t, std::int64_t offset) {
+        for (std::int64_t byte = 0; byte < width; ++byte) owned[static_cast<std::size_t>(begin + offset * width + byte)] = true;
+      });
+    }
+    for (std::size_t i = 0; i < block.size; ++i)
+      if (!owned[i] && block.bytes[i] != untouched) return name;
+  }
+  return {};
+}
+
+}  // namespace foveal::problem
