@@ -1,0 +1,69 @@
+// Planning from sizes alone: contiguous tensors without data, every parameter that the attention names, all gradients.
+#include <unordered_set>
+#include <vector>
+
+#include "base/check.h"
+#include "foveal/attention.h"
+#include "score/node.h"
+
+namespace foveal {
+namespace {
+
+TensorView contiguous(const std::vector<std::int64_t>& sizes, DType dtype, Device device) {
+  FOVEAL_CHECK(sizes.size() <= TensorView::max_rank, "parameter: rank ", sizes.size(), "; expected at most ", TensorView::max_rank);
+  TensorView view;
+  view.dtype = dtype, view.device = device, view.rank = static_cast<int>(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) view.sizes[d] = sizes[d], view.strides[d] = stride;
+  return view;
+}
+
+/// Adds the parameters that an expression reads and that are not there yet, in the order of their first read.
+void collect(const Expr& expr, std::vector<Param>& params) {
+  if (!expr.present()) return;
+  std::vector<const scoring::Node*> open{expr.node().get()};
+  std::unordered_set<const scoring::Node*> seen;
+  while (!open.empty()) {
+    const scoring::Node* node = open.back();
+    open.pop_back();
+    if (!seen.insert(node).second) continue;
+    for (auto arg = node->args.rbegin(); arg != node->args.rend(); ++arg) open.push_back(arg->get());
+    if (node->param == nullptr) continue;
+    bool known = false;
+    for (const Param& param : params) known = known || param.name() == node->param->name;
+    if (!known) params.emplace_back(node->param->name, node->param->shape, node->param->type);
+  }
+}
+
+DType dtype_of(const Param& param, DType real) {
+  return param.type() == Type::real ? real : param.type() == Type::integer ? DType::i32 : DType::boolean;
+}
+
+}  // namespace
+
+Plan plan(const Attention& attention, const Shapes& s, Pass pass, Device device, const PlanOptions& options) {
+  const DType statistics = s.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const auto view = [&](std::int64_t rows, std::int64_t heads, std::int64_t dim) {
+    return contiguous({s.batch, rows, heads, dim}, s.dtype, device);
+  };
+  const TensorView q = view(s.seqlen_q, s.heads_q, s.head_dim), out = view(s.seqlen_q, s.heads_q, s.head_dim_v);
+  const TensorView k = view(s.seqlen_kv, s.heads_kv, s.head_dim), v = view(s.seqlen_kv, s.heads_kv, s.head_dim_v);
+  const TensorView lse = contiguous({s.batch, s.heads_q, s.seqlen_q}, statistics, device);
+
+  std::vector<Param> all, trained;
+  collect(attention.score_mod, trained);
+  if (attention.sink) trained.push_back(*attention.sink);
+  all = trained;
+  collect(attention.mask, all);
+  std::vector<ParamBinding> params, dparams;
+  for (const Param& param : all) params.push_back({param, contiguous(param.shape(), dtype_of(param, statistics), device)});
+  for (const Param& param : trained)
+    if (param.type() == Type::real) dparams.push_back({param, contiguous(param.shape(), statistics, device)});
+
+  if (pass == Pass::forward)
+    return plan(attention, ForwardInputs{.q = q, .k = k, .v = v, .params = params}, ForwardOutputs{.out = out, .lse = lse}, options);
+  return plan(attention, BackwardInputs{.q = q, .k = k, .v = v, .out = out, .lse = lse, .dout = out, .params = params},
+              BackwardOutputs{.dq = q, .dk = k, .dv = v, .dparams = dparams}, options);
+}
+
+}  // namespace foveal
