@@ -98,22 +98,32 @@ struct PairProducts {
   template <bool kAccumulate, int kRows, int kVectors>
   [[gnu::noinline]] static void register_tile(const Product& p) {
     __m512 acc[kRows][kVectors];
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) acc[r][v] = kAccumulate ? _mm512_load_ps(p.c + r * p.c_row + 16 * v) : _mm512_setzero_ps();
     }
     const char* a = p.a;
     const Pair* b = p.b;
-    for (int step = 0; step < p.steps; ++step, a += p.a_step, b += p.b_step) {
+#pragma GCC unroll 4
+    for (int step = 0; step < p.steps; ++step) {
       __m512i column[kVectors];
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) column[v] = _mm512_load_si512(b + 16 * v);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const __m512i x = broadcast(a + r * p.a_row);
+#pragma GCC unroll 8
         for (int v = 0; v < kVectors; ++v) {
           acc[r][v] = _mm512_dpbf16_ps(acc[r][v], reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(column[v]));
         }
       }
+      a += p.a_step;
+      b += p.b_step;
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
       for (int v = 0; v < kVectors; ++v) _mm512_store_ps(p.c + r * p.c_row + 16 * v, acc[r][v]);
     }
   }
