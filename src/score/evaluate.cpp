@@ -5,7 +5,7 @@
 
 namespace foveal::scoring {
 
-double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values) {
+double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values, Precision precision) {
   const OpRow* const rows = op_rows().data();
   const auto operand = [values](ValueId id) { return id < 0 ? 0.0 : values[id]; };
   double* out = values;
@@ -59,6 +59,7 @@ double evaluate(const Program& program, const Point& point, const ParamReader& r
             rows[static_cast<std::size_t>(instr.op)].value(instr.type, operand(instr.arg[0]), operand(instr.arg[1]), operand(instr.arg[2]));
         break;
     }
+    if (precision == Precision::f32 && instr.type == Type::real) *out = static_cast<float>(*out);
     ++out;
   }
   return program.outputs.empty() ? 0 : values[program.outputs.front()];

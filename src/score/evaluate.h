@@ -18,7 +18,10 @@ class ParamReader {
   virtual double read(std::int32_t param, const std::int64_t* index) const = 0;
 };
 
+/// f32: every real value is rounded to float, as a kernel that computes in single precision rounds it.
+enum class Precision : std::uint8_t { f64, f32 };
+
 /// Fills values[0 .. program.code.size()) and returns the first output. Allocates nothing.
-double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values);
+double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values, Precision precision = Precision::f64);
 
 }  // namespace foveal::scoring

@@ -1,0 +1,112 @@
+#include "check/check.h"
+
+#include "base/check.h"
+#include "check/naive.h"
+#include "problem/case_data.h"
+
+namespace foveal::check {
+
+using problem::CaseData;
+using problem::Line;
+
+struct Checker::Known {
+  CaseData data;
+  Results exact, naive;
+};
+
+namespace {
+
+const PlanOptions on_reference{.backend = "reference"};
+
+Results results_of(const CaseData& data) {
+  Results results;
+  const bool forward = data.line().pass == Pass::forward;
+  for (const char* role : {"out", "lse", "dq", "dk", "dv"})
+    if (forward == (role[0] != 'd') && data.view(role).present()) results[role] = problem::values_of(data.view(role));
+  if (!forward)
+    for (std::size_t i = 0; i < data.line().params.size(); ++i)
+      if (data.line().params[i].grad) results["d" + data.line().params[i].param.name()] = problem::values_of(data.dparam(i));
+  return results;
+}
+
+DType dtype_of(const CaseData& data, const std::string& name) {
+  if (data.view(name).present()) return data.view(name).dtype;
+  for (std::size_t i = 0; i < data.line().params.size(); ++i)
+    if ("d" + data.line().params[i].param.name() == name) return data.dparam(i).dtype;
+  return data.line().dtype;
+}
+
+/// Rows are what one query or key token of one head gives; statistics and parameters are judged whole.
+std::size_t row_size(const CaseData& data, const std::string& name) {
+  const TensorView view = data.view(name);
+  return !view.present() || name == "lse" ? 0 : static_cast<std::size_t>(view.sizes[static_cast<std::size_t>(view.rank - 1)]);
+}
+
+void run_exact(CaseData& data) {
+  const Attention& attention = data.line().attention;
+  forward(attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
+  if (data.line().pass == Pass::backward) backward(attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
+}
+
+/// Runs the pass of the line and gives the kernel's name. A backward pass reads out and lse of the same backend's forward, where it has
+/// one.
+std::string run(CaseData& data, const PlanOptions& options) {
+  const Attention& attention = data.line().attention;
+  if (data.line().pass == Pass::forward) {
+    const Plan plan = foveal::plan(attention, data.forward_inputs(), data.forward_outputs(), options);
+    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, options);
+    return plan.kernel();
+  }
+  const Plan plan = foveal::plan(attention, data.backward_inputs(), data.backward_outputs(), options);
+  try {
+    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, options);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
+  }
+  backward(attention, data.backward_inputs(), data.backward_outputs(), {}, options);
+  return plan.kernel();
+}
+
+}  // namespace
+
+Checker::Checker(const Line& line) {
+  CaseData data(line);
+  CaseData exact = data.as_f64();
+  run_exact(exact);
+  Results exact_results = results_of(exact), naive_results = naive(data);
+  known_ = std::make_unique<const Known>(Known{std::move(data), std::move(exact_results), std::move(naive_results)});
+}
+
+Checker::~Checker() = default;
+
+Report Checker::operator()(const PlanOptions& options) const {
+  CaseData data = known_->data;  // shares the inputs; outputs are cleared for every run
+  data.clear_outputs(Pass::forward);
+  data.clear_outputs(Pass::backward);
+  Line line = data.line();
+  line.options = options;
+  Report report;
+  report.line = problem::to_string(line);
+  try {
+    report.kernel = run(data, options);
+  } catch (const Error& error) {
+    report.failure = error.what();
+    report.refused = error.code() == ErrorCode::unsupported;
+    return report;
+  }
+  const Results found = results_of(data);
+  for (const auto& [name, values] : found) {
+    report.tensors.push_back(
+        compare(name, dtype_of(data, name), values, known_->exact.at(name), known_->naive.at(name), row_size(data, name)));
+    if (!report.tensors.back().pass && report.failure.empty()) report.failure = name + ": " + report.tensors.back().failure;
+  }
+  if (const std::string damaged = data.damage(); !damaged.empty() && report.failure.empty())
+    report.failure = "memory beside " + damaged + " was written";
+  report.pass = report.failure.empty();
+  return report;
+}
+
+Report check_line(const Line& line) { return Checker(line)(line.options); }
+
+}  // namespace foveal::check

@@ -1,0 +1,24 @@
+#pragma once
+// The tolerance rule: error against fp64 at most twice that of the naive same-precision computation, plus one unit in the last place.
+#include <string>
+#include <vector>
+
+#include "foveal/tensor.h"
+
+namespace foveal::check {
+
+struct TensorReport {
+  std::string name;
+  double max_error = 0, max_bound = 0;  ///< largest distance from the exact result
+  double rms_error = 0, rms_bound = 0;
+  double row_ratio = 0;  ///< the worst row's error over its bound
+  double naive_max_error = 0;
+  bool pass = false;
+  std::string failure;  ///< what is wrong, and where; empty when nothing is
+};
+
+/// All in row-major order; rows of `row_size` elements are judged one by one too, so that one bad row cannot hide behind large ones.
+TensorReport compare(const std::string& name, DType dtype, const std::vector<double>& found, const std::vector<double>& exact,
+                     const std::vector<double>& naive, std::size_t row_size);
+
+}  // namespace foveal::check
