@@ -1,0 +1,115 @@
+// Vectors of the compiler's own kind, as wide as the target's registers. Included by target units after FOVEAL_VECTOR_BYTES is set; everything in an
+// anonymous namespace and without std templates, as all of a target unit.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace foveal::cpu {
+namespace {
+
+constexpr int kVectorBytes = FOVEAL_VECTOR_BYTES;
+
+template <class T, int N>
+struct VecOf {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T, int N>
+using Vec = typename VecOf<T, N>::type;
+
+/// The integer that is as wide as a real: the type of its comparisons.
+template <class Real>
+struct IntegerLike;
+template <>
+struct IntegerLike<float> {
+  using type = std::int32_t;
+};
+template <>
+struct IntegerLike<double> {
+  using type = std::int64_t;
+};
+
+template <class V>
+inline V load(const void* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof v);
+  return v;
+}
+template <class V>
+inline void store(void* to, V v) {
+  __builtin_memcpy(to, &v, sizeof v);
+}
+
+template <class V, class T>
+inline V splat(T value) {
+  return value - V{};  // keeps the sign of zero
+}
+
+template <class V>
+inline V iota() {
+  V v{};
+  for (unsigned i = 0; i < sizeof(V) / sizeof(v[0]); ++i) v[i] = i;
+  return v;
+}
+
+template <class To, class From>
+inline To bits(From v) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  __builtin_memcpy(&to, &v, sizeof to);
+  return to;
+}
+
+/// Some element is not zero.
+template <class I>
+inline bool any(I v) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(I) == 64) return _mm512_test_epi32_mask(bits<__m512i>(v), bits<__m512i>(v)) != 0;
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(I) == 32) return !_mm256_testz_si256(bits<__m256i>(v), bits<__m256i>(v));
+#endif
+  bool found = false;
+  for (unsigned i = 0; i < sizeof(I) / sizeof(v[0]); ++i) found |= v[i] != 0;
+  return found;
+}
+
+/// 64-bit products of the even 32-bit elements.
+template <class U>
+inline U multiply_even(U a, U b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(U) == 64) return bits<U>(_mm512_maskz_mul_epu32(-1, bits<__m512i>(a), bits<__m512i>(b)));
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(U) == 32) return bits<U>(_mm256_mul_epu32(bits<__m256i>(a), bits<__m256i>(b)));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(U) == 16) return bits<U>(_mm_mul_epu32(bits<__m128i>(a), bits<__m128i>(b)));
+#endif
+  using L = Vec<std::uint64_t, sizeof(U) / 8>;
+  return bits<U>((bits<L>(a) & 0xFFFFFFFFu) * (bits<L>(b) & 0xFFFFFFFFu));
+}
+
+template <class V>
+inline V square_root(V x) {
+  using T = decltype(x[0] + 0);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(T) == 4) return bits<V>(_mm512_maskz_sqrt_ps(-1, bits<__m512>(x)));
+  if constexpr (sizeof(V) == 64 && sizeof(T) == 8) return bits<V>(_mm512_maskz_sqrt_pd(-1, bits<__m512d>(x)));
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(T) == 4) return bits<V>(_mm256_sqrt_ps(bits<__m256>(x)));
+  if constexpr (sizeof(V) == 32 && sizeof(T) == 8) return bits<V>(_mm256_sqrt_pd(bits<__m256d>(x)));
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16 && sizeof(T) == 4) return bits<V>(_mm_sqrt_ps(bits<__m128>(x)));
+  if constexpr (sizeof(V) == 16 && sizeof(T) == 8) return bits<V>(_mm_sqrt_pd(bits<__m128d>(x)));
+#endif
+  for (unsigned i = 0; i < sizeof(V) / sizeof(T); ++i) x[i] = sizeof(T) == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);
+  return x;
+}
+
+}  // namespace
+}  // namespace foveal::cpu
