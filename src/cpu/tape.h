@@ -20,15 +20,14 @@
 
 namespace foveal::cpu {
 
-/// What a backward needs besides the scores: where the parameter gradients of one partition are accumulated.
-class ParamGradPlan;
-
 class Tape {
  public:
   /// `target`: scalar, avx2, avx512, avx512bf16 or amx (the last two run the avx512 tape).
   Tape(const problem::Problem& problem, const std::string& target);
   ~Tape();
   Tape(Tape&&) noexcept;
+  /// nullopt, or why no tape can run the problem.
+  static std::optional<std::string> refuses(const problem::Problem& problem);
 
   bool has_score() const { return has_score_; }  ///< a score_mod: apply() on every tile
   bool has_mask() const { return has_mask_; }    ///< a mask: apply() on every partial tile
@@ -66,8 +65,9 @@ class Tape {
     std::int64_t index;
     std::int32_t batch, head, q_idx, kv_idx;
   };
-  /// Attention::checked: looks at every kept pair of the tile's valid lanes. Slow.
-  std::optional<IndexFault> find_fault(const TileFrame& frame, const TapeData& data) const;
+  /// Attention::checked: looks at every kept pair of the tile's valid lanes, in double, one by one. dots may be null where no index reads the score.
+  template <class Real>
+  std::optional<IndexFault> find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const;
   /// The message of an Error for a fault.
   std::string describe(const IndexFault& fault) const;
 
@@ -80,14 +80,8 @@ class Tape {
   bool has_score_ = false, has_mask_ = false, has_backward_ = false, backward_needs_dots_ = false, mask_is_ranges_ = false;
 };
 
-/// Multiplies the tile by keep / (1 - p): bits of base::dropout_bits at global positions. `second` (may be null) is treated alike, so that the
-/// bits are made once. Forward: P after its row sums. Backward: dP, and the P that goes into dv.
-struct TileDropout {
-  std::uint64_t seed, offset;
-  std::uint32_t threshold;  ///< base::dropout_threshold(p)
-  double scale;             ///< 1 / (1 - p)
-  std::int32_t heads_q;
-};
+/// Multiplies a tile, and a second one if given (so that the bits are made once), by keep / (1 - p). Forward: P after its row sums. Backward: dP, and the P
+/// that goes into dv.
 template <class Real>
 void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second);
 
@@ -102,7 +96,7 @@ class ParamGradPlan {
   ParamGradPlan(const problem::Problem& problem, std::int64_t splits);
 
   bool empty() const { return accumulators_.empty(); }  ///< nothing to accumulate; finish() still writes the exact zeros
-  std::int64_t partitions() const { return partitions_; }
+  std::int64_t partitions() const { return batch_parts_ * head_parts_ * split_parts_; }
   std::int64_t partition(std::int64_t batch, std::int64_t kv_head, std::int64_t split) const;
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   std::string reduction() const;  ///< for explain(): "rel_bias: diagonal, 12 partitions"
@@ -116,16 +110,18 @@ class ParamGradPlan {
   struct Accumulator {
     int param;
     std::int64_t numel;
-    bool wide;                  ///< doubles; otherwise floats
-    bool shared;                ///< one for all partitions
-    std::size_t offset, bytes;  ///< of partition 0; of one
-    std::string text;
+    bool wide;                           ///< doubles; otherwise floats
+    bool per_batch, per_head;            ///< the partitions of different batches (heads) need accumulators of their own
+    std::int64_t copies;
+    std::size_t offset, bytes;           ///< of the first copy; of one copy
   };
+  std::int64_t copy_of(const Accumulator& accumulator, std::int64_t partition) const;
+
   std::vector<Accumulator> accumulators_;
-  std::vector<int> zeros_;        ///< parameters whose gradient is exactly zero
-  std::vector<int> slot_of_;      ///< param -> accumulator or -1
-  std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1, partitions_ = 1;
-  bool by_batch_ = true, by_head_ = true, by_split_ = true;
+  std::vector<int> zeros_;  ///< parameters whose gradient is exactly zero
+  std::vector<std::string> texts_;
+  std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1;
+  std::int64_t batch_parts_ = 1, head_parts_ = 1, split_parts_ = 1;  ///< each index is cut into this many runs; a partition is one run of each
   std::size_t workspace_bytes_ = 0;
 };
 

@@ -24,7 +24,7 @@ struct TileFrame {
   int padded() const { return (lanes + lane_multiple - 1) / lane_multiple * lane_multiple; }
 };
 
-/// A bound parameter. Strides in elements.
+/// A bound parameter; its strides are in the code.
 struct TapeParam {
   const void* data;
   DType dtype;

@@ -1,0 +1,172 @@
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/parallel.h"
+#include "cpu/tape.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr std::int64_t most_partitions = 64;
+constexpr std::size_t memory_budget = 64u << 20;  // bytes of accumulators, unless one copy of each needs more
+constexpr std::int64_t elements_per_task = 1 << 14;
+
+std::int64_t numel(const std::vector<std::int64_t>& shape) {
+  std::int64_t n = 1;
+  for (std::int64_t size : shape) n *= size;
+  return n;
+}
+
+}  // namespace
+
+ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t splits)
+    : batch_(problem.batch), heads_kv_(problem.heads_kv), splits_(splits) {
+  const scoring::ScoreProgram& score = *problem.score;
+  for (std::size_t param = 0; param < score.params.size(); ++param) {
+    const scoring::ParamInfo& info = score.params[param];
+    if (static_cast<int>(param) == problem.sink || !problem.params[param].gradient.present) continue;
+    Accumulator accumulator{};
+    accumulator.param = static_cast<int>(param);
+    accumulator.numel = numel(info.shape);
+    bool any = false, only_elements = true;
+    std::string kinds;
+    for (const scoring::TrainableRead& read : score.reads) {
+      if (read.param != accumulator.param) continue;
+      any = true;
+      only_elements &= read.reduction == scoring::Reduction::element;
+      accumulator.per_batch |= !read.reads_batch;
+      accumulator.per_head |= !read.reads_head;
+      kinds += std::string(kinds.empty() ? "" : "+") + scoring::to_string(read.reduction);
+    }
+    if (!any) {
+      zeros_.push_back(accumulator.param);
+      texts_.push_back(info.name + ": zero");
+      continue;
+    }
+    // One add per (batch, head) and element: float is wide enough, and such parameters are large.
+    accumulator.wide = problem.dtype == DType::f64 || !only_elements;
+    accumulator.bytes = (static_cast<std::size_t>(accumulator.numel) * (accumulator.wide ? 8 : 4) + 255) / 256 * 256;
+    accumulators_.push_back(accumulator);
+    texts_.push_back(info.name + ": " + kinds);
+  }
+  if (accumulators_.empty()) return;
+
+  batch_parts_ = batch_;
+  head_parts_ = heads_kv_;
+  split_parts_ = splits_;
+  const auto bytes = [&] {
+    std::size_t sum = 0;
+    for (Accumulator& a : accumulators_) {
+      a.copies = split_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
+      a.offset = sum;
+      sum += a.bytes * static_cast<std::size_t>(a.copies);
+    }
+    return sum;
+  };
+  std::size_t single = 0;
+  for (const Accumulator& a : accumulators_) single += a.bytes;
+  const std::size_t budget = std::max(memory_budget, 2 * single);
+  while ((workspace_bytes_ = bytes()) > budget || (partitions() > most_partitions && workspace_bytes_ > single)) {
+    // Join partitions where that saves accumulators.
+    std::int64_t* parts[] = {&split_parts_, &batch_parts_, &head_parts_};
+    std::int64_t* best = nullptr;
+    std::size_t least = workspace_bytes_;
+    for (std::int64_t* part : parts) {
+      if (*part == 1) continue;
+      const std::int64_t before = *part;
+      *part = (before + 1) / 2;
+      const std::size_t saved = bytes();
+      *part = before;
+      if (saved < least) {
+        least = saved;
+        best = part;
+      }
+    }
+    if (!best) break;
+    *best = (*best + 1) / 2;
+  }
+  workspace_bytes_ = bytes();
+}
+
+std::int64_t ParamGradPlan::partition(std::int64_t batch, std::int64_t kv_head, std::int64_t split) const {
+  const std::int64_t b = batch * batch_parts_ / batch_, h = kv_head * head_parts_ / heads_kv_, s = split * split_parts_ / splits_;
+  return (b * head_parts_ + h) * split_parts_ + s;
+}
+
+std::int64_t ParamGradPlan::copy_of(const Accumulator& accumulator, std::int64_t partition) const {
+  const std::int64_t s = partition % split_parts_, h = partition / split_parts_ % head_parts_, b = partition / split_parts_ / head_parts_;
+  std::int64_t copy = 0;
+  if (accumulator.per_batch) copy = b;
+  if (accumulator.per_head) copy = copy * head_parts_ + h;
+  return copy * split_parts_ + s;
+}
+
+std::string ParamGradPlan::reduction() const {
+  std::string text;
+  for (const std::string& part : texts_) text += (text.empty() ? "" : ", ") + part;
+  if (!accumulators_.empty()) text += base::join("; ", partitions(), " partitions");
+  return text;
+}
+
+void ParamGradPlan::clear(void* workspace, const Executor& executor) const {
+  constexpr std::size_t piece = 1 << 20;
+  base::parallel_for(executor, static_cast<std::int64_t>((workspace_bytes_ + piece - 1) / piece), [&](std::int64_t task, int) {
+    const std::size_t begin = static_cast<std::size_t>(task) * piece;
+    std::memset(static_cast<char*>(workspace) + begin, 0, std::min(piece, workspace_bytes_ - begin));
+  });
+}
+
+TapeGrads ParamGradPlan::grads(void* workspace, std::int64_t partition) const {
+  TapeGrads grads{};
+  for (const Accumulator& a : accumulators_) {
+    const std::size_t offset = a.offset + a.bytes * static_cast<std::size_t>(copy_of(a, partition));
+    grads.params[a.param] = {static_cast<char*>(workspace) + offset, a.wide};
+  }
+  return grads;
+}
+
+void ParamGradPlan::finish(const void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const {
+  const auto write = [&](const TensorView& out, std::int64_t count, auto value) {
+    base::parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
+      const std::int64_t begin = task * elements_per_task, end = std::min(count, begin + elements_per_task);
+      std::int64_t index[TensorView::max_rank] = {}, offset = 0;
+      for (std::int64_t rest = begin, d = out.rank; d-- > 0;) {
+        const auto dim = static_cast<std::size_t>(d);
+        index[d] = rest % out.sizes[dim];
+        rest /= out.sizes[dim];
+        offset += index[d] * out.strides[dim];
+      }
+      for (std::int64_t i = begin; i < end; ++i) {
+        base::store(out.data, out.dtype, offset, value(i));
+        for (int d = out.rank; d-- > 0;) {  // the next element in row-major order
+          const auto dim = static_cast<std::size_t>(d);
+          offset += out.strides[dim];
+          if (++index[d] < out.sizes[dim]) break;
+          offset -= out.strides[dim] * out.sizes[dim];
+          index[d] = 0;
+        }
+      }
+    });
+  };
+  for (int param : zeros_) {
+    const TensorView& out = dparams[static_cast<std::size_t>(param)];
+    if (out.present()) write(out, out.numel(), [](std::int64_t) { return 0.0; });
+  }
+  for (const Accumulator& a : accumulators_) {
+    const TensorView& out = dparams[static_cast<std::size_t>(a.param)];
+    if (!out.present()) continue;
+    const char* first = static_cast<const char*>(workspace) + a.offset;
+    write(out, a.numel, [&](std::int64_t i) {
+      double sum = 0;
+      for (std::int64_t copy = 0; copy < a.copies; ++copy) {
+        const char* sums = first + a.bytes * static_cast<std::size_t>(copy);
+        sum += a.wide ? reinterpret_cast<const double*>(sums)[i] : static_cast<double>(reinterpret_cast<const float*>(sums)[i]);
+      }
+      return sum;
+    });
+  }
+}
+
+}  // namespace foveal::cpu

@@ -1,0 +1,268 @@
+#include "cpu/tape.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "cpu/tape_compile.h"
+#include "score/evaluate.h"
+
+namespace foveal::cpu {
+namespace {
+
+const TapeKernels& kernels_of(const std::string& target) {
+#if defined(__x86_64__)
+  if (target == "avx2") return targets::tape_avx2;
+  if (target != "scalar") return targets::tape_avx512;
+#endif
+  (void)target;
+  return targets::tape_scalar;
+}
+
+TapeLayout layout_of(const problem::ParamSpec& spec) {
+  const auto rank = static_cast<std::size_t>(spec.tensor.rank);
+  return {{spec.tensor.sizes.begin(), spec.tensor.sizes.begin() + rank}, {spec.tensor.strides.begin(), spec.tensor.strides.begin() + rank}};
+}
+
+/// Reads bound parameters one element at a time; notes the first index that is out of range.
+class FaultReader : public scoring::ParamReader {
+ public:
+  FaultReader(const TapeData& data, const std::vector<TapeLayout>& layouts) : data_(data), layouts_(layouts) {}
+
+  double read(std::int32_t param, const std::int64_t* index) const override {
+    const TapeLayout& layout = layouts_[static_cast<std::size_t>(param)];
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < layout.sizes.size(); ++d) {
+      if (!fault && (index[d] < 0 || index[d] >= layout.sizes[d])) fault = Tape::IndexFault{param, static_cast<int>(d), index[d], 0, 0, 0, 0};
+      offset += std::clamp<std::int64_t>(index[d], 0, layout.sizes[d] - 1) * layout.strides[d];
+    }
+    return base::load(data_.params[param].data, data_.params[param].dtype, offset);
+  }
+
+  mutable std::optional<Tape::IndexFault> fault;
+
+ private:
+  const TapeData& data_;
+  const std::vector<TapeLayout>& layouts_;
+};
+
+}  // namespace
+
+struct Tape::Prepared {
+  /// A program for lanes of one head with consecutive queries, and one for any lanes.
+  struct Pair {
+    CompiledTape one_head, mixed;
+    const CompiledTape& operator()(bool is_one_head) const { return is_one_head ? one_head : mixed; }
+  };
+
+  std::shared_ptr<const scoring::ScoreProgram> score;
+  double scale;
+  bool f64;
+  const TapeKernels* kernels;
+  std::vector<TapeLayout> layouts;
+  std::vector<DType> dtypes;
+  Pair full, partial, backward;
+  std::optional<CompiledTape> ranges;
+
+  TapeSource source(bool one_head) const { return {score.get(), scale, f64, layouts, one_head}; }
+
+  /// Runs a program over all lanes of a frame: piece by piece where 16 lanes and more share a head and have consecutive queries.
+  void run(const Pair& pair, TapeCall call) const {
+    const auto run_kernel = f64 ? kernels->run_f64 : kernels->run_f32;
+    const TileFrame& frame = *call.frame;
+    const int padded = frame.padded();
+    const auto run_piece = [&](bool one_head, int first, int last) {
+      call.program = &pair(one_head).program;
+      call.first_lane = first;
+      call.lanes = last - first;
+      call.valid_lanes = std::min(last, frame.lanes) - first;
+      run_kernel(call);
+    };
+    // Pieces start only at multiples of 16; if any piece would start elsewhere the whole tile is mixed.
+    for (int lane = 1; lane < frame.lanes; ++lane) {
+      if (lane % TileFrame::lane_multiple != 0 && !continues(frame, lane)) return run_piece(false, 0, padded);
+    }
+    int first = 0;
+    for (int lane = TileFrame::lane_multiple; lane < frame.lanes; lane += TileFrame::lane_multiple) {
+      if (continues(frame, lane)) continue;
+      run_piece(true, first, lane);
+      first = lane;
+    }
+    run_piece(true, first, padded);
+  }
+
+  static bool continues(const TileFrame& frame, int lane) {
+    return frame.head[lane] == frame.head[lane - 1] && frame.q_idx[lane] == frame.q_idx[lane - 1] + 1;
+  }
+};
+
+Tape::~Tape() = default;
+Tape::Tape(Tape&&) noexcept = default;
+
+std::optional<std::string> Tape::refuses(const problem::Problem& problem) {
+  if (problem.params.size() > TapeGrads::max_params)
+    return base::join(problem.params.size(), " parameters; this backend takes at most ", TapeGrads::max_params);
+  for (const problem::ParamSpec& spec : problem.params)
+    for (int d = 0; d < spec.tensor.rank; ++d)
+      if (spec.tensor.sizes[static_cast<std::size_t>(d)] > std::numeric_limits<std::int32_t>::max())
+        return base::join("parameter ", spec.param.name(), " has ", spec.tensor.sizes[static_cast<std::size_t>(d)], " elements in one dimension; indices here have 31 bits");
+  return std::nullopt;
+}
+
+Tape::Tape(const problem::Problem& problem, const std::string& target) : prepared_(std::make_unique<Prepared>()) {
+  Prepared& p = *prepared_;
+  p.score = problem.score;
+  p.scale = problem.scale;
+  p.f64 = problem.dtype == DType::f64;
+  p.kernels = &kernels_of(target);
+  for (const problem::ParamSpec& spec : problem.params) {
+    p.layouts.push_back(layout_of(spec));
+    p.dtypes.push_back(spec.tensor.dtype);
+  }
+  has_score_ = !p.score->forward.empty();
+  has_mask_ = !p.score->mask.empty();
+  if (has_score_) p.full = {compile_forward(p.source(true), false), compile_forward(p.source(false), false)};
+  if (has_mask_) p.partial = {compile_forward(p.source(true), true), compile_forward(p.source(false), true)};
+  if (!p.score->backward.empty()) {
+    p.backward = {compile_backward(p.source(true), backward_needs_dots_), compile_backward(p.source(false), backward_needs_dots_)};
+    has_backward_ = p.backward.mixed.program.count > 0;
+  }
+  p.ranges = compile_ranges(p.source(false));
+  mask_is_ranges_ = p.ranges.has_value();
+}
+
+std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
+  std::size_t most = 0;
+  const auto add = [&](const CompiledTape& tape) {
+    const TapeProgram& t = tape.program;
+    const TapeSlots slots = tape_slots(max_keys, max_ld, t.strip_element);
+    // A narrow piece of a tile has more rows in a strip.
+    const std::size_t spread = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_spread;
+    const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
+    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads + slots.diagonal * t.diagonals + strip * t.strips);
+  };
+  for (const Prepared::Pair* pair : {&prepared_->full, &prepared_->partial, &prepared_->backward}) {
+    add(pair->one_head);
+    add(pair->mixed);
+  }
+  if (prepared_->ranges) add(*prepared_->ranges);
+  return (most + 63) / 64 * 64;
+}
+
+std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + 63) / 64 * 64; }
+
+TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
+  auto* bound = static_cast<TapeParam*>(memory);
+  for (std::size_t i = 0; i < prepared_->layouts.size(); ++i) bound[i] = {params[i].data, prepared_->dtypes[i]};
+  return {bound};
+}
+
+template <class Real>
+void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max, void* scratch) const {
+  TapeCall call{};
+  call.frame = &frame;
+  call.data = &data;
+  call.input = dots;
+  call.output = scores;
+  call.lane_max = lane_max;
+  call.scratch = static_cast<char*>(scratch);
+  prepared_->run(partial && has_mask_ ? prepared_->partial : prepared_->full, call);
+}
+template void Tape::apply(const TileFrame&, const TapeData&, const float*, float*, bool, float*, void*) const;
+template void Tape::apply(const TileFrame&, const TapeData&, const double*, double*, bool, double*, void*) const;
+
+template <class Real>
+void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads, void* scratch) const {
+  TapeCall call{};
+  call.frame = &frame;
+  call.data = &data;
+  call.grads = grads;
+  call.input = dots;
+  call.output = ds;
+  call.scratch = static_cast<char*>(scratch);
+  prepared_->run(prepared_->backward, call);
+}
+template void Tape::differentiate(const TileFrame&, const TapeData&, const float*, float*, const TapeGrads*, void*) const;
+template void Tape::differentiate(const TileFrame&, const TapeData&, const double*, double*, const TapeGrads*, void*) const;
+
+void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const {
+  const CompiledTape& tape = *prepared_->ranges;
+  TapeCall call{};
+  call.program = &tape.program;
+  call.frame = &frame;
+  call.data = &data;
+  call.lanes = frame.padded();
+  call.valid_lanes = frame.lanes;
+  call.scratch = static_cast<char*>(scratch);
+  (prepared_->f64 ? prepared_->kernels->run_f64 : prepared_->kernels->run_f32)(call);
+
+  const TapeSlots slots = tape_slots(frame.keys, frame.padded(), tape.program.strip_element);
+  const char* lanes = call.scratch + slots.uniform * static_cast<std::size_t>(tape.program.uniforms);
+  const auto local = [&](TapeOperand operand, std::int32_t* out) {
+    const auto* global = reinterpret_cast<const std::int32_t*>(lanes + slots.lane * static_cast<std::size_t>(operand.slot));
+    for (int i = 0; i < frame.padded(); ++i) out[i] = std::clamp(global[i], frame.kv_idx, frame.kv_idx + frame.keys) - frame.kv_idx;
+  };
+  local(tape.first, first);
+  local(tape.last, last);
+}
+
+template <class Real>
+std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
+  const scoring::ScoreProgram& score = *prepared_->score;
+  const FaultReader reader(data, prepared_->layouts);
+  std::vector<double> values(std::max(score.mask.code.size(), score.forward.code.size()));
+  for (int row = 0; row < frame.keys; ++row) {
+    for (int lane = 0; lane < frame.lanes; ++lane) {
+      scoring::Point point;
+      if (dots) point.score = static_cast<double>(dots[static_cast<std::ptrdiff_t>(row) * frame.ld + lane]) * prepared_->scale;
+      point.batch = frame.batch;
+      point.head = frame.head[lane];
+      point.q_idx = frame.q_idx[lane];
+      point.kv_idx = frame.kv_idx + row;
+      point.seqlen_q = frame.seqlen_q;
+      point.seqlen_kv = frame.seqlen_kv;
+      reader.fault.reset();
+      if (has_mask_ && scoring::evaluate(score.mask, point, reader, values.data()) == 0) continue;
+      if (has_score_) scoring::evaluate(score.forward, point, reader, values.data());
+      if (!reader.fault) continue;
+      IndexFault fault = *reader.fault;
+      fault.batch = frame.batch;
+      fault.head = frame.head[lane];
+      fault.q_idx = frame.q_idx[lane];
+      fault.kv_idx = frame.kv_idx + row;
+      return fault;
+    }
+  }
+  return std::nullopt;
+}
+template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, const TapeData&, const float*) const;
+template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, const TapeData&, const double*) const;
+
+std::string Tape::describe(const IndexFault& fault) const {
+  const auto param = static_cast<std::size_t>(fault.param);
+  return base::join(prepared_->score->params[param].name, ": index ", fault.index, " in dimension ", fault.dimension, " at batch ", fault.batch, ", head ",
+                    fault.head, ", q_idx ", fault.q_idx, ", kv_idx ", fault.kv_idx, "; expected 0 to ",
+                    prepared_->layouts[param].sizes[static_cast<std::size_t>(fault.dimension)] - 1);
+}
+
+std::string Tape::text() const {
+  std::string text;
+  const auto add = [&](const char* title, const CompiledTape& tape) { text += std::string(title) + ":\n" + tape.text(); };
+  if (has_score_) add("score", prepared_->full.one_head);
+  if (has_mask_) add("masked score", prepared_->partial.one_head);
+  if (has_backward_) add("backward", prepared_->backward.one_head);
+  if (mask_is_ranges_) add("ranges", *prepared_->ranges);
+  return text;
+}
+
+template <class Real>
+void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second) {
+  const TapeKernels& kernels = kernels_of(target);
+  if constexpr (sizeof(Real) == 8) kernels.dropout_f64(frame, dropout, tile, second);
+  else kernels.dropout_f32(frame, dropout, tile, second);
+}
+template void apply_dropout(const std::string&, const TileFrame&, const TileDropout&, float*, float*);
+template void apply_dropout(const std::string&, const TileFrame&, const TileDropout&, double*, double*);
+
+}  // namespace foveal::cpu

@@ -1,0 +1,44 @@
+#pragma once
+// From score programs to tape programs: rank inference, folding of the scale, choice of precision, fusion of multiply-adds, and slots.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/tape_code.h"
+#include "score/program.h"
+
+namespace foveal::cpu {
+
+/// How a parameter lies in memory.
+struct TapeLayout {
+  std::vector<std::int64_t> sizes, strides;
+};
+
+/// What all programs of one problem are compiled from.
+struct TapeSource {
+  const scoring::ScoreProgram* score = nullptr;
+  double scale = 1;
+  bool f64 = false;                   ///< tiles are double
+  std::vector<TapeLayout> params{};   ///< of the bound parameters
+  /// All lanes share one head and have consecutive queries: the head is uniform, and what depends on kv - q only is a diagonal value.
+  bool one_head = false;
+};
+
+/// A program with the memory it points into. Moving it keeps the program valid.
+struct CompiledTape {
+  std::vector<TapeStep> steps;
+  std::vector<TapePlace> places;
+  TapeProgram program;
+  TapeOperand first, last;  ///< of compile_ranges
+
+  std::string text() const;
+};
+
+/// input: dots. output = (score_mod(dots * scale) * log2(e), or dots without a score_mod), -inf where masked if `masked`.
+CompiledTape compile_forward(const TapeSource& source, bool masked);
+/// input: dots; output: ds, in place.
+CompiledTape compile_backward(const TapeSource& source, bool& reads_dots);
+/// Lane values: the first key that a lane keeps and one past the last, where the mask is one range of keys for every lane.
+std::optional<CompiledTape> compile_ranges(const TapeSource& source);
+
+}  // namespace foveal::cpu
