@@ -43,7 +43,7 @@ std::int64_t iterations_for(Loop loop, double seconds) {
     const double start = thread_seconds();
     loop(count);
     const double spent = thread_seconds() - start;
-    if (spent >= 20e-6) return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(count) * seconds / spent));
+    if (spent >= 50e-6) return std::max<std::int64_t>(1, static_cast<std::int64_t>(static_cast<double>(count) * seconds / spent));
   }
 }
 
@@ -72,13 +72,13 @@ UnitInfo info(Unit unit) { return row(unit).info; }
 Rate peak(Unit unit, double seconds) {
   const Row& r = row(unit);
   if (!r.info.available) return {};
-  constexpr double kRepetition = 50e-6;
+  constexpr double kRepetition = 500e-6;
   rate(r.loop, iterations_for(r.loop, 1e-3));  // the clock settles
   const std::int64_t count = iterations_for(r.loop, kRepetition);
   std::vector<double> rates(std::max<std::size_t>(3, static_cast<std::size_t>(seconds / kRepetition)));
   for (double& x : rates) x = rate(r.loop, count);
   std::sort(rates.begin(), rates.end());
-  return {rates[rates.size() / 2], rates.back()};
+  return {rates[rates.size() / 2], rates[rates.size() * 9 / 10]};
 }
 
 ThreadedRate peak_threads(Unit unit, int threads, double seconds) {
@@ -111,7 +111,7 @@ double calibrate() {
                         : info(Unit::fma_avx512).available ? load_loop_avx512
                         : info(Unit::fma_avx2).available   ? load_loop_avx2
                                                            : load_loop_scalar;
-    return std::pair{chosen, iterations_for(chosen, 100e-6)};
+    return std::pair{chosen, iterations_for(chosen, 300e-6)};
   }();
   return rate(loop, count);
 }

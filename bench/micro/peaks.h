@@ -21,10 +21,11 @@ UnitInfo info(Unit unit);
 
 /// GFLOP/s, a multiply and an add counting two.
 struct Rate {
-  double median = 0, best = 0;
+  double median = 0;
+  double best = 0;  ///< the 90th percentile: the clock of CPU time itself jumps by a few microseconds
 };
 
-/// Register-only loops of 50 us each for about `seconds` of CPU time. 0 when the unit is not available.
+/// Register-only loops of 0.5 ms each for about `seconds` of CPU time. 0 when the unit is not available.
 Rate peak(Unit unit, double seconds = 0.02);
 
 /// The same on `threads` threads at once: the sum of their rates by their own CPU time, and by the wall clock. The first says whether
@@ -34,7 +35,7 @@ struct ThreadedRate {
 };
 ThreadedRate peak_threads(Unit unit, int threads, double seconds = 0.1);
 
-/// One pass (about 100 us) of a load-heavy loop: a 6x4 register tile fed from L1, or tile loads and stores where there is AMX. GFLOP/s.
+/// One pass (about 0.3 ms) of a load-heavy loop: a 6x4 register tile fed from L1, or tile loads and stores where there is AMX. GFLOP/s.
 /// Bracket each repetition of a measurement with it and keep those whose brackets are near the best seen: a loop that stays in registers
 /// does not notice a busy sibling.
 double calibrate();
