@@ -1,18 +1,17 @@
 #pragma once
 // The score and mask of this problem, written by score_emit:
 //   constexpr bool kHasScore, kHasMask, kHasSink;
-//   Real score_forward(score, at, args)        the modified score
-//   Real score_backward(score, at, args)       d modified / d score
+//   real score_forward(score, at, args)        the modified score
+//   real score_backward(score, at, args)       d modified / d score
 //   bool mask_keep(at, args)
-//   Real sink_logit(head, args)
-// and for each trainable read r < kReads (its Reduction kind in kReadKind[r], its parameter in kReadParam[r]):
-//   Real read_factor<r>(score, at, args)       d modified / d read
+//   real sink_logit(head, args)
+// and for each trainable read r < kReads (kReadKind[r]: how it is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
+// element is written once, as a ReadGradient<r>):
+//   real read_factor<r>(score, at, args)       d modified / d read
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
-// `score` is the scaled raw score q . k * scale; Real is float, or double for f64.
-#include "args.cuh"
-#include "element.cuh"
-
-#include "config.cuh"
+// kSinkParam: the sink's position when its gradient is wanted, else -1.
+// `score` is the scaled raw score q . k * scale; real is float, or double for f64 inputs.
+#include "score/functions.cuh"
 
 namespace foveal::device {
 

@@ -1,0 +1,127 @@
+#pragma once
+// What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the transcendental
+// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs); f32 and f64 use the exact ones.
+#include "args.cuh"
+#include "element.cuh"
+
+#include "config.cuh"
+
+namespace foveal::device {
+
+using real = typename ElementFacts<Element>::Real;
+constexpr bool kFastMath = sizeof(Element) == 2;
+
+FOVEAL_DEVICE float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+FOVEAL_DEVICE float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+FOVEAL_DEVICE int fv_floor_div(int a, int b) {
+  if (b == 0) return 0;
+  const int quotient = a / b;
+  return quotient - ((a % b != 0) & ((a ^ b) < 0));
+}
+FOVEAL_DEVICE i64 fv_floor_div(i64 a, i64 b) {
+  if (b == 0) return 0;
+  const i64 quotient = a / b;
+  return quotient - ((a % b != 0) & ((a ^ b) < 0));
+}
+FOVEAL_DEVICE float fv_floor_div(float a, float b) { return floorf(a / b); }
+FOVEAL_DEVICE double fv_floor_div(double a, double b) { return floor(a / b); }
+
+FOVEAL_DEVICE int fv_mod(int a, int b) {
+  if (b == 0) return 0;
+  const int rest = a % b;
+  return rest != 0 && (rest ^ b) < 0 ? rest + b : rest;
+}
+FOVEAL_DEVICE i64 fv_mod(i64 a, i64 b) {
+  if (b == 0) return 0;
+  const i64 rest = a % b;
+  return rest != 0 && (rest ^ b) < 0 ? rest + b : rest;
+}
+FOVEAL_DEVICE float fv_mod(float a, float b) {
+  const float rest = fmodf(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+FOVEAL_DEVICE double fv_mod(double a, double b) {
+  const double rest = fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+template <class T>
+FOVEAL_DEVICE T fv_abs(T x) {
+  return x < 0 ? -x : x;
+}
+template <class T>
+FOVEAL_DEVICE T fv_min(T a, T b) {
+  return b < a ? b : a;
+}
+template <class T>
+FOVEAL_DEVICE T fv_max(T a, T b) {
+  return a < b ? b : a;
+}
+
+FOVEAL_DEVICE float fv_exp2(float x) { return kFastMath ? exp2_real(x) : exp2f(x); }
+FOVEAL_DEVICE double fv_exp2(double x) { return exp2(x); }
+FOVEAL_DEVICE float fv_exp(float x) { return kFastMath ? exp2_real(x * kLog2e) : expf(x); }
+FOVEAL_DEVICE double fv_exp(double x) { return exp(x); }
+FOVEAL_DEVICE float fv_log2(float x) { return kFastMath ? log2_approx(x) : log2f(x); }
+FOVEAL_DEVICE double fv_log2(double x) { return log2(x); }
+FOVEAL_DEVICE float fv_log(float x) { return kFastMath ? log2_approx(x) * kLn2 : logf(x); }
+FOVEAL_DEVICE double fv_log(double x) { return log(x); }
+FOVEAL_DEVICE float fv_sqrt(float x) { return sqrtf(x); }
+FOVEAL_DEVICE double fv_sqrt(double x) { return sqrt(x); }
+FOVEAL_DEVICE float fv_rsqrt(float x) { return rsqrtf(x); }
+FOVEAL_DEVICE double fv_rsqrt(double x) { return 1 / sqrt(x); }
+FOVEAL_DEVICE float fv_sigmoid(float x) {
+  return kFastMath ? reciprocal_approx(1 + exp2_real(-kLog2e * x)) : 1 / (1 + expf(-x));
+}
+FOVEAL_DEVICE double fv_sigmoid(double x) { return 1 / (1 + exp(-x)); }
+FOVEAL_DEVICE float fv_tanh(float x) {
+  // 1 - 2 / (1 + e^2x): absolute error 1e-7, and saturates cleanly.
+  return kFastMath ? fmaf(-2, reciprocal_approx(1 + exp2_real(2 * kLog2e * x)), 1) : tanhf(x);
+}
+FOVEAL_DEVICE double fv_tanh(double x) { return tanh(x); }
+FOVEAL_DEVICE float fv_sin(float x) { return sinf(x); }
+FOVEAL_DEVICE double fv_sin(double x) { return sin(x); }
+FOVEAL_DEVICE float fv_cos(float x) { return cosf(x); }
+FOVEAL_DEVICE double fv_cos(double x) { return cos(x); }
+FOVEAL_DEVICE float fv_tan(float x) { return tanf(x); }
+FOVEAL_DEVICE double fv_tan(double x) { return tan(x); }
+FOVEAL_DEVICE float fv_erf(float x) { return erff(x); }
+FOVEAL_DEVICE double fv_erf(double x) { return erf(x); }
+FOVEAL_DEVICE float fv_floor(float x) { return floorf(x); }
+FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
+FOVEAL_DEVICE float fv_pow(float x, float y) { return powf(x, y); }
+FOVEAL_DEVICE double fv_pow(double x, double y) { return pow(x, y); }
+
+/// An index clamped into [0, size).
+template <class T>
+FOVEAL_DEVICE int fv_clamp(T index, int size) {
+  return index < 0 ? 0 : index < size ? int(index) : size - 1;
+}
+
+/// Element `offset` of a floating parameter as a real.
+template <class T, class Offset>
+FOVEAL_DEVICE real fv_load(const void* data, Offset offset) {
+  if constexpr (sizeof(T) == 2) {
+    T value;
+    value.bits = __ldg(static_cast<const u16*>(data) + offset);
+    return real(to_real(value));
+  } else {
+    return real(__ldg(static_cast<const T*>(data) + offset));
+  }
+}
+/// Element `offset` of an integer or boolean parameter.
+template <class T, class Offset>
+FOVEAL_DEVICE T fv_load_integer(const void* data, Offset offset) {
+  return __ldg(static_cast<const T*>(data) + offset);
+}
+
+}  // namespace foveal::device

@@ -1,0 +1,23 @@
+#pragma once
+// Score and mask programs as CUDA text: the functions that device/score/score.cuh declares, spliced into every attention kernel.
+#include <string>
+
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// The text of score.cuh for a problem. Depends on expressions, dtypes, and on sizes only where those decide the width of integers or make
+/// a clamp superfluous.
+std::string emit_score(const problem::Problem& problem);
+
+/// How much of the gradients a parameter's reads are stored in, decided together with the text.
+enum class GradientStorage {
+  none,        ///< no gradient is wanted
+  zero,        ///< it is exactly zero
+  exact_sums,  ///< exact integer sums (device/score/exact_sum.cuh), converted at the end
+  stored,      ///< each element is written once, by the pair that it belongs to
+  added,       ///< one address per pair, several (batch, head) add to it: a kernel of its own, in a fixed order
+};
+GradientStorage gradient_storage(const problem::Problem& problem, std::size_t param);
+
+}  // namespace foveal::cuda
