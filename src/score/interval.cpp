@@ -2,66 +2,141 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "score/interval_rules.h"
 #include "score/op_table.h"
 
 namespace foveal::scoring {
+namespace {
+
+bool is_comparison(Op op) { return op == Op::eq || op == Op::ne || op == Op::lt || op == Op::le; }
+
+/// Integer values of the program as sums of values that are not sums themselves.
+std::vector<Linear> linear_forms(const Program& program) {
+  constexpr std::int64_t limit = std::int64_t{1} << 40;  // beyond it a value is its own atom: no overflow, and no precision lost
+  const auto small = [](const Linear& sum) {
+    return std::abs(sum.constant) < limit && sum.terms.size() <= 32 &&
+           std::all_of(sum.terms.begin(), sum.terms.end(), [](const Linear::Term& term) { return std::abs(term.coefficient) < limit; });
+  };
+  std::vector<Linear> forms(program.code.size());
+  for (std::size_t id = 0; id < program.code.size(); ++id) {
+    const Instr& instr = program.code[id];
+    if (instr.type != Type::integer) continue;
+    const auto form = [&](int i) -> const Linear& { return forms[static_cast<std::size_t>(instr.arg[static_cast<std::size_t>(i)])]; };
+    Linear sum;
+    switch (instr.op) {
+      case Op::integer_const:
+        sum.constant = instr.integer;
+        break;
+      case Op::add:
+        sum = combine(form(0), form(1), 1);
+        break;
+      case Op::sub:
+        sum = combine(form(0), form(1), -1);
+        break;
+      case Op::neg:
+        sum = scaled(form(0), -1);
+        break;
+      case Op::mul: {
+        const bool left = form(0).is_constant();
+        const std::int64_t factor = form(left ? 0 : 1).constant;
+        if ((left || form(1).is_constant()) && std::abs(factor) < (1 << 20)) sum = scaled(form(left ? 1 : 0), factor);
+        break;
+      }
+      default:
+        break;
+    }
+    const bool is_sum = instr.op == Op::integer_const || !sum.terms.empty() || sum.constant != 0;
+    forms[id] = is_sum && small(sum) ? sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
+  }
+  return forms;
+}
+
+}  // namespace
 
 Interval ReadRanges::range(std::int32_t, const std::vector<Interval>&) const { return interval_rules::everything(Type::real); }
 
-std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads) {
-  std::vector<Interval> values;
-  values.reserve(program.code.size());
+IntervalProgram::IntervalProgram(const Program& program) : program_(program), gap_of_(program.code.size(), -1) {
+  const std::vector<Linear> forms = linear_forms(program);
+  for (std::size_t id = 0; id < program.code.size(); ++id) {
+    const Instr& instr = program.code[id];
+    if (!is_comparison(instr.op) || program.code[static_cast<std::size_t>(instr.arg[0])].type != Type::integer) continue;
+    gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
+    gaps_.push_back(combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1));
+  }
+}
+
+void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::vector<Interval>& values) const {
+  constexpr Interval zero{0, 0};
+  values.resize(program_.code.size());
+  std::vector<Interval> index;
   const auto operand = [&values](ValueId id) { return id < 0 ? Interval{0, 0} : values[static_cast<std::size_t>(id)]; };
-  for (const Instr& instr : program.code) {
+  const auto bounds = [&](const Linear& sum) {
+    double low = static_cast<double>(sum.constant), high = low;
+    for (const Linear::Term& term : sum.terms) {
+      const Interval& atom = values[static_cast<std::size_t>(term.atom)];
+      const auto coefficient = static_cast<double>(term.coefficient);
+      low += coefficient * (coefficient > 0 ? atom.low : atom.high);
+      high += coefficient * (coefficient > 0 ? atom.high : atom.low);
+    }
+    return Interval{low, high};
+  };
+  for (std::size_t id = 0; id < program_.code.size(); ++id) {
+    const Instr& instr = program_.code[id];
+    Interval& value = values[id];
     switch (instr.op) {
       case Op::real_const: {
-        const bool exact = static_cast<double>(static_cast<float>(instr.real)) == instr.real;
-        const Interval point{instr.real, instr.real};
-        values.push_back(exact ? point : interval_rules::widened(point));
+        const bool exact_in_float = static_cast<double>(static_cast<float>(instr.real)) == instr.real;
+        value = {instr.real, instr.real};
+        if (!exact_in_float) value = interval_rules::widened(value);
         break;
       }
       case Op::integer_const:
       case Op::boolean_const:
-        values.push_back({static_cast<double>(instr.integer), static_cast<double>(instr.integer)});
+        value = {static_cast<double>(instr.integer), static_cast<double>(instr.integer)};
         break;
       case Op::score:
-        values.push_back(box.score);
+        value = box.score;
         break;
       case Op::batch:
-        values.push_back(box.batch);
+        value = box.batch;
         break;
       case Op::head:
-        values.push_back(box.head);
+        value = box.head;
         break;
       case Op::q_idx:
-        values.push_back(box.q_idx);
+        value = box.q_idx;
         break;
       case Op::kv_idx:
-        values.push_back(box.kv_idx);
+        value = box.kv_idx;
         break;
       case Op::seqlen_q:
-        values.push_back(box.seqlen_q);
+        value = box.seqlen_q;
         break;
       case Op::seqlen_kv:
-        values.push_back(box.seqlen_kv);
+        value = box.seqlen_kv;
         break;
-      case Op::read: {
-        std::vector<Interval> index;
-        for (ValueId id : instr.index) index.push_back(operand(id));
-        Interval range = reads.range(instr.param, index);
-        if (instr.type == Type::boolean) range = {std::max(range.low, 0.0), std::min(range.high, 1.0)};
-        if (instr.type != Type::real) range.maybe_nan = false;
-        values.push_back(range);
+      case Op::read:
+        index.clear();
+        for (ValueId position : instr.index) index.push_back(operand(position));
+        value = reads.range(instr.param, index);
+        if (instr.type == Type::boolean) value = {std::max(value.low, 0.0), std::min(value.high, 1.0)};
+        if (instr.type == Type::integer) value.maybe_nan = false;
         break;
-      }
       default:
-        values.push_back(row(instr.op).interval(instr.type, operand(instr.arg[0]), operand(instr.arg[1]), operand(instr.arg[2])));
+        if (gap_of_[id] >= 0) {
+          value = row(instr.op).interval(instr.type, bounds(gaps_[static_cast<std::size_t>(gap_of_[id])]), zero, zero);
+        } else {
+          value = row(instr.op).interval(instr.type, operand(instr.arg[0]), operand(instr.arg[1]), operand(instr.arg[2]));
+        }
         break;
     }
   }
+}
+
+std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads) {
+  std::vector<Interval> values;
+  IntervalProgram(program).evaluate(box, reads, values);
   return values;
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 // Interval evaluation: bounds of a program's value over a box of positions.
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "foveal/tensor.h"
+#include "score/linear.h"
 #include "score/program.h"
 
 namespace foveal::scoring {
@@ -19,15 +21,15 @@ struct Box {
   Interval score{-1.0 / 0.0, 1.0 / 0.0, false};
 };
 
-/// Answers: over these index ranges (already clamped into the shape), what can the parameter be? The default knows nothing.
+/// Answers: over these index ranges (ends outside the shape are clamped into it), what can the parameter be? The default knows nothing.
 class ReadRanges {
  public:
   virtual ~ReadRanges() = default;
   virtual Interval range(std::int32_t param, const std::vector<Interval>& index) const;
 };
 
-/// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of 1-D and 2-D slices built once in O(size).
-/// Parameters without data stay unknown.
+/// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of the last two dimensions built once in
+/// O(size). Parameters without data, or with data on another device, stay unknown. The tensors must outlive it unchanged.
 class DataReadRanges : public ReadRanges {
  public:
   DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors);
@@ -35,8 +37,23 @@ class DataReadRanges : public ReadRanges {
   Interval range(std::int32_t param, const std::vector<Interval>& index) const override;
 
  private:
-  struct Summary;
-  std::vector<Summary> summaries_;
+  class Summary;
+  std::vector<std::unique_ptr<const Summary>> summaries_;  ///< null: unknown
+};
+
+/// A program prepared for many interval evaluations. Integers are compared by the bounds of their difference as a sum, so that
+/// kv_idx <= q_idx + 4 is decided by how far q_idx - kv_idx reaches in the box, not by where q_idx and kv_idx are.
+class IntervalProgram {
+ public:
+  explicit IntervalProgram(const Program& program);
+  /// Bounds of every value over the box, in `values` (kept between calls: nothing is allocated once it has grown).
+  void evaluate(const Box& box, const ReadRanges& reads, std::vector<Interval>& values) const;
+  ValueId output() const { return program_.outputs.front(); }
+
+ private:
+  Program program_;
+  std::vector<Linear> gaps_;          ///< for integer comparisons: left - right
+  std::vector<std::int32_t> gap_of_;  ///< position in gaps_, or -1
 };
 
 /// Bounds of every value of the program over the box.

@@ -1,0 +1,207 @@
+// What a parameter can be over a box of indices, from its data.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "score/interval.h"
+#include "score/interval_rules.h"
+
+namespace foveal::scoring {
+namespace {
+
+constexpr std::int64_t fan = 8;          // a block of one level is fan x fan blocks of the level below
+constexpr std::int64_t max_slices = 64;  // of the outer dimensions that a query looks at one by one
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+double half_to_double(std::uint16_t bits) {
+  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
+  const double sign = bits & 0x8000 ? -1 : 1;
+  if (exponent == 31) return fraction ? std::nan("") : sign * inf;
+  return sign * (exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24));
+}
+
+double load(const TensorView& tensor, std::int64_t offset) {
+  const auto as = [&]<class T>(T) {
+    T value;
+    std::memcpy(&value, static_cast<const char*>(tensor.data) + offset * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
+    return value;
+  };
+  switch (tensor.dtype) {
+    case DType::f64:
+      return as(double{});
+    case DType::f32:
+      return as(float{});
+    case DType::bf16:
+      return std::bit_cast<float>(std::uint32_t{as(std::uint16_t{})} << 16);
+    case DType::f16:
+      return half_to_double(as(std::uint16_t{}));
+    case DType::i64:
+      return static_cast<double>(as(std::int64_t{}));
+    case DType::i32:
+      return as(std::int32_t{});
+    case DType::i16:
+      return as(std::int16_t{});
+    case DType::i8:
+      return as(std::int8_t{});
+    case DType::u8:
+      return as(std::uint8_t{});
+    case DType::boolean:
+      return as(std::uint8_t{}) != 0;
+  }
+  return 0;
+}
+
+void include(Interval& range, const Interval& more) {
+  range.low = std::min(range.low, more.low);
+  range.high = std::max(range.high, more.high);
+  range.maybe_nan |= more.maybe_nan;
+}
+
+constexpr Interval nothing{inf, -inf, false};
+
+}  // namespace
+
+/// Bounds of blocks of the last two dimensions, level upon level, for each index of the others.
+class DataReadRanges::Summary {
+ public:
+  explicit Summary(const TensorView& tensor) : tensor_(tensor) {
+    const int rank = tensor.rank;
+    rows_ = rank >= 2 ? tensor.sizes[static_cast<std::size_t>(rank - 2)] : 1;
+    columns_ = rank >= 1 ? tensor.sizes[static_cast<std::size_t>(rank - 1)] : 1;
+    row_stride_ = rank >= 2 ? tensor.strides[static_cast<std::size_t>(rank - 2)] : 0;
+    column_stride_ = rank >= 1 ? tensor.strides[static_cast<std::size_t>(rank - 1)] : 0;
+    outer_ = std::max(0, rank - 2);
+    slices_ = 1;
+    for (int i = 0; i < outer_; ++i) slices_ *= tensor.sizes[static_cast<std::size_t>(i)];
+    build();
+  }
+
+  Interval range(const std::vector<Interval>& index) const {
+    std::array<std::int64_t, TensorView::max_rank> first{}, last{};
+    for (int i = 0; i < tensor_.rank; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      const auto top = static_cast<double>(tensor_.sizes[at] - 1);
+      first[at] = static_cast<std::int64_t>(std::clamp(index[at].low, 0.0, top));
+      last[at] = static_cast<std::int64_t>(std::clamp(index[at].high, 0.0, top));
+    }
+    std::int64_t slices = 1;
+    for (int i = 0; i < outer_; ++i) slices *= last[static_cast<std::size_t>(i)] - first[static_cast<std::size_t>(i)] + 1;
+    if (slices > max_slices) return everything_;
+    const int rank = tensor_.rank;
+    const Area area{rank >= 2 ? first[static_cast<std::size_t>(rank - 2)] : 0, rank >= 2 ? last[static_cast<std::size_t>(rank - 2)] + 1 : 1,
+                    rank >= 1 ? first[static_cast<std::size_t>(rank - 1)] : 0,
+                    rank >= 1 ? last[static_cast<std::size_t>(rank - 1)] + 1 : 1};
+    Interval result = nothing;
+    auto position = first;
+    for (std::int64_t n = 0; n < slices; ++n) {
+      query(slice_number(position), area, static_cast<int>(levels_.size()), 0, 0, result);
+      for (int i = outer_ - 1; i >= 0; --i) {  // the next index of the outer dimensions
+        const auto at = static_cast<std::size_t>(i);
+        if (++position[at] <= last[at]) break;
+        position[at] = first[at];
+      }
+    }
+    return result;
+  }
+
+ private:
+  struct Area {
+    std::int64_t row_begin, row_end, column_begin, column_end;
+  };
+  struct Level {
+    std::int64_t rows, columns;  ///< blocks
+    std::vector<Interval> blocks;
+  };
+
+  std::int64_t slice_number(const std::array<std::int64_t, TensorView::max_rank>& position) const {
+    std::int64_t number = 0;
+    for (int i = 0; i < outer_; ++i) number = number * tensor_.sizes[static_cast<std::size_t>(i)] + position[static_cast<std::size_t>(i)];
+    return number;
+  }
+
+  std::int64_t slice_offset(std::int64_t number) const {
+    std::int64_t offset = 0;
+    for (int i = outer_ - 1; i >= 0; --i) {
+      const auto at = static_cast<std::size_t>(i);
+      offset += number % tensor_.sizes[at] * tensor_.strides[at];
+      number /= tensor_.sizes[at];
+    }
+    return offset;
+  }
+
+  Interval element(std::int64_t slice_offset, std::int64_t row, std::int64_t column) const {
+    const double value = load(tensor_, slice_offset + row * row_stride_ + column * column_stride_);
+    if (std::isnan(value)) return {-inf, inf, true};
+    const bool exact = tensor_.dtype != DType::f64 || static_cast<double>(static_cast<float>(value)) == value;
+    return exact ? Interval{value, value} : interval_rules::widened({value, value});
+  }
+
+  void build() {
+    std::int64_t rows = rows_, columns = columns_;
+    do {  // until one block holds a whole slice
+      const std::int64_t below_rows = rows, below_columns = columns;
+      rows = (rows + fan - 1) / fan;
+      columns = (columns + fan - 1) / fan;
+      Level level{rows, columns, std::vector<Interval>(static_cast<std::size_t>(slices_ * rows * columns), nothing)};
+      for (std::int64_t slice = 0; slice < slices_; ++slice) {
+        const std::int64_t offset = slice_offset(slice);
+        for (std::int64_t i = 0; i < below_rows; ++i)
+          for (std::int64_t j = 0; j < below_columns; ++j) {
+            Interval& block = level.blocks[static_cast<std::size_t>((slice * rows + i / fan) * columns + j / fan)];
+            include(block, levels_.empty() ? element(offset, i, j) : block_at(levels_.back(), slice, i, j));
+          }
+      }
+      levels_.push_back(std::move(level));
+    } while (rows > 1 || columns > 1);
+    everything_ = nothing;
+    for (const Interval& block : levels_.back().blocks) include(everything_, block);
+  }
+
+  static const Interval& block_at(const Level& level, std::int64_t slice, std::int64_t row, std::int64_t column) {
+    return level.blocks[static_cast<std::size_t>((slice * level.rows + row) * level.columns + column)];
+  }
+
+  /// Adds to `result` what the area holds of block (row, column) of a level; level 0 are the elements.
+  void query(std::int64_t slice, const Area& area, int level, std::int64_t row, std::int64_t column, Interval& result) const {
+    if (level == 0) return include(result, element(slice_offset(slice), row, column));
+    std::int64_t size = fan;
+    for (int i = 1; i < level; ++i) size *= fan;
+    const Area block{row * size, std::min((row + 1) * size, rows_), column * size, std::min((column + 1) * size, columns_)};
+    const Interval& bounds = block_at(levels_[static_cast<std::size_t>(level - 1)], slice, row, column);
+    if (bounds.low >= result.low && bounds.high <= result.high && bounds.maybe_nan <= result.maybe_nan) return;  // adds nothing
+    if (area.row_begin <= block.row_begin && block.row_end <= area.row_end && area.column_begin <= block.column_begin &&
+        block.column_end <= area.column_end) {
+      return include(result, bounds);
+    }
+    const std::int64_t part = size / fan;
+    const std::int64_t row_end = std::min(block.row_end, area.row_end), column_end = std::min(block.column_end, area.column_end);
+    for (std::int64_t i = std::max(block.row_begin, area.row_begin) / part; i * part < row_end; ++i)
+      for (std::int64_t j = std::max(block.column_begin, area.column_begin) / part; j * part < column_end; ++j)
+        query(slice, area, level - 1, i, j, result);
+  }
+
+  TensorView tensor_;
+  int outer_ = 0;
+  std::int64_t slices_ = 1, rows_ = 1, columns_ = 1, row_stride_ = 0, column_stride_ = 0;
+  std::vector<Level> levels_;
+  Interval everything_{};
+};
+
+DataReadRanges::DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors) {
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const bool known =
+        i < tensors.size() && tensors[i].data != nullptr && tensors[i].device.kind == DeviceKind::cpu && tensors[i].numel() > 0;
+    summaries_.push_back(known ? std::make_unique<const Summary>(tensors[i]) : nullptr);
+  }
+}
+
+DataReadRanges::~DataReadRanges() = default;
+
+Interval DataReadRanges::range(std::int32_t param, const std::vector<Interval>& index) const {
+  const auto& summary = summaries_[static_cast<std::size_t>(param)];
+  return summary ? summary->range(index) : ReadRanges::range(param, index);
+}
+
+}  // namespace foveal::scoring
