@@ -34,7 +34,8 @@ class FaultReader : public scoring::ParamReader {
     const TapeLayout& layout = layouts_[static_cast<std::size_t>(param)];
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < layout.sizes.size(); ++d) {
-      if (!fault && (index[d] < 0 || index[d] >= layout.sizes[d])) fault = Tape::IndexFault{param, static_cast<int>(d), index[d], 0, 0, 0, 0};
+      if (!fault && (index[d] < 0 || index[d] >= layout.sizes[d]))
+        fault = Tape::IndexFault{param, static_cast<int>(d), index[d], 0, 0, 0, 0};
       offset += std::clamp<std::int64_t>(index[d], 0, layout.sizes[d] - 1) * layout.strides[d];
     }
     return base::load(data_.params[param].data, data_.params[param].dtype, offset);
@@ -106,7 +107,8 @@ std::optional<std::string> Tape::refuses(const problem::Problem& problem) {
   for (const problem::ParamSpec& spec : problem.params)
     for (int d = 0; d < spec.tensor.rank; ++d)
       if (spec.tensor.sizes[static_cast<std::size_t>(d)] > std::numeric_limits<std::int32_t>::max())
-        return base::join("parameter ", spec.param.name(), " has ", spec.tensor.sizes[static_cast<std::size_t>(d)], " elements in one dimension; indices here have 31 bits");
+        return base::join("parameter ", spec.param.name(), " has ", spec.tensor.sizes[static_cast<std::size_t>(d)],
+                          " elements in one dimension; indices here have 31 bits");
   return std::nullopt;
 }
 
@@ -140,7 +142,8 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
     // A narrow piece of a tile has more rows in a strip.
     const std::size_t spread = tape_slots(max_keys, TileFrame::lane_multiple, 8).key_spread;
     const std::size_t strip = std::max<std::size_t>(slots.strip, static_cast<std::size_t>(tape_strip_elements) * t.strip_element);
-    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads + slots.diagonal * t.diagonals + strip * t.strips);
+    most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads +
+                              slots.diagonal * t.diagonals + strip * t.strips);
   };
   for (const Prepared::Pair* pair : {&prepared_->full, &prepared_->partial, &prepared_->backward}) {
     add(pair->one_head);
@@ -159,7 +162,8 @@ TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
 }
 
 template <class Real>
-void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max, void* scratch) const {
+void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max,
+                 void* scratch) const {
   TapeCall call{};
   call.frame = &frame;
   call.data = &data;
@@ -173,7 +177,8 @@ template void Tape::apply(const TileFrame&, const TapeData&, const float*, float
 template void Tape::apply(const TileFrame&, const TapeData&, const double*, double*, bool, double*, void*) const;
 
 template <class Real>
-void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads, void* scratch) const {
+void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads,
+                         void* scratch) const {
   TapeCall call{};
   call.frame = &frame;
   call.data = &data;
@@ -241,8 +246,8 @@ template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, cons
 
 std::string Tape::describe(const IndexFault& fault) const {
   const auto param = static_cast<std::size_t>(fault.param);
-  return base::join(prepared_->score->params[param].name, ": index ", fault.index, " in dimension ", fault.dimension, " at batch ", fault.batch, ", head ",
-                    fault.head, ", q_idx ", fault.q_idx, ", kv_idx ", fault.kv_idx, "; expected 0 to ",
+  return base::join(prepared_->score->params[param].name, ": index ", fault.index, " in dimension ", fault.dimension, " at batch ",
+                    fault.batch, ", head ", fault.head, ", q_idx ", fault.q_idx, ", kv_idx ", fault.kv_idx, "; expected 0 to ",
                     prepared_->layouts[param].sizes[static_cast<std::size_t>(fault.dimension)] - 1);
 }
 
@@ -259,8 +264,10 @@ std::string Tape::text() const {
 template <class Real>
 void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second) {
   const TapeKernels& kernels = kernels_of(target);
-  if constexpr (sizeof(Real) == 8) kernels.dropout_f64(frame, dropout, tile, second);
-  else kernels.dropout_f32(frame, dropout, tile, second);
+  if constexpr (sizeof(Real) == 8)
+    kernels.dropout_f64(frame, dropout, tile, second);
+  else
+    kernels.dropout_f32(frame, dropout, tile, second);
 }
 template void apply_dropout(const std::string&, const TileFrame&, const TileDropout&, float*, float*);
 template void apply_dropout(const std::string&, const TileFrame&, const TileDropout&, double*, double*);

@@ -1,10 +1,10 @@
 #pragma once
-// Score and mask programs on CPU tiles. A Tape is prepared once per plan from a problem, is immutable and shared by all threads; the kernels
-// call it once per tile of scores, between the matmuls. What it computes per tile is arranged by rank: values that are uniform, per lane
-// (query), per key or per diagonal (kv - q) are computed in their own small arrays, and only what is left runs over the whole tile.
+// Score and mask programs on CPU tiles. A Tape is prepared once per plan from a problem, is immutable and shared by all threads; the
+// kernels call it once per tile of scores, between the matmuls. What it computes per tile is arranged by rank: values that are uniform, per
+// lane (query), per key or per diagonal (kv - q) are computed in their own small arrays, and only what is left runs over the whole tile.
 //
-// Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch row:
-// any pairs in any order are right; runs of 16 lanes that share a head and have consecutive queries are quick.
+// Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch
+// row: any pairs in any order are right; runs of 16 lanes that share a head and have consecutive queries are quick.
 //
 // Limits: integers are 32-bit inside a tape (wider parameter values saturate; positions must stay below 2^31).
 #include <cstddef>
@@ -45,14 +45,16 @@ class Tape {
   std::size_t data_bytes() const;
   TapeData bind(const std::vector<TensorView>& params, void* memory) const;
 
-  /// Forward. dots: raw q . k, unscaled. With a score_mod, scores = score_mod(dots * scale) * log2(e), ready for exp2; without one, scores = dots
-  /// unchanged and still unscaled. Where `partial`, pairs that the mask drops become -inf. dots and scores may be the same tile; both have frame.ld.
-  /// lane_max: when not null, raised to the largest score of each lane (frame.padded() of them).
+  /// Forward. dots: raw q . k, unscaled. With a score_mod, scores = score_mod(dots * scale) * log2(e), ready for exp2; without one, scores
+  /// = dots unchanged and still unscaled. Where `partial`, pairs that the mask drops become -inf. dots and scores may be the same tile;
+  /// both have frame.ld. lane_max: when not null, raised to the largest score of each lane (frame.padded() of them).
   template <class Real>
-  void apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max, void* scratch) const;
+  void apply(const TileFrame& frame, const TapeData& data, const Real* dots, Real* scores, bool partial, Real* lane_max,
+             void* scratch) const;
 
-  /// Backward. ds holds P * (dP - delta), exact zeros where masked and in padded lanes; it becomes d loss / d (dots * scale): the kernel applies the
-  /// scale when it writes dq and dk. With `grads`, every trainable read accumulates. Where ds is 0 nothing is propagated, whatever the derivative is.
+  /// Backward. ds holds P * (dP - delta), exact zeros where masked and in padded lanes; it becomes d loss / d (dots * scale): the kernel
+  /// applies the scale when it writes dq and dk. With `grads`, every trainable read accumulates. Where ds is 0 nothing is propagated,
+  /// whatever the derivative is.
   template <class Real>
   void differentiate(const TileFrame& frame, const TapeData& data, const Real* dots, Real* ds, const TapeGrads* grads, void* scratch) const;
 
@@ -65,7 +67,8 @@ class Tape {
     std::int64_t index;
     std::int32_t batch, head, q_idx, kv_idx;
   };
-  /// Attention::checked: looks at every kept pair of the tile's valid lanes, in double, one by one. dots may be null where no index reads the score.
+  /// Attention::checked: looks at every kept pair of the tile's valid lanes, in double, one by one. dots may be null where no index reads
+  /// the score.
   template <class Real>
   std::optional<IndexFault> find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const;
   /// The message of an Error for a fault.
@@ -80,16 +83,16 @@ class Tape {
   bool has_score_ = false, has_mask_ = false, has_backward_ = false, backward_needs_dots_ = false, mask_is_ranges_ = false;
 };
 
-/// Multiplies a tile, and a second one if given (so that the bits are made once), by keep / (1 - p). Forward: P after its row sums. Backward: dP, and the P
-/// that goes into dv.
+/// Multiplies a tile, and a second one if given (so that the bits are made once), by keep / (1 - p). Forward: P after its row sums.
+/// Backward: dP, and the P that goes into dv.
 template <class Real>
 void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second);
 
 /// How parameter gradients are accumulated: deterministic for any number of threads, in O(parameter) memory. The backward's tasks are
-/// (batch, kv head, split) triples, split < splits, where splits depends on the shape only. Every task belongs to one partition; the tasks of a
-/// partition must run one after the other in increasing (batch, kv head, split); partitions may run at once. Each partition adds into accumulators of
-/// its own, or, where the partitions of a parameter touch different elements (reads with `head` or `batch` as an index), all into one.
-/// finish() adds the partitions in order into the caller's tensors.
+/// (batch, kv head, split) triples, split < splits, where splits depends on the shape only. Every task belongs to one partition; the tasks
+/// of a partition must run one after the other in increasing (batch, kv head, split); partitions may run at once. Each partition adds into
+/// accumulators of its own, or, where the partitions of a parameter touch different elements (reads with `head` or `batch` as an index),
+/// all into one. finish() adds the partitions in order into the caller's tensors.
 class ParamGradPlan {
  public:
   ParamGradPlan() = default;
@@ -110,10 +113,10 @@ class ParamGradPlan {
   struct Accumulator {
     int param;
     std::int64_t numel;
-    bool wide;                           ///< doubles; otherwise floats
-    bool per_batch, per_head;            ///< the partitions of different batches (heads) need accumulators of their own
+    bool wide;                 ///< doubles; otherwise floats
+    bool per_batch, per_head;  ///< the partitions of different batches (heads) need accumulators of their own
     std::int64_t copies;
-    std::size_t offset, bytes;           ///< of the first copy; of one copy
+    std::size_t offset, bytes;  ///< of the first copy; of one copy
   };
   std::int64_t copy_of(const Accumulator& accumulator, std::int64_t partition) const;
 
@@ -121,7 +124,8 @@ class ParamGradPlan {
   std::vector<int> zeros_;  ///< parameters whose gradient is exactly zero
   std::vector<std::string> texts_;
   std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1;
-  std::int64_t batch_parts_ = 1, head_parts_ = 1, split_parts_ = 1;  ///< each index is cut into this many runs; a partition is one run of each
+  std::int64_t batch_parts_ = 1, head_parts_ = 1,
+               split_parts_ = 1;  ///< each index is cut into this many runs; a partition is one run of each
   std::size_t workspace_bytes_ = 0;
 };
 

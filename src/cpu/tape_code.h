@@ -46,26 +46,22 @@ struct TapeGrads {
 // ---- the code ----
 
 // X(op): what one step does. Suffix _r reals, _i integers (32 bit), _b booleans (32 bit, all ones or all zeros).
-#define FOVEAL_TAPE_OPS(X)                                                                                   \
-  /* leaves */                                                                                               \
-  X(constant_r) X(constant_i) X(batch) X(head) X(seqlen_q) X(seqlen_kv) X(kv_idx) X(distance)                \
-  /* arithmetic */                                                                                           \
-  X(add_r) X(sub_r) X(mul_r) X(div_r) X(neg_r) X(abs_r) X(min_r) X(max_r) X(floor_div_r) X(mod_r)            \
-  X(mul_add) X(mul_sub) X(sub_mul) /* a * b + c, a * b - c, c - a * b */                                     \
-  X(add_i) X(sub_i) X(mul_i) X(neg_i) X(abs_i) X(min_i) X(max_i) X(floor_div_i) X(mod_i)                     \
-  /* functions */                                                                                            \
-  X(exp) X(exp2) X(log) X(log2) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(sin) X(cos) X(tan) X(erf) X(floor) X(pow) \
-  /* comparison, logic, choice, conversion */                                                                \
-  X(eq_r) X(ne_r) X(lt_r) X(le_r) X(eq_i) X(ne_i) X(lt_i) X(le_i)                                            \
-  X(and_b) X(or_b) X(not_b) X(xor_b)                                                                         \
-  X(select_r) X(select_i) /* a ? b : c */                                                                    \
-  X(real_of_i) X(real_of_b) X(integer_of_r) X(integer_of_b) X(boolean_of_r) X(boolean_of_i)                  \
-  /* memory */                                                                                               \
-  X(copy_r) X(copy_i) X(round) /* wide to the real of the tile */ X(read_r) X(read_i) X(read_b)                                                          \
-  X(spread)   /* a key value, repeated along the lanes: out[row][0..15] = a[row] */                          \
-  X(guarded_mul) /* a == 0 ? 0 : a * b */                                                                    \
-  /* sums of the tile a (zero_* first) and their way into the accumulators of a parameter */                 \
-  X(zero_r) X(sum_keys) X(sum_lanes) X(sum_diagonals) X(sum_all) X(accumulate)
+#define FOVEAL_TAPE_OPS(X)                                                                                                               \
+  /* leaves */                                                                                                                           \
+  X(constant_r)                                                                                                                          \
+  X(constant_i) X(batch) X(head) X(seqlen_q) X(seqlen_kv) X(kv_idx) X(distance) /* arithmetic */                                         \
+      X(add_r) X(sub_r) X(mul_r) X(div_r) X(neg_r) X(abs_r) X(min_r) X(max_r) X(floor_div_r) X(mod_r) X(mul_add) X(mul_sub)              \
+          X(sub_mul)                                                                         /* a * b + c, a * b - c, c - a * b */       \
+      X(add_i) X(sub_i) X(mul_i) X(neg_i) X(abs_i) X(min_i) X(max_i) X(floor_div_i) X(mod_i) /* functions */                             \
+      X(exp) X(exp2) X(log) X(log2) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(sin) X(cos) X(tan) X(erf) X(floor)                             \
+          X(pow) /* comparison, logic, choice, conversion */                                                                             \
+      X(eq_r) X(ne_r) X(lt_r) X(le_r) X(eq_i) X(ne_i) X(lt_i) X(le_i) X(and_b) X(or_b) X(not_b) X(xor_b) X(select_r)                     \
+          X(select_i)                                                                           /* a ? b : c */                          \
+      X(real_of_i) X(real_of_b) X(integer_of_r) X(integer_of_b) X(boolean_of_r) X(boolean_of_i) /* memory */                             \
+      X(copy_r) X(copy_i) X(round) /* wide to the real of the tile */ X(read_r) X(read_i) X(read_b)                                      \
+          X(spread)                           /* a key value, repeated along the lanes: out[row][0..15] = a[row] */                      \
+      X(guarded_mul) /* a == 0 ? 0 : a * b */ /* sums of the tile a (zero_* first) and their way into the accumulators of a parameter */ \
+      X(zero_r) X(sum_keys) X(sum_lanes) X(sum_diagonals) X(sum_all) X(accumulate)
 
 enum class TapeOp : std::uint8_t {
 #define FOVEAL_X(op) op,
@@ -80,15 +76,16 @@ enum class Rank : std::uint8_t { uniform, lane, key, diagonal, full };
 /// Where an operand lives. A strip is a few rows of the tile, small enough that all values of a program over it stay in the L1 cache.
 enum class Space : std::uint8_t {
   none,
-  uniform,     ///< 16 copies of one value
+  uniform,  ///< 16 copies of one value
   lane,
   key,
   key_spread,  ///< a key value over the rows of the strip, 16 copies each
   diagonal,
   strip,
-  lane_q, lane_head,  ///< arrays of the frame
-  input,              ///< the caller's tile: dots
-  output,             ///< the caller's tile: scores, or ds (which is read, too)
+  lane_q,
+  lane_head,  ///< arrays of the frame
+  input,      ///< the caller's tile: dots
+  output,     ///< the caller's tile: scores, or ds (which is read, too)
 };
 
 struct TapeOperand {
@@ -156,7 +153,11 @@ constexpr TapeSlots tape_slots(int keys, int lanes, int strip_element) {
   const auto doubles = [](int n) { return static_cast<std::size_t>(n) * 8; };
   const int rows = tape_strip_rows(lanes), padded_keys = (keys + 15) / 16 * 16;
   // A diagonal array has room for the vectors that stick out at its end.
-  return {doubles(16), doubles(lanes), doubles(padded_keys), doubles(rows * 16), doubles(padded_keys + lanes + 32),
+  return {doubles(16),
+          doubles(lanes),
+          doubles(padded_keys),
+          doubles(rows * 16),
+          doubles(padded_keys + lanes + 32),
           static_cast<std::size_t>(rows) * lanes * strip_element};
 }
 

@@ -81,7 +81,9 @@ class Builder {
       if (arg != none) node.rank = join(node.rank, (*this)[arg].rank);
     return add(node);
   }
-  NodeId make_ranked(TapeOp op, Rank rank, NodeId a, int place = -1) { return add({.op = op, .rank = rank, .arg = {a, none, none}, .place = place}); }
+  NodeId make_ranked(TapeOp op, Rank rank, NodeId a, int place = -1) {
+    return add({.op = op, .rank = rank, .arg = {a, none, none}, .place = place});
+  }
 
   bool is_integer(NodeId id, std::int32_t value) const { return (*this)[id].op == TapeOp::constant_i && (*this)[id].integer == value; }
 
@@ -98,9 +100,12 @@ class Builder {
     for (NodeId index : places_[static_cast<std::size_t>(place)].index) rank = join(rank, (*this)[index].rank);
     return rank;
   }
-  NodeId read(TapeOp op, int place, bool wide) { return add({.op = op, .rank = rank_of_place(place), .wide = wide && !source_.f64, .place = place}); }
+  NodeId read(TapeOp op, int place, bool wide) {
+    return add({.op = op, .rank = rank_of_place(place), .wide = wide && !source_.f64, .place = place});
+  }
 
-  /// Steps for the roots (kept in this order at the end of their sections) and all they need. `output`: the node that goes to the caller's tile, last of all.
+  /// Steps for the roots (kept in this order at the end of their sections) and all they need. `output`: the node that goes to the caller's
+  /// tile, last of all.
   CompiledTape finish(std::vector<NodeId> roots, NodeId output);
 
   TapeOperand slot_of(NodeId id) const { return slots_[static_cast<std::size_t>(id)]; }
@@ -130,14 +135,45 @@ class Builder {
 
 bool Builder::gives_real(TapeOp op) {
   switch (op) {
-    case TapeOp::constant_i: case TapeOp::batch: case TapeOp::head: case TapeOp::seqlen_q: case TapeOp::seqlen_kv: case TapeOp::kv_idx:
-    case TapeOp::distance: case TapeOp::add_i: case TapeOp::sub_i: case TapeOp::mul_i: case TapeOp::neg_i: case TapeOp::abs_i: case TapeOp::min_i:
-    case TapeOp::max_i: case TapeOp::floor_div_i: case TapeOp::mod_i: case TapeOp::eq_r: case TapeOp::ne_r: case TapeOp::lt_r: case TapeOp::le_r:
-    case TapeOp::eq_i: case TapeOp::ne_i: case TapeOp::lt_i: case TapeOp::le_i: case TapeOp::and_b: case TapeOp::or_b: case TapeOp::not_b:
-    case TapeOp::xor_b: case TapeOp::select_i: case TapeOp::integer_of_r: case TapeOp::integer_of_b: case TapeOp::boolean_of_r:
-    case TapeOp::boolean_of_i: case TapeOp::copy_i: case TapeOp::read_i: case TapeOp::read_b:
+    case TapeOp::constant_i:
+    case TapeOp::batch:
+    case TapeOp::head:
+    case TapeOp::seqlen_q:
+    case TapeOp::seqlen_kv:
+    case TapeOp::kv_idx:
+    case TapeOp::distance:
+    case TapeOp::add_i:
+    case TapeOp::sub_i:
+    case TapeOp::mul_i:
+    case TapeOp::neg_i:
+    case TapeOp::abs_i:
+    case TapeOp::min_i:
+    case TapeOp::max_i:
+    case TapeOp::floor_div_i:
+    case TapeOp::mod_i:
+    case TapeOp::eq_r:
+    case TapeOp::ne_r:
+    case TapeOp::lt_r:
+    case TapeOp::le_r:
+    case TapeOp::eq_i:
+    case TapeOp::ne_i:
+    case TapeOp::lt_i:
+    case TapeOp::le_i:
+    case TapeOp::and_b:
+    case TapeOp::or_b:
+    case TapeOp::not_b:
+    case TapeOp::xor_b:
+    case TapeOp::select_i:
+    case TapeOp::integer_of_r:
+    case TapeOp::integer_of_b:
+    case TapeOp::boolean_of_r:
+    case TapeOp::boolean_of_i:
+    case TapeOp::copy_i:
+    case TapeOp::read_i:
+    case TapeOp::read_b:
       return false;
-    default: return true;
+    default:
+      return true;
   }
 }
 
@@ -155,7 +191,8 @@ void Builder::fuse_multiply_adds(const std::vector<int>& uses) {
     if (node.op != TapeOp::add_r && node.op != TapeOp::sub_r) continue;
     const auto product = [&](NodeId id) {
       const Node& arg = (*this)[id];
-      return arg.op == TapeOp::mul_r && arg.space == Space::none && arg.wide == node.wide && arg.rank == node.rank && uses[static_cast<std::size_t>(id)] == 1;
+      return arg.op == TapeOp::mul_r && arg.space == Space::none && arg.wide == node.wide && arg.rank == node.rank &&
+             uses[static_cast<std::size_t>(id)] == 1;
     };
     const auto [a, b, unused] = node.arg;
     if (product(a)) {
@@ -227,11 +264,16 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
   std::vector<std::int32_t> free_strips;
   const auto new_slot = [&](const Node& node) -> TapeOperand {
     switch (node.rank) {
-      case Rank::uniform: return {Space::uniform, program.uniforms++};
-      case Rank::lane: return {Space::lane, program.lanes++};
-      case Rank::key: return {Space::key, program.keys++};
-      case Rank::diagonal: return {Space::diagonal, program.diagonals++};
-      case Rank::full: break;
+      case Rank::uniform:
+        return {Space::uniform, program.uniforms++};
+      case Rank::lane:
+        return {Space::lane, program.lanes++};
+      case Rank::key:
+        return {Space::key, program.keys++};
+      case Rank::diagonal:
+        return {Space::diagonal, program.diagonals++};
+      case Rank::full:
+        break;
     }
     if (free_strips.empty()) return {Space::strip, program.strips++};
     const std::int32_t slot = free_strips.back();
@@ -261,15 +303,18 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
         place.rank = static_cast<int>(from.index.size());
         double span = 0;
         for (std::size_t d = 0; d < from.index.size(); ++d) {
-          place.dims[d] = {operand(from.index[d], in_strip), static_cast<std::int32_t>(std::min<std::int64_t>(from.sizes[d], highest)), from.strides[d]};
-          if ((*this)[from.index[d]].rank != Rank::uniform) span += static_cast<double>(from.sizes[d] - 1) * std::abs(static_cast<double>(from.strides[d]));
+          place.dims[d] = {operand(from.index[d], in_strip), static_cast<std::int32_t>(std::min<std::int64_t>(from.sizes[d], highest)),
+                           from.strides[d]};
+          if ((*this)[from.index[d]].rank != Rank::uniform)
+            span += static_cast<double>(from.sizes[d] - 1) * std::abs(static_cast<double>(from.strides[d]));
         }
         place.narrow = span < 2147483648.0;
         tape.places.push_back(place);
       }
     }
     if (in_strip) {
-      // A strip slot whose last use this is can hold the result when the result's elements are not larger: steps write behind where they read.
+      // A strip slot whose last use this is can hold the result when the result's elements are not larger: steps write behind where they
+      // read.
       std::vector<std::int32_t> later;
       std::vector<NodeId> freed;
       each_operand(node, [&](NodeId arg) {
@@ -279,8 +324,10 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
         freed.push_back(arg);
         (element_of(node) <= element_of((*this)[arg]) ? free_strips : later).push_back(slot.slot);
       });
-      if (id == output) step.out = {Space::output, 0};
-      else if (node.op != TapeOp::accumulate) step.out = slots_[static_cast<std::size_t>(id)] = is_sum(node.op) ? slot_of(id) : new_slot(node);
+      if (id == output)
+        step.out = {Space::output, 0};
+      else if (node.op != TapeOp::accumulate)
+        step.out = slots_[static_cast<std::size_t>(id)] = is_sum(node.op) ? slot_of(id) : new_slot(node);
       free_strips.insert(free_strips.end(), later.begin(), later.end());
     } else if (node.op != TapeOp::accumulate) {
       step.out = slots_[static_cast<std::size_t>(id)] = new_slot(node);
@@ -332,27 +379,35 @@ class Lowering {
   /// Steps from reals to something discrete, where a rounding error would not stay small.
   bool is_discrete(const Instr& i) const {
     switch (i.op) {
-      case Op::floor: return true;
+      case Op::floor:
+        return true;
       case Op::floor_div:
-      case Op::mod: return i.type == Type::real;
-      case Op::eq: case Op::ne: case Op::lt: case Op::le: case Op::to_integer: case Op::to_boolean: return is_real(i.arg[0]);
-      default: return false;
+      case Op::mod:
+        return i.type == Type::real;
+      case Op::eq:
+      case Op::ne:
+      case Op::lt:
+      case Op::le:
+      case Op::to_integer:
+      case Op::to_boolean:
+        return is_real(i.arg[0]);
+      default:
+        return false;
     }
   }
 
   void prepare() {
-    // Reals of positions and parameters that feed something discrete are computed in double, as the reference does.
+    // Reals of positions and parameters that feed something discrete are computed exactly as the reference does: in double, nothing
+    // rearranged.
     const std::size_t n = program_.code.size();
     std::vector<bool> wide(n, false);
-    if (!b_.source().f64) {
-      for (std::size_t i = n; i-- > 0;) {
-        const Instr& in = program_.code[i];
-        const auto id = static_cast<ValueId>(i);
-        if (is_discrete(in) && in.type == Type::real && !depends_on_score(id)) wide[i] = true;
-        if (!is_discrete(in) && !wide[i]) continue;
-        for (ValueId arg : in.arg)
-          if (arg >= 0 && is_real(arg) && !depends_on_score(arg)) wide[static_cast<std::size_t>(arg)] = true;
-      }
+    for (std::size_t i = n; i-- > 0;) {
+      const Instr& in = program_.code[i];
+      const auto id = static_cast<ValueId>(i);
+      if (is_discrete(in) && in.type == Type::real && !depends_on_score(id)) wide[i] = true;
+      if (!is_discrete(in) && !wide[i]) continue;
+      for (ValueId arg : in.arg)
+        if (arg >= 0 && is_real(arg) && !depends_on_score(arg)) wide[static_cast<std::size_t>(arg)] = true;
     }
     narrow_.assign(n, none);
     wide_.assign(n, none);
@@ -363,7 +418,7 @@ class Lowering {
       if (instr(id).op == Op::kv_idx && kv_ < 0) kv_ = id;
       if (wide[i]) {
         wide_[i] = lower(id, true);
-        narrow_[i] = b_.make(TapeOp::round, wide_[i]);
+        narrow_[i] = b_.source().f64 ? wide_[i] : b_.make(TapeOp::round, wide_[i]);
       } else {
         narrow_[i] = lower(id, false);
       }
@@ -381,20 +436,34 @@ class Lowering {
     const auto unary = [&](TapeOp op) { return b_.make(op, arg(0), none, none, wide); };
     const auto binary = [&](TapeOp op) { return b_.make(op, arg(0), arg(1), none, wide); };
     switch (i.op) {
-      case Op::real_const: return b_.real(i.real, wide);
-      case Op::integer_const: return lower_integer(id, none);
-      case Op::boolean_const: return b_.boolean(i.integer != 0);
-      case Op::score: return b_.source().scale == 1 ? b_.dots() : b_.make(TapeOp::mul_r, b_.dots(), b_.real(b_.source().scale, false));
-      case Op::batch: return lower_integer(id, b_.add({.op = TapeOp::batch}));
-      case Op::seqlen_q: return lower_integer(id, b_.add({.op = TapeOp::seqlen_q}));
-      case Op::seqlen_kv: return lower_integer(id, b_.add({.op = TapeOp::seqlen_kv}));
-      case Op::head: return lower_integer(id, b_.source().one_head ? b_.add({.op = TapeOp::head}) : b_.given(Space::lane_head, Rank::lane));
-      case Op::q_idx: return lower_integer(id, b_.given(Space::lane_q, Rank::lane));
-      case Op::kv_idx: return lower_integer(id, b_.add({.op = TapeOp::kv_idx, .rank = Rank::key}));
-      case Op::read: return lower_read(id, wide);
-      case Op::add: return i.type == Type::real ? binary(TapeOp::add_r) : lower_integer(id, none);
-      case Op::sub: return i.type == Type::real ? binary(TapeOp::sub_r) : lower_integer(id, none);
-      case Op::neg: return i.type == Type::real ? unary(TapeOp::neg_r) : lower_integer(id, none);
+      case Op::real_const:
+        return b_.real(i.real, wide);
+      case Op::integer_const:
+        return lower_integer(id, none);
+      case Op::boolean_const:
+        return b_.boolean(i.integer != 0);
+      case Op::score:
+        return b_.source().scale == 1 ? b_.dots() : b_.make(TapeOp::mul_r, b_.dots(), b_.real(b_.source().scale, false));
+      case Op::batch:
+        return lower_integer(id, b_.add({.op = TapeOp::batch}));
+      case Op::seqlen_q:
+        return lower_integer(id, b_.add({.op = TapeOp::seqlen_q}));
+      case Op::seqlen_kv:
+        return lower_integer(id, b_.add({.op = TapeOp::seqlen_kv}));
+      case Op::head:
+        return lower_integer(id, b_.source().one_head ? b_.add({.op = TapeOp::head}) : b_.given(Space::lane_head, Rank::lane));
+      case Op::q_idx:
+        return lower_integer(id, b_.given(Space::lane_q, Rank::lane));
+      case Op::kv_idx:
+        return lower_integer(id, b_.add({.op = TapeOp::kv_idx, .rank = Rank::key}));
+      case Op::read:
+        return lower_read(id, wide);
+      case Op::add:
+        return i.type == Type::real ? binary(TapeOp::add_r) : lower_integer(id, none);
+      case Op::sub:
+        return i.type == Type::real ? binary(TapeOp::sub_r) : lower_integer(id, none);
+      case Op::neg:
+        return i.type == Type::real ? unary(TapeOp::neg_r) : lower_integer(id, none);
       case Op::mul:
         if (i.type != Type::real) return lower_integer(id, none);
         if (!wide) {
@@ -404,35 +473,63 @@ class Lowering {
         }
         return binary(TapeOp::mul_r);
       case Op::div:
-        if (!wide && instr(i.arg[1]).op == Op::real_const && std::isnormal(1 / instr(i.arg[1]).real)) return value(i.arg[0], 1 / instr(i.arg[1]).real);
+        if (!wide && instr(i.arg[1]).op == Op::real_const && std::isnormal(1 / instr(i.arg[1]).real))
+          return value(i.arg[0], 1 / instr(i.arg[1]).real);
         return binary(TapeOp::div_r);
-      case Op::floor_div: return i.type == Type::real ? binary(TapeOp::floor_div_r) : lower_integer(id, binary(TapeOp::floor_div_i));
-      case Op::mod: return i.type == Type::real ? binary(TapeOp::mod_r) : lower_integer(id, binary(TapeOp::mod_i));
-      case Op::abs: return i.type == Type::real ? unary(TapeOp::abs_r) : lower_integer(id, unary(TapeOp::abs_i));
-      case Op::min: return i.type == Type::real ? binary(TapeOp::min_r) : lower_integer(id, binary(TapeOp::min_i));
-      case Op::max: return i.type == Type::real ? binary(TapeOp::max_r) : lower_integer(id, binary(TapeOp::max_i));
-      case Op::exp: return unary(TapeOp::exp);
-      case Op::exp2: return unary(TapeOp::exp2);
-      case Op::log: return unary(TapeOp::log);
-      case Op::log2: return unary(TapeOp::log2);
-      case Op::sqrt: return unary(TapeOp::sqrt);
-      case Op::rsqrt: return unary(TapeOp::rsqrt);
-      case Op::tanh: return unary(TapeOp::tanh);
-      case Op::sigmoid: return unary(TapeOp::sigmoid);
-      case Op::sin: return unary(TapeOp::sin);
-      case Op::cos: return unary(TapeOp::cos);
-      case Op::tan: return unary(TapeOp::tan);
-      case Op::erf: return unary(TapeOp::erf);
-      case Op::floor: return unary(TapeOp::floor);
-      case Op::pow: return binary(TapeOp::pow);
-      case Op::eq: return compare(i, TapeOp::eq_r, TapeOp::eq_i);
-      case Op::ne: return compare(i, TapeOp::ne_r, TapeOp::ne_i);
-      case Op::lt: return compare(i, TapeOp::lt_r, TapeOp::lt_i);
-      case Op::le: return compare(i, TapeOp::le_r, TapeOp::le_i);
-      case Op::logical_and: return binary(TapeOp::and_b);
-      case Op::logical_or: return binary(TapeOp::or_b);
-      case Op::logical_not: return unary(TapeOp::not_b);
-      case Op::logical_xor: return binary(TapeOp::xor_b);
+      case Op::floor_div:
+        return i.type == Type::real ? binary(TapeOp::floor_div_r) : lower_integer(id, binary(TapeOp::floor_div_i));
+      case Op::mod:
+        return i.type == Type::real ? binary(TapeOp::mod_r) : lower_integer(id, binary(TapeOp::mod_i));
+      case Op::abs:
+        return i.type == Type::real ? unary(TapeOp::abs_r) : lower_integer(id, unary(TapeOp::abs_i));
+      case Op::min:
+        return i.type == Type::real ? binary(TapeOp::min_r) : lower_integer(id, binary(TapeOp::min_i));
+      case Op::max:
+        return i.type == Type::real ? binary(TapeOp::max_r) : lower_integer(id, binary(TapeOp::max_i));
+      case Op::exp:
+        return unary(TapeOp::exp);
+      case Op::exp2:
+        return unary(TapeOp::exp2);
+      case Op::log:
+        return unary(TapeOp::log);
+      case Op::log2:
+        return unary(TapeOp::log2);
+      case Op::sqrt:
+        return unary(TapeOp::sqrt);
+      case Op::rsqrt:
+        return unary(TapeOp::rsqrt);
+      case Op::tanh:
+        return unary(TapeOp::tanh);
+      case Op::sigmoid:
+        return unary(TapeOp::sigmoid);
+      case Op::sin:
+        return unary(TapeOp::sin);
+      case Op::cos:
+        return unary(TapeOp::cos);
+      case Op::tan:
+        return unary(TapeOp::tan);
+      case Op::erf:
+        return unary(TapeOp::erf);
+      case Op::floor:
+        return unary(TapeOp::floor);
+      case Op::pow:
+        return binary(TapeOp::pow);
+      case Op::eq:
+        return compare(i, TapeOp::eq_r, TapeOp::eq_i);
+      case Op::ne:
+        return compare(i, TapeOp::ne_r, TapeOp::ne_i);
+      case Op::lt:
+        return compare(i, TapeOp::lt_r, TapeOp::lt_i);
+      case Op::le:
+        return compare(i, TapeOp::le_r, TapeOp::le_i);
+      case Op::logical_and:
+        return binary(TapeOp::and_b);
+      case Op::logical_or:
+        return binary(TapeOp::or_b);
+      case Op::logical_not:
+        return unary(TapeOp::not_b);
+      case Op::logical_xor:
+        return binary(TapeOp::xor_b);
       case Op::select: {
         const NodeId chosen = b_.make(pick(TapeOp::select_r, TapeOp::select_i), arg(0), arg(1), arg(2), wide && i.type == Type::real);
         return i.type == Type::integer ? lower_integer(id, chosen) : chosen;
@@ -442,17 +539,23 @@ class Lowering {
         return b_.make(instr(i.arg[0]).type == Type::boolean ? TapeOp::real_of_b : TapeOp::real_of_i, plain(i.arg[0]), none, none, wide);
       case Op::to_integer:
         switch (instr(i.arg[0]).type) {
-          case Type::real: return lower_integer(id, discrete(TapeOp::integer_of_r, i.arg[0], -1));
-          case Type::boolean: return lower_integer(id, b_.make(TapeOp::integer_of_b, plain(i.arg[0])));
-          case Type::integer: break;
+          case Type::real:
+            return lower_integer(id, discrete(TapeOp::integer_of_r, i.arg[0], -1));
+          case Type::boolean:
+            return lower_integer(id, b_.make(TapeOp::integer_of_b, plain(i.arg[0])));
+          case Type::integer:
+            break;
         }
         linear_[static_cast<std::size_t>(id)] = linear_of(i.arg[0]);
         return plain(i.arg[0]);
       case Op::to_boolean:
         switch (instr(i.arg[0]).type) {
-          case Type::real: return discrete(TapeOp::boolean_of_r, i.arg[0], -1);
-          case Type::integer: return b_.make(TapeOp::boolean_of_i, plain(i.arg[0]));
-          case Type::boolean: break;
+          case Type::real:
+            return discrete(TapeOp::boolean_of_r, i.arg[0], -1);
+          case Type::integer:
+            return b_.make(TapeOp::boolean_of_i, plain(i.arg[0]));
+          case Type::boolean:
+            break;
         }
         return plain(i.arg[0]);
     }
@@ -481,9 +584,12 @@ class Lowering {
     for (ValueId v : i.index) index.push_back(plain(v));
     const int place = b_.place(i.param, std::move(index), b_.source().params[static_cast<std::size_t>(i.param)]);
     switch (i.type) {
-      case Type::real: return b_.read(TapeOp::read_r, place, wide);
-      case Type::integer: return lower_integer(id, b_.read(TapeOp::read_i, place, false));
-      case Type::boolean: break;
+      case Type::real:
+        return b_.read(TapeOp::read_r, place, wide);
+      case Type::integer:
+        return lower_integer(id, b_.read(TapeOp::read_i, place, false));
+      case Type::boolean:
+        break;
     }
     return b_.read(TapeOp::read_b, place, false);
   }
@@ -502,14 +608,25 @@ class Lowering {
       return atom;
     }
     switch (i.op) {
-      case Op::integer_const: linear.constant = i.integer; break;
-      case Op::add: linear = scoring::combine(linear_of(i.arg[0]), linear_of(i.arg[1]), 1); break;
-      case Op::sub: linear = scoring::combine(linear_of(i.arg[0]), linear_of(i.arg[1]), -1); break;
-      case Op::neg: linear = scoring::scaled(linear_of(i.arg[0]), -1); break;
+      case Op::integer_const:
+        linear.constant = i.integer;
+        break;
+      case Op::add:
+        linear = scoring::combine(linear_of(i.arg[0]), linear_of(i.arg[1]), 1);
+        break;
+      case Op::sub:
+        linear = scoring::combine(linear_of(i.arg[0]), linear_of(i.arg[1]), -1);
+        break;
+      case Op::neg:
+        linear = scoring::scaled(linear_of(i.arg[0]), -1);
+        break;
       default:
-        if (linear_of(i.arg[0]).is_constant()) linear = scoring::scaled(linear_of(i.arg[1]), linear_of(i.arg[0]).constant);
-        else if (linear_of(i.arg[1]).is_constant()) linear = scoring::scaled(linear_of(i.arg[0]), linear_of(i.arg[1]).constant);
-        else return lower_integer(id, b_.make(TapeOp::mul_i, plain(i.arg[0]), plain(i.arg[1])));
+        if (linear_of(i.arg[0]).is_constant())
+          linear = scoring::scaled(linear_of(i.arg[1]), linear_of(i.arg[0]).constant);
+        else if (linear_of(i.arg[1]).is_constant())
+          linear = scoring::scaled(linear_of(i.arg[0]), linear_of(i.arg[1]).constant);
+        else
+          return lower_integer(id, b_.make(TapeOp::mul_i, plain(i.arg[0]), plain(i.arg[1])));
     }
     return sum(linear);
   }
@@ -558,7 +675,8 @@ class Lowering {
     // Uniform parts join the array that is smallest.
     for (Rank rank : {Rank::lane, Rank::key, Rank::diagonal})
       if (s[rank] != none)
-        return total({plus(s[rank], s[Rank::uniform]), rank == Rank::lane ? s[Rank::key] : none, rank != Rank::diagonal ? s[Rank::diagonal] : none, s[Rank::full]});
+        return total({plus(s[rank], s[Rank::uniform]), rank == Rank::lane ? s[Rank::key] : none,
+                      rank != Rank::diagonal ? s[Rank::diagonal] : none, s[Rank::full]});
     return total({s[Rank::full], s[Rank::uniform]});
   }
 
@@ -578,22 +696,30 @@ class Lowering {
     if (b_[plain_value].rank != Rank::full || depth > 32) return multiplied();
     const auto part = [&](int k, double by) { return scaled(i.arg[static_cast<std::size_t>(k)], by, depth + 1); };
     switch (i.op) {
-      case Op::add: return b_.make(TapeOp::add_r, part(0, factor), part(1, factor));
-      case Op::sub: return b_.make(TapeOp::sub_r, part(0, factor), part(1, factor));
-      case Op::neg: return scaled(i.arg[0], -factor, depth + 1);
-      case Op::min: return factor > 0 ? b_.make(TapeOp::min_r, part(0, factor), part(1, factor)) : multiplied();
-      case Op::max: return factor > 0 ? b_.make(TapeOp::max_r, part(0, factor), part(1, factor)) : multiplied();
-      case Op::select: return b_.make(TapeOp::select_r, plain(i.arg[0]), part(1, factor), part(2, factor));
+      case Op::add:
+        return b_.make(TapeOp::add_r, part(0, factor), part(1, factor));
+      case Op::sub:
+        return b_.make(TapeOp::sub_r, part(0, factor), part(1, factor));
+      case Op::neg:
+        return scaled(i.arg[0], -factor, depth + 1);
+      case Op::min:
+        return factor > 0 ? b_.make(TapeOp::min_r, part(0, factor), part(1, factor)) : multiplied();
+      case Op::max:
+        return factor > 0 ? b_.make(TapeOp::max_r, part(0, factor), part(1, factor)) : multiplied();
+      case Op::select:
+        return b_.make(TapeOp::select_r, plain(i.arg[0]), part(1, factor), part(2, factor));
       case Op::mul: {
         for (int k : {0, 1})
-          if (instr(i.arg[static_cast<std::size_t>(k)]).op == Op::real_const) return part(1 - k, factor * instr(i.arg[static_cast<std::size_t>(k)]).real);
+          if (instr(i.arg[static_cast<std::size_t>(k)]).op == Op::real_const)
+            return part(1 - k, factor * instr(i.arg[static_cast<std::size_t>(k)]).real);
         const int to = b_[plain(i.arg[0])].rank != Rank::full || instr(i.arg[0]).op == Op::score ? 0 : 1;
         return b_.make(TapeOp::mul_r, part(to, factor), plain(i.arg[static_cast<std::size_t>(1 - to)]));
       }
       case Op::div:
         if (instr(i.arg[1]).op == Op::real_const && std::isnormal(1 / instr(i.arg[1]).real)) return part(0, factor / instr(i.arg[1]).real);
         return b_.make(TapeOp::div_r, part(0, factor), plain(i.arg[1]));
-      default: return multiplied();
+      default:
+        return multiplied();
     }
   }
 
@@ -619,7 +745,8 @@ std::optional<Lowering::Ranges> Lowering::ranges(ValueId id) {
   }
   if (i.op == Op::logical_or) {
     auto a = ranges(i.arg[0]), b = ranges(i.arg[1]);
-    if (!a || !b || a->first.size() + a->last.size() != 1 || b->first.size() + b->last.size() != 1 || a->last.size() != b->last.size()) return std::nullopt;
+    if (!a || !b || a->first.size() + a->last.size() != 1 || b->first.size() + b->last.size() != 1 || a->last.size() != b->last.size())
+      return std::nullopt;
     if (a->last.empty()) return Ranges{{b_.make(TapeOp::min_i, a->first[0], b->first[0])}, {}};
     return Ranges{{}, {b_.make(TapeOp::max_i, a->last[0], b->last[0])}};
   }
@@ -667,9 +794,11 @@ CompiledTape compile_forward(const TapeSource& source, bool masked) {
   }
   if (masked && !source.score->mask.empty()) {
     Lowering lowering(builder, source.score->mask);
-    score = builder.make(TapeOp::select_r, lowering.plain(source.score->mask.outputs[0]), score, builder.real(-std::numeric_limits<double>::infinity(), false));
+    score = builder.make(TapeOp::select_r, lowering.plain(source.score->mask.outputs[0]), score,
+                         builder.real(-std::numeric_limits<double>::infinity(), false));
   }
-  if (builder[score].space != Space::none || builder[score].rank != Rank::full) score = builder.make_ranked(TapeOp::copy_r, Rank::full, score);
+  if (builder[score].space != Space::none || builder[score].rank != Rank::full)
+    score = builder.make_ranked(TapeOp::copy_r, Rank::full, score);
   return builder.finish({}, score);
 }
 
@@ -702,10 +831,17 @@ CompiledTape compile_backward(const TapeSource& source, bool& reads_dots) {
         value = builder.make_ranked(TapeOp::sum_all, Rank::uniform, value);
         if (factor_rank == Rank::uniform) value = times_factor(value);
         break;
-      case Rank::lane: value = builder.make_ranked(TapeOp::sum_keys, Rank::lane, value); break;
-      case Rank::key: value = builder.make_ranked(TapeOp::sum_lanes, Rank::key, value); break;
-      case Rank::diagonal: value = builder.make_ranked(TapeOp::sum_diagonals, Rank::diagonal, value); break;
-      case Rank::full: break;
+      case Rank::lane:
+        value = builder.make_ranked(TapeOp::sum_keys, Rank::lane, value);
+        break;
+      case Rank::key:
+        value = builder.make_ranked(TapeOp::sum_lanes, Rank::key, value);
+        break;
+      case Rank::diagonal:
+        value = builder.make_ranked(TapeOp::sum_diagonals, Rank::diagonal, value);
+        break;
+      case Rank::full:
+        break;
     }
     if (afterwards && rank != Rank::full && rank != Rank::uniform) value = times_factor(value);
     roots.push_back(builder.make_ranked(TapeOp::accumulate, rank, value, place));
@@ -755,8 +891,10 @@ std::string CompiledTape::text() const {
   for (std::size_t i = 0; i < steps.size(); ++i) {
     const TapeStep& step = steps[i];
     const int at = static_cast<int>(i);
-    out << (at < program.strip_begin ? "before " : at < program.strip_end ? "strip " : "after ") << ranks[static_cast<std::size_t>(step.rank)] << ' '
-        << ops[static_cast<std::size_t>(step.op)] << (step.wide ? " wide" : "");
+    out << (at < program.strip_begin ? "before "
+            : at < program.strip_end ? "strip "
+                                     : "after ")
+        << ranks[static_cast<std::size_t>(step.rank)] << ' ' << ops[static_cast<std::size_t>(step.op)] << (step.wide ? " wide" : "");
     print(step.out);
     out << " =";
     for (TapeOperand operand : {step.a, step.b, step.c})

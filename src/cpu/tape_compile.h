@@ -18,8 +18,8 @@ struct TapeLayout {
 struct TapeSource {
   const scoring::ScoreProgram* score = nullptr;
   double scale = 1;
-  bool f64 = false;                   ///< tiles are double
-  std::vector<TapeLayout> params{};   ///< of the bound parameters
+  bool f64 = false;                  ///< tiles are double
+  std::vector<TapeLayout> params{};  ///< of the bound parameters
   /// All lanes share one head and have consecutive queries: the head is uniform, and what depends on kv - q only is a diagonal value.
   bool one_head = false;
 };

@@ -46,9 +46,11 @@ void drop_tile(const TileFrame& frame, const TileDropout& dropout, Real* tile, R
   const std::uint32_t key1 = static_cast<std::uint32_t>(dropout.seed >> 32) ^ static_cast<std::uint32_t>(dropout.offset >> 32);
   const auto drop = [scale](Real* at, Mask keep) { store(at, keep ? load<V>(at) * scale : V{}); };
   for (int i = 0; i < frame.padded(); i += lanes) {
-    const U q = load<U>(frame.q_idx + i), row = load<U>(frame.head + i) + static_cast<std::uint32_t>(frame.batch) * static_cast<std::uint32_t>(dropout.heads_q);
+    const U q = load<U>(frame.q_idx + i),
+            row = load<U>(frame.head + i) + static_cast<std::uint32_t>(frame.batch) * static_cast<std::uint32_t>(dropout.heads_q);
     for (int r = -(frame.kv_idx & 3); r < frame.keys; r += 4) {
-      U words[4] = {splat<U>(static_cast<std::uint32_t>(frame.kv_idx + r) / 4), q, row, splat<U>(static_cast<std::uint32_t>(dropout.offset))};
+      U words[4] = {splat<U>(static_cast<std::uint32_t>(frame.kv_idx + r) / 4), q, row,
+                    splat<U>(static_cast<std::uint32_t>(dropout.offset))};
       philox_lanes(words, key0, key1);
       for (int w = r < 0 ? -r : 0; w < 4 && r + w < frame.keys; ++w) {
         const U keep = words[w] >= dropout.threshold;

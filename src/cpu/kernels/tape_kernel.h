@@ -1,5 +1,5 @@
-// Runs the programs of tape_code.h on tiles. Every step is one loop over rows of vectors; its operands may be tiles, lane, key, diagonal or uniform values:
-// they differ only in how far one row lies from the next and whether the vector moves along the lanes.
+// Runs the programs of tape_code.h on tiles. Every step is one loop over rows of vectors; its operands may be tiles, lane, key, diagonal or
+// uniform values: they differ only in how far one row lies from the next and whether the vector moves along the lanes.
 #pragma once
 #include "cpu/kernels/tape_math.h"
 #include "cpu/tape_code.h"
@@ -79,7 +79,7 @@ class TapeRun {
  private:
   static constexpr int kLanes = kVectorBytes / sizeof(Real);
   static constexpr int kWords = kVectorBytes / 4;
-  using V = Vec<Real, kLanes>;           ///< of the tile
+  using V = Vec<Real, kLanes>;          ///< of the tile
   using W = Vec<std::int32_t, kWords>;  ///< of a step without reals
 
   // ---- operands ----
@@ -89,21 +89,31 @@ class TapeRun {
     const std::ptrdiff_t slot = operand.slot;
     const std::ptrdiff_t size = sizeof(T);
     switch (operand.space) {
-      case Space::uniform: return {uniform_ + slot * slots_.uniform, 0, 0};
-      case Space::lane: return {lane_ + slot * slots_.lane, 0, 1};
-      case Space::key: return {key_ + slot * slots_.key + (in_strip_ ? row0_ * size : 0), size, 1};
-      case Space::key_spread: return {key_spread_ + slot * slots_.key_spread, 16 * size, 0};
+      case Space::uniform:
+        return {uniform_ + slot * slots_.uniform, 0, 0};
+      case Space::lane:
+        return {lane_ + slot * slots_.lane, 0, 1};
+      case Space::key:
+        return {key_ + slot * slots_.key + (in_strip_ ? row0_ * size : 0), size, 1};
+      case Space::key_spread:
+        return {key_spread_ + slot * slots_.key_spread, 16 * size, 0};
       case Space::diagonal: {
         char* first = diagonal_ + slot * slots_.diagonal;
         if (in_strip_) return {first + (frame_.keys - 1 - row0_) * size, -size, 1};
         return {first, 0, 1};
       }
-      case Space::strip: return {strip_ + slot * slots_.strip, call_.lanes * size, 1};
-      case Space::lane_q: return {const_cast<char*>(reinterpret_cast<const char*>(frame_.q_idx + call_.first_lane)), 0, 1};
-      case Space::lane_head: return {const_cast<char*>(reinterpret_cast<const char*>(frame_.head + call_.first_lane)), 0, 1};
-      case Space::input: return tile(const_cast<void*>(call_.input));
-      case Space::output: return tile(call_.output);
-      case Space::none: break;
+      case Space::strip:
+        return {strip_ + slot * slots_.strip, call_.lanes * size, 1};
+      case Space::lane_q:
+        return {const_cast<char*>(reinterpret_cast<const char*>(frame_.q_idx + call_.first_lane)), 0, 1};
+      case Space::lane_head:
+        return {const_cast<char*>(reinterpret_cast<const char*>(frame_.head + call_.first_lane)), 0, 1};
+      case Space::input:
+        return tile(const_cast<void*>(call_.input));
+      case Space::output:
+        return tile(call_.output);
+      case Space::none:
+        break;
     }
     return {nullptr, 0, 0};
   }
@@ -145,11 +155,20 @@ class TapeRun {
     row0_ = 0;
     rows_ = 1;
     switch (step.rank) {
-      case Rank::uniform: columns_ = 16; break;
-      case Rank::lane: columns_ = call_.lanes; break;
-      case Rank::key: columns_ = (frame_.keys + 15) / 16 * 16; break;
-      case Rank::diagonal: columns_ = (frame_.keys + 15) / 16 * 16 + call_.lanes; break;
-      case Rank::full: return;
+      case Rank::uniform:
+        columns_ = 16;
+        break;
+      case Rank::lane:
+        columns_ = call_.lanes;
+        break;
+      case Rank::key:
+        columns_ = (frame_.keys + 15) / 16 * 16;
+        break;
+      case Rank::diagonal:
+        columns_ = (frame_.keys + 15) / 16 * 16 + call_.lanes;
+        break;
+      case Rank::full:
+        return;
     }
     execute(step);
   }
@@ -166,106 +185,135 @@ class TapeRun {
     using I = typename T::I;
     using M = Math<R>;
 #define FOVEAL_REAL_STEP(op, expression) \
-  case TapeOp::op: return map<R, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, [[maybe_unused]] V c) -> V { return expression; })
+  case TapeOp::op:                       \
+    return map<R, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, [[maybe_unused]] V c) -> V { return expression; })
 #define FOVEAL_INTEGER_STEP(op, expression) \
-  case TapeOp::op: return map<Int, Int, Int, Int, kWords>(step, [](W a, [[maybe_unused]] W b, [[maybe_unused]] W c) -> W { return expression; })
+  case TapeOp::op:                          \
+    return map<Int, Int, Int, Int, kWords>(step, [](W a, [[maybe_unused]] W b, [[maybe_unused]] W c) -> W { return expression; })
 #define FOVEAL_COMPARISON_STEP(op, expression) \
-  case TapeOp::op: return map<Int, R, R, R, T::lanes>(step, [](V a, V b, V) -> I { return T::narrow(expression); })
+  case TapeOp::op:                             \
+    return map<Int, R, R, R, T::lanes>(step, [](V a, V b, V) -> I { return T::narrow(expression); })
     switch (step.op) {
-      case TapeOp::constant_r: return fill<R>(step, static_cast<R>(step.real));
-      case TapeOp::constant_i: return fill<Int>(step, step.integer);
-      case TapeOp::batch: return fill<Int>(step, frame_.batch);
-      case TapeOp::head: return fill<Int>(step, frame_.head[call_.first_lane]);
-      case TapeOp::seqlen_q: return fill<Int>(step, frame_.seqlen_q);
-      case TapeOp::seqlen_kv: return fill<Int>(step, frame_.seqlen_kv);
-      case TapeOp::kv_idx: return count(step, frame_.kv_idx, 1);
-      case TapeOp::distance: return count(step, frame_.kv_idx - frame_.q_idx[call_.first_lane] + frame_.keys - 1, -1);
+      case TapeOp::constant_r:
+        return fill<R>(step, static_cast<R>(step.real));
+      case TapeOp::constant_i:
+        return fill<Int>(step, step.integer);
+      case TapeOp::batch:
+        return fill<Int>(step, frame_.batch);
+      case TapeOp::head:
+        return fill<Int>(step, frame_.head[call_.first_lane]);
+      case TapeOp::seqlen_q:
+        return fill<Int>(step, frame_.seqlen_q);
+      case TapeOp::seqlen_kv:
+        return fill<Int>(step, frame_.seqlen_kv);
+      case TapeOp::kv_idx:
+        return count(step, frame_.kv_idx, 1);
+      case TapeOp::distance:
+        return count(step, frame_.kv_idx - frame_.q_idx[call_.first_lane] + frame_.keys - 1, -1);
 
-      FOVEAL_REAL_STEP(add_r, a + b);
-      FOVEAL_REAL_STEP(sub_r, a - b);
-      FOVEAL_REAL_STEP(mul_r, a * b);
-      FOVEAL_REAL_STEP(div_r, a / b);
-      FOVEAL_REAL_STEP(neg_r, -a);
-      FOVEAL_REAL_STEP(abs_r, bits<V>(bits<typename T::Mask>(a) & ~bits<typename T::Mask>(splat<V>(static_cast<R>(-0.0)))));
-      FOVEAL_REAL_STEP(min_r, b < a ? b : a);
-      FOVEAL_REAL_STEP(max_r, a < b ? b : a);
-      FOVEAL_REAL_STEP(floor_div_r, M::floor(a / b));
-      FOVEAL_REAL_STEP(mod_r, T::remainder(a, b));
-      FOVEAL_REAL_STEP(mul_add, a * b + c);
-      FOVEAL_REAL_STEP(mul_sub, a * b - c);
-      FOVEAL_REAL_STEP(sub_mul, c - a * b);
+        FOVEAL_REAL_STEP(add_r, a + b);
+        FOVEAL_REAL_STEP(sub_r, a - b);
+        FOVEAL_REAL_STEP(mul_r, a * b);
+        FOVEAL_REAL_STEP(div_r, a / b);
+        FOVEAL_REAL_STEP(neg_r, -a);
+        FOVEAL_REAL_STEP(abs_r, bits<V>(bits<typename T::Mask>(a) & ~bits<typename T::Mask>(splat<V>(static_cast<R>(-0.0)))));
+        FOVEAL_REAL_STEP(min_r, b < a ? b : a);
+        FOVEAL_REAL_STEP(max_r, a < b ? b : a);
+        FOVEAL_REAL_STEP(floor_div_r, M::floor(a / b));
+        FOVEAL_REAL_STEP(mod_r, T::remainder(a, b));
+        FOVEAL_REAL_STEP(mul_add, a * b + c);
+        FOVEAL_REAL_STEP(mul_sub, a * b - c);
+        FOVEAL_REAL_STEP(sub_mul, c - a * b);
 
-      FOVEAL_INTEGER_STEP(add_i, a + b);
-      FOVEAL_INTEGER_STEP(sub_i, a - b);
-      FOVEAL_INTEGER_STEP(mul_i, a * b);
-      FOVEAL_INTEGER_STEP(neg_i, -a);
-      FOVEAL_INTEGER_STEP(abs_i, a < 0 ? -a : a);
-      FOVEAL_INTEGER_STEP(min_i, b < a ? b : a);
-      FOVEAL_INTEGER_STEP(max_i, b > a ? b : a);
-      case TapeOp::floor_div_i: return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return quotient(a, b); });
-      case TapeOp::mod_i: return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return b == 0 ? b : a - quotient(a, b) * b; });
+        FOVEAL_INTEGER_STEP(add_i, a + b);
+        FOVEAL_INTEGER_STEP(sub_i, a - b);
+        FOVEAL_INTEGER_STEP(mul_i, a * b);
+        FOVEAL_INTEGER_STEP(neg_i, -a);
+        FOVEAL_INTEGER_STEP(abs_i, a < 0 ? -a : a);
+        FOVEAL_INTEGER_STEP(min_i, b < a ? b : a);
+        FOVEAL_INTEGER_STEP(max_i, b > a ? b : a);
+      case TapeOp::floor_div_i:
+        return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return quotient(a, b); });
+      case TapeOp::mod_i:
+        return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return b == 0 ? b : a - quotient(a, b) * b; });
 
-      FOVEAL_REAL_STEP(exp, M::exp(a));
-      FOVEAL_REAL_STEP(exp2, M::exp2(a));
-      FOVEAL_REAL_STEP(log, M::log(a));
-      FOVEAL_REAL_STEP(log2, M::log2(a));
-      FOVEAL_REAL_STEP(sqrt, square_root(a));
-      FOVEAL_REAL_STEP(rsqrt, R{1} / square_root(a));
-      FOVEAL_REAL_STEP(tanh, M::tanh(a));
-      FOVEAL_REAL_STEP(sigmoid, M::sigmoid(a));
-      FOVEAL_REAL_STEP(sin, M::sin(a));
-      FOVEAL_REAL_STEP(cos, M::cos(a));
-      FOVEAL_REAL_STEP(tan, M::tan(a));
-      FOVEAL_REAL_STEP(erf, M::erf(a));
-      FOVEAL_REAL_STEP(floor, M::floor(a));
-      FOVEAL_REAL_STEP(pow, M::pow(a, b));
+        FOVEAL_REAL_STEP(exp, M::exp(a));
+        FOVEAL_REAL_STEP(exp2, M::exp2(a));
+        FOVEAL_REAL_STEP(log, M::log(a));
+        FOVEAL_REAL_STEP(log2, M::log2(a));
+        FOVEAL_REAL_STEP(sqrt, square_root(a));
+        FOVEAL_REAL_STEP(rsqrt, R{1} / square_root(a));
+        FOVEAL_REAL_STEP(tanh, M::tanh(a));
+        FOVEAL_REAL_STEP(sigmoid, M::sigmoid(a));
+        FOVEAL_REAL_STEP(sin, M::sin(a));
+        FOVEAL_REAL_STEP(cos, M::cos(a));
+        FOVEAL_REAL_STEP(tan, M::tan(a));
+        FOVEAL_REAL_STEP(erf, M::erf(a));
+        FOVEAL_REAL_STEP(floor, M::floor(a));
+        FOVEAL_REAL_STEP(pow, M::pow(a, b));
 
-      FOVEAL_COMPARISON_STEP(eq_r, a == b);
-      FOVEAL_COMPARISON_STEP(ne_r, a != b);
-      FOVEAL_COMPARISON_STEP(lt_r, a < b);
-      FOVEAL_COMPARISON_STEP(le_r, a <= b);
-      FOVEAL_INTEGER_STEP(eq_i, a == b);
-      FOVEAL_INTEGER_STEP(ne_i, a != b);
-      FOVEAL_INTEGER_STEP(lt_i, a < b);
-      FOVEAL_INTEGER_STEP(le_i, a <= b);
-      FOVEAL_INTEGER_STEP(and_b, a & b);
-      FOVEAL_INTEGER_STEP(or_b, a | b);
-      FOVEAL_INTEGER_STEP(not_b, ~a);
-      FOVEAL_INTEGER_STEP(xor_b, a ^ b);
-      case TapeOp::select_r: return map<R, Int, R, R, T::lanes>(step, [](I a, V b, V c) -> V { return T::wide(a) ? b : c; });
-      FOVEAL_INTEGER_STEP(select_i, (a & b) | (~a & c));
+        FOVEAL_COMPARISON_STEP(eq_r, a == b);
+        FOVEAL_COMPARISON_STEP(ne_r, a != b);
+        FOVEAL_COMPARISON_STEP(lt_r, a < b);
+        FOVEAL_COMPARISON_STEP(le_r, a <= b);
+        FOVEAL_INTEGER_STEP(eq_i, a == b);
+        FOVEAL_INTEGER_STEP(ne_i, a != b);
+        FOVEAL_INTEGER_STEP(lt_i, a < b);
+        FOVEAL_INTEGER_STEP(le_i, a <= b);
+        FOVEAL_INTEGER_STEP(and_b, a & b);
+        FOVEAL_INTEGER_STEP(or_b, a | b);
+        FOVEAL_INTEGER_STEP(not_b, ~a);
+        FOVEAL_INTEGER_STEP(xor_b, a ^ b);
+      case TapeOp::select_r:
+        return map<R, Int, R, R, T::lanes>(step, [](I a, V b, V c) -> V { return T::wide(a) ? b : c; });
+        FOVEAL_INTEGER_STEP(select_i, (a & b) | (~a & c));
 
-      case TapeOp::real_of_i: return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(a, V); });
-      case TapeOp::real_of_b: return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(-a, V); });
-      case TapeOp::integer_of_r: return map<Int, R, R, R, T::lanes>(step, [](V a, V, V) -> I { return T::truncate(a); });
-      FOVEAL_INTEGER_STEP(integer_of_b, -a);
-      FOVEAL_COMPARISON_STEP(boolean_of_r, a != (b - b));
-      FOVEAL_INTEGER_STEP(boolean_of_i, a != 0);
+      case TapeOp::real_of_i:
+        return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(a, V); });
+      case TapeOp::real_of_b:
+        return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(-a, V); });
+      case TapeOp::integer_of_r:
+        return map<Int, R, R, R, T::lanes>(step, [](V a, V, V) -> I { return T::truncate(a); });
+        FOVEAL_INTEGER_STEP(integer_of_b, -a);
+        FOVEAL_COMPARISON_STEP(boolean_of_r, a != (b - b));
+        FOVEAL_INTEGER_STEP(boolean_of_i, a != 0);
 
-      FOVEAL_REAL_STEP(copy_r, a);
-      case TapeOp::round: return map<Real, double, double, double, kVectorBytes / 8>(step, [](auto a, auto, auto) {
-        return __builtin_convertvector(a, Vec<Real, kVectorBytes / 8>);
-      });
-      FOVEAL_INTEGER_STEP(copy_i, a);
-      case TapeOp::read_r: return read_reals<R>(step);
+        FOVEAL_REAL_STEP(copy_r, a);
+      case TapeOp::round:
+        return map<Real, double, double, double, kVectorBytes / 8>(
+            step, [](auto a, auto, auto) { return __builtin_convertvector(a, Vec<Real, kVectorBytes / 8>); });
+        FOVEAL_INTEGER_STEP(copy_i, a);
+      case TapeOp::read_r:
+        return read_reals<R>(step);
       case TapeOp::read_i:
-      case TapeOp::read_b: return read_integers(step);
-      case TapeOp::spread: return step.integer ? spread<Int>(step) : spread<R>(step);
-      FOVEAL_REAL_STEP(guarded_mul, a == R{0} ? a : a * b);
+      case TapeOp::read_b:
+        return read_integers(step);
+      case TapeOp::spread:
+        return step.integer ? spread<Int>(step) : spread<R>(step);
+        FOVEAL_REAL_STEP(guarded_mul, a == R{0} ? a : a * b);
 
-      case TapeOp::zero_r: __builtin_memset(ref<Real>(step.out).p, 0, slot_bytes(step.out.space)); return;
-      case TapeOp::sum_keys: return sum_keys(step);
-      case TapeOp::sum_lanes: return sum_lanes(step);
-      case TapeOp::sum_diagonals: return sum_diagonals(step);
-      case TapeOp::sum_all: return sum_all(step);
-      case TapeOp::accumulate: return accumulate(step);
+      case TapeOp::zero_r:
+        __builtin_memset(ref<Real>(step.out).p, 0, slot_bytes(step.out.space));
+        return;
+      case TapeOp::sum_keys:
+        return sum_keys(step);
+      case TapeOp::sum_lanes:
+        return sum_lanes(step);
+      case TapeOp::sum_diagonals:
+        return sum_diagonals(step);
+      case TapeOp::sum_all:
+        return sum_all(step);
+      case TapeOp::accumulate:
+        return accumulate(step);
     }
 #undef FOVEAL_REAL_STEP
 #undef FOVEAL_INTEGER_STEP
 #undef FOVEAL_COMPARISON_STEP
   }
 
-  std::size_t slot_bytes(Space space) const { return space == Space::lane ? slots_.lane : space == Space::key ? slots_.key : slots_.diagonal; }
+  std::size_t slot_bytes(Space space) const {
+    return space == Space::lane ? slots_.lane : space == Space::key ? slots_.key : slots_.diagonal;
+  }
 
   template <class T>
   void fill(const TapeStep& step, T value) {
@@ -359,7 +407,8 @@ class TapeRun {
           std::int64_t offsets[16] = {};
           for (int d = 0; d < address.rank; ++d) {
             const typename Address::Dim& dim = address.dims[d];
-            const Int* index = reinterpret_cast<const Int*>(dim.index.p + r * dim.index.row + i * dim.index.lane * static_cast<std::ptrdiff_t>(sizeof(Int)));
+            const Int* index = reinterpret_cast<const Int*>(dim.index.p + r * dim.index.row +
+                                                            i * dim.index.lane * static_cast<std::ptrdiff_t>(sizeof(Int)));
             for (int k = 0; k < 16; ++k) offsets[k] += clamped(index[k * dim.index.lane], dim.last) * dim.stride;
           }
           fn(offsets, r, i);
@@ -392,8 +441,10 @@ class TapeRun {
     const float subnormal = static_cast<float>(mantissa) * 0x1p-24f;
     std::uint32_t magnitude;
     __builtin_memcpy(&magnitude, &subnormal, 4);
-    if (exponent == 31) magnitude = 0x7F800000u | (mantissa << 13);
-    else if (exponent != 0) magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
+    if (exponent == 31)
+      magnitude = 0x7F800000u | (mantissa << 13);
+    else if (exponent != 0)
+      magnitude = ((exponent + 112u) << 23) | (mantissa << 13);
     magnitude |= sign;
     float value;
     __builtin_memcpy(&value, &magnitude, 4);
@@ -403,11 +454,16 @@ class TapeRun {
   template <class R>
   void read_reals(const TapeStep& step) {
     switch (call_.data->params[call_.program->places[step.place].param].dtype) {
-      case DType::f64: return read<R, double>(step, [](double x) { return static_cast<R>(x); });
-      case DType::f32: return read<R, float>(step, [](float x) { return static_cast<R>(x); });
-      case DType::bf16: return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(float_of_bf16(x)); });
-      case DType::f16: return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(float_of_f16(x)); });
-      default: return;
+      case DType::f64:
+        return read<R, double>(step, [](double x) { return static_cast<R>(x); });
+      case DType::f32:
+        return read<R, float>(step, [](float x) { return static_cast<R>(x); });
+      case DType::bf16:
+        return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(float_of_bf16(x)); });
+      case DType::f16:
+        return read<R, std::uint16_t>(step, [](std::uint16_t x) { return static_cast<R>(float_of_f16(x)); });
+      default:
+        return;
     }
   }
 
@@ -415,20 +471,28 @@ class TapeRun {
   void read_integers_of(const TapeStep& step) {
     if (step.op == TapeOp::read_b) return read<Int, Stored>(step, [](Stored x) { return x != 0 ? Int{-1} : Int{0}; });
     return read<Int, Stored>(step, [](Stored x) {
-      if constexpr (sizeof(Stored) == 8) return static_cast<Int>(x > 2147483647 ? 2147483647 : x < -2147483647 - 1 ? -2147483647 - 1 : x);
-      else return static_cast<Int>(x);
+      if constexpr (sizeof(Stored) == 8)
+        return static_cast<Int>(x > 2147483647 ? 2147483647 : x < -2147483647 - 1 ? -2147483647 - 1 : x);
+      else
+        return static_cast<Int>(x);
     });
   }
 
   void read_integers(const TapeStep& step) {
     switch (call_.data->params[call_.program->places[step.place].param].dtype) {
-      case DType::i64: return read_integers_of<std::int64_t>(step);
-      case DType::i32: return read_integers_of<std::int32_t>(step);
-      case DType::i16: return read_integers_of<std::int16_t>(step);
-      case DType::i8: return read_integers_of<std::int8_t>(step);
+      case DType::i64:
+        return read_integers_of<std::int64_t>(step);
+      case DType::i32:
+        return read_integers_of<std::int32_t>(step);
+      case DType::i16:
+        return read_integers_of<std::int16_t>(step);
+      case DType::i8:
+        return read_integers_of<std::int8_t>(step);
       case DType::u8:
-      case DType::boolean: return read_integers_of<std::uint8_t>(step);
-      default: return;
+      case DType::boolean:
+        return read_integers_of<std::uint8_t>(step);
+      default:
+        return;
     }
   }
 
@@ -460,12 +524,14 @@ class TapeRun {
     }
   }
 
-  /// diagonal value out += sums of a along its diagonals. A vector of running sums moves up one lane with every row, so that each lane stays on
-  /// its diagonal; what leaves at the top is finished and shifts into a second vector. Together they are a contiguous piece of out.
+  /// diagonal value out += sums of a along its diagonals. A vector of running sums moves up one lane with every row, so that each lane
+  /// stays on its diagonal; what leaves at the top is finished and shifts into a second vector. Together they are a contiguous piece of
+  /// out.
   void sum_diagonals(const TapeStep& step) {
     const TapeRef from = ref<Real>(step.a);
     Real* out = reinterpret_cast<Real*>(ref<Real>(TapeOperand{step.out.space, step.out.slot}).p);  // at row0_: element lane of row row0_
-    const auto up = iota<typename TapeTypes<Real>::Mask>() + (kLanes - 1);  // of (below, above): lane i takes above[i - 1], lane 0 takes below[kLanes - 1]
+    const auto up = iota<typename TapeTypes<Real>::Mask>() +
+                    (kLanes - 1);  // of (below, above): lane i takes above[i - 1], lane 0 takes below[kLanes - 1]
     for (std::ptrdiff_t i = 0; i < columns_; i += kLanes) {
       const char* p = from.p + i * sizeof(Real);
       for (int first = 0; first < rows_; first += kLanes) {
@@ -510,11 +576,19 @@ class TapeRun {
     }
     int valid = 0;
     switch (step.rank) {
-      case Rank::uniform: valid = 1; break;
-      case Rank::key: valid = frame_.keys; break;
-      case Rank::diagonal: valid = frame_.keys + call_.valid_lanes - 1; break;
+      case Rank::uniform:
+        valid = 1;
+        break;
+      case Rank::key:
+        valid = frame_.keys;
+        break;
+      case Rank::diagonal:
+        valid = frame_.keys + call_.valid_lanes - 1;
+        break;
       case Rank::lane:
-      case Rank::full: valid = call_.valid_lanes; break;
+      case Rank::full:
+        valid = call_.valid_lanes;
+        break;
     }
     each_address(at, [&](const auto& offsets, int r, std::ptrdiff_t i) {
       const Real* values = reinterpret_cast<const Real*>(from.p + r * from.row) + i;

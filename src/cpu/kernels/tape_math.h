@@ -1,5 +1,5 @@
-// The functions of the score language on vectors. Single precision: polynomials of our own (minimax over the reduced range, error of each below 5e-9),
-// good to 2-3 units in the last place. Double precision: the C library, element by element.
+// The functions of the score language on vectors. Single precision: polynomials of our own (minimax over the reduced range, error of each
+// below 5e-9), good to 2-3 units in the last place. Double precision: the C library, element by element.
 #pragma once
 #include "cpu/kernels/vector.h"
 
@@ -63,7 +63,8 @@ struct FloatMath {
   static V exp2(V x) {
     x = limit(x, -160.0f, 160.0f);
     const V whole = nearest(x), f = x - whole;
-    const V p = 1.0f + f * polynomial(f, {6.931472029e-01f, 2.402264791e-01f, 5.550332470e-02f, 9.618437366e-03f, 1.339887487e-03f, 1.535336063e-04f});
+    const V p = 1.0f + f * polynomial(f, {6.931472029e-01f, 2.402264791e-01f, 5.550332470e-02f, 9.618437366e-03f, 1.339887487e-03f,
+                                          1.535336063e-04f});
     return times_power_of_two(p, __builtin_convertvector(whole, IntegerVec<V>));
   }
 
@@ -73,7 +74,8 @@ struct FloatMath {
     const V whole = nearest(x * 1.44269504f);
     V r = x - whole * 0.693359375f;  // ln 2 in two parts, the first exact in a product with a small integer
     r = r - whole * -2.12194440e-4f;
-    const V p = 1.0f + (r + r * r * polynomial(r, {5.000000095e-01f, 1.666651885e-01f, 4.166620587e-02f, 8.368887863e-03f, 1.395048622e-03f}));
+    const V p =
+        1.0f + (r + r * r * polynomial(r, {5.000000095e-01f, 1.666651885e-01f, 4.166620587e-02f, 8.368887863e-03f, 1.395048622e-03f}));
     return times_power_of_two(p, __builtin_convertvector(whole, IntegerVec<V>));
   }
 
@@ -86,8 +88,8 @@ struct FloatMath {
     const I b = bits<I>(x), e = (b - 0x3F3504F3) >> 23;
     exponent = to_float<V>(e + (tiny & -24));
     const V f = bits<V>(b - (e << 23)) - 1.0f;
-    const V p = polynomial(f, {3.333331260e-01f, -2.500000979e-01f, 2.000211962e-01f, -1.666798555e-01f, 1.421951983e-01f, -1.240575620e-01f,
-                               1.188860328e-01f, -1.167480701e-01f, 6.744542640e-02f});
+    const V p = polynomial(f, {3.333331260e-01f, -2.500000979e-01f, 2.000211962e-01f, -1.666798555e-01f, 1.421951983e-01f,
+                               -1.240575620e-01f, 1.188860328e-01f, -1.167480701e-01f, 6.744542640e-02f});
     const V square = f * f;
     return f + (square * f * p - 0.5f * square);
   }
@@ -117,7 +119,8 @@ struct FloatMath {
   template <class V>
   static V tanh(V x) {
     const V a = absolute(x), square = x * x;
-    const V small = x + x * square * polynomial(square, {-3.333328392e-01f, 1.333149125e-01f, -5.374349526e-02f, 2.065057900e-02f, -5.717036561e-03f});
+    const V small =
+        x + x * square * polynomial(square, {-3.333328392e-01f, 1.333149125e-01f, -5.374349526e-02f, 2.065057900e-02f, -5.717036561e-03f});
     const V large = with_sign_of(1.0f - 2.0f / (exp(a + a) + 1.0f), x);
     return a < 0.625f ? small : (x == x ? large : x);
   }
@@ -211,7 +214,8 @@ struct FloatMath {
   /// Through the C library's double precision: log2 in single precision is not enough for large exponents.
   template <class V>
   static V pow(V x, V y) {
-    for (unsigned i = 0; i < sizeof(V) / 4; ++i) x[i] = static_cast<float>(__builtin_pow(static_cast<double>(x[i]), static_cast<double>(y[i])));
+    for (unsigned i = 0; i < sizeof(V) / 4; ++i)
+      x[i] = static_cast<float>(__builtin_pow(static_cast<double>(x[i]), static_cast<double>(y[i])));
     return x;
   }
 
@@ -229,27 +233,49 @@ struct DoubleMath {
     return x;
   }
   template <class V>
-  static V exp(V x) { return each(x, [](double v) { return __builtin_exp(v); }); }
+  static V exp(V x) {
+    return each(x, [](double v) { return __builtin_exp(v); });
+  }
   template <class V>
-  static V exp2(V x) { return each(x, [](double v) { return __builtin_exp2(v); }); }
+  static V exp2(V x) {
+    return each(x, [](double v) { return __builtin_exp2(v); });
+  }
   template <class V>
-  static V log(V x) { return each(x, [](double v) { return __builtin_log(v); }); }
+  static V log(V x) {
+    return each(x, [](double v) { return __builtin_log(v); });
+  }
   template <class V>
-  static V log2(V x) { return each(x, [](double v) { return __builtin_log2(v); }); }
+  static V log2(V x) {
+    return each(x, [](double v) { return __builtin_log2(v); });
+  }
   template <class V>
-  static V tanh(V x) { return each(x, [](double v) { return __builtin_tanh(v); }); }
+  static V tanh(V x) {
+    return each(x, [](double v) { return __builtin_tanh(v); });
+  }
   template <class V>
-  static V sigmoid(V x) { return each(x, [](double v) { return 1.0 / (1.0 + __builtin_exp(-v)); }); }
+  static V sigmoid(V x) {
+    return each(x, [](double v) { return 1.0 / (1.0 + __builtin_exp(-v)); });
+  }
   template <class V>
-  static V sin(V x) { return each(x, [](double v) { return __builtin_sin(v); }); }
+  static V sin(V x) {
+    return each(x, [](double v) { return __builtin_sin(v); });
+  }
   template <class V>
-  static V cos(V x) { return each(x, [](double v) { return __builtin_cos(v); }); }
+  static V cos(V x) {
+    return each(x, [](double v) { return __builtin_cos(v); });
+  }
   template <class V>
-  static V tan(V x) { return each(x, [](double v) { return __builtin_tan(v); }); }
+  static V tan(V x) {
+    return each(x, [](double v) { return __builtin_tan(v); });
+  }
   template <class V>
-  static V erf(V x) { return each(x, [](double v) { return __builtin_erf(v); }); }
+  static V erf(V x) {
+    return each(x, [](double v) { return __builtin_erf(v); });
+  }
   template <class V>
-  static V floor(V x) { return each(x, [](double v) { return __builtin_floor(v); }); }
+  static V floor(V x) {
+    return each(x, [](double v) { return __builtin_floor(v); });
+  }
   template <class V>
   static V pow(V x, V y) {
     for (unsigned i = 0; i < sizeof(V) / 8; ++i) x[i] = __builtin_pow(x[i], y[i]);

@@ -1,5 +1,5 @@
-// Vectors of the compiler's own kind, as wide as the target's registers. Included by target units after FOVEAL_VECTOR_BYTES is set; everything in an
-// anonymous namespace and without std templates, as all of a target unit.
+// Vectors of the compiler's own kind, as wide as the target's registers. Included by target units after FOVEAL_VECTOR_BYTES is set;
+// everything in an anonymous namespace and without std templates, as all of a target unit.
 #pragma once
 #include <cstddef>
 #include <cstdint>
