@@ -231,16 +231,17 @@ struct Bf16Ops {
     }
   }
 
+  /// The largest score of each of 16 lanes.
   template <bool kRanges>
-  static __m512 largest(const float* tile, KeyRange range, int lane, __m512 c, const Lanes<kRanges>& limits) {
+  static __m512 largest(const float* tile, KeyRange range, int lane, const Lanes<kRanges>& limits) {
     const __m512 none = splat(-__builtin_inff());
     __m512 a = none, b = none;
     int key = range.begin;
     for (; key + 2 <= range.end; key += 2) {
-      a = _mm512_max_ps(a, limits.keep(key, _mm512_mul_ps(load(tile, key, lane), c), none));
-      b = _mm512_max_ps(b, limits.keep(key + 1, _mm512_mul_ps(load(tile, key + 1, lane), c), none));
+      a = _mm512_max_ps(a, limits.keep(key, load(tile, key, lane), none));
+      b = _mm512_max_ps(b, limits.keep(key + 1, load(tile, key + 1, lane), none));
     }
-    if (key < range.end) a = _mm512_max_ps(a, limits.keep(key, _mm512_mul_ps(load(tile, key, lane), c), none));
+    if (key < range.end) a = _mm512_max_ps(a, limits.keep(key, load(tile, key, lane), none));
     return _mm512_max_ps(a, b);
   }
 
@@ -252,7 +253,7 @@ struct Bf16Ops {
     bool grew = false;
     for (int lane = 0; lane < lanes; lane += 16) {
       const Lanes<kRanges> limits(ranges, lane);
-      const __m512 top = lane_max ? _mm512_load_ps(lane_max + lane) : largest<kRanges>(tile, range, lane, c, limits);
+      const __m512 top = lane_max ? _mm512_load_ps(lane_max + lane) : _mm512_mul_ps(largest<kRanges>(tile, range, lane, limits), c);
       const __m512 old = _mm512_load_ps(max + lane);
       const __mmask16 grows = _mm512_cmp_ps_mask(top, _mm512_add_ps(old, growth), _CMP_GT_OQ);
       __m512 total = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
