@@ -1,0 +1,63 @@
+"""foveal: exact fused attention, forward and backward, with scores and masks that you program and train.
+
+    out = foveal.attention(q, k, v, mask=foveal.causal())
+    out = foveal.attention(q, k, v, lambda s, b, h, q_idx, kv_idx: s + bias[h, q_idx - kv_idx], foveal.causal())
+
+Works on NumPy arrays, torch tensors (with autograd, see foveal.torch), JAX arrays (foveal.jax) and anything with DLPack.
+"""
+
+from ._core import (
+    Error,
+    Expr,
+    Param,
+    alibi,
+    batch,
+    causal,
+    causal_bottom_right,
+    cos,
+    dilated,
+    erf,
+    exp,
+    exp2,
+    floor,
+    floor_div,
+    head,
+    kv_idx,
+    log,
+    log2,
+    maximum,
+    minimum,
+    num_threads,
+    parse,
+    pow,
+    prefix_lm,
+    q_idx,
+    rsqrt,
+    score,
+    seqlen_kv,
+    seqlen_q,
+    set_num_threads,
+    sigmoid,
+    sin,
+    softcap,
+    sqrt,
+    tan,
+    tanh,
+    targets,
+    to_boolean,
+    to_integer,
+    to_real,
+    where,
+    window,
+)
+from ._core import abs as abs  # noqa: A004 - the name of the score language
+from .api import attention, backward, explain, forward
+from .describe import Options
+
+
+def clamp(x, low, high):
+    """min(max(x, low), high)."""
+    return minimum(maximum(x, low), high)
+
+
+__version__ = "0.1.0"

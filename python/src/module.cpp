@@ -1,0 +1,26 @@
+// foveal._core: the public headers as Python sees them. Sugar, tracing and framework adapters are written in Python above it.
+#include "module.h"
+
+#include "foveal/foveal.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, m) {
+  m.doc() = "The compiled part of foveal. Use the functions of the package `foveal` instead.";
+
+  // invalid_argument is a ValueError, unsupported a NotImplementedError: what a Python user would catch.
+  static nb::object base = nb::exception<foveal::Error>(m, "Error", PyExc_RuntimeError);
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const foveal::Error& e) {
+      switch (e.code()) {
+        case foveal::ErrorCode::invalid_argument: PyErr_SetString(PyExc_ValueError, e.what()); break;
+        case foveal::ErrorCode::unsupported: PyErr_SetString(PyExc_NotImplementedError, e.what()); break;
+        default: PyErr_SetString(base.ptr(), e.what());
+      }
+    }
+  });
+  foveal::python::bind_score(m);
+  foveal::python::bind_attention(m);
+}

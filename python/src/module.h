@@ -1,0 +1,7 @@
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace foveal::python {
+void bind_score(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+}  // namespace foveal::python

@@ -1,0 +1,133 @@
+// score.h and masks.h: expressions with Python's operators.
+#include "foveal/score.h"
+
+#include <nanobind/operators.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "foveal/masks.h"
+#include "module.h"
+
+namespace nb = nanobind;
+
+namespace foveal::python {
+namespace {
+
+/// Python's numbers and bools become constants; bool first, because it is an int.
+Expr from_python(nb::handle value) {
+  if (nb::isinstance<Expr>(value)) return nb::cast<Expr>(value);
+  if (PyBool_Check(value.ptr())) return Expr(value.ptr() == Py_True);
+  if (PyLong_Check(value.ptr())) return Expr(nb::cast<long long>(value));
+  if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));
+  throw nb::type_error(("a score expression cannot use a value of type " + std::string(nb::str(value.type().attr("__name__")).c_str()) +
+                        "; expected an expression, a number or a bool")
+                           .c_str());
+}
+
+using Binary = Expr (*)(const Expr&, const Expr&);
+using Unary = Expr (*)(const Expr&);
+
+}  // namespace
+
+void bind_score(nb::module_& m) {
+  nb::enum_<Type>(m, "Type").value("boolean", Type::boolean).value("integer", Type::integer).value("real", Type::real);
+
+  nb::class_<Expr> expr(m, "Expr", "A typed, immutable expression over score, batch, head, q_idx, kv_idx and parameters.");
+  expr.def_prop_ro("type", &Expr::type)
+      .def("__repr__", [](const Expr& e) { return e.present() ? to_string(e) : std::string("<absent>"); })
+      .def("__hash__", [](const Expr& e) { return reinterpret_cast<std::uintptr_t>(e.node().get()); })
+      .def("__bool__", [](const Expr&) -> bool {
+        throw nb::type_error(
+            "a score expression has no truth value while it is traced: write foveal.where(c, a, b) for `a if c else b`, "
+            "& for `and`, | for `or`, ~ for `not`");
+      });
+  const auto binary = [&expr](const char* name, const char* reflected, Binary fn) {
+    expr.def(name, [fn](const Expr& a, nb::object b) { return fn(a, from_python(b)); });
+    if (reflected) expr.def(reflected, [fn](const Expr& a, nb::object b) { return fn(from_python(b), a); });
+  };
+  binary("__add__", "__radd__", [](const Expr& a, const Expr& b) { return a + b; });
+  binary("__sub__", "__rsub__", [](const Expr& a, const Expr& b) { return a - b; });
+  binary("__mul__", "__rmul__", [](const Expr& a, const Expr& b) { return a * b; });
+  binary("__truediv__", "__rtruediv__", [](const Expr& a, const Expr& b) { return a / b; });
+  binary("__floordiv__", "__rfloordiv__", [](const Expr& a, const Expr& b) { return floor_div(a, b); });
+  binary("__mod__", "__rmod__", [](const Expr& a, const Expr& b) { return a % b; });
+  binary("__pow__", "__rpow__", [](const Expr& a, const Expr& b) { return pow(a, b); });
+  binary("__and__", "__rand__", [](const Expr& a, const Expr& b) { return a & b; });
+  binary("__or__", "__ror__", [](const Expr& a, const Expr& b) { return a | b; });
+  binary("__xor__", "__rxor__", [](const Expr& a, const Expr& b) { return a ^ b; });
+  binary("__eq__", nullptr, [](const Expr& a, const Expr& b) { return a == b; });
+  binary("__ne__", nullptr, [](const Expr& a, const Expr& b) { return a != b; });
+  binary("__lt__", nullptr, [](const Expr& a, const Expr& b) { return a < b; });
+  binary("__le__", nullptr, [](const Expr& a, const Expr& b) { return a <= b; });
+  binary("__gt__", nullptr, [](const Expr& a, const Expr& b) { return a > b; });
+  binary("__ge__", nullptr, [](const Expr& a, const Expr& b) { return a >= b; });
+  expr.def("__neg__", [](const Expr& a) { return -a; });
+  expr.def("__pos__", [](const Expr& a) { return a; });
+  expr.def("__invert__", [](const Expr& a) { return ~a; });
+  expr.def("__abs__", [](const Expr& a) { return abs(a); });
+
+  const auto unary = [&m](const char* name, Unary fn) {
+    m.def(name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"));
+  };
+  unary("abs", [](const Expr& x) { return abs(x); });
+  unary("exp", [](const Expr& x) { return exp(x); });
+  unary("exp2", [](const Expr& x) { return exp2(x); });
+  unary("log", [](const Expr& x) { return log(x); });
+  unary("log2", [](const Expr& x) { return log2(x); });
+  unary("sqrt", [](const Expr& x) { return sqrt(x); });
+  unary("rsqrt", [](const Expr& x) { return rsqrt(x); });
+  unary("tanh", [](const Expr& x) { return tanh(x); });
+  unary("sigmoid", [](const Expr& x) { return sigmoid(x); });
+  unary("sin", [](const Expr& x) { return sin(x); });
+  unary("cos", [](const Expr& x) { return cos(x); });
+  unary("tan", [](const Expr& x) { return tan(x); });
+  unary("erf", [](const Expr& x) { return erf(x); });
+  unary("floor", [](const Expr& x) { return floor(x); });
+  unary("to_real", [](const Expr& x) { return to_real(x); });
+  unary("to_integer", [](const Expr& x) { return to_integer(x); });
+  unary("to_boolean", [](const Expr& x) { return to_boolean(x); });
+  const auto function2 = [&m](const char* name, Binary fn) {
+    m.def(name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"));
+  };
+  function2("minimum", [](const Expr& a, const Expr& b) { return min(a, b); });
+  function2("maximum", [](const Expr& a, const Expr& b) { return max(a, b); });
+  function2("floor_div", [](const Expr& a, const Expr& b) { return floor_div(a, b); });
+  function2("pow", [](const Expr& a, const Expr& b) { return pow(a, b); });
+  m.def(
+      "where", [](nb::object c, nb::object a, nb::object b) { return where(from_python(c), from_python(a), from_python(b)); },
+      nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"));
+  m.def("constant", [](nb::object x) { return from_python(x); }, nb::arg("value"));
+
+  nb::class_<Param>(m, "Param", "A named tensor that a score or mask reads.")
+      .def(nb::init<std::string, std::vector<std::int64_t>, Type>(), nb::arg("name"), nb::arg("shape"), nb::arg("type") = Type::real)
+      .def_prop_ro("name", [](const Param& p) { return p.name(); })
+      .def_prop_ro("shape", [](const Param& p) { return p.shape(); })
+      .def_prop_ro("type", [](const Param& p) { return p.type(); })
+      .def("read", [](const Param& p, const std::vector<nb::object>& index) {
+        std::vector<Expr> exprs;
+        exprs.reserve(index.size());
+        for (const nb::object& i : index) exprs.push_back(from_python(i));
+        return p.read(std::move(exprs));
+      });
+
+  m.attr("score") = nb::cast(symbols::score);
+  m.attr("batch") = nb::cast(symbols::batch);
+  m.attr("head") = nb::cast(symbols::head);
+  m.attr("q_idx") = nb::cast(symbols::q_idx);
+  m.attr("kv_idx") = nb::cast(symbols::kv_idx);
+  m.attr("seqlen_q") = nb::cast(symbols::seqlen_q);
+  m.attr("seqlen_kv") = nb::cast(symbols::seqlen_kv);
+
+  m.def("causal", &causal, "kv_idx <= q_idx (top-left aligned when the lengths differ)");
+  m.def("causal_bottom_right", &causal_bottom_right, "kv_idx <= q_idx + (seqlen_kv - seqlen_q)");
+  m.def("window", &window, nb::arg("w"), "abs(q_idx - kv_idx) <= w");
+  m.def("prefix_lm", &prefix_lm, nb::arg("prefix"), "kv_idx < prefix | kv_idx <= q_idx");
+  m.def("dilated", &dilated, nb::arg("w"), nb::arg("d"), "window(w) and abs(q_idx - kv_idx) % d == 0");
+  m.def("alibi", &alibi, nb::arg("heads"), "score + (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads)");
+  m.def("softcap", &softcap, nb::arg("cap"), "cap * tanh(score / cap)");
+  m.def(
+      "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),
+      nb::arg("params") = std::vector<Param>{}, "Parse the text form of an expression.");
+}
+
+}  // namespace foveal::python
