@@ -1,0 +1,73 @@
+"""foveal on NumPy arrays, without any framework."""
+
+import numpy as np
+import pytest
+
+import foveal
+
+
+def softmax_attention(q, k, v, scores=lambda s: s):
+    s = scores(np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(q.shape[-1]))
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return np.einsum("bhqk,bkhd->bqhd", p, v)
+
+
+def arrays(*shape, n=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape) for _ in range(n)]
+
+
+def test_plain_and_causal():
+    q, k, v = arrays(2, 9, 3, 4)
+    np.testing.assert_allclose(foveal.attention(q, k, v), softmax_attention(q, k, v), rtol=1e-10)
+    keep = np.tril(np.ones((9, 9), bool))
+    out, lse = foveal.attention(q, k, v, mask=foveal.causal(), return_lse=True)
+    np.testing.assert_allclose(out, softmax_attention(q, k, v, lambda s: np.where(keep, s, -np.inf)), rtol=1e-10)
+    assert lse.shape == (2, 3, 9) and lse.dtype == np.float64
+
+
+def test_captured_array_and_named_gradient():
+    q, k, v = arrays(1, 8, 2, 4)
+    bias = np.random.default_rng(1).standard_normal((2, 15))
+    relative = np.arange(8)[:, None] - np.arange(8)[None]
+
+    def score(s, b, h, q_idx, kv_idx):
+        return s + bias[h, q_idx - kv_idx + 7]
+
+    out, lse = foveal.forward(q, k, v, score)
+    np.testing.assert_allclose(out, softmax_attention(q, k, v, lambda s: s + bias[:, relative + 7][None]), rtol=1e-10)
+    dout = np.ones_like(out) * np.arange(4)
+    _, _, dv, gradients = foveal.backward(q, k, v, out, lse, dout, score, gradients=("bias",), params={"bias": bias})
+    step = 1e-6
+    moved = bias.copy()
+    moved[1, 5] += step
+    numeric = ((softmax_attention(q, k, v, lambda s: s + moved[:, relative + 7][None]) - out) * dout).sum() / step
+    np.testing.assert_allclose(gradients["bias"][1, 5], numeric, rtol=1e-4)
+    assert dv.shape == v.shape
+
+
+def test_text_expressions_and_explain():
+    q, k, v = arrays(1, 32, 2, 4)
+    np.testing.assert_array_equal(
+        foveal.attention(q, k, v, "30 * tanh(score / 30)", "kv_idx <= q_idx"), foveal.attention(q, k, v, foveal.softcap(30.0), foveal.causal())
+    )
+    report = foveal.explain(q, k, v, mask="kv_idx <= q_idx")
+    assert report["backend"] and report["kernel"] in report["text"]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(k=np.zeros((1, 4, 3, 8))), "heads"),
+        (dict(v=np.zeros((1, 5, 2, 8))), "v: "),
+        (dict(q=np.zeros((1, 4, 2, 8), np.complex64)), "complex64"),
+        (dict(q=np.zeros((4, 8))), "rank 2"),
+        (dict(score_mod="score + nothing[q_idx]"), "nothing"),
+        (dict(strategy="both"), "strategy"),
+    ],
+)
+def test_wrong_calls_name_the_argument(change, message):
+    call = dict(q=np.zeros((1, 4, 2, 8)), k=np.zeros((1, 4, 2, 8)), v=np.zeros((1, 4, 2, 8)))
+    with pytest.raises((ValueError, TypeError), match=message):
+        foveal.attention(**{**call, **change})

@@ -1,0 +1,122 @@
+"""foveal.torch as a citizen of torch: gradcheck, opcheck, compile, autocast, checkpointing, layouts, front doors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+import foveal
+import foveal.torch
+
+
+def tensors(*shape, n=3, dtype=torch.float64, grad=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(grad) for _ in range(n)]
+
+
+SCORES = {
+    "plain": (None, None, ()),
+    "masked": (None, lambda b, h, q, k: (q >= k) | (k < 2), ()),
+    "biased": (lambda p: lambda s, b, h, q, k: s + p[h, (q - k) + 6], foveal.causal(), (2, 13)),
+    "gated": (lambda p: lambda s, b, h, q, k: s * torch.sigmoid(p[h]), None, (2,)),
+    "softcapped": (lambda p: lambda s, b, h, q, k: (2 + p.abs()) * torch.tanh(s / (2 + p.abs())), None, ()),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_gradcheck(name):
+    factory, mask, shape = SCORES[name]
+    q, k, v = tensors(2, 7, 2, 5)
+    if factory is None:
+        assert gradcheck(lambda *t: foveal.torch.attention(*t, mask=mask), (q, k, v))
+        return
+    p = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda q, k, v, p: foveal.torch.attention(q, k, v, factory(p), mask), (q, k, v, p))
+
+
+def test_gradcheck_with_sink_lse_and_gqa():
+    q = tensors(2, 6, 4, 5, n=1)[0]
+    k, v = tensors(2, 7, 2, 5, n=2, seed=1)
+    sink = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda q, k, v, s: foveal.torch.attention(q, k, v, mask=foveal.causal(), sink=s, return_lse=True), (q, k, v, sink))
+
+
+def test_gradcheck_of_a_packed_batch():
+    q, k, v = tensors(9, 2, 4)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32)
+    assert gradcheck(lambda *t: foveal.torch.attention(*t, mask=foveal.causal(), cu_seqlens=(cu, cu), max_seqlens=(5, 5)), (q, k, v))
+
+
+def test_opcheck():
+    q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)
+    bias = torch.randn(6, requires_grad=True)
+    layer = foveal.torch.Attention(lambda s, b, h, i, j: s + bias[j], foveal.causal())
+    torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, 0, 0, layer.key))
+
+
+def test_compile_without_graph_break():
+    bias = torch.nn.Parameter(torch.randn(4, 33))
+    layer = foveal.torch.Attention(lambda s, b, h, q, k: s + bias[h, foveal.clamp(q - k, -16, 16) + 16], foveal.causal())
+
+    def model(q, k, v):
+        return layer(q * 1.5, k, v).sin()
+
+    q, k, v = tensors(2, 32, 4, 16, dtype=torch.float32)
+    expected = torch.autograd.grad(model(q, k, v).sum(), (q, k, v, bias))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v, bias))
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_autocast_and_checkpoint():
+    q, k, v = tensors(1, 16, 2, 8, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = foveal.torch.attention(q, k, v)
+    assert out.dtype == torch.bfloat16
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+    from torch.utils.checkpoint import checkpoint
+
+    plain = torch.autograd.grad(foveal.torch.attention(q, k, v).pow(2).sum(), (q, k, v))
+    saved = torch.autograd.grad(checkpoint(foveal.torch.attention, q, k, v, use_reentrant=False).pow(2).sum(), (q, k, v))
+    assert all(torch.equal(a, b) for a, b in zip(plain, saved))
+
+
+def test_packed_qkv_and_non_contiguous_inputs():
+    qkv = torch.randn(2, 24, 3, 4, 16, requires_grad=True)
+    q, k, v = qkv.unbind(2)
+    reference = F.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+    (expected,) = torch.autograd.grad(reference.pow(2).sum(), qkv)
+    (found,) = torch.autograd.grad(foveal.torch.attention(q, k, v, mask=foveal.causal()).pow(2).sum(), qkv)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    strided = torch.randn(1, 16, 2, 32)[..., ::2]
+    torch.testing.assert_close(
+        foveal.torch.attention(strided, strided, strided), foveal.torch.attention(*(strided.contiguous() for _ in range(3))), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mask", [None, "bool", "float", "causal"])
+def test_scaled_dot_product_attention(mask):
+    q, k, v = tensors(2, 4, 20, 16, dtype=torch.float32)
+    arguments = {}
+    if mask == "bool":
+        arguments["attn_mask"] = torch.rand(2, 1, 20, 20) > 0.3
+    if mask == "float":
+        arguments["attn_mask"] = torch.randn(20, 20, requires_grad=True)
+    if mask == "causal":
+        arguments["is_causal"] = True
+    wanted = (q, k, v, arguments["attn_mask"]) if mask == "float" else (q, k, v)
+    expected = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, **arguments).pow(2).sum(), wanted)
+    with foveal.torch.patch():
+        found = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, **arguments).pow(2).sum(), wanted)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_keeps_the_expected_share():
+    torch.manual_seed(0)
+    q, k, _ = tensors(1, 2, 64, 8, dtype=torch.float32, grad=False)
+    v = torch.ones(1, 2, 64, 8)
+    out = foveal.torch.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+    assert abs(out.mean().item() - 1.0) < 0.1 and out.std().item() > 0.01
