@@ -32,21 +32,18 @@ class ArraySpec:
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements
 
-    @property
-    def type(self) -> Type:
-        if self.dtype in _REAL:
-            return Type.real
-        return Type.boolean if self.dtype == DType.boolean else Type.integer
-
     def core(self) -> _core.Spec:
         return _core.Spec(self.dtype, self.cuda, self.index, list(self.shape), list(self.strides))
 
 
 def is_array(value: Any) -> bool:
-    return hasattr(value, "__dlpack__") and hasattr(value, "shape") and hasattr(value, "dtype")
+    """JAX's tracers count: they have no memory yet, but shape and dtype."""
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return False
+    return hasattr(value, "__dlpack__") or type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     strides = []
     step = 1
     for extent in reversed(shape):
@@ -63,6 +60,14 @@ def dtype_of(array: Any, argument: str = "array") -> DType:
         raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}") from None
 
 
+def type_of(array: Any) -> Type:
+    """How a score sees the array's elements."""
+    dtype = dtype_of(array)
+    if dtype in _REAL:
+        return Type.real
+    return Type.boolean if dtype == DType.boolean else Type.integer
+
+
 def spec(array: Any, argument: str = "array") -> ArraySpec:
     """Shape, strides, dtype and device of an array."""
     if not is_array(array):
@@ -76,7 +81,7 @@ def spec(array: Any, argument: str = "array") -> ArraySpec:
         itemsize = array.dtype.itemsize
         strides = tuple(step // itemsize for step in array.strides)
     else:
-        strides = _row_major(shape)
+        strides = row_major(shape)
     return ArraySpec(dtype_of(array, argument), kind, index, shape, strides)
 
 

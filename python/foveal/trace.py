@@ -196,8 +196,7 @@ class Tracer:
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
-        spec = arrays.spec(array)
-        param = Param(self.names.get(id(array), f"p{len(self.params)}"), list(spec.shape), spec.type)
+        param = Param(self.names.get(id(array), f"p{len(self.params)}"), list(array.shape), arrays.type_of(array))
         self.arrays.append(array)
         self.params.append(param)
         return param

@@ -1,4 +1,4 @@
-// attention.h: a Call is one planned attention; running it needs only pointers.
+// attention.h, and Calls.
 #include "foveal/attention.h"
 
 #include <nanobind/stl/map.h>
@@ -7,128 +7,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstdlib>
-#include <memory>
-#include <new>
-#include <stdexcept>
-
-#include "foveal/error.h"
+#include "call.h"
 #include "module.h"
 
 namespace nb = nanobind;
 
 namespace foveal::python {
 namespace {
-
-/// What Python knows of a tensor without its data: dtype, device, sizes, strides in elements.
-struct Spec {
-  DType dtype;
-  Device device;
-  std::vector<std::int64_t> sizes, strides;
-
-  TensorView view() const {
-    if (sizes.size() > TensorView::max_rank) throw Error(ErrorCode::invalid_argument, "a tensor has more than 6 dimensions");
-    TensorView v;
-    v.dtype = dtype;
-    v.device = device;
-    v.rank = static_cast<int>(sizes.size());
-    std::copy(sizes.begin(), sizes.end(), v.sizes.begin());
-    std::copy(strides.begin(), strides.end(), v.strides.begin());
-    return v;
-  }
-};
-
-/// Scratch memory of the calling thread, kept between calls. GPU callers pass their own.
-void* cpu_workspace(std::size_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local std::size_t capacity = 0;
-  if (bytes > capacity) {
-    memory.reset();
-    capacity = 0;
-    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
-    memory.reset(std::aligned_alloc(4096, rounded));
-    if (!memory) throw std::bad_alloc();
-    capacity = rounded;
-  }
-  return memory.get();
-}
-
-/// One attention, planned for fixed shapes: both passes' views without data, in the order that run() takes pointers.
-class Call {
- public:
-  using Specs = std::map<std::string, Spec>;
-  using Params = std::vector<std::pair<Param, Spec>>;
-
-  Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams, std::int64_t max_seqlen_q,
-       std::int64_t max_seqlen_kv, const PlanOptions& options)
-      : pass_(pass) {
-    const auto view = [&specs](const char* name) {
-      const auto it = specs.find(name);
-      return it == specs.end() ? TensorView{} : it->second.view();
-    };
-    std::optional<Varlen> varlen;
-    if (specs.count("cu_seqlens_q") != 0) varlen = Varlen{view("cu_seqlens_q"), view("cu_seqlens_kv"), max_seqlen_q, max_seqlen_kv};
-    std::vector<ParamBinding> bound;
-    for (const auto& [param, spec] : params) bound.push_back({param, spec.view()});
-    if (pass == Pass::forward) {
-      forward_in_ = {.q = view("q"), .k = view("k"), .v = view("v"), .params = bound, .varlen = varlen};
-      forward_out_ = {.out = view("out"), .lse = view("lse")};
-      plan_ = foveal::plan(attention, forward_in_, forward_out_, options);
-    } else {
-      backward_in_ = {.q = view("q"), .k = view("k"), .v = view("v"), .out = view("out"), .lse = view("lse"), .dout = view("dout"),
-                      .dlse = view("dlse"), .params = bound, .varlen = varlen};
-      backward_out_ = {.dq = view("dq"), .dk = view("dk"), .dv = view("dv")};
-      for (const auto& [param, spec] : dparams) backward_out_.dparams.push_back({param, spec.view()});
-      plan_ = foveal::plan(attention, backward_in_, backward_out_, options);
-    }
-  }
-
-  /// Pointers in the fixed order of `roles()`; 0 for absent tensors. workspace 0: the calling thread's own (CPU).
-  void run(const std::vector<std::uintptr_t>& pointers, std::uintptr_t workspace, std::uintptr_t stream) const {
-    void* scratch = workspace != 0 ? reinterpret_cast<void*>(workspace) : cpu_workspace(plan_.workspace_bytes());
-    std::size_t next = 0;
-    const auto take = [&](TensorView& view) { view.data = reinterpret_cast<void*>(pointers.at(next++)); };
-    const auto take_varlen = [&](std::optional<Varlen>& varlen) {
-      if (!varlen) return;
-      take(varlen->cu_seqlens_q);
-      take(varlen->cu_seqlens_kv);
-    };
-    const Stream on{reinterpret_cast<void*>(stream)};
-    if (pass_ == Pass::forward) {
-      ForwardInputs in = forward_in_;
-      ForwardOutputs out = forward_out_;
-      for (TensorView* v : {&in.q, &in.k, &in.v, &out.out, &out.lse}) take(*v);
-      take_varlen(in.varlen);
-      for (ParamBinding& p : in.params) take(p.tensor);
-      if (next != pointers.size()) throw Error(ErrorCode::invalid_argument, "run: wrong number of pointers");
-      nb::gil_scoped_release release;
-      plan_.run(in, out, scratch, on);
-    } else {
-      BackwardInputs in = backward_in_;
-      BackwardOutputs out = backward_out_;
-      for (TensorView* v : {&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &in.dlse, &out.dq, &out.dk, &out.dv}) take(*v);
-      take_varlen(in.varlen);
-      for (ParamBinding& p : in.params) take(p.tensor);
-      for (ParamBinding& p : out.dparams) take(p.tensor);
-      if (next != pointers.size()) throw Error(ErrorCode::invalid_argument, "run: wrong number of pointers");
-      nb::gil_scoped_release release;
-      plan_.run(in, out, scratch, on);
-    }
-  }
-
-  const Plan& plan() const { return plan_; }
-
- private:
-  Pass pass_;
-  Plan plan_;
-  ForwardInputs forward_in_;
-  ForwardOutputs forward_out_;
-  BackwardInputs backward_in_;
-  BackwardOutputs backward_out_;
-};
 
 nb::dict to_dict(const Explanation& e) {
   nb::dict d;
@@ -201,7 +86,13 @@ void bind_attention(nb::module_& m) {
            nb::arg("attention"), nb::arg("pass_"), nb::arg("specs"), nb::arg("params") = Call::Params{},
            nb::arg("dparams") = Call::Params{}, nb::arg("max_seqlen_q") = 0, nb::arg("max_seqlen_kv") = 0, nb::arg("backend") = "",
            nb::arg("target") = "", nb::arg("threads") = 0)
-      .def("run", &Call::run, nb::arg("pointers"), nb::arg("workspace") = 0, nb::arg("stream") = 0)
+      .def(
+          "run",
+          [](const Call& call, const std::vector<std::uintptr_t>& pointers, std::uintptr_t workspace, std::uintptr_t stream) {
+            nb::gil_scoped_release release;
+            call.run(pointers, reinterpret_cast<void*>(workspace), Stream{reinterpret_cast<void*>(stream)});
+          },
+          nb::arg("pointers"), nb::arg("workspace") = 0, nb::arg("stream") = 0)
       .def_prop_ro("workspace_bytes", [](const Call& c) { return c.plan().workspace_bytes(); })
       .def_prop_ro("kernel", [](const Call& c) { return c.plan().kernel(); })
       .def("explain", [](const Call& c) { return to_dict(c.plan().explain()); });

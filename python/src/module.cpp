@@ -23,4 +23,5 @@ NB_MODULE(_core, m) {
   });
   foveal::python::bind_score(m);
   foveal::python::bind_attention(m);
+  foveal::python::bind_jax(m);
 }

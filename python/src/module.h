@@ -4,4 +4,5 @@
 namespace foveal::python {
 void bind_score(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_jax(nanobind::module_& m);
 }  // namespace foveal::python
