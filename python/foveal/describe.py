@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
@@ -98,6 +99,7 @@ FORWARD_ROLES = ("q", "k", "v", "out", "lse")
 BACKWARD_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 _MAX_CALLS = 4096
 _calls: dict[Any, _core.Call] = {}
+atexit.register(_calls.clear)
 
 
 def find_call(

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 #include "foveal/masks.h"
 #include "module.h"
 
@@ -14,11 +16,21 @@ namespace foveal::python {
 namespace {
 
 /// Python's numbers and bools become constants; bool first, because it is an int.
-Expr from_python(nb::handle value) {
+std::optional<Expr> convert(nb::handle value) {
   if (nb::isinstance<Expr>(value)) return nb::cast<Expr>(value);
   if (PyBool_Check(value.ptr())) return Expr(value.ptr() == Py_True);
   if (PyLong_Check(value.ptr())) return Expr(nb::cast<long long>(value));
   if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));
+  return std::nullopt;
+}
+
+Expr operand(nb::handle value) {
+  if (auto expr = convert(value)) return *expr;
+  throw nb::next_overload();
+}
+
+Expr from_python(nb::handle value) {
+  if (auto expr = convert(value)) return *expr;
   throw nb::type_error(("a score expression cannot use a value of type " + std::string(nb::str(value.type().attr("__name__")).c_str()) +
                         "; expected an expression, a number or a bool")
                            .c_str());
@@ -41,9 +53,10 @@ void bind_score(nb::module_& m) {
             "a score expression has no truth value while it is traced: write foveal.where(c, a, b) for `a if c else b`, "
             "& for `and`, | for `or`, ~ for `not`");
       });
+  // An operand of another type gets its turn (NotImplemented): a tensor's own operator turns itself into a read.
   const auto binary = [&expr](const char* name, const char* reflected, Binary fn) {
-    expr.def(name, [fn](const Expr& a, nb::object b) { return fn(a, from_python(b)); });
-    if (reflected) expr.def(reflected, [fn](const Expr& a, nb::object b) { return fn(from_python(b), a); });
+    expr.def(name, [fn](const Expr& a, nb::object b) { return fn(a, operand(b)); }, nb::is_operator());
+    if (reflected) expr.def(reflected, [fn](const Expr& a, nb::object b) { return fn(operand(b), a); }, nb::is_operator());
   };
   binary("__add__", "__radd__", [](const Expr& a, const Expr& b) { return a + b; });
   binary("__sub__", "__rsub__", [](const Expr& a, const Expr& b) { return a - b; });
