@@ -17,7 +17,8 @@ def _lse_dtype(q: Any) -> DType:
     return DType.f64 if arrays.dtype_of(q, "q") == DType.f64 else DType.f32
 
 
-def _output_shapes(q: Any, v: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def output_shapes(q: Any, v: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of out and lse."""
     shape = tuple(q.shape)
     if len(shape) not in (3, 4) or len(tuple(v.shape)) != len(shape):
         raise ValueError(
@@ -58,7 +59,7 @@ def run_forward(
     max_seqlens: tuple[int, int] = (0, 0),
     options: Options = Options(),
 ) -> tuple[Any, Any]:
-    out_shape, lse_shape = _output_shapes(q, v)
+    out_shape, lse_shape = output_shapes(q, v)
     tensors = {"q": q, "k": k, "v": v, "out": arrays.empty(out_shape, None, q)}
     tensors["lse"] = arrays.empty(lse_shape, _lse_dtype(q), q) if want_lse else None
     if cu_seqlens is not None:
@@ -206,7 +207,7 @@ def explain(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = Non
     """
     cu_seqlens, max_seqlens, options, described = _split(arguments)
     description = describe(score_mod, mask, **described)
-    out_shape, lse_shape = _output_shapes(q, v)
+    out_shape, lse_shape = output_shapes(q, v)
     tensors = {"q": q, "k": k, "v": v, "out": arrays.empty(out_shape, None, q), "lse": arrays.empty(lse_shape, _lse_dtype(q), q)}
     if cu_seqlens is not None:
         tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = cu_seqlens

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 from typing import Any
 
@@ -21,6 +22,7 @@ from .trace import Tracer
 _TARGET = "foveal_call"
 _registered: set[str] = set()
 _ids: dict[Any, tuple[int, int]] = {}
+atexit.register(_core.xla_forget)
 
 
 def _platform() -> str:

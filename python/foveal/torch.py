@@ -17,12 +17,12 @@ from torch import Tensor
 
 from . import _core
 from ._core import Pass
-from .api import run_backward, run_forward
-from .describe import Description, Mask, Options, ScoreMod, describe
+from .api import output_shapes
+from .describe import BACKWARD_ROLES, Description, Mask, Options, ScoreMod, describe, find_call
 from .torch_trace import TorchTracer, signature
 
 _descriptions: dict[str, tuple[Description, Options]] = {}  # canonical text -> what to run; never shrinks: programs are few
-_traces: dict[Any, tuple[Description, str, list[Any]]] = {}
+_traces: dict[Any, tuple[Description, str, list[Any]]] = {}  # signature of the functions -> their trace
 _MAX_TRACES = 1024
 
 
@@ -40,10 +40,6 @@ def _bind(key: str, params: list[Tensor]) -> tuple[Description, Options]:
         description.attention, description.params, params, description.text, description.score_mod, description.mask
     )
     return bound, options
-
-
-def _varlen(cu_q: Tensor | None, cu_kv: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    return None if cu_q is None else (cu_q, cu_kv)
 
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same bodies.
@@ -65,27 +61,83 @@ def _backward_op(
     return _backward(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want)
 
 
+_plans: dict[Any, tuple[Any, ...]] = {}  # what a forward or backward needs once its shapes have been seen
+_MAX_PLANS = 4096
+
+
+def _remember(found_key: Any, *entry: Any) -> tuple[Any, ...]:
+    if len(_plans) >= _MAX_PLANS:
+        _plans.pop(next(iter(_plans)))
+    _plans[found_key] = entry
+    return entry
+
+
+def _identity(tensor: Tensor | None) -> Any:
+    return None if tensor is None else (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+
+
+def _scratch(call: Any, device: torch.device) -> tuple[Tensor | None, int, int]:
+    """(owner, address, stream): GPU scratch comes from torch's allocator, which orders its reuse on the stream."""
+    if device.type != "cuda":
+        return None, 0, 0
+    memory = torch.empty(call.workspace_bytes + 256, dtype=torch.uint8, device=device)
+    return memory, (memory.data_ptr() + 255) // 256 * 256, torch.cuda.current_stream(device).cuda_stream
+
+
 def _forward(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
-    description, options = _bind(key, params)
-    return run_forward(description, q, k, v, cu_seqlens=_varlen(cu_q, cu_kv), max_seqlens=(max_q, max_kv), options=options)
+    found_key = (key, _identity(q), _identity(k), _identity(v), _identity(cu_q), max_q, max_kv, *(_identity(p) for p in params))
+    entry = _plans.get(found_key)
+    if entry is None:
+        description, options = _bind(key, params)
+        out_shape, lse_shape = output_shapes(q, v)
+        tensors = {"q": q, "k": k, "v": v, "out": q.new_empty(out_shape), "lse": q.new_empty(lse_shape, dtype=_lse_dtype(q))}
+        if cu_q is not None:
+            tensors |= {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
+        call = find_call(description, Pass.forward, tensors, {}, (max_q, max_kv), options)
+        entry = _remember(found_key, call, out_shape, lse_shape, _lse_dtype(q))
+    call, out_shape, lse_shape, lse_dtype = entry
+    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=lse_dtype)
+    packed = () if cu_q is None else (cu_q, cu_kv)
+    memory, workspace, stream = _scratch(call, q.device)
+    call.run([t.data_ptr() for t in (q, k, v, out, lse, *packed, *params)], workspace, stream)
+    del memory
+    return out, lse
 
 
 def _backward(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want) -> list[Tensor]:
     """Gradients of the wanted ones among (q, k, v, *params), in order; parameters' in their own dtype."""
-    description, options = _bind(key, params)
-    dq, dk, dv, dparams = run_backward(
-        description, q, k, v, out, lse, dout, dlse=dlse, want=(want[0], want[1], want[2]), want_params=tuple(want[3:]),
-        cu_seqlens=_varlen(cu_q, cu_kv), max_seqlens=(max_q, max_kv), options=options,
-    )  # fmt: skip
-    gradients = [dq, dk, dv, *(None if d is None else d.to(p.dtype) for d, p in zip(dparams, params))]
-    return [gradient for gradient in gradients if gradient is not None]
+    inputs = (q, k, v, out, lse, dout, dlse, cu_q, *params)
+    found_key = (key, max_q, max_kv, *want, *(_identity(t) for t in inputs))
+    gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) if w else None for t, w in zip((q, k, v), want)]
+    dparams = {
+        i: torch.empty(p.shape, dtype=torch.float64 if p.dtype == torch.float64 else torch.float32, device=p.device)
+        for i, p in enumerate(params)
+        if want[3 + i]
+    }
+    entry = _plans.get(found_key)
+    if entry is None:
+        description, options = _bind(key, params)
+        tensors = dict(zip(BACKWARD_ROLES, (q, k, v, out, lse, dout, dlse, *gradients)))
+        if cu_q is not None:
+            tensors |= {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
+        entry = _remember(found_key, find_call(description, Pass.backward, tensors, dparams, (max_q, max_kv), options))
+    (call,) = entry
+    packed = () if cu_q is None else (cu_q, cu_kv)
+    memory, workspace, stream = _scratch(call, q.device)
+    everything = (q, k, v, out, lse, dout, dlse, *gradients, *packed, *params, *dparams.values())
+    call.run([0 if t is None else t.data_ptr() for t in everything], workspace, stream)
+    del memory
+    return [t for t in (*gradients, *(d.to(params[i].dtype) for i, d in dparams.items())) if t is not None]
+
+
+def _lse_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
 @_forward_op.register_fake
 def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse_shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    return out, q.new_empty(lse_shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return out, q.new_empty(output_shapes(q, v)[1], dtype=_lse_dtype(q))
 
 
 @_backward_op.register_fake
@@ -143,6 +195,8 @@ def _call(q, k, v, params, cu_seqlens, max_seqlens, key) -> tuple[Tensor, Tensor
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if torch.compiler.is_compiling():
         return _forward_op(q, k, v, params, cu_q, cu_kv, *max_seqlens, key)
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in (q, k, v, *params)):
+        return _forward(q, k, v, params, cu_q, cu_kv, *max_seqlens, key)
     return _Attention.apply(key, *max_seqlens, cu_q, cu_kv, q, k, v, *params)
 
 

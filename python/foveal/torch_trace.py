@@ -244,8 +244,8 @@ def _install() -> None:
     for cls in (Expr, Vector, Capture):
         cls.__torch_function__ = classmethod(_torch_function)
     for name, method in _METHODS.items():
-        if not hasattr(Expr, name):
-            setattr(Expr, name, method)
+        if not hasattr(Expr, name):  # a Python function binds self, a compiled one does not
+            setattr(Expr, name, lambda self, *args, _method=method, **kwargs: _method(self, *args, **kwargs))
 
 
 _install()

@@ -28,7 +28,7 @@ class Make:
         self.generator = torch.Generator().manual_seed(seed)
 
     def real(self, *shape: int) -> torch.Tensor:
-        values = torch.randn(*shape, generator=self.generator, dtype=torch.float32).to(torch.bfloat16)  # exact in every dtype
+        values = torch.randn(shape, generator=self.generator, dtype=torch.float32).to(torch.bfloat16)  # exact in every dtype
         return values.to(self.dtype)
 
     def learn(self, *shape: int) -> torch.Tensor:
