@@ -1,0 +1,79 @@
+"""Interleaved timing: every round runs every contender once, so that they share the machine's moods; medians and spreads per contender."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any, Callable
+
+import torch
+
+
+@dataclass
+class Timing:
+    median_ms: float
+    low_ms: float  # first and third quartile
+    high_ms: float
+    repeats: int
+
+    @staticmethod
+    def of(samples: list[float]) -> "Timing":
+        ordered = sorted(samples)
+        last = len(ordered) - 1
+        return Timing(statistics.median(ordered), ordered[last // 4], ordered[last - last // 4], len(ordered))
+
+
+class CpuClock:
+    """Wall time with several threads, CPU time of the process with one: the latter ignores what else the machine does."""
+
+    def __init__(self, threads: int):
+        self._now = time.process_time if threads == 1 else time.perf_counter
+
+    def measure(self, run: Callable[[], Any]) -> float:
+        start = self._now()
+        run()
+        return (self._now() - start) * 1e3
+
+
+class CudaClock:
+    """Device time between events around one call, the L2 cache flushed before."""
+
+    def __init__(self) -> None:
+        self._flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+
+    def measure(self, run: Callable[[], Any]) -> float:
+        self._flush.zero_()
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        return start.elapsed_time(stop)
+
+
+def interleave(clock: Any, jobs: dict[str, Callable[[], Any]], budget_s: float, min_rounds: int = 5, max_rounds: int = 60) -> dict[str, Timing]:
+    for run in jobs.values():
+        run()
+    samples: dict[str, list[float]] = {name: [] for name in jobs}
+    start = time.perf_counter()
+    for done in range(max_rounds):
+        for name, run in jobs.items():
+            samples[name].append(clock.measure(run))
+        if done + 1 >= min_rounds and time.perf_counter() - start > budget_s:
+            break
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def call_overhead_us(run: Callable[[], Any], device: str, calls: int = 300) -> float:
+    """Host time of one call of a tiny problem, median: what a call costs beyond its kernels (which the GPU runs meanwhile)."""
+    for _ in range(20):
+        run()
+    samples = []
+    for _ in range(calls):
+        start = time.perf_counter_ns()
+        run()
+        samples.append((time.perf_counter_ns() - start) / 1e3)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return statistics.median(samples)
