@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping
 
@@ -99,7 +98,6 @@ FORWARD_ROLES = ("q", "k", "v", "out", "lse")
 BACKWARD_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 _MAX_CALLS = 4096
 _calls: dict[Any, _core.Call] = {}
-atexit.register(_calls.clear)
 
 
 def find_call(

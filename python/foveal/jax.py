@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 from typing import Any
 
@@ -22,7 +21,6 @@ from .trace import Tracer
 _TARGET = "foveal_call"
 _registered: set[str] = set()
 _ids: dict[Any, tuple[int, int]] = {}
-atexit.register(_core.xla_forget)
 
 
 def _platform() -> str:

@@ -106,10 +106,6 @@ void bind_jax(nb::module_& m) {
         return id;
       },
       nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("on_stream"));
-  m.def("xla_forget", [] {
-    const std::lock_guard lock(table_mutex);
-    table.clear();
-  });
   m.attr("xla_absent") = absent;
 }
 

@@ -6,6 +6,7 @@
 namespace nb = nanobind;
 
 NB_MODULE(_core, m) {
+  nb::set_leak_warnings(false);  // plans live in module-level caches until the process ends
   m.doc() = "The compiled part of foveal. Use the functions of the package `foveal` instead.";
 
   // invalid_argument is a ValueError, unsupported a NotImplementedError: what a Python user would catch.
