@@ -11,7 +11,8 @@ using problem::Line;
 
 struct Checker::Known {
   CaseData data;
-  Results exact, naive;
+  Results exact;
+  NaiveResults naive;
 };
 
 namespace {
@@ -74,7 +75,8 @@ Checker::Checker(const Line& line) {
   CaseData data(line);
   CaseData exact = data.as_f64();
   run_exact(exact);
-  Results exact_results = results_of(exact), naive_results = naive(data);
+  Results exact_results = results_of(exact);
+  NaiveResults naive_results = naive(data);
   known_ = std::make_unique<const Known>(Known{std::move(data), std::move(exact_results), std::move(naive_results)});
 }
 
@@ -97,8 +99,9 @@ Report Checker::operator()(const PlanOptions& options) const {
   }
   const Results found = results_of(data);
   for (const auto& [name, values] : found) {
-    report.tensors.push_back(
-        compare(name, dtype_of(data, name), values, known_->exact.at(name), known_->naive.at(name), row_size(data, name)));
+    const auto expected = known_->naive.expected_error.find(name);
+    report.tensors.push_back(compare(name, dtype_of(data, name), values, known_->exact.at(name), known_->naive.values.at(name),
+                                     expected == known_->naive.expected_error.end() ? nullptr : &expected->second, row_size(data, name)));
     if (!report.tensors.back().pass && report.failure.empty()) report.failure = name + ": " + report.tensors.back().failure;
   }
   if (const std::string damaged = data.damage(); !damaged.empty() && report.failure.empty())

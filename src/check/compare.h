@@ -18,7 +18,8 @@ struct TensorReport {
 };
 
 /// All in row-major order; rows of `row_size` elements are judged one by one too, so that one bad row cannot hide behind large ones.
+/// expected_error: null, or the least naive error to count for each element.
 TensorReport compare(const std::string& name, DType dtype, const std::vector<double>& found, const std::vector<double>& exact,
-                     const std::vector<double>& naive, std::size_t row_size);
+                     const std::vector<double>& naive, const std::vector<double>* expected_error, std::size_t row_size);
 
 }  // namespace foveal::check

@@ -1,6 +1,7 @@
 #include "check/naive.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -42,33 +43,59 @@ void row_times_matrix(const Real* a, std::int64_t depth, const Real* matrix, std
     for (std::int64_t i = 0; i < width; ++i) out[i] += a[d] * matrix[d * width + i];
 }
 
-template <class Real>
-void add_scaled(Real* to, Real factor, const Real* from, std::int64_t size) {
-  for (std::int64_t i = 0; i < size; ++i) to[i] += factor * from[i];
-}
-
-/// The gradient of one parameter: summed row by row, then over rows, so that long sums do not lose what short ones keep.
+/// The gradient of one parameter: summed row by row, then over rows, so that long sums do not lose what short ones keep. Beside it the
+/// expected error: roundings within a row share causes (delta, lse) and add up; those of different rows are independent.
 template <class Real>
 class ParamGradient {
  public:
-  explicit ParamGradient(std::int64_t size) : total_(static_cast<std::size_t>(size)), row_(static_cast<std::size_t>(size)) {}
-  void add(std::int64_t element, Real value) {
+  explicit ParamGradient(std::int64_t size)
+      : size_(static_cast<std::size_t>(size)), total_(size_), row_(size_), row_error_(size_), variance_(size_) {}
+  void add(std::int64_t element, Real value, double error) {
+    if (size_ == 0) return;
     const auto i = static_cast<std::size_t>(element);
-    if (row_[i] == 0) touched_.push_back(i);
+    if (row_error_[i] == 0) touched_.push_back(i);
     row_[i] += value;
-  }
-  void add_total(std::int64_t element, Real value) {
-    if (!total_.empty()) total_[static_cast<std::size_t>(element)] += value;
+    row_error_[i] += error;
   }
   void end_row() {
-    for (const std::size_t i : touched_) total_[i] += std::exchange(row_[i], Real(0));
+    for (const std::size_t i : touched_) {
+      total_[i] += std::exchange(row_[i], Real(0));
+      const double error = std::exchange(row_error_[i], 0);
+      variance_[i] += error * error;
+    }
     touched_.clear();
   }
   const std::vector<Real>& total() const { return total_; }
+  std::vector<double> expected_error() const {
+    std::vector<double> error(size_);
+    for (std::size_t i = 0; i < size_; ++i) error[i] = std::sqrt(variance_[i]);
+    return error;
+  }
 
  private:
+  std::size_t size_;
   std::vector<Real> total_, row_;
+  std::vector<double> row_error_, variance_;
   std::vector<std::size_t> touched_;
+};
+
+/// A result and the square of its expected error, as if the roundings of its terms were independent.
+template <class Real>
+struct Sum {
+  std::vector<Real> value, variance;
+
+  void resize(std::int64_t size) { value.resize(static_cast<std::size_t>(size)), variance.resize(static_cast<std::size_t>(size)); }
+  /// [at, at + size) += factor * from, where the factor has this error.
+  void add(std::size_t at, Real factor, Real error, const Real* from, std::int64_t size) {
+    Real *to = value.data() + at, *squares = variance.data() + at;
+    for (std::int64_t i = 0; i < size; ++i) to[i] += factor * from[i];
+    for (std::int64_t i = 0; i < size; ++i) squares[i] += (error * from[i]) * (error * from[i]);
+  }
+  std::vector<double> expected_error() const {
+    std::vector<double> error(variance.size());
+    for (std::size_t i = 0; i < error.size(); ++i) error[i] = std::sqrt(static_cast<double>(variance[i]));
+    return error;
+  }
 };
 
 /// Real: the type that is accumulated in.
@@ -81,12 +108,12 @@ class Naive {
         p_(l_.pass == Pass::forward ? problem::make_problem(l_.attention, data.forward_inputs(), data.forward_outputs())
                                     : problem::make_problem(l_.attention, data.backward_inputs(), data.backward_outputs())),
         reader_(data) {
-    for (const char* role : {"q", "k", "v", "dout", "dlse"})
-      if (data.view(role).present()) inputs_[role] = to_real(problem::values_of(data.view(role)));
-    for (const char* role : {"out", "lse", "dq", "dk", "dv"}) {
+    for (const auto& [role, values] : {std::pair{"q", &q_}, {"k", &k_}, {"v", &v_}, {"dout", &dout_}, {"dlse", &dlse_}})
+      if (data.view(role).present()) *values = to_real(problem::values_of(data.view(role)));
+    for (const auto& [role, sum] : results()) {
       std::int64_t count = 1;
       for (const std::int64_t size : problem::role_sizes(l_, role)) count *= size;
-      results_[role].assign(static_cast<std::size_t>(count), Real(0));
+      sum->resize(count);
     }
     for (const problem::ParamSpec& spec : p_.params) {
       std::int64_t count = 1;
@@ -97,7 +124,7 @@ class Naive {
     values_.resize(std::max({score.mask.code.size(), score.forward.code.size(), score.backward.code.size()}));
   }
 
-  Results operator()() {
+  NaiveResults operator()() {
     std::int64_t first_q = 0, first_kv = 0;
     for (std::int64_t b = 0; b < p_.batch; ++b) {
       const bool packed = l_.varlen;
@@ -107,21 +134,28 @@ class Naive {
             {.batch = b, .head = head, .row = packed ? 0 : b, .first_q = first_q, .first_kv = first_kv, .len_q = len_q, .len_kv = len_kv});
       if (packed) first_q += len_q, first_kv += len_kv;
     }
-    Results rounded;
-    const bool forward = p_.pass == Pass::forward;
-    for (const auto& [role, values] : results_) {
-      if (forward != (role == "out" || role == "lse") || !data_.view(role).present()) continue;
-      rounded[role] = rounded_to(data_.view(role).dtype, values);
+    NaiveResults results;
+    for (const auto& [role, sum] : this->results()) {
+      if ((p_.pass == Pass::forward) != (role[0] != 'd') || !data_.view(role).present()) continue;
+      results.values[role] = rounded_to(data_.view(role).dtype, sum->value);
+      results.expected_error[role] = sum->expected_error();
     }
-    for (std::size_t i = 0; i < dparams_.size(); ++i)
-      if (p_.params[i].gradient.present)
-        rounded["d" + p_.params[i].param.name()] = rounded_to(p_.params[i].gradient.dtype, dparams_[i].total());
-    return rounded;
+    for (std::size_t i = 0; i < dparams_.size(); ++i) {
+      if (!p_.params[i].gradient.present) continue;
+      const std::string name = "d" + p_.params[i].param.name();
+      results.values[name] = rounded_to(p_.params[i].gradient.dtype, dparams_[i].total());
+      results.expected_error[name] = dparams_[i].expected_error();
+    }
+    return results;
   }
 
  private:
   using Gradient = ParamGradient<Real>;
   static constexpr Real minus_infinity = -std::numeric_limits<Real>::infinity();
+
+  std::array<std::pair<const char*, Sum<Real>*>, 5> results() {
+    return {{{"out", &out_}, {"lse", &lse_}, {"dq", &dq_}, {"dk", &dk_}, {"dv", &dv_}}};
+  }
 
   struct Sequence {
     std::int64_t batch, head, row, first_q, first_kv, len_q, len_kv;
@@ -140,18 +174,17 @@ class Naive {
                                                              : value;
   }
 
-  /// Element (row, token, head, 0) of a role's row-major values.
-  template <class Values>
-  static auto row_of(Values& values, std::int64_t row, std::int64_t token, std::int64_t tokens, std::int64_t head, std::int64_t heads,
-                     std::int64_t dim) {
-    return values.data() + ((row * tokens + token) * heads + head) * dim;
+  /// Element (row, token, head, 0) of row-major values.
+  static std::size_t offset(std::int64_t row, std::int64_t token, std::int64_t tokens, std::int64_t head, std::int64_t heads,
+                            std::int64_t dim) {
+    return static_cast<std::size_t>(((row * tokens + token) * heads + head) * dim);
   }
 
   /// [kv, dim] of one head, transposed to [dim, kv].
-  std::vector<Real> transposed(const char* role, const Sequence& s, std::int64_t dim) const {
+  std::vector<Real> transposed(const std::vector<Real>& values, const Sequence& s, std::int64_t dim) const {
     std::vector<Real> matrix(static_cast<std::size_t>(dim * s.len_kv));
     for (std::int64_t kv = 0; kv < s.len_kv; ++kv) {
-      const Real* from = row_of(inputs_.at(role), s.row, s.first_kv + kv, tokens_kv(), s.head / p_.group_size, p_.heads_kv, dim);
+      const Real* from = values.data() + offset(s.row, s.first_kv + kv, tokens_kv(), s.head / p_.group_size, p_.heads_kv, dim);
       for (std::int64_t d = 0; d < dim; ++d) matrix[static_cast<std::size_t>(d * s.len_kv + kv)] = from[d];
     }
     return matrix;
@@ -166,7 +199,7 @@ class Naive {
     std::int64_t head_kv;
     std::vector<Real> k_columns, v_columns;
     Real sink;
-    std::vector<Real> raw, modified, weight, dropped, dweight, out;
+    std::vector<Real> raw, modified, weight, dropped, dweight;
     std::vector<bool> kept;
   };
 
@@ -175,21 +208,20 @@ class Naive {
     const std::vector<Real> zeros(count);
     Head head{.s = s,
               .head_kv = s.head / p_.group_size,
-              .k_columns = transposed("k", s, p_.head_dim),
-              .v_columns = transposed("v", s, p_.head_dim_v),
+              .k_columns = transposed(k_, s, p_.head_dim),
+              .v_columns = transposed(v_, s, p_.head_dim_v),
               .sink = p_.sink < 0 ? minus_infinity : static_cast<Real>(reader_.read(p_.sink, &s.head)),
               .raw = zeros,
               .modified = zeros,
               .weight = zeros,
               .dropped = zeros,
               .dweight = zeros,
-              .out = std::vector<Real>(static_cast<std::size_t>(p_.head_dim_v)),
               .kept = std::vector<bool>(count)};
     for (std::int64_t q = 0; q < s.len_q; ++q) {
       score_row(head, q);
       const Real lse = softmax_row(head, q);
       output_row(head, q);
-      if (p_.pass == Pass::backward && lse != minus_infinity) gradient_row(head, q, lse);
+      if (p_.pass == Pass::backward && lse != minus_infinity) gradient_row(head, q, handed_over(lse, q));
     }
   }
 
@@ -208,18 +240,18 @@ class Naive {
     return scoring::evaluate(program, point, reader_, values_.data(), precision);
   }
 
-  Real* q_row(std::vector<Real>& values, const Head& head, std::int64_t q, std::int64_t dim) const {
-    return row_of(values, head.s.row, head.s.first_q + q, tokens_q(), head.s.head, p_.heads_q, dim);
+  std::size_t at_q(const Head& head, std::int64_t q, std::int64_t dim) const {
+    return offset(head.s.row, head.s.first_q + q, tokens_q(), head.s.head, p_.heads_q, dim);
   }
-  Real* kv_row(std::vector<Real>& values, const Head& head, std::size_t kv, std::int64_t dim) const {
-    return row_of(values, head.s.row, head.s.first_kv + static_cast<std::int64_t>(kv), tokens_kv(), head.head_kv, p_.heads_kv, dim);
+  std::size_t at_kv(const Head& head, std::size_t kv, std::int64_t dim) const {
+    return offset(head.s.row, head.s.first_kv + static_cast<std::int64_t>(kv), tokens_kv(), head.head_kv, p_.heads_kv, dim);
   }
   std::size_t statistic(const Head& head, std::int64_t q) const {
     return static_cast<std::size_t>((head.s.row * p_.heads_q + head.s.head) * tokens_q() + head.s.first_q + q);
   }
 
   void score_row(Head& head, std::int64_t q) {
-    row_times_matrix(q_row(inputs_["q"], head, q, p_.head_dim), p_.head_dim, head.k_columns.data(), head.s.len_kv, head.raw.data());
+    row_times_matrix(q_.data() + at_q(head, q, p_.head_dim), p_.head_dim, head.k_columns.data(), head.s.len_kv, head.raw.data());
     for (std::size_t kv = 0; kv < head.raw.size(); ++kv) {
       head.raw[kv] *= static_cast<Real>(p_.scale);
       const scoring::Point point = point_of(head, q, kv);
@@ -250,43 +282,70 @@ class Naive {
                                            static_cast<std::uint32_t>(point.q_idx), static_cast<std::uint32_t>(point.kv_idx));
       head.dropped[kv] = bits >= threshold ? Real(1) / static_cast<Real>(1 - dropout.p) : Real(0);
     }
-    return results_["lse"][statistic(head, q)] = sum == 0 ? minus_infinity : largest + std::log(sum);
+    const Real lse = sum == 0 ? minus_infinity : largest + std::log(sum);
+    lse_.value[statistic(head, q)] = lse;
+    lse_.variance[statistic(head, q)] = sum == 0 ? Real(0) : static_cast<Real>(std::pow(score_rounding(lse), 2));
+    return lse;
   }
 
   void output_row(Head& head, std::int64_t q) {
-    std::fill(head.out.begin(), head.out.end(), Real(0));
-    for (std::size_t kv = 0; kv < head.kept.size(); ++kv)
-      if (head.kept[kv] && head.dropped[kv] != 0)
-        add_scaled(head.out.data(), round_to_input(head.weight[kv] * head.dropped[kv]), kv_row(inputs_["v"], head, kv, p_.head_dim_v),
-                   p_.head_dim_v);
-    std::copy(head.out.begin(), head.out.end(), q_row(results_["out"], head, q, p_.head_dim_v));
+    const std::size_t at = at_q(head, q, p_.head_dim_v);
+    for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
+      if (!head.kept[kv] || head.dropped[kv] == 0) continue;
+      const Real weight = head.weight[kv] * head.dropped[kv];
+      out_.add(at, round_to_input(weight), error(weight, head.modified[kv]), v_.data() + at_kv(head, kv, p_.head_dim_v), p_.head_dim_v);
+    }
   }
 
+  /// The backward pass is given lse rounded to its type: a neighbour of the computed one, above or below, stands for that.
+  static Real handed_over(Real lse, std::int64_t q) { return std::nextafter(lse, q % 2 == 0 ? minus_infinity : -minus_infinity); }
+
   void gradient_row(Head& head, std::int64_t q, Real lse) {
-    const Real* dout = q_row(inputs_["dout"], head, q, p_.head_dim_v);
-    const Real dlse = p_.dlse.present ? inputs_["dlse"][statistic(head, q)] : Real(0);
+    const Real *dout = dout_.data() + at_q(head, q, p_.head_dim_v), *out = out_.value.data() + at_q(head, q, p_.head_dim_v);
+    const Real dlse = p_.dlse.present ? dlse_[statistic(head, q)] : Real(0);
     Real delta = -dlse;
+    Real delta_size = std::abs(dlse);
     if (std::find(head.kept.begin(), head.kept.end(), true) != head.kept.end())
-      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) delta += dout[d] * round_to_input(head.out[static_cast<std::size_t>(d)]);
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) {
+        const Real term = dout[d] * round_to_input(out[d]);
+        delta += term;
+        delta_size += std::abs(term);
+      }
     row_times_matrix(dout, p_.head_dim_v, head.v_columns.data(), head.s.len_kv, head.dweight.data());
 
-    const Real *query = q_row(inputs_["q"], head, q, p_.head_dim), scale = static_cast<Real>(p_.scale);
-    Real* dq = q_row(results_["dq"], head, q, p_.head_dim);
+    const std::size_t at = at_q(head, q, p_.head_dim);
+    const Real scale = static_cast<Real>(p_.scale);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
       if (!head.kept[kv]) continue;
-      const Real dropped = head.dropped[kv];
-      const Real dmodified = head.weight[kv] * ((dropped == 0 ? Real(0) : dropped * head.dweight[kv]) - delta);
-      const Real draw = round_to_input(dmodified * score_derivative(head, q, kv, dmodified)) * scale;
-      add_scaled(dq, draw, kv_row(inputs_["k"], head, kv, p_.head_dim), p_.head_dim);
-      add_scaled(kv_row(results_["dk"], head, kv, p_.head_dim), draw, query, p_.head_dim);
-      add_scaled(kv_row(results_["dv"], head, kv, p_.head_dim_v), round_to_input(head.weight[kv] * dropped), dout, p_.head_dim_v);
+      const Real dropped = head.dropped[kv], weight = std::exp(head.modified[kv] - lse);
+      const Real dmodified = weight * ((dropped == 0 ? Real(0) : dropped * head.dweight[kv]) - delta);
+      const Real size = weight * (std::abs(dropped * head.dweight[kv]) + delta_size), size_error = error(size, head.modified[kv]);
+      const Real derivative = score_derivative(head, q, kv, dmodified, size_error);
+      const Real draw = round_to_input(dmodified * derivative) * scale, draw_error = size_error * std::abs(derivative * scale);
+      const std::size_t at_k = at_kv(head, kv, p_.head_dim);
+      dq_.add(at, draw, draw_error, k_.data() + at_k, p_.head_dim);
+      dk_.add(at_k, draw, draw_error, q_.data() + at, p_.head_dim);
+      dv_.add(at_kv(head, kv, p_.head_dim_v), round_to_input(weight * dropped), error(weight * dropped, head.modified[kv]), dout,
+              p_.head_dim_v);
+    }
+    if (p_.sink >= 0) {
+      const Real weight = std::exp(head.sink - lse);
+      dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta, error(weight * delta_size, lse));
     }
     for (Gradient& gradient : dparams_) gradient.end_row();
-    if (p_.sink >= 0) dparams_[static_cast<std::size_t>(p_.sink)].add_total(head.s.head, -std::exp(head.sink - lse) * delta);
+  }
+
+  /// What a score of this size is off by, in the accumulation type.
+  static Real score_rounding(Real score) { return std::numeric_limits<Real>::epsilon() * (2 + std::abs(score)); }
+
+  /// Expected error of a term: its rounding to the input type, and its score's rounding.
+  Real error(Real term, Real score) const {
+    const Real input = sizeof(Real) == sizeof(float) && p_.dtype != DType::f32 ? static_cast<Real>(base::epsilon(p_.dtype) / 2) : Real(0);
+    return std::abs(term) * (input + score_rounding(score));
   }
 
   /// d score_mod / d score; adds what the pair gives to every parameter on the way.
-  Real score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified) {
+  Real score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified, Real error) {
     if (p_.score->backward.empty()) return 1;
     evaluate(p_.score->backward, point_of(head, q, kv));
     for (const scoring::TrainableRead& read : p_.score->reads) {
@@ -296,8 +355,9 @@ class Naive {
         const auto index = static_cast<std::int64_t>(values_[static_cast<std::size_t>(read.index[d])]);
         element = element * shape[d] + std::clamp<std::int64_t>(index, 0, shape[d] - 1);
       }
-      dparams_[static_cast<std::size_t>(read.param)].add(element,
-                                                         dmodified * static_cast<Real>(values_[static_cast<std::size_t>(read.factor)]));
+      const double factor = values_[static_cast<std::size_t>(read.factor)];
+      dparams_[static_cast<std::size_t>(read.param)].add(element, dmodified * static_cast<Real>(factor),
+                                                         static_cast<double>(error) * std::abs(factor));
     }
     return static_cast<Real>(values_[static_cast<std::size_t>(p_.score->dscore)]);
   }
@@ -305,7 +365,8 @@ class Naive {
   const CaseData& data_;
   const Line& l_;
   const problem::Problem p_;
-  std::map<std::string, std::vector<Real>> inputs_, results_;
+  std::vector<Real> q_, k_, v_, dout_, dlse_;
+  Sum<Real> out_, lse_, dq_, dk_, dv_;
   std::vector<Gradient> dparams_;
   Params reader_;
   std::vector<double> values_;
@@ -313,6 +374,6 @@ class Naive {
 
 }  // namespace
 
-Results naive(const CaseData& data) { return data.line().dtype == DType::f64 ? Naive<double>(data)() : Naive<float>(data)(); }
+NaiveResults naive(const CaseData& data) { return data.line().dtype == DType::f64 ? Naive<double>(data)() : Naive<float>(data)(); }
 
 }  // namespace foveal::check

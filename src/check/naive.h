@@ -13,6 +13,12 @@ namespace foveal::check {
 /// By role (out, lse; or dq, dk, dv) and "d" + name for each wanted parameter gradient: elements in row-major order of the logical tensor.
 using Results = std::map<std::string, std::vector<double>>;
 
-Results naive(const problem::CaseData& data);
+struct NaiveResults {
+  Results values;
+  /// What the roundings of its terms lead one to expect: the error of a single number in one computation is one draw and says little.
+  Results expected_error;
+};
+
+NaiveResults naive(const problem::CaseData& data);
 
 }  // namespace foveal::check

@@ -16,7 +16,7 @@ using problem::Line;
 using problem::parse_line;
 using problem::values_of;
 
-const PlanOptions on_reference{.backend = "reference"};
+const PlanOptions on_reference{.backend = "reference", .target = "", .threads = 1, .executor = nullptr};
 
 /// sum(out * dout) + sum(lse * dlse): what backward() differentiates.
 double objective(CaseData& data) {
