@@ -1,13 +1,18 @@
 #include "score/interval.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <limits>
+#include <optional>
 
 #include "score/interval_rules.h"
 #include "score/op_table.h"
 
 namespace foveal::scoring {
 namespace {
+
+constexpr double infinity = std::numeric_limits<double>::infinity();
 
 bool is_comparison(Op op) { return op == Op::eq || op == Op::ne || op == Op::lt || op == Op::le; }
 
@@ -52,17 +57,77 @@ std::vector<Linear> linear_forms(const Program& program) {
   return forms;
 }
 
+/// A sum of symbols, comparable between programs: the coefficients by Op. Sums with other values in them are not.
+struct SymbolSum {
+  using Coefficients = std::array<std::int64_t, 6>;
+  Coefficients coefficients{};
+  std::int64_t constant = 0;
+};
+
+std::optional<SymbolSum> symbol_sum(const Program& program, const Linear& sum) {
+  static constexpr Op symbols[] = {Op::batch, Op::head, Op::q_idx, Op::kv_idx, Op::seqlen_q, Op::seqlen_kv};
+  SymbolSum result;
+  result.constant = sum.constant;
+  for (const Linear::Term& term : sum.terms) {
+    const auto symbol = std::find(std::begin(symbols), std::end(symbols), program.code[static_cast<std::size_t>(term.atom)].op);
+    if (symbol == std::end(symbols)) return std::nullopt;
+    result.coefficients[static_cast<std::size_t>(symbol - std::begin(symbols))] = term.coefficient;
+  }
+  return result;
+}
+
+/// What a mask that keeps a pair says: each of these is <= 0 there.
+std::vector<SymbolSum> facts_of(const Program& mask) {
+  std::vector<SymbolSum> facts;
+  if (mask.empty()) return facts;
+  const std::vector<Linear> forms = linear_forms(mask);
+  std::vector<ValueId> true_values{mask.outputs.front()};
+  while (!true_values.empty()) {
+    const Instr& instr = mask.code[static_cast<std::size_t>(true_values.back())];
+    true_values.pop_back();
+    if (instr.op == Op::logical_and) {
+      true_values.insert(true_values.end(), {instr.arg[0], instr.arg[1]});
+    } else if ((instr.op == Op::le || instr.op == Op::lt) && mask.code[static_cast<std::size_t>(instr.arg[0])].type == Type::integer) {
+      const Linear gap = combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1);
+      if (std::optional<SymbolSum> fact = symbol_sum(mask, gap)) {
+        fact->constant += instr.op == Op::lt;
+        facts.push_back(*fact);
+      }
+    }
+  }
+  return facts;
+}
+
+/// Bounds of a sum from facts about the same terms, or the opposite ones.
+Interval bounds_from(const std::vector<SymbolSum>& facts, const SymbolSum& sum) {
+  Interval bounds = interval_rules::everything(Type::integer);
+  for (const SymbolSum& fact : facts) {
+    SymbolSum::Coefficients opposite = fact.coefficients;
+    for (std::int64_t& coefficient : opposite) coefficient = -coefficient;
+    if (fact.coefficients == sum.coefficients) bounds.high = std::min(bounds.high, static_cast<double>(sum.constant - fact.constant));
+    if (opposite == sum.coefficients) bounds.low = std::max(bounds.low, static_cast<double>(sum.constant + fact.constant));
+  }
+  return bounds;
+}
+
 }  // namespace
 
 Interval ReadRanges::range(std::int32_t, const std::vector<Interval>&) const { return interval_rules::everything(Type::real); }
 
-IntervalProgram::IntervalProgram(const Program& program) : program_(program), gap_of_(program.code.size(), -1) {
+IntervalProgram::IntervalProgram(const Program& program, const Program& assumed) : program_(program), gap_of_(program.code.size(), -1) {
   const std::vector<Linear> forms = linear_forms(program);
   for (std::size_t id = 0; id < program.code.size(); ++id) {
     const Instr& instr = program.code[id];
     if (!is_comparison(instr.op) || program.code[static_cast<std::size_t>(instr.arg[0])].type != Type::integer) continue;
     gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
     gaps_.push_back(combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1));
+  }
+  const std::vector<SymbolSum> facts = facts_of(assumed);
+  if (facts.empty()) return;
+  assumed_.assign(program.code.size(), {-infinity, infinity});
+  for (std::size_t id = 0; id < program.code.size(); ++id) {
+    if (program.code[id].type != Type::integer) continue;
+    if (const std::optional<SymbolSum> sum = symbol_sum(program, forms[id])) assumed_[id] = bounds_from(facts, *sum);
   }
 }
 
@@ -131,6 +196,7 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::vec
         }
         break;
     }
+    if (!assumed_.empty()) value = {std::max(value.low, assumed_[id].low), std::min(value.high, assumed_[id].high), value.maybe_nan};
   }
 }
 

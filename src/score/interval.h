@@ -45,7 +45,8 @@ class DataReadRanges : public ReadRanges {
 /// kv_idx <= q_idx + 4 is decided by how far q_idx - kv_idx reaches in the box, not by where q_idx and kv_idx are.
 class IntervalProgram {
  public:
-  explicit IntervalProgram(const Program& program);
+  /// `assumed` is a mask program: bounds hold where it keeps the pair. What its comparisons say of sums of symbols is used.
+  explicit IntervalProgram(const Program& program, const Program& assumed = {});
   /// Bounds of every value over the box, in `values` (kept between calls: nothing is allocated once it has grown).
   void evaluate(const Box& box, const ReadRanges& reads, std::vector<Interval>& values) const;
   ValueId output() const { return program_.outputs.front(); }
@@ -54,6 +55,7 @@ class IntervalProgram {
   Program program_;
   std::vector<Linear> gaps_;          ///< for integer comparisons: left - right
   std::vector<std::int32_t> gap_of_;  ///< position in gaps_, or -1
+  std::vector<Interval> assumed_;     ///< bounds that hold by assumption, one for each value; empty without assumptions
 };
 
 /// Bounds of every value of the program over the box.
