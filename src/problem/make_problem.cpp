@@ -2,11 +2,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "problem/call.h"
 #include "problem/overlap.h"
+#include "score/bounds.h"
 
 namespace foveal::problem {
 namespace {
@@ -235,6 +237,29 @@ bool reads(const scoring::Program& program, int param) {
                      [param](const scoring::Instr& instr) { return instr.op == scoring::Op::read && instr.param == param; });
 }
 
+/// Refuses what is certainly wrong whatever the data: a read that is outside its parameter at every pair, integers beyond 32 bits.
+void check_bounds(const Problem& p, const char* what, const scoring::Program& program, const scoring::Program& mask) {
+  if (program.empty() || p.batch == 0) return;
+  const auto range = [](std::int64_t low, std::int64_t high) {
+    return scoring::Interval{static_cast<double>(low), static_cast<double>(high)};
+  };
+  const auto length = [&](std::int64_t seqlen) { return range(p.varlen ? 0 : seqlen, seqlen); };
+  const bool unknown = p.seqlen_q == 0 || p.seqlen_kv == 0;  // packed lengths that only the data tell
+  if (unknown) return;
+  scoring::Box box{range(0, p.batch - 1), range(0, p.heads_q - 1), {}, {}, length(p.seqlen_q), length(p.seqlen_kv)};
+  box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
+  box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + p.seqlen_kv - 1);
+  const scoring::ReadRanges unknown_data;
+  for (const scoring::IndexCheck& check : scoring::check_reads(program, p.score->params, box, unknown_data, mask)) {
+    FOVEAL_CHECK(check.verdict != scoring::IndexVerdict::never_inside, what, ": parameter ",
+                 p.score->params[static_cast<std::size_t>(check.param)].name, ": index ", check.dimension, " is ", check.index.low, " to ",
+                 check.index.high, ", outside at every pair; expected 0 to ", check.size - 1);
+  }
+  const std::optional<scoring::Interval> overflow = scoring::int32_overflow(program, box, unknown_data);
+  FOVEAL_CHECK(!overflow, what, ": an integer reaches from ", overflow->low, " to ", overflow->high,
+               "; expected integers of 32 bits (compute it in reals with to_real)");
+}
+
 void compile_score(Problem& p) {
   scoring::Request request{.score_mod = p.attention.score_mod, .mask = p.attention.mask, .params = {}, .wants_gradient = {}};
   request.backward = p.pass == Pass::backward;
@@ -247,6 +272,8 @@ void compile_score(Problem& p) {
   if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present)
     FOVEAL_CHECK(!reads(p.score->forward, p.sink), "sink: parameter ", p.attention.sink->name(),
                  " is read by score_mod too and its gradient is wanted; use two parameters");
+  check_bounds(p, "score_mod", p.score->forward, p.score->mask);
+  check_bounds(p, "mask", p.score->mask, {});
 }
 
 void check_something_is_wanted(const Problem& p) {
