@@ -1,6 +1,7 @@
 #include "check/check.h"
 
 #include "base/check.h"
+#include "check/device_case.h"
 #include "check/naive.h"
 #include "problem/case_data.h"
 
@@ -49,23 +50,27 @@ void run_exact(CaseData& data) {
   if (data.line().pass == Pass::backward) backward(attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
 }
 
-/// Runs the pass of the line and gives the kernel's name. A backward pass reads out and lse of the same backend's forward, where it has
-/// one.
+/// Runs the pass of the line where its device is, and gives the kernel's name. A backward pass reads out and lse of the same backend's
+/// forward, where it has one.
 std::string run(CaseData& data, const PlanOptions& options) {
   const Attention& attention = data.line().attention;
+  DeviceCase device(data);
   if (data.line().pass == Pass::forward) {
-    const Plan plan = foveal::plan(attention, data.forward_inputs(), data.forward_outputs(), options);
-    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, options);
+    const Plan plan = foveal::plan(attention, device.forward_inputs(), device.forward_outputs(), options);
+    forward(attention, device.forward_inputs(), device.forward_outputs(), {}, options);
+    device.download();
     return plan.kernel();
   }
-  const Plan plan = foveal::plan(attention, data.backward_inputs(), data.backward_outputs(), options);
+  const Plan plan = foveal::plan(attention, device.backward_inputs(), device.backward_outputs(), options);
   try {
-    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, options);
+    forward(attention, device.forward_inputs(), device.forward_outputs(), {}, options);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
     forward(attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
+    device.upload();
   }
-  backward(attention, data.backward_inputs(), data.backward_outputs(), {}, options);
+  backward(attention, device.backward_inputs(), device.backward_outputs(), {}, options);
+  device.download();
   return plan.kernel();
 }
 

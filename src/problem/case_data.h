@@ -38,11 +38,14 @@ class CaseData {
   /// Names a tensor beside which memory was written; empty when none was.
   std::string damage() const;
 
- private:
+  /// What was allocated: views point into these, so that a case can be copied to a device and back whole.
   struct Block {
     std::shared_ptr<std::byte[]> bytes;
     std::size_t size = 0;
   };
+  const std::vector<std::pair<std::string, Block>>& blocks() const { return blocks_; }
+
+ private:
   CaseData(Line line, const CaseData* source);
 
   TensorView allocate(const std::string& name, DType dtype, const std::vector<std::int64_t>& sizes,

@@ -1,0 +1,35 @@
+#pragma once
+// A case on the device of its line: the same tensors, byte for byte. On the CPU it is the case itself.
+#include <vector>
+
+#include "plan/device_memory.h"
+#include "problem/case_data.h"
+
+namespace foveal::check {
+
+class DeviceCase {
+ public:
+  /// Copies the case to the device; throws unsupported when no backend serves it.
+  explicit DeviceCase(problem::CaseData& data);
+  ~DeviceCase();
+  DeviceCase(const DeviceCase&) = delete;
+  DeviceCase& operator=(const DeviceCase&) = delete;
+
+  ForwardInputs forward_inputs() const;
+  ForwardOutputs forward_outputs() const;
+  BackwardInputs backward_inputs() const;
+  BackwardOutputs backward_outputs() const;
+
+  void upload();
+  /// Waits for the device, then copies everything back into the case.
+  void download();
+
+ private:
+  TensorView moved(TensorView view) const;
+
+  problem::CaseData& data_;
+  planning::DeviceMemory* memory_ = nullptr;  ///< null: nothing is copied
+  std::vector<void*> blocks_;                 ///< like the case's
+};
+
+}  // namespace foveal::check
