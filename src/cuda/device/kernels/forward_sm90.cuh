@@ -6,7 +6,7 @@
 //
 // Configuration, constexpr, above this text:
 //   bool kBf16; int kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters, kConsumerRegisters;
-//   bool kPingPong, kVarlen, kSink, kDropout, kScoreMod, kMaskProgram; TileSource kTileSource (after schedule/tile_walk.cuh: kTiles);
+//   bool kPingPong, kVarlen, kSink, kDropout, kScoreMod, kMaskProgram; int kTileSource (a TileSource);
 //   the score program: struct ScoreArgs, score_forward, mask_keep.
 #include "ptx/tma.cuh"
 #include "schedule/dropout.cuh"
@@ -19,7 +19,11 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 
-using Walk = TileWalk<static_cast<TileSource>(kTileSource)>;
+constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr bool kLimitHigh = kSource == TileSource::causal || kSource == TileSource::band;
+constexpr bool kLimitLow = kSource == TileSource::band;
+
+using Walk = TileWalk<kSource>;
 using QueryTile = SharedTile<kBlockQ>;
 using KvTile = SharedTile<kBlockKv>;
 
@@ -43,9 +47,9 @@ struct Rings {
         query{address + SharedLayout::kBarriers},
         key{query.address + RingBarriers<kQueryStages>::kBytes},
         value{key.address + RingBarriers<kStages>::kBytes} {}
-  FOVEAL_DEVICE QueryTile query_tile(u32 index) const { return {base + SharedLayout::kQuery + index * SharedLayout::kQueryBytes}; }
-  FOVEAL_DEVICE KvTile key_tile(u32 index) const { return {base + SharedLayout::kKey + index * SharedLayout::kKeyBytes}; }
-  FOVEAL_DEVICE KvTile value_tile(u32 index) const { return {base + SharedLayout::kValue + index * SharedLayout::kValueBytes}; }
+  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
+  FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + SharedLayout::kKey + key.index(use) * SharedLayout::kKeyBytes}; }
+  FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + SharedLayout::kValue + value.index(use) * SharedLayout::kValueBytes}; }
 };
 
 /// A task with the tiles it visits.
@@ -56,16 +60,20 @@ struct ForwardTask {
 
   FOVEAL_DEVICE int first_row() const { return task.row * kBlockQ; }
 
+  FOVEAL_DEVICE bool at(int round, const TileSpace& space) {
+    if (!task_at(round, space, space.heads_q, task)) return false;
+    sequence = sequence_of<kVarlen>(space, task.batch);
+    return true;
+  }
+
   /// The next task of this CTA that exists in its sequence.
-  FOVEAL_DEVICE bool next(TaskWalk& tasks, const TileSpace& space) {
-    for (;;) {
-      if (!tasks.next(space, space.heads_q, task)) return false;
-      sequence = sequence_of<kVarlen>(space, task.batch);
-      if (kVarlen && first_row() >= sequence.length_q) continue;
-      walk.start(space, task, task.batch * space.heads_q + task.head, first_row(), min(first_row() + kBlockQ, sequence.length_q), sequence.length_kv,
-                 kBlockKv, space.band_low, space.band_high);
-      return true;
-    }
+  FOVEAL_DEVICE bool next(int& round, const TileSpace& space) {
+    do {
+      if (!at(++round, space)) return false;
+    } while (kVarlen && first_row() >= sequence.length_q);
+    walk.start(space, task, task.batch * space.heads_q + task.head, first_row(), min(first_row() + kBlockQ, sequence.length_q), sequence.length_kv,
+               kBlockKv, space.band_low, space.band_high);
+    return true;
   }
 };
 
@@ -81,44 +89,40 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.k);
   tma_prefetch_map(args.v);
-  TaskWalk tasks;
+  int round = -1;
   ForwardTask work;
-  RingCursor<kQueryStages> query;
-  RingCursor<kStages> key, value;
-  bool value_pending = false;  // values follow one tile behind keys, as they are used
+  u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
   int value_row = 0, value_head = 0, value_batch = 0;
-  const auto load_value = [&] {
-    mbarrier_wait(rings.value.empty(value.index), value.parity ^ 1);
-    mbarrier_arrive_expect_bytes(rings.value.full(value.index), SharedLayout::kValueBytes);
-    load_tile<kBlockKv, kDimV>(rings.value_tile(value.index).address, args.v, rings.value.full(value.index), value_row, value_head, value_batch);
-    value.advance();
+  const auto load_value = [&](u32 use) {
+    rings.value.wait_empty(use);
+    mbarrier_arrive_expect_bytes(rings.value.full(use), SharedLayout::kValueBytes);
+    load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
   };
-  while (work.next(tasks, args.space)) {
+  while (work.next(round, args.space)) {
     const int batch = kVarlen ? 0 : work.task.batch;
     const int kv_head = work.task.head / args.space.group_size;
     bool partial, first = true;
     while (work.walk.next(partial)) {
-      const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
       if (first) {
-        mbarrier_wait(rings.query.empty(query.index), query.parity ^ 1);
-        mbarrier_arrive_expect_bytes(rings.query.full(query.index), SharedLayout::kQueryBytes);
-        load_tile<kBlockQ, kDim>(rings.query_tile(query.index).address, args.q, rings.query.full(query.index),
-                                 work.sequence.first_q + work.first_row(), work.task.head, batch);
-        query.advance();
+        rings.query.wait_empty(query);
+        mbarrier_arrive_expect_bytes(rings.query.full(query), SharedLayout::kQueryBytes);
+        load_tile<kBlockQ, kDim>(rings.query_tile(query).address, args.q, rings.query.full(query), work.sequence.first_q + work.first_row(),
+                                 work.task.head, batch);
+        ++query;
         first = false;
       }
-      mbarrier_wait(rings.key.empty(key.index), key.parity ^ 1);
-      mbarrier_arrive_expect_bytes(rings.key.full(key.index), SharedLayout::kKeyBytes);
-      load_tile<kBlockKv, kDim>(rings.key_tile(key.index).address, args.k, rings.key.full(key.index), row, kv_head, batch);
-      key.advance();
-      if (value_pending) load_value();
+      const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
+      rings.key.wait_empty(tile);
+      mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
+      load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
+      if (tile > 0) load_value(tile - 1);
       value_row = row;
       value_head = kv_head;
       value_batch = batch;
-      value_pending = true;
+      ++tile;
     }
   }
-  if (value_pending) load_value();
+  if (tile > 0) load_value(tile - 1);
 }
 
 /// One warpgroup: 64 rows of every task.
@@ -138,6 +142,12 @@ struct Consumer {
         thread(threadIdx.x % 128),
         exponent(kScoreMod ? kLog2e : args.scale * kLog2e) {}
 
+  FOVEAL_DEVICE ForwardTask task_of(int round) const {
+    ForwardTask work;
+    work.at(round, args.space);
+    return work;
+  }
+
   FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_row() + 64 * group + fragment_first_row(thread); }
 
   /// Scores as the softmax wants them: score_mod applied, -inf where the pair is not kept.
@@ -152,11 +162,8 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       q[r] = min(row + 8 * r, work.sequence.length_q - 1);
       high[r] = last_kv - first_kv;
-      low[r] = -1;
-      if constexpr (static_cast<TileSource>(kTileSource) == TileSource::band) {
-        high[r] = min(high[r], row + 8 * r + space.band_high - first_kv);
-        low[r] = row + 8 * r + space.band_low - first_kv;
-      }
+      if constexpr (kLimitHigh) high[r] = min(high[r], row + 8 * r + space.band_high - first_kv);
+      if constexpr (kLimitLow) low[r] = row + 8 * r + space.band_low - first_kv;
     }
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
@@ -167,7 +174,7 @@ struct Consumer {
       if constexpr (kScoreMod) scores[i] = score_forward(score_args, scores[i] * args.scale, at);
       if constexpr (partial) {
         bool keep = column <= high[r];
-        if constexpr (static_cast<TileSource>(kTileSource) == TileSource::band) keep = keep && column >= low[r];
+        if constexpr (kLimitLow) keep = keep && column >= low[r];
         if constexpr (kMaskProgram) keep = keep && mask_keep(score_args, at);
         scores[i] = keep ? scores[i] : -FOVEAL_INFINITY;
       }
@@ -199,44 +206,54 @@ struct Consumer {
     }
   }
 
-  FOVEAL_DEVICE void write_out(const ForwardTask& work, const float (&acc)[kDimV / 2], const float (&factor)[2]) const {
-    u16* base = static_cast<u16*>(args.out.data) + (kVarlen ? 0 : work.task.batch * args.out.batch_stride) + work.task.head * args.out.head_stride;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = row_of(work) + 8 * r;
-      u32 word[kDimV / 8];
-#pragma unroll
-      for (int j = 0; j < kDimV / 8; ++j) word[j] = pack16<kBf16>(acc[4 * j + 2 * r] * factor[r], acc[4 * j + 2 * r + 1] * factor[r]);
-      store_row(base + (work.sequence.first_q + row) * args.out.row_stride, word, kHeadDimV, row < work.sequence.length_q, thread % 32);
-    }
-  }
+  /// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
+  struct Ending {
+    u16* out;  // first row of this thread
+    int rows;  // that exist from there on
+    float factor[2];
+  };
 
-  FOVEAL_DEVICE void finish(const ForwardTask& work, OnlineSoftmax& softmax, const float (&acc)[kDimV / 2]) const {
-    float inverse[2], lse[2];
+  /// Writes the statistics of a task.
+  FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    Ending ending;
+    float lse[2];
     if constexpr (kSink) {
-      softmax.finish(exponent, args.sink[work.task.head], inverse, lse);
+      softmax.finish(exponent, args.sink[work.task.head], ending.factor, lse);
     } else {
-      softmax.finish(exponent, inverse, lse);
+      softmax.finish(exponent, ending.factor, lse);
     }
     write_lse(work, lse);
     if constexpr (kDropout) {
-      inverse[0] *= args.dropout.keep_scale;
-      inverse[1] *= args.dropout.keep_scale;
+      ending.factor[0] *= args.dropout.keep_scale;
+      ending.factor[1] *= args.dropout.keep_scale;
     }
-    write_out(work, acc, inverse);
+    const int row = row_of(work);
+    ending.rows = work.sequence.length_q - row;
+    ending.out = static_cast<u16*>(args.out.data) + (kVarlen ? 0 : work.task.batch * args.out.batch_stride) +
+                 work.task.head * args.out.head_stride + (work.sequence.first_q + row) * args.out.row_stride;
+    return ending;
+  }
+
+  FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      store_row<kBf16>(ending.out + 8 * r * args.out.row_stride, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0, thread % 32);
+    }
+  }
+
+  FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
+    OnlineSoftmax nothing;
+    nothing.reset();
+    const float zeros[kDimV / 2] = {};
+    write_out(end(work, nothing), zeros);
   }
 
   /// The next kv tile of this task, or the first one of the next task; tasks without tiles are written here.
-  FOVEAL_DEVICE bool advance(ForwardTask& work, TaskWalk& tasks, bool& partial, bool& new_task) const {
+  FOVEAL_DEVICE bool advance(ForwardTask& work, int& round, bool& partial, bool& new_task) const {
     new_task = false;
     while (!work.walk.next(partial)) {
-      if (new_task) {
-        OnlineSoftmax nothing;
-        nothing.reset();
-        float zeros[kDimV / 2] = {};
-        finish(work, nothing, zeros);
-      }
-      if (!work.next(tasks, args.space)) return false;
+      if (new_task) write_empty(work);
+      if (!work.next(round, args.space)) return false;
       new_task = true;
     }
     return true;
@@ -245,13 +262,12 @@ struct Consumer {
   FOVEAL_DEVICE void run() {
     constexpr u32 kTurnBarrier = 1;  // one for each group
     const bool leader = thread == 0;
-    RingCursor<kQueryStages> query;
-    RingCursor<kStages> key, value;
-    TaskWalk tasks;
+    int next_round = -1;
     ForwardTask next;  // whose scores are computed
+    u32 tile = 0, query = 0;
     bool partial, new_task;
     if (kPingPong && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
-    if (!advance(next, tasks, partial, new_task)) return;
+    if (!advance(next, next_round, partial, new_task)) return;
 
     float scores[kBlockKv / 2];
     float acc[kDimV / 2];
@@ -263,16 +279,20 @@ struct Consumer {
     const auto score_product = [&] {
       wgmma_pin(scores);
       wgmma_fence();
-      multiply_rows<kBf16, kBlockKv, kDim>(scores, rings.query_tile(query.index), 64 * group, rings.key_tile(key.index));
+      QueryTile query_tile = rings.query_tile(query);
+      forget(query_tile.address);  // else every descriptor is kept in registers across the loop
+      multiply_rows<kBf16, kBlockKv, kDim>(scores, query_tile, 64 * group, rings.key_tile(tile));
       wgmma_commit();
     };
-    const auto value_product = [&](bool accumulate) {
+    const auto value_product = [&](u32 use, bool accumulate) {
       wgmma_pin(acc);
       wgmma_fence();
-      multiply_registers<kBf16, kDimV, kBlockKv>(acc, p, rings.value_tile(value.index), accumulate);
+      multiply_registers<kBf16, kDimV, kBlockKv>(acc, p, rings.value_tile(use), accumulate);
       wgmma_commit();
     };
     const auto probabilities = [&] {
+      if (leader) rings.key.release(tile);
+      wgmma_pin(scores);
       if (partial) {
         transform<true>(scores, next);
       } else if constexpr (kScoreMod) {
@@ -281,58 +301,51 @@ struct Consumer {
       softmax.update(scores, exponent, rescale);
       if constexpr (kDropout) drop(scores, next);
     };
-    const auto release_key = [&] {
-      wgmma_pin(scores);
-      if (leader) mbarrier_arrive(rings.key.empty(key.index));
-      key.advance();
-    };
 
-    mbarrier_wait(rings.query.full(query.index), query.parity);
-    mbarrier_wait(rings.key.full(key.index), key.parity);
+    rings.query.wait_full(query);
+    rings.key.wait_full(tile);
     score_product();
     wgmma_wait<0>();
-    release_key();
     probabilities();
     pack_fragment<kBf16>(p, scores);
 
-    ForwardTask work = next;  // whose output is accumulated
+    int round = next_round;  // of the task whose output is accumulated
     bool accumulate = false;
-    while (advance(next, tasks, partial, new_task)) {
+    while (advance(next, next_round, partial, new_task)) {
+      Ending ending;
       if (new_task) {
-        if (leader) mbarrier_arrive(rings.query.empty(query.index));
-        query.advance();
-        mbarrier_wait(rings.query.full(query.index), query.parity);
+        ending = end(task_of(round), softmax);
+        softmax.reset();
+        round = next_round;
+        if (leader) rings.query.release(query);
+        rings.query.wait_full(++query);
       }
-      mbarrier_wait(rings.key.full(key.index), key.parity);
+      rings.key.wait_full(++tile);
       if constexpr (kPingPong) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
-      mbarrier_wait(rings.value.full(value.index), value.parity);
-      value_product(accumulate);
+      rings.value.wait_full(tile - 1);
+      value_product(tile - 1, accumulate);
       if constexpr (kPingPong) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       wgmma_wait<1>();
-      release_key();
-      OnlineSoftmax finished = softmax;
-      if (new_task) softmax.reset();
       probabilities();
+      softmax.complete();
       wgmma_wait<0>();
       wgmma_pin(acc);
-      if (leader) mbarrier_arrive(rings.value.empty(value.index));
-      value.advance();
+      if (leader) rings.value.release(tile - 1);
       pack_fragment<kBf16>(p, scores);
       accumulate = !new_task;
       if (new_task) {
-        finish(work, finished, acc);
-        work = next;
+        write_out(ending, acc);
       } else if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
         for (int i = 0; i < kDimV / 2; ++i) acc[i] *= rescale[fragment_row(i)];
       }
     }
-    mbarrier_wait(rings.value.full(value.index), value.parity);
-    value_product(accumulate);
+    rings.value.wait_full(tile);
+    value_product(tile, accumulate);
     wgmma_wait<0>();
     wgmma_pin(acc);
-    finish(work, softmax, acc);
+    write_out(end(task_of(round), softmax), acc);
   }
 };
 

@@ -16,6 +16,9 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+/// The compiler may assume nothing about this value any more.
+FOVEAL_DEVICE void forget(u32& value) { asm volatile("" : "+r"(value)); }
+
 FOVEAL_DEVICE float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

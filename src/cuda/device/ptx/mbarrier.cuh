@@ -47,26 +47,18 @@ FOVEAL_DEVICE void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// Position in a ring of `stages` buffers; `parity` flips at each turn. Consumers wait for `parity`, producers for `parity ^ 1`.
-template <int stages>
-struct RingCursor {
-  u32 index = 0;
-  u32 parity = 0;
-  FOVEAL_DEVICE void advance() {
-    if (++index == stages) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
-
-/// `full` and `empty` barriers of a ring, 8 bytes each, at `address`.
+/// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting for a full
+/// buffer and for an empty one both name the use.
 template <int stages>
 struct RingBarriers {
   u32 address;
   static constexpr int kBytes = 2 * stages * 8;
-  FOVEAL_DEVICE u32 full(u32 index) const { return address + 8 * index; }
-  FOVEAL_DEVICE u32 empty(u32 index) const { return address + 8 * (stages + index); }
+  FOVEAL_DEVICE static u32 index(u32 use) { return use % stages; }
+  FOVEAL_DEVICE u32 full(u32 use) const { return address + 8 * index(use); }
+  FOVEAL_DEVICE u32 empty(u32 use) const { return address + 8 * (stages + index(use)); }
+  FOVEAL_DEVICE void wait_full(u32 use) const { mbarrier_wait(full(use), use / stages & 1); }
+  FOVEAL_DEVICE void wait_empty(u32 use) const { mbarrier_wait(empty(use), (use / stages & 1) ^ 1); }
+  FOVEAL_DEVICE void release(u32 use) const { mbarrier_arrive(empty(use)); }
   FOVEAL_DEVICE void init(u32 full_arrivals, u32 empty_arrivals) const {
     for (int i = 0; i < stages; ++i) {
       mbarrier_init(full(i), full_arrivals);

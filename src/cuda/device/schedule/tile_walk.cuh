@@ -3,37 +3,33 @@
 #include "abi/sm90.h"
 #include "ptx/basic.cuh"
 
-/// Where the tiles of one row come from. all: every tile. band: kv - q within limits (causal, windows). list: runs made by mask/.
-enum class TileSource { all, band, list };
+/// Where the tiles of one row come from. all: every tile. causal: kv - q at most band_high. band: at least band_low as well. list: runs made by
+/// mask/, with the mask program for the pairs of partial tiles.
+enum class TileSource { all, causal, band, list };
 
 /// One task: a row of tiles of one query head (or kv head) of one sequence.
 struct Task {
   int row, head, batch;
 };
 
-/// The tasks of this CTA, one after the other: those of a section in descending rows (the longest of a causal mask first), dealt to the CTAs
-/// to and fro so that long and short ones even out.
-struct TaskWalk {
-  int round = 0;
-
-  FOVEAL_DEVICE bool next(const TileSpace& space, int heads, Task& task) {
-    const int grid = gridDim.x;
-    const int index = round * grid + ((round & 1) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
-    ++round;
-    if (index >= space.tiles) return false;
-    const int section_tasks = space.section_heads * space.tiles_per_head;
-    const int section = index / section_tasks;
-    const int inside = index - section * section_tasks;
-    const int first_head = section * space.section_heads;
-    const int section_heads = min(space.section_heads, heads * space.batch - first_head);
-    const int step = inside / section_heads;
-    const int flat_head = first_head + inside - step * section_heads;
-    task.row = space.tiles_per_head - 1 - step;
-    task.batch = flat_head / heads;
-    task.head = flat_head - task.batch * heads;
-    return true;
-  }
-};
+/// Task number `round` of this CTA: those of a section in descending rows (the longest of a causal mask first), dealt to the CTAs to and fro so
+/// that long and short ones even out.
+FOVEAL_DEVICE bool task_at(int round, const TileSpace& space, int heads, Task& task) {
+  const int grid = gridDim.x;
+  const int index = round * grid + ((round & 1) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
+  if (index >= space.tiles) return false;
+  const int section_tasks = space.section_heads * space.tiles_per_head;
+  const int section = index / section_tasks;
+  const int inside = index - section * section_tasks;
+  const int first_head = section * space.section_heads;
+  const int section_heads = min(space.section_heads, heads * space.batch - first_head);
+  const int step = inside / section_heads;
+  const int flat_head = first_head + inside - step * section_heads;
+  task.row = space.tiles_per_head - 1 - step;
+  task.batch = flat_head / heads;
+  task.head = flat_head - task.batch * heads;
+  return true;
+}
 
 /// Lengths and first tokens of one sequence.
 struct Sequence {
@@ -73,8 +69,10 @@ struct TileWalk {
       int every_first = 0, every_last = length;  // positions that every row keeps
       if constexpr (source == TileSource::band) {
         first = max(first, row_begin + low);
-        last = min(last, row_end + high);
         every_first = max(every_first, row_end - 1 + low);
+      }
+      if constexpr (source != TileSource::all) {
+        last = min(last, row_end + high);
         every_last = min(every_last, row_begin + high + 1);
       }
       begin = first / block;

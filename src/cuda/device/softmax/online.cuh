@@ -40,6 +40,12 @@ struct OnlineSoftmax {
     }
   }
 
+  /// Everything update() computes is computed here: a branch that is never taken keeps the assembler from moving the exponentials below the
+  /// next wait for the tensor cores, where nothing would hide them.
+  FOVEAL_DEVICE void complete() const {
+    if (sum[0] + sum[1] < -1.0f) __trap();
+  }
+
   /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll

@@ -34,17 +34,20 @@ FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
   }
 }
 
-/// Writes one row slice of 16-bit values held as packed words: word[j] = columns 8 j + 2 t. Lane t of the quad stores 8 consecutive columns,
-/// 16 bytes. `columns`: how many exist, a multiple of 8.
-template <int blocks>
-FOVEAL_DEVICE void store_row(u16* row, const u32 (&word)[blocks], int columns, bool exists, int lane) {
+/// Writes row `r` (0 or 1) of the thread's two accumulator rows, times `factor`, in 16 bits: each lane of the quad stores 8 consecutive columns
+/// at a time. `columns`: how many exist, a multiple of 8.
+template <bool bf16, int count>
+FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
 #pragma unroll
-  for (int j = 0; j < blocks; j += 4) {
-    u32 group[4];
+  for (int j = 0; j < count / 4; j += 4) {  // 4 blocks of 8 columns
+    u32 word[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) group[i] = j + i < blocks ? word[j + i] : 0;
-    quad_transpose(group, lane);
+    for (int i = 0; i < 4; ++i) {
+      const int at = 4 * (j + i) + 2 * r;
+      word[i] = at < count ? pack16<bf16>(acc[at] * factor, acc[at + 1] * factor) : 0;
+    }
+    quad_transpose(word, lane);
     const int column = 8 * (j + lane % 4);
-    if (exists && column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(group[0], group[1], group[2], group[3]);
+    if (column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(word[0], word[1], word[2], word[3]);
   }
 }
