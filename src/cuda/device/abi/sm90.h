@@ -21,6 +21,7 @@ struct TileSpace {
   int tiles;                  ///< tasks of the whole grid
   int tiles_per_head;
   int section_heads;          ///< heads (of all sequences) whose tasks are interleaved; 1: one head after the other
+  int first_row_first;        ///< tasks of a section begin with tile row 0 instead of the last one
   int run_rows;               ///< TileSource list: rows of runs of one head; 0 when all heads share one list
   const long long* run_begin; ///< TileSource list: rows + 1 offsets for each list
   const TileRun* runs;
@@ -48,5 +49,23 @@ struct ForwardArgs {
   long long lse_batch_stride, lse_head_stride, lse_row_stride;
   const float* sink;  ///< one logit for each query head
   float scale;        ///< of q . k, positive
+  DropoutArgs dropout;
+};
+
+/// Backward. The statistics and the sum of dq are in workspace: for each head (of each sequence) `stat_rows` rows, a multiple of 128; packed
+/// sequences begin at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
+struct BackwardArgs {
+  TensorMap q, k, v, dout;
+  TileSpace space;         ///< rows are kv tiles
+  RowTensor out, grad_out; ///< as q's rows
+  RowTensor dq, dk, dv;
+  const float *lse, *dlse; ///< dlse: null when there is none
+  long long lse_batch_stride, lse_head_stride, lse_row_stride;
+  long long dlse_batch_stride, dlse_head_stride, dlse_row_stride;
+  float* lse2;             ///< lse in base 2, +inf for rows without keys and rows that do not exist
+  float* delta;            ///< row sums of dout * out, less dlse
+  float* dq_sum;           ///< fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+  int stat_rows;           ///< rows of statistics of one head; packed: of one head over all sequences
+  float scale;
   DropoutArgs dropout;
 };

@@ -8,11 +8,10 @@
 //   bool kBf16; int kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters, kConsumerRegisters;
 //   bool kPingPong, kVarlen, kSink, kDropout, kScoreMod, kMaskProgram; int kTileSource (a TileSource);
 //   the score program: struct ScoreArgs, score_forward, mask_keep.
-#include "ptx/tma.cuh"
 #include "schedule/dropout.cuh"
 #include "schedule/tile_walk.cuh"
 #include "softmax/online.cuh"
-#include "tile/product.cuh"
+#include "tile/load.cuh"
 
 constexpr int kBlockQ = 64 * kConsumers;
 constexpr int kThreads = 128 * (1 + kConsumers);
@@ -20,10 +19,7 @@ constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
-constexpr bool kLimitHigh = kSource == TileSource::causal || kSource == TileSource::band;
-constexpr bool kLimitLow = kSource == TileSource::band;
-
-using Walk = TileWalk<kSource>;
+using Walk = TileWalk<kSource, false>;
 using QueryTile = SharedTile<kBlockQ>;
 using KvTile = SharedTile<kBlockKv>;
 
@@ -71,19 +67,11 @@ struct ForwardTask {
     do {
       if (!at(++round, space)) return false;
     } while (kVarlen && first_row() >= sequence.length_q);
-    walk.start(space, task, task.batch * space.heads_q + task.head, first_row(), min(first_row() + kBlockQ, sequence.length_q), sequence.length_kv,
-               kBlockKv, space.band_low, space.band_high);
+    walk.start(space, task.row, task.batch * space.heads_q + task.head, first_row(), min(first_row() + kBlockQ, sequence.length_q),
+               sequence.length_kv, kBlockKv);
     return true;
   }
 };
-
-template <int rows, int columns>
-FOVEAL_DEVICE void load_tile(u32 destination, const TensorMap& map, u32 barrier, int row, int head, int batch) {
-#pragma unroll
-  for (int chunk = 0; chunk < chunk_count(columns); ++chunk) {
-    tma_load(destination + chunk * rows * kChunkRowBytes, map, barrier, chunk * kChunkColumns, row, head, batch);
-  }
-}
 
 FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
   tma_prefetch_map(args.q);
@@ -162,8 +150,8 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       q[r] = min(row + 8 * r, work.sequence.length_q - 1);
       high[r] = last_kv - first_kv;
-      if constexpr (kLimitHigh) high[r] = min(high[r], row + 8 * r + space.band_high - first_kv);
-      if constexpr (kLimitLow) low[r] = row + 8 * r + space.band_low - first_kv;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + space.band_high - first_kv);
+      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + space.band_low - first_kv;
     }
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
@@ -174,7 +162,7 @@ struct Consumer {
       if constexpr (kScoreMod) scores[i] = score_forward(score_args, scores[i] * args.scale, at);
       if constexpr (partial) {
         bool keep = column <= high[r];
-        if constexpr (kLimitLow) keep = keep && column >= low[r];
+        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
         if constexpr (kMaskProgram) keep = keep && mask_keep(score_args, at);
         scores[i] = keep ? scores[i] : -FOVEAL_INFINITY;
       }
@@ -279,15 +267,13 @@ struct Consumer {
     const auto score_product = [&] {
       wgmma_pin(scores);
       wgmma_fence();
-      QueryTile query_tile = rings.query_tile(query);
-      forget(query_tile.address);  // else every descriptor is kept in registers across the loop
-      multiply_rows<kBf16, kBlockKv, kDim>(scores, query_tile, 64 * group, rings.key_tile(tile));
+      multiply_rows<kBf16, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)));
       wgmma_commit();
     };
     const auto value_product = [&](u32 use, bool accumulate) {
       wgmma_pin(acc);
       wgmma_fence();
-      multiply_registers<kBf16, kDimV, kBlockKv>(acc, p, rings.value_tile(use), accumulate);
+      multiply_registers<kBf16, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
     const auto probabilities = [&] {
@@ -328,7 +314,7 @@ struct Consumer {
       if constexpr (kPingPong) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       wgmma_wait<1>();
       probabilities();
-      softmax.complete();
+      if constexpr (kOrdered) softmax.complete();
       wgmma_wait<0>();
       wgmma_pin(acc);
       if (leader) rings.value.release(tile - 1);

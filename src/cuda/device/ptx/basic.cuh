@@ -16,8 +16,8 @@ constexpr float kLn2 = 0.6931471805599453f;
 
 constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-/// The compiler may assume nothing about this value any more.
-FOVEAL_DEVICE void forget(u32& value) { asm volatile("" : "+r"(value)); }
+/// The same value in all lanes, said so that the compiler keeps it in a uniform register.
+FOVEAL_DEVICE u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }
 
 FOVEAL_DEVICE float exp2_approx(float x) {
   float y;
@@ -57,6 +57,10 @@ FOVEAL_DEVICE float unpack16_high(u32 packed) {
   float value;
   asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(value) : "r"(packed));
   return value;
+}
+
+FOVEAL_DEVICE void load_pair(u32 shared, float (&value)[2]) {
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value[0]), "=f"(value[1]) : "r"(shared));
 }
 
 /// Reductions over the four lanes that hold one accumulator row.

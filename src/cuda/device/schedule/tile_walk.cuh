@@ -12,7 +12,7 @@ struct Task {
   int row, head, batch;
 };
 
-/// Task number `round` of this CTA: those of a section in descending rows (the longest of a causal mask first), dealt to the CTAs to and fro so
+/// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro so
 /// that long and short ones even out.
 FOVEAL_DEVICE bool task_at(int round, const TileSpace& space, int heads, Task& task) {
   const int grid = gridDim.x;
@@ -25,7 +25,7 @@ FOVEAL_DEVICE bool task_at(int round, const TileSpace& space, int heads, Task& t
   const int section_heads = min(space.section_heads, heads * space.batch - first_head);
   const int step = inside / section_heads;
   const int flat_head = first_head + inside - step * section_heads;
-  task.row = space.tiles_per_head - 1 - step;
+  task.row = space.first_row_first ? step : space.tiles_per_head - 1 - step;
   task.batch = flat_head / heads;
   task.head = flat_head - task.batch * heads;
   return true;
@@ -45,33 +45,45 @@ FOVEAL_DEVICE Sequence sequence_of(const TileSpace& space, int batch) {
   return {space.seqlen_q, space.seqlen_kv, 0, 0};
 }
 
-/// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
-/// `partial`: some pair of the tile is not kept, or lies beyond an end.
-template <TileSource source>
-struct TileWalk {
-  int tile, begin;          // current tile, first tile of the current run
-  bool run_full;            // list
-  const TileRun* run;       // list: next run to take, descending
-  const TileRun* run_first;
-  int full_begin, full_end;  // band, all: tiles in this range need no element test
+/// First row of the statistics of one sequence and query head; see BackwardArgs.
+template <bool varlen>
+FOVEAL_DEVICE i64 stat_offset(const BackwardArgs& args, const Sequence& sequence, int batch, int head) {
+  if constexpr (varlen) return static_cast<i64>(head) * args.stat_rows + (sequence.first_q + 128 * batch) / 128 * 128;
+  return static_cast<i64>(batch * args.space.heads_q + head) * args.stat_rows;
+}
 
-  /// kv tiles of the q rows [row_begin, row_end) of a sequence.
-  FOVEAL_DEVICE void start(const TileSpace& space, const Task& task, int list_head, int row_begin, int row_end, int length, int block, int low,
-                           int high) {
+/// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
+/// transposed: rows are kv tiles and the walk goes along q. `partial`: some pair of the tile is not kept, or lies beyond the end.
+template <TileSource source, bool transposed>
+struct TileWalk {
+  static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
+  static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
+
+  int tile, begin;           // current tile, first tile of the current run
+  bool run_full;             // list
+  const TileRun* run;        // list: next run to take, descending
+  const TileRun* run_first;
+  int full_begin, full_end;  // tiles in this range need no test for limits and end
+
+  /// `length`: positions along the walk; [row_begin, row_end): positions of the row.
+  FOVEAL_DEVICE void start(const TileSpace& space, int row, int list_head, int row_begin, int row_end, int length, int block) {
     if constexpr (source == TileSource::list) {
-      const long long* offset = space.run_begin + (space.run_rows > 0 ? static_cast<i64>(list_head) * space.run_rows : 0) + task.row;
+      const long long* offset = space.run_begin + (space.run_rows > 0 ? static_cast<i64>(list_head) * space.run_rows : 0) + row;
       run_first = space.runs + offset[0];
       run = space.runs + offset[1];
       tile = begin = 0;
+      full_begin = 0;
       full_end = length / block;
     } else {
-      int first = 0, last = length;  // positions that some row may keep
+      const int low = transposed ? -space.band_high : space.band_low;
+      const int high = transposed ? -space.band_low : space.band_high;
+      int first = 0, last = length;              // positions that some row may keep
       int every_first = 0, every_last = length;  // positions that every row keeps
-      if constexpr (source == TileSource::band) {
+      if constexpr (kLimitLow) {
         first = max(first, row_begin + low);
         every_first = max(every_first, row_end - 1 + low);
       }
-      if constexpr (source != TileSource::all) {
+      if constexpr (kLimitHigh) {
         last = min(last, row_end + high);
         every_last = min(every_last, row_begin + high + 1);
       }
@@ -80,6 +92,12 @@ struct TileWalk {
       full_begin = (every_first + block - 1) / block;
       full_end = max(every_last, 0) / block;
     }
+  }
+
+  /// No tiles until the next start().
+  FOVEAL_DEVICE void stop() {
+    tile = begin = 0;
+    run = run_first = nullptr;
   }
 
   FOVEAL_DEVICE bool next(bool& partial) {
@@ -93,12 +111,11 @@ struct TileWalk {
       }
       --tile;
       partial = !run_full || tile >= full_end;
-      return true;
     } else {
       if (tile <= begin) return false;
       --tile;
       partial = tile < full_begin || tile >= full_end;
-      return true;
     }
+    return true;
   }
 };

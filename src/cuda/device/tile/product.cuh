@@ -18,11 +18,17 @@ struct SharedTile {
   FOVEAL_DEVICE MatrixDescriptor columns(int row, int step) const {
     return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / 4 * kChunkBytes + step % 4 * 32);
   }
-  /// MN-major: rows from 16 * step on, columns from `column` (a multiple of 64) on.
+  /// MN-major: rows from 16 * step on, columns from `column` on: a multiple of 64, or of 16 when the operand stays inside a chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
-    return MatrixDescriptor::at(address, kChunkBytes).offset(column / kChunkColumns * kChunkBytes + step * 16 * kChunkRowBytes);
+    return MatrixDescriptor::at(address, kChunkBytes).offset(column / kChunkColumns * kChunkBytes + column % kChunkColumns * 2 + step * 16 * kChunkRowBytes);
   }
 };
+
+/// Operand addresses in uniform registers: the instructions then follow each other without waiting for copies.
+template <int rows>
+FOVEAL_DEVICE SharedTile<rows> uniform(SharedTile<rows> tile) {
+  return {uniform(tile.address)};
+}
 
 /// acc[64 x n] = a[row .. row + 64, :] b^T over `depth` columns of both tiles.
 template <bool bf16, int n, int depth, int rows_a, int rows_b>
@@ -40,5 +46,14 @@ FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth 
   for (int step = 0; step < depth / 16; ++step) {
     Wgmma<n, bf16>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
                                             accumulate || step > 0);
+  }
+}
+
+/// acc[64 x n] = a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
+template <bool bf16, int n, int depth, int rows_a, int rows_b>
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SharedTile<rows_a> a, int column_a, SharedTile<rows_b> b, int column_b) {
+#pragma unroll
+  for (int step = 0; step < depth / 16; ++step) {
+    Wgmma<n, bf16>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);
   }
 }
