@@ -1,0 +1,67 @@
+#include "cpu/cpu_backend.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cpu/dispatch.h"
+#include "cpu/forward.h"
+
+namespace foveal::cpu {
+namespace {
+
+using problem::Problem;
+
+bool serves(const Target& target, DType dtype) { return dtype == DType::f64 ? target.f64 != nullptr : float_ops(target, dtype) != nullptr; }
+
+/// The target that options name, or the best that can; null with the reason why there is none.
+const Target* choose_target(const Problem& problem, const PlanOptions& options, std::string& reason) {
+  for (const Target& target : all_targets()) {
+    if (!options.target.empty() && options.target != target.name) continue;
+    if (!target.available)
+      reason = "target " + target.name + ": " + target.detail;
+    else if (!serves(target, problem.dtype))
+      reason = "target " + target.name + ": no kernels for " + to_string(problem.dtype);
+    else
+      return &target;
+  }
+  if (reason.empty()) reason = "no target " + options.target;
+  return nullptr;
+}
+
+class CpuBackend final : public planning::Backend {
+ public:
+  std::string name() const override { return "cpu"; }
+  DeviceKind device_kind() const override { return DeviceKind::cpu; }
+
+  std::vector<TargetInfo> targets() const override {
+    std::vector<TargetInfo> list;
+    for (const Target& target : all_targets()) list.push_back({"cpu", target.name, target.available, target.detail});
+    return list;
+  }
+
+  std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
+    constexpr std::int64_t max_dim = 512, max_position = std::int64_t{1} << 30;
+    std::string reason;
+    if (!choose_target(problem, options, reason)) return reason;
+    if (problem.head_dim > max_dim) return base::join("head_dim ", problem.head_dim, " exceeds ", max_dim);
+    if (problem.head_dim_v > max_dim) return base::join("head_dim_v ", problem.head_dim_v, " exceeds ", max_dim);
+    const std::int64_t last = std::max({problem.seqlen_q, problem.seqlen_kv, problem.total_q, problem.total_kv}) +
+                              std::max(std::abs(problem.attention.q_offset), std::abs(problem.attention.kv_offset));
+    if (last > max_position) return base::join("position ", last, " exceeds ", max_position);
+    if (problem.pass == Pass::backward) return "no backward yet";
+    return std::nullopt;
+  }
+
+  std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
+    std::string reason;
+    const Target& target = *choose_target(problem, options, reason);
+    if (problem.dtype == DType::f64) return make_forward(problem, target, *target.f64, options);
+    return make_forward(problem, target, *float_ops(target, problem.dtype), options);
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<planning::Backend> make_cpu_backend() { return std::make_unique<CpuBackend>(); }
+
+}  // namespace foveal::cpu

@@ -1,0 +1,235 @@
+// The forward pass: a task takes a few tiles of lanes past all the kv blocks that they need. For each block and tile
+//
+//   S^T = K Q^T;   S^T = score_mod, mask;   P^T = exp2(S^T - max), sum += column sums;   O^T += V^T P^T
+//
+// and at the end out = O / sum, lse = max + log(sum). Nothing passes between tasks, so the result does not depend on who runs what.
+#include "cpu/forward.h"
+
+#include <algorithm>
+
+#include "cpu/describe.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
+
+template <class Real>
+class Forward final : public planning::Executable {
+ public:
+  Forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
+      : s_(problem, target, ops, options), tiles_per_task_(choose_tiles_per_task()) {
+    if (s_.work) tasks_ = s_.work->tasks(tiles_per_task_);
+    Carver carver(nullptr);
+    carve(carver, nullptr);
+    workspace_bytes_ = carver.used();
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".forward"; }
+  void describe(Explanation& explanation) const override {
+    describe_work(s_, explanation, 1.0);
+    explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
+  }
+
+  void run(const problem::Buffers& buffers, void* workspace, Stream) const override {
+    Call call(buffers, s_);
+    Carver carver(workspace);
+    Slot* slots = carve(carver, &call);
+    call.data = s_.tape.bind(buffers.params, call.param_memory);
+    std::optional<Work> own;
+    std::vector<Task> own_tasks;
+    if (!s_.work) {
+      own.emplace(plan_work(s_.problem, s_.geometry(), &buffers));
+      own_tasks = own->tasks(tiles_per_task_);
+    }
+    const Work& work = own ? *own : *s_.work;
+    const std::vector<Task>& tasks = own ? own_tasks : tasks_;
+    base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
+      const FlushDenormals flush;
+      run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
+    });
+  }
+
+ private:
+  struct Call {
+    Call(const problem::Buffers& b, const Setup<Real>& s) : q(b.q), k(b.k), v(b.v), out(b.out), lse(b.lse) {
+      if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
+    }
+    HeadRows q, k, v, out;
+    LaneScalars<Real> lse;
+    const TensorView* sink = nullptr;
+    void* param_memory = nullptr;
+    TapeData data;
+  };
+
+  /// A tile on its way past the kv blocks.
+  struct TileState {
+    const LaneTile* tile;
+    BlockCursor cursor;
+    std::int32_t block;  ///< the next to visit
+    LaneSymbols* symbols;
+    void* panel;
+    Real *acc, *max, *sum;
+  };
+
+  struct Slot {
+    TileState* states;
+    Real *tile, *lane_max, *factor;
+    void *weights, *k_scratch, *v_scratch, *tape_scratch;
+    std::int32_t *first, *last;
+  };
+
+  int choose_tiles_per_task() const {
+    // Several tiles share the conversion of a kv block and its way through the caches; their panels and accumulators should stay in L2.
+    const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + acc_count() * sizeof(Real);
+    const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * max_tiles_per_group(s_.problem, s_.geometry());
+    const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
+    return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / 64), 1, 4));
+  }
+  std::size_t acc_count() const { return static_cast<std::size_t>(s_.dim_v) * static_cast<std::size_t>(s_.ops.tile_lanes); }
+
+  Slot* carve(Carver& carver, Call* call) const {
+    const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
+    void* param_memory = carver.bytes(s_.tape.data_bytes());
+    if (call) call->param_memory = param_memory;
+    Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
+    for (int i = 0; i < s_.slots(); ++i) {
+      Slot slot;
+      slot.states = carver.take<TileState>(static_cast<std::size_t>(tiles_per_task_));
+      for (int t = 0; t < tiles_per_task_; ++t) {
+        TileState state{};
+        state.symbols = carver.take<LaneSymbols>(1);
+        state.panel = carver.bytes(s_.ops.panel_bytes(s_.dim));
+        state.acc = carver.take<Real>(acc_count());
+        state.max = carver.take<Real>(lanes);
+        state.sum = carver.take<Real>(lanes);
+        if (call) slot.states[t] = state;
+      }
+      slot.tile = carver.take<Real>(cells);
+      slot.weights = s_.ops.weights_in_tile ? slot.tile : carver.bytes(cells * 2);
+      slot.lane_max = carver.take<Real>(lanes);
+      slot.factor = carver.take<Real>(lanes);
+      slot.first = carver.take<std::int32_t>(lanes);
+      slot.last = carver.take<std::int32_t>(lanes);
+      slot.k_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim));
+      slot.v_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim_v));
+      slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(s_.ops.block_kv, s_.ops.tile_lanes));
+      if (call) slots[i] = slot;
+    }
+    return slots;
+  }
+
+  void run_task(const Call& call, const Work& work, const Task& task, Slot& slot) const {
+    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
+    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
+    const int count = static_cast<int>(task.tile_end - task.tile_begin);
+    for (int t = 0; t < count; ++t) start(call, work, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t)], slot.states[t]);
+    for (std::int32_t from = 0;;) {
+      std::int32_t block = BlockCursor::none;
+      for (int t = 0; t < count; ++t) {
+        slot.states[t].block = slot.states[t].cursor.next(from);
+        block = std::min(block, slot.states[t].block);
+      }
+      if (block == BlockCursor::none) break;
+      const int keys = s_.block_keys(sequence, block);
+      const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
+      const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), keys, s_.dim, true, false, slot.k_scratch);
+      const Operand v = s_.ops.prepare(call.v.keys(sequence.batch, token, group.kv_head), keys, s_.dim_v, false, true, slot.v_scratch);
+      for (int t = 0; t < count; ++t)
+        if (slot.states[t].block == block) visit(call, sequence, slot.states[t], keys, k, v, slot);
+      from = block + 1;
+    }
+    for (int t = 0; t < count; ++t) finish(call, sequence, slot.states[t], slot);
+  }
+
+  void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
+    state.tile = &tile;
+    state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
+    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    const void* rows[max_lanes] = {};
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
+    s_.ops.pack_panel({rows, padded_lanes(tile), call.q.stride, call.q.dtype}, s_.dim, s_.sign, state.panel);
+    std::fill_n(state.acc, acc_count(), Real(0));
+    std::fill_n(state.max, s_.ops.tile_lanes, std::numeric_limits<Real>::lowest());
+    std::fill_n(state.sum, s_.ops.tile_lanes, Real(0));
+    if (!call.sink) return;
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {  // the sink is a score that is there before the first key
+      const double logit = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]) * log2e;
+      if (logit == -std::numeric_limits<double>::infinity()) return;
+      state.max[lane] = static_cast<Real>(logit);
+      state.sum[lane] = 1;
+    });
+  }
+
+  void visit(const Call& call, const Sequence& sequence, TileState& state, int keys, const Operand& k, const Operand& v, Slot& slot) const {
+    const int ld = s_.ops.tile_lanes, lanes = padded_lanes(*state.tile);
+    const bool partial = !state.cursor.full();
+    KeyRange range{0, keys};
+    LaneRanges ranges;
+    if (partial && s_.tape.mask_is_ranges()) {
+      const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+      s_.tape.lane_ranges(frame, call.data, slot.first, slot.last, slot.tape_scratch);
+      range = trim({slot.first, slot.last}, state.tile->lanes(), s_.ops.key_multiple, range);
+      if (range.begin == range.end) return;
+      if (!s_.tape.has_score()) ranges = {slot.first, slot.last};
+    }
+    const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+    if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data);
+    s_.ops.dot(k, state.panel, range, lanes, s_.dim, slot.tile);
+    const Real* lane_max = nullptr;
+    if (s_.tape.has_score() || (partial && !ranges.first)) {
+      Real* scores = slot.tile + range.begin * ld;
+      std::fill_n(slot.lane_max, ld, -std::numeric_limits<Real>::infinity());
+      s_.tape.apply(frame, call.data, scores, scores, partial, s_.tape.has_score() ? slot.lane_max : nullptr, slot.tape_scratch);
+      if (s_.tape.has_score()) lane_max = slot.lane_max;
+      if (partial) range = trim(slot.tile, ld, state.tile->lanes(), s_.ops.key_multiple, range);
+      if (range.begin == range.end) return;
+    }
+    const bool dropout = s_.has_dropout();
+    const Weights weights{.mix = s_.ops.weights_in_tile ? nullptr : slot.weights};
+    if (s_.ops.softmax(slot.tile, range, lanes, s_.multiplier, ranges, lane_max, state.max, state.sum, slot.factor, dropout ? Weights{} : weights))
+      s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
+    if (dropout) {
+      const TileFrame kept = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+      apply_dropout<Real>(s_.target, kept, s_.dropout(), slot.tile + range.begin * ld, nullptr);
+      if (weights.mix) s_.ops.round_weights(slot.tile, range, lanes, weights);
+    }
+    s_.ops.mix(v, slot.weights, range, lanes, s_.dim_v, state.acc);
+  }
+
+  void finish(const Call& call, const Sequence& sequence, TileState& state, Slot& slot) const {
+    const LaneTile& tile = *state.tile;
+    void* rows[max_lanes] = {};
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      const std::int64_t token = sequence.q_begin + q;
+      rows[lane] = call.out.row(sequence.batch, token, head);
+      const bool empty = state.sum[lane] == 0;
+      if (empty)  // not by a factor of 0: what was never weighted may be NaN
+        for (int d = 0; d < s_.dim_v; ++d) state.acc[d * s_.ops.tile_lanes + lane] = 0;
+      slot.factor[lane] = empty ? Real(0) : Real(1) / state.sum[lane];
+      if (call.lse.present())
+        call.lse.at(sequence.batch, head, token) =
+            empty ? -std::numeric_limits<Real>::infinity()
+                  : static_cast<Real>((static_cast<double>(state.max[lane]) + std::log2(static_cast<double>(state.sum[lane]))) * ln2);
+    });
+    s_.ops.write_lanes(state.acc, s_.dim_v, slot.factor, {rows, padded_lanes(tile), call.out.stride, call.out.dtype});
+  }
+
+  Setup<Real> s_;
+  int tiles_per_task_;
+  std::vector<Task> tasks_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace
+
+template <class Real>
+std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
+                                                   const PlanOptions& options) {
+  return std::make_unique<Forward<Real>>(problem, target, ops, options);
+}
+template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&, const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<double>&, const PlanOptions&);
+
+}  // namespace foveal::cpu

@@ -1,0 +1,13 @@
+#pragma once
+// The forward pass on the CPU.
+#include <memory>
+
+#include "cpu/setup.h"
+
+namespace foveal::cpu {
+
+template <class Real>
+std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
+                                                   const PlanOptions& options);
+
+}  // namespace foveal::cpu

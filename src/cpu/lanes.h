@@ -1,0 +1,136 @@
+#pragma once
+// From tensors to the rows, lanes and blocks that the block operations take.
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/kernels/block_ops.h"
+#include "cpu/tape.h"
+#include "cpu/work.h"
+#include "cpu/workspace.h"
+
+namespace foveal::cpu {
+
+constexpr int max_lanes = 64;  ///< widest tile of any table
+
+/// Heads of a logical [batch, seqlen, heads, dim] tensor.
+class HeadRows {
+ public:
+  HeadRows() = default;
+  explicit HeadRows(const TensorView& view)
+      : data_(static_cast<char*>(view.data)), bytes_(static_cast<std::int64_t>(size_of(view.dtype))), dtype(view.dtype) {
+    if (!view.present()) return;
+    batch_ = view.strides[0] * bytes_, row_ = view.strides[1] * bytes_, head_ = view.strides[2] * bytes_;
+    row_stride = view.strides[1], stride = view.strides[3];
+  }
+  void* row(std::int64_t batch, std::int64_t token, std::int64_t head) const { return data_ + batch * batch_ + token * row_ + head * head_; }
+  KeyRows keys(std::int64_t batch, std::int64_t token, std::int64_t head) const { return {row(batch, token, head), row_stride, stride, dtype}; }
+  KeyRowsOut keys_out(std::int64_t batch, std::int64_t token, std::int64_t head) const {
+    return {row(batch, token, head), row_stride, stride, dtype};
+  }
+
+ private:
+  char* data_ = nullptr;
+  std::int64_t bytes_ = 0, batch_ = 0, row_ = 0, head_ = 0;
+
+ public:
+  DType dtype = DType::f32;
+  std::int64_t row_stride = 0, stride = 1;
+};
+
+/// lse and dlse: [batch, heads_q, seqlen_q].
+template <class Real>
+class LaneScalars {
+ public:
+  LaneScalars() = default;
+  explicit LaneScalars(const TensorView& view) : data_(static_cast<Real*>(view.data)) {
+    if (view.present()) batch_ = view.strides[0], head_ = view.strides[1], token_ = view.strides[2];
+  }
+  bool present() const { return data_ != nullptr; }
+  Real& at(std::int64_t batch, std::int64_t head, std::int64_t token) const { return data_[batch * batch_ + head * head_ + token * token_]; }
+
+ private:
+  Real* data_ = nullptr;
+  std::int64_t batch_ = 0, head_ = 0, token_ = 0;
+};
+
+/// Calls fn(lane, head, q) for the lanes of a tile; q is local.
+template <class Fn>
+void for_each_lane(const LaneTile& tile, Fn&& fn) {
+  int lane = 0;
+  for (std::int32_t h = 0; h < tile.heads; ++h)
+    for (std::int32_t q = 0; q < tile.queries; ++q) fn(lane++, tile.head + h, tile.q + q);
+}
+
+inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), TileFrame::lane_multiple); }
+
+/// The symbols of a tile's lanes; padding repeats the last lane.
+struct LaneSymbols {
+  alignas(64) std::int32_t head[max_lanes], q_idx[max_lanes];
+
+  void fill(const LaneTile& tile, std::int64_t q_offset) {
+    for_each_lane(tile, [&](int lane, std::int32_t h, std::int32_t q) {
+      head[lane] = h;
+      q_idx[lane] = static_cast<std::int32_t>(q + q_offset);
+    });
+    for (int lane = tile.lanes(); lane < max_lanes; ++lane) head[lane] = head[tile.lanes() - 1], q_idx[lane] = q_idx[tile.lanes() - 1];
+  }
+};
+
+/// Walks the kv blocks of a tile in order.
+class BlockCursor {
+ public:
+  BlockCursor() = default;
+  BlockCursor(const mask::Run* begin, const mask::Run* end) : run_(begin), end_(end) {}
+  static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
+  /// The first block >= from, or none.
+  std::int32_t next(std::int32_t from) {
+    while (run_ != end_ && run_->end <= from) ++run_;
+    return run_ == end_ ? none : run_->begin > from ? run_->begin : from;
+  }
+  bool full() const { return run_->full; }  ///< of the block that next() gave last
+
+ private:
+  const mask::Run* run_ = nullptr;
+  const mask::Run* end_ = nullptr;
+};
+
+/// Denormals are zeros while this lives: an operation that makes one costs a hundred cycles, and nothing here needs them.
+class FlushDenormals {
+ public:
+  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
+  ~FlushDenormals() { _mm_setcsr(saved_); }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned saved_;
+};
+
+/// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never touched.
+inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyRange range) {
+  std::int32_t first = range.end, last = range.begin;
+  for (int lane = 0; lane < lanes; ++lane)
+    if (ranges.first[lane] < ranges.last[lane]) first = std::min(first, ranges.first[lane]), last = std::max(last, ranges.last[lane]);
+  if (last <= first) return {range.begin, range.begin};
+  return {std::max(range.begin, first / key_multiple * key_multiple), std::min(range.end, last)};
+}
+
+/// The same, from a tile in which dropped pairs are -inf.
+template <class Real>
+KeyRange trim(const Real* tile, int ld, int lanes, int key_multiple, KeyRange range) {
+  const auto empty = [&](int key) {
+    const Real* row = tile + key * ld;
+    for (int lane = 0; lane < lanes; ++lane)
+      if (row[lane] != -std::numeric_limits<Real>::infinity()) return false;
+    return true;
+  };
+  while (range.end > range.begin && empty(range.end - 1)) --range.end;
+  int begin = range.begin;
+  while (begin < range.end && empty(begin)) ++begin;
+  return {std::max(range.begin, begin / key_multiple * key_multiple), range.end};
+}
+
+}  // namespace foveal::cpu

@@ -1,0 +1,71 @@
+#pragma once
+// What forward and backward plans share: the problem, the table of operations, the score tape, threads, and the work when it is known in advance.
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/parallel.h"
+#include "base/philox.h"
+#include "cpu/dispatch.h"
+#include "cpu/lanes.h"
+#include "plan/backend.h"
+
+namespace foveal::cpu {
+
+template <class Real>
+struct Setup {
+  Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
+      : problem(problem),
+        target(target.name),
+        ops(ops),
+        tape(problem, target.name),
+        executor(options.executor ? *options.executor : base::default_executor(options.threads)) {
+    dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
+    constexpr double log2e = 1.4426950408889634074;
+    // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale of
+    // 0 becomes one that is as good as 0, for -inf * 0 would not be -inf.)
+    if (!tape.has_score()) {
+      sign = problem.scale < 0 ? Real(-1) : Real(1);
+      multiplier = static_cast<Real>(std::max(std::abs(problem.scale) * log2e, 1e-30));
+    }
+    if (work_is_static(problem)) work.emplace(plan_work(problem, geometry(), nullptr));
+  }
+
+  Geometry geometry() const { return {ops.tile_lanes, ops.block_kv}; }
+  int slots() const { return std::max(1, executor.concurrency); }
+
+  TileFrame frame(const Sequence& sequence, const LaneTile& tile, const LaneSymbols& symbols, std::int32_t block, KeyRange range) const {
+    TileFrame f;
+    f.keys = range.end - range.begin;
+    f.lanes = tile.lanes();
+    f.ld = ops.tile_lanes;
+    f.batch = sequence.index;
+    f.seqlen_q = sequence.seqlen_q, f.seqlen_kv = sequence.seqlen_kv;
+    f.kv_idx = static_cast<std::int32_t>(problem.attention.kv_offset + std::int64_t{block} * ops.block_kv + range.begin);
+    f.head = symbols.head, f.q_idx = symbols.q_idx;
+    return f;
+  }
+  int block_keys(const Sequence& sequence, std::int32_t block) const {
+    return static_cast<int>(std::min<std::int64_t>(ops.block_kv, sequence.seqlen_kv - std::int64_t{block} * ops.block_kv));
+  }
+  void refuse_fault(const TileFrame& frame, const TapeData& data) const {
+    if (const auto fault = tape.find_fault(frame, data)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
+  }
+  TileDropout dropout() const {
+    const Dropout& d = problem.attention.dropout;
+    return {d.seed, d.offset, base::dropout_threshold(d.p), 1.0 / (1.0 - d.p), static_cast<std::int32_t>(problem.heads_q)};
+  }
+  bool has_dropout() const { return problem.attention.dropout.p > 0; }
+
+  problem::Problem problem;
+  std::string target;
+  const BlockOps<Real>& ops;
+  Tape tape;
+  Executor executor;
+  int dim = 0, dim_v = 0;
+  Real sign = 1, multiplier = 1;
+  std::optional<Work> work;
+};
+
+}  // namespace foveal::cpu
