@@ -1,6 +1,7 @@
 // The only file that names all backends.
 #include "api/backends.h"
 
+#include "cpu/cpu_backend.h"
 #include "reference/reference_backend.h"
 
 namespace foveal {
@@ -9,6 +10,7 @@ namespace api {
 const planning::Backends& backends() {
   static const planning::Backends all = [] {
     planning::Backends list;
+    list.push_back(cpu::make_cpu_backend());
     list.push_back(reference::make_reference_backend());
     return list;
   }();

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cpu/backward.h"
 #include "cpu/dispatch.h"
 #include "cpu/forward.h"
 
@@ -48,15 +49,17 @@ class CpuBackend final : public planning::Backend {
     const std::int64_t last = std::max({problem.seqlen_q, problem.seqlen_kv, problem.total_q, problem.total_kv}) +
                               std::max(std::abs(problem.attention.q_offset), std::abs(problem.attention.kv_offset));
     if (last > max_position) return base::join("position ", last, " exceeds ", max_position);
-    if (problem.pass == Pass::backward) return "no backward yet";
     return std::nullopt;
   }
 
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
     std::string reason;
     const Target& target = *choose_target(problem, options, reason);
-    if (problem.dtype == DType::f64) return make_forward(problem, target, *target.f64, options);
-    return make_forward(problem, target, *float_ops(target, problem.dtype), options);
+    const bool forward = problem.pass == Pass::forward;
+    if (problem.dtype == DType::f64)
+      return forward ? make_forward(problem, target, *target.f64, options) : make_backward(problem, target, *target.f64, options);
+    const BlockOps<float>& ops = *float_ops(target, problem.dtype);
+    return forward ? make_forward(problem, target, ops, options) : make_backward(problem, target, ops, options);
   }
 };
 

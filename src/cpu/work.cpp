@@ -137,7 +137,7 @@ std::vector<Task> Work::tasks(int tiles_per_task) const {
   std::vector<Task> tasks;
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (std::int64_t t = groups[g].tile_begin; t < groups[g].tile_end; t += tiles_per_task) {
-      Task task{static_cast<std::int64_t>(g), t, std::min(groups[g].tile_end, t + tiles_per_task), 0};
+      Task task{static_cast<std::int64_t>(g), t, std::min(groups[g].tile_end, t + tiles_per_task), 0, 0};
       for (std::int64_t i = t; i < task.tile_end; ++i) task.cost += tiles[static_cast<std::size_t>(i)].blocks;
       tasks.push_back(task);
     }
@@ -151,7 +151,7 @@ std::vector<Task> Work::splits(std::int64_t splits) const {
     const TileGroup& group = groups[g];
     std::int64_t t = group.tile_begin, done = 0;
     for (std::int64_t split = 0; split < splits; ++split) {
-      Task task{static_cast<std::int64_t>(g), t, t, 0};
+      Task task{static_cast<std::int64_t>(g), t, t, split, 0};
       const std::int64_t goal = group.blocks * (split + 1) / splits;
       while (t < group.tile_end && (split + 1 == splits || done < goal)) {
         done += tiles[static_cast<std::size_t>(t)].blocks;

@@ -34,6 +34,7 @@ struct TileGroup {
 /// Tiles [begin, end) of one group.
 struct Task {
   std::int64_t group, tile_begin, tile_end;
+  std::int64_t split;  ///< which share of its group, in Work::splits()
   std::int64_t cost;
 };
 

@@ -1,0 +1,635 @@
+// The backward pass. For each tile of lanes and kv block
+//
+//   S^T = K Q^T;  P^T = exp2(S^T - lse);  dP^T = V dO^T;  dS^T = P^T (dP^T - delta) score_mod'
+//   dV += P^T dO;   dK += dS^T Q;   dQ^T += K^T dS^T                                   where delta = sum over d of dO * O, less dlse
+//
+// in one of three ways:
+//   fused     a task takes the tiles of one kv head (or a fixed share of them: a split) past the kv blocks. dQ stays with its tile; dK and dV are
+//             accumulated over the task, and over splits in order. Five products.
+//   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven products.
+//   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
+// What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads.
+#include "cpu/backward.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cpu/describe.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr double log2e = 1.4426950408889634074;
+
+constexpr int blocks_per_key_task = 4;               ///< the packing of a tile's panels is shared by so many kv blocks
+constexpr std::int64_t wanted_tasks = 16;            ///< fused: enough for the threads of a desktop; more would cost accumulators
+constexpr std::size_t split_limit = std::size_t{128} << 20;  ///< fused: bytes of accumulators that splits may take
+
+template <class Real>
+class Backward final : public planning::Executable {
+ public:
+  Backward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
+      : s_(problem, target, ops, options) {
+    wants_dq_ = problem.dq.present, wants_dk_ = problem.dk.present, wants_dv_ = problem.dv.present;
+    choose_strategy();
+    grads_ = ParamGradPlan(s_.problem, splits_);
+    wants_ds_ = wants_dq_ || wants_dk_ || !grads_.empty();
+    tiles_per_step_ = choose_tiles_per_step();
+    if (s_.work) lists_.emplace(*this, *s_.work);
+    Carver carver(nullptr);
+    carve(carver, nullptr);
+    workspace_bytes_ = carver.used();
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward." + to_string(strategy_); }
+  void describe(Explanation& explanation) const override {
+    describe_work(s_, explanation, strategy_ == BackwardStrategy::fused ? 2.5 : 3.5);
+    explanation.strategy = to_string(strategy_);
+    explanation.reduction = grads_.reduction();
+    explanation.details.emplace_back("strategy because", because_);
+    if (strategy_ == BackwardStrategy::fused) explanation.details.emplace_back("splits of a kv head", std::to_string(splits_));
+    explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
+  }
+
+  void run(const problem::Buffers& buffers, void* workspace, Stream) const override {
+    Call call(buffers, s_);
+    Carver carver(workspace);
+    Slot* slots = carve(carver, &call);
+    call.data = s_.tape.bind(buffers.params, call.param_memory);
+    std::optional<Work> own_work;
+    std::optional<Lists> own_lists;
+    if (!s_.work) {
+      own_work.emplace(plan_work(s_.problem, s_.geometry(), &buffers));
+      own_lists.emplace(*this, *own_work);
+    }
+    const Work& work = own_work ? *own_work : *s_.work;
+    const Lists& lists = own_lists ? *own_lists : *lists_;
+    call.work = &work;
+
+    grads_.clear(call.grad_memory, s_.executor);
+    const auto each = [&](std::size_t tasks, auto&& fn) {
+      base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks), [&](std::int64_t i, int slot) {
+        const FlushDenormals flush;
+        fn(static_cast<std::size_t>(i), slots[slot]);
+      });
+    };
+    constexpr std::size_t tiles_per_delta_task = 16;
+    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot&) {
+      delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task));
+    });
+    if (call.dsink) write_dsink(call);
+
+    const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
+    const auto query_unit = [&](std::size_t u, Slot& slot) {
+      const TapeGrads grads = grads_.empty() ? TapeGrads{} : grads_.grads(call.grad_memory, lists.units[u].partition);
+      for (std::size_t t = lists.units[u].begin; t < lists.units[u].end; ++t)
+        query_task(call, lists.query_tasks[t], grads_.empty() ? nullptr : &grads, slot);
+    };
+    const auto key_task = [&](std::size_t t, Slot& slot) { this->key_task(call, lists.key_tasks[t], slot); };
+    if (strategy_ == BackwardStrategy::two_scan) {
+      const std::size_t rounds = std::max(units, key_tasks);
+      each(rounds, [&](std::size_t i, Slot& slot) {
+        for (std::size_t t = key_tasks * i / rounds; t < key_tasks * (i + 1) / rounds; ++t) key_task(t, slot);
+        for (std::size_t u = units * i / rounds; u < units * (i + 1) / rounds; ++u) query_unit(u, slot);
+      });
+    } else {
+      each(key_tasks, key_task);
+      each(units, query_unit);
+    }
+    if (strategy_ == BackwardStrategy::fused && splits_ > 1 && (wants_dk_ || wants_dv_)) {
+      std::size_t blocks = 0;
+      for (const TileGroup& group : work.groups) blocks = std::max(blocks, reduce_chunks(work, group));
+      each(work.groups.size() * blocks, [&](std::size_t i, Slot&) { reduce_splits(call, work.groups[i / blocks], i % blocks); });
+    }
+    // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
+    for (const Sequence& sequence : work.sequences)
+      if (sequence.seqlen_q == 0) write_zeros(call, sequence);
+    grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
+  }
+
+ private:
+  struct KeyTask {
+    std::int64_t group;
+    std::int32_t block_begin, block_end;
+    std::int64_t cost;
+  };
+  /// Query tasks [begin, end) that run one after the other.
+  struct Unit {
+    std::size_t begin, end;
+    std::int64_t partition, cost;
+  };
+
+  struct Lists {
+    Lists(const Backward& b, const Work& work) {
+      const bool fused = b.strategy_ == BackwardStrategy::fused;
+      if (fused || b.wants_dq_ || !b.grads_.empty()) {
+        const bool by_split = fused || !b.grads_.empty();
+        query_tasks = by_split ? work.splits(b.splits_) : work.tasks(b.tiles_per_step_);
+        if (!by_split && b.strategy_ == BackwardStrategy::two_scan)
+          std::sort(query_tasks.begin(), query_tasks.end(), [](const Task& x, const Task& y) { return x.tile_begin < y.tile_begin; });
+        make_units(b, work, by_split);
+      }
+      if (!fused && (b.wants_dk_ || b.wants_dv_)) make_key_tasks(b, work);
+    }
+
+    void make_units(const Backward& b, const Work& work, bool by_split) {
+      if (b.grads_.empty()) {
+        for (std::size_t t = 0; t < query_tasks.size(); ++t) units.push_back({t, t + 1, 0, query_tasks[t].cost});
+      } else {
+        const auto partition = [&](std::size_t t) {
+          const TileGroup& group = work.groups[static_cast<std::size_t>(query_tasks[t].group)];
+          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].index, group.kv_head,
+                                    query_tasks[t].split);
+        };
+        std::vector<std::pair<std::int64_t, Task>> order;
+        for (std::size_t t = 0; t < query_tasks.size(); ++t) order.emplace_back(partition(t), query_tasks[t]);
+        std::stable_sort(order.begin(), order.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+        for (std::size_t t = 0; t < order.size(); ++t) {
+          query_tasks[t] = order[t].second;
+          if (units.empty() || units.back().partition != order[t].first) units.push_back({t, t, order[t].first, 0});
+          units.back().end = t + 1;
+          units.back().cost += order[t].second.cost;
+        }
+      }
+      if (by_split && b.strategy_ != BackwardStrategy::two_scan)
+        std::stable_sort(units.begin(), units.end(), [](const Unit& x, const Unit& y) { return x.cost > y.cost; });
+    }
+
+    void make_key_tasks(const Backward& b, const Work& work) {
+      for (std::size_t g = 0; g < work.groups.size(); ++g) {
+        const TileGroup& group = work.groups[g];
+        const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
+        const auto blocks = static_cast<std::int32_t>((sequence.seqlen_kv + b.s_.ops.block_kv - 1) / b.s_.ops.block_kv);
+        std::vector<std::int64_t> starts(static_cast<std::size_t>(blocks) + 1);  // how many tiles begin minus end at a block
+        for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
+          const LaneTile& tile = work.tiles[static_cast<std::size_t>(t)];
+          for (std::int64_t r = tile.run_begin; r < tile.run_end; ++r) {
+            ++starts[static_cast<std::size_t>(work.runs[static_cast<std::size_t>(r)].begin)];
+            --starts[static_cast<std::size_t>(work.runs[static_cast<std::size_t>(r)].end)];
+          }
+        }
+        std::int64_t tiles = 0;
+        for (std::int32_t begin = 0; begin < blocks; begin += blocks_per_key_task) {
+          KeyTask task{static_cast<std::int64_t>(g), begin, std::min(blocks, begin + blocks_per_key_task), 0};
+          for (std::int32_t block = begin; block < task.block_end; ++block) task.cost += tiles += starts[static_cast<std::size_t>(block)];
+          key_tasks.push_back(task);
+        }
+      }
+      if (b.strategy_ == BackwardStrategy::split)
+        std::stable_sort(key_tasks.begin(), key_tasks.end(), [](const KeyTask& x, const KeyTask& y) { return x.cost > y.cost; });
+    }
+
+    std::vector<Task> query_tasks;
+    std::vector<Unit> units;
+    std::vector<KeyTask> key_tasks;
+  };
+
+  struct Call {
+    Call() = default;
+    Call(const problem::Buffers& b, const Setup<Real>& s)
+        : q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv), lse(b.lse), dlse(b.dlse) {
+      const int sink_param = s.problem.sink;
+      if (sink_param < 0) return;
+      sink = &b.params[static_cast<std::size_t>(sink_param)];
+      if (s.problem.params[static_cast<std::size_t>(sink_param)].gradient.present) dsink = &b.dparams[static_cast<std::size_t>(sink_param)];
+    }
+    HeadRows q, k, v, out, dout, dq, dk, dv;
+    LaneScalars<Real> lse, dlse;
+    const TensorView* sink = nullptr;
+    const TensorView* dsink = nullptr;
+    const Work* work = nullptr;
+    void* param_memory = nullptr;
+    void* grad_memory = nullptr;
+    TapeData data;
+    Real *lse2 = nullptr, *delta = nullptr;     ///< one for each query row: see row_index()
+    Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all splits, when there are several
+  };
+
+  /// A tile of lanes with everything that its products read.
+  struct LaneState {
+    const LaneTile* tile;
+    BlockCursor cursor;
+    std::int32_t block;
+    bool any_empty;  ///< some lane has nothing to attend
+    LaneSymbols* symbols;
+    void *q_panel, *dout_panel, *q_rows, *dout_rows;
+    Real *lse2, *delta, *dq;
+  };
+
+  struct Slot {
+    LaneState* states;
+    Real *p, *ds, *dots, *dropped;
+    void *p_spread, *ds_spread, *ds_mix;  ///< weights
+    void* tape_scratch;
+    std::int32_t *first, *last;
+    Operand *k, *v;  ///< one for each block of a key task
+    void **k_scratch, **v_scratch;
+    Real *dk, *dv;   ///< accumulators of this task
+  };
+
+  // ---------------------------------------------------------------------------------------------------------------- planning
+
+  void choose_strategy() {
+    const problem::Problem& p = s_.problem;
+    const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
+    const std::int64_t tiles = max_tiles_per_group(p, s_.geometry());
+    const std::int64_t useful = std::clamp<std::int64_t>(tiles / 4, 1, (wanted_tasks + groups - 1) / groups);
+    const auto affordable = static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, acc_bytes(acc_rows_of_all())));
+    splits_ = std::clamp<std::int64_t>(affordable, 1, useful);
+    strategy_ = p.attention.backward;
+    because_ = "asked for";
+    if (strategy_ != BackwardStrategy::automatic) {
+      if (strategy_ != BackwardStrategy::fused) splits_ = useful;  // nothing but parameter gradients depends on them
+      return;
+    }
+    // Seven products instead of five cost 1.4 times the work: worth it only when accumulators for enough tasks would take too much memory.
+    const bool starved = splits_ < useful && groups * splits_ < wanted_tasks / 2;
+    strategy_ = starved ? BackwardStrategy::split : BackwardStrategy::fused;
+    because_ = starved ? base::join("accumulators for ", useful, " splits would exceed ", split_limit >> 20, " MiB")
+                       : base::join("five products instead of seven; ", groups * splits_, " tasks");
+    if (starved) splits_ = useful;
+  }
+
+  int choose_tiles_per_step() const {
+    const std::size_t lanes = static_cast<std::size_t>(s_.ops.tile_lanes);
+    const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + s_.ops.panel_bytes(s_.dim_v) + s_.ops.rows_bytes(s_.dim) +
+                                   s_.ops.rows_bytes(s_.dim_v) + lanes * static_cast<std::size_t>(s_.dim) * sizeof(Real);
+    return static_cast<int>(std::clamp<std::size_t>(std::size_t{512} * 1024 / tile_bytes, 1, 4));
+  }
+
+  bool fused() const { return strategy_ == BackwardStrategy::fused; }
+  int dk_ld() const { return wants_dk_ ? padded_dim(s_.dim) : 0; }
+  int dv_ld() const { return wants_dv_ ? padded_dim(s_.dim_v) : 0; }
+  std::size_t acc_bytes(std::int64_t rows) const { return static_cast<std::size_t>(rows) * static_cast<std::size_t>(dk_ld() + dv_ld()) * sizeof(Real); }
+  /// Accumulator rows of all heads of one split; each sequence has a block to spare, because ranges are rounded up.
+  std::int64_t acc_rows_of_all() const {
+    return s_.problem.heads_kv * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv);
+  }
+  std::int64_t acc_row(const Sequence& sequence, std::int32_t kv_head) const {
+    const std::int64_t token = s_.problem.varlen ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
+    return kv_head * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv) + token + std::int64_t{sequence.index} * s_.ops.block_kv;
+  }
+  std::int64_t max_seqlen_kv() const { return s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv; }
+  std::int64_t query_rows() const { return s_.problem.heads_q * s_.problem.total_q; }
+  std::int64_t row_index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
+    const std::int64_t token = s_.problem.varlen ? sequence.q_begin + q : sequence.batch * s_.problem.seqlen_q + q;
+    return head * s_.problem.total_q + token;
+  }
+
+  Slot* carve(Carver& carver, Call* call) const {
+    const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
+    Call measured;
+    Call& c = call ? *call : measured;
+    c.param_memory = carver.bytes(s_.tape.data_bytes());
+    c.grad_memory = carver.bytes(grads_.workspace_bytes());
+    c.lse2 = carver.take<Real>(static_cast<std::size_t>(query_rows()));
+    c.delta = carver.take<Real>(static_cast<std::size_t>(query_rows()));
+    const bool shared = fused() && splits_ > 1;
+    if (shared) {
+      const auto rows = static_cast<std::size_t>(splits_ * acc_rows_of_all());
+      c.dk_acc = carver.take<Real>(rows * static_cast<std::size_t>(dk_ld()));
+      c.dv_acc = carver.take<Real>(rows * static_cast<std::size_t>(dv_ld()));
+    }
+    std::size_t own_rows = 0;
+    if (fused() && !shared) own_rows = static_cast<std::size_t>(max_seqlen_kv() + s_.ops.block_kv);
+    if (!fused()) own_rows = static_cast<std::size_t>(blocks_per_key_task * s_.ops.block_kv);
+    const int blocks = fused() ? 1 : blocks_per_key_task;
+
+    Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
+    for (int i = 0; i < s_.slots(); ++i) {
+      Slot slot;
+      slot.states = carver.take<LaneState>(static_cast<std::size_t>(tiles_per_step_));
+      for (int t = 0; t < tiles_per_step_; ++t) {
+        LaneState state{};
+        state.symbols = carver.take<LaneSymbols>(1);
+        state.q_panel = carver.bytes(s_.ops.panel_bytes(s_.dim));
+        state.dout_panel = carver.bytes(s_.ops.panel_bytes(s_.dim_v));
+        state.q_rows = carver.bytes(s_.ops.rows_bytes(s_.dim));
+        state.dout_rows = carver.bytes(s_.ops.rows_bytes(s_.dim_v));
+        state.lse2 = carver.take<Real>(lanes);
+        state.delta = carver.take<Real>(lanes);
+        state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(s_.dim));
+        if (call) slot.states[t] = state;
+      }
+      slot.p = carver.take<Real>(cells);
+      slot.ds = carver.take<Real>(cells);
+      slot.dots = s_.tape.backward_needs_dots() ? carver.take<Real>(cells) : slot.p;
+      slot.dropped = s_.has_dropout() ? carver.take<Real>(cells) : slot.p;
+      slot.p_spread = s_.ops.weights_in_tile ? slot.dropped : carver.bytes(cells * 2);
+      slot.ds_spread = s_.ops.weights_in_tile ? slot.ds : carver.bytes(cells * 2);
+      slot.ds_mix = s_.ops.weights_in_tile ? slot.ds : carver.bytes(cells * 2);
+      slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(s_.ops.block_kv, s_.ops.tile_lanes));
+      slot.first = carver.take<std::int32_t>(lanes);
+      slot.last = carver.take<std::int32_t>(lanes);
+      slot.k = carver.take<Operand>(static_cast<std::size_t>(blocks));
+      slot.v = carver.take<Operand>(static_cast<std::size_t>(blocks));
+      slot.k_scratch = carver.take<void*>(static_cast<std::size_t>(blocks));
+      slot.v_scratch = carver.take<void*>(static_cast<std::size_t>(blocks));
+      for (int b = 0; b < blocks; ++b) {
+        void* k = carver.bytes(s_.ops.operand_bytes(s_.dim));
+        void* v = carver.bytes(s_.ops.operand_bytes(s_.dim_v));
+        if (call) slot.k_scratch[b] = k, slot.v_scratch[b] = v;
+      }
+      slot.dk = carver.take<Real>(own_rows * static_cast<std::size_t>(dk_ld()));
+      slot.dv = carver.take<Real>(own_rows * static_cast<std::size_t>(dv_ld()));
+      if (call) slots[i] = slot;
+    }
+    return slots;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------- delta
+
+  void delta(const Call& call, std::size_t tile_begin, std::size_t tile_end) const {
+    const Work& work = *call.work;
+    auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
+                                  [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
+    for (std::size_t t = tile_begin; t < tile_end; ++t) {
+      while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
+      const Sequence& sequence = work.sequences[static_cast<std::size_t>(group->sequence)];
+      const LaneTile& tile = work.tiles[t];
+      const void* out[max_lanes] = {};
+      const void* dout[max_lanes] = {};
+      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+        out[lane] = call.out.row(sequence.batch, sequence.q_begin + q, head);
+        dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + q, head);
+      });
+      alignas(64) Real dots[max_lanes];
+      const int lanes = padded_lanes(tile);
+      s_.ops.row_dots({out, lanes, call.out.stride, call.out.dtype}, {dout, lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, dots);
+      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+        const std::int64_t token = sequence.q_begin + q, row = row_index(sequence, head, q);
+        const Real lse = call.lse.at(sequence.batch, head, token);
+        const bool empty = lse == -std::numeric_limits<Real>::infinity();
+        // An empty row takes lse = +inf: then P is 0 without further ado.
+        call.lse2[row] = empty ? std::numeric_limits<Real>::infinity() : static_cast<Real>(static_cast<double>(lse) * log2e);
+        call.delta[row] = empty ? Real(0) : dots[lane] - (call.dlse.present() ? call.dlse.at(sequence.batch, head, token) : Real(0));
+      });
+    }
+  }
+
+  /// d / d sink = - sum over rows of p(sink) * delta
+  void write_dsink(const Call& call) const {
+    base::parallel_for(s_.executor, s_.problem.heads_q, [&](std::int64_t head, int) {
+      const double sink = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]) * log2e;
+      double sum = 0;
+      for (std::int64_t i = 0; i < s_.problem.total_q; ++i) {
+        const std::int64_t row = head * s_.problem.total_q + i;
+        const double p = std::exp2(sink - static_cast<double>(call.lse2[row]));
+        if (p != 0) sum -= p * static_cast<double>(call.delta[row]);
+      }
+      base::store(call.dsink->data, call.dsink->dtype, head * call.dsink->strides[0], sum);
+    });
+  }
+
+  // ---------------------------------------------------------------------------------------------------------- the common core
+
+  /// Packs what the products of a tile read. Lanes with nothing to attend count as rows of zeros: they may hold anything, NaN even.
+  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, LaneState& state) const {
+    state.tile = &tile;
+    state.cursor = BlockCursor(call.work->runs.data() + tile.run_begin, call.work->runs.data() + tile.run_end);
+    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.any_empty = false;
+    const void* q[max_lanes] = {};
+    const void* dout[max_lanes] = {};
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
+      const std::int64_t row = row_index(sequence, head, query);
+      state.lse2[lane] = call.lse2[row];
+      state.delta[lane] = call.delta[row];
+      if (call.lse2[row] == std::numeric_limits<Real>::infinity()) {
+        state.any_empty = true;
+        return;
+      }
+      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
+      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
+    });
+    for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse2[lane] = state.delta[lane] = 0;
+    const LaneRows q_rows{q, padded_lanes(tile), call.q.stride, call.q.dtype};
+    const LaneRows dout_rows{dout, padded_lanes(tile), call.dout.stride, call.dout.dtype};
+    s_.ops.pack_panel(q_rows, s_.dim, s_.sign, state.q_panel);
+    if (wants_ds_) s_.ops.pack_panel(dout_rows, s_.dim_v, Real(1), state.dout_panel);
+    if (for_keys && wants_dk_) s_.ops.pack_rows(q_rows, s_.dim, state.q_rows);
+    if (for_keys && wants_dv_) s_.ops.pack_rows(dout_rows, s_.dim_v, state.dout_rows);
+  }
+
+  /// P and dS of one tile and block, in the slot's tiles and weights. The result is the range of keys that take part.
+  KeyRange differentiate(const Call& call, const Sequence& sequence, const LaneState& state, int keys, const Operand& k, const Operand& v,
+                         const TapeGrads* grads, Slot& slot) const {
+    const int ld = s_.ops.tile_lanes, valid = state.tile->lanes(), lanes = padded_lanes(*state.tile);
+    const bool partial = !state.cursor.full(), by_ranges = partial && s_.tape.mask_is_ranges();
+    KeyRange range{0, keys};
+    LaneRanges ranges;
+    if (by_ranges || lanes > valid) {
+      if (by_ranges) {
+        const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+        s_.tape.lane_ranges(frame, call.data, slot.first, slot.last, slot.tape_scratch);
+      } else {
+        std::fill_n(slot.first, valid, 0);
+        std::fill_n(slot.last, valid, keys);
+      }
+      std::fill(slot.first + valid, slot.first + lanes, 0);  // padding keeps nothing
+      std::fill(slot.last + valid, slot.last + lanes, 0);
+      ranges = {slot.first, slot.last};
+      range = trim(ranges, valid, s_.ops.key_multiple, range);
+      if (range.begin == range.end) return range;
+    }
+    TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+    s_.ops.dot(k, state.q_panel, range, lanes, s_.dim, slot.dots);
+    if (s_.tape.has_score() || (partial && !by_ranges)) {
+      const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
+      s_.tape.apply(frame, call.data, slot.dots + at, slot.p + at, partial, static_cast<Real*>(nullptr), slot.tape_scratch);
+      if (partial && !by_ranges) {
+        range = trim(slot.p, ld, valid, s_.ops.key_multiple, range);
+        if (range.begin == range.end) return range;
+        frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+      }
+    } else if (slot.dots != slot.p) {
+      std::copy(slot.dots + range.begin * ld, slot.dots + range.end * ld, slot.p + range.begin * ld);
+    }
+    const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld, count = std::ptrdiff_t{range.end - range.begin} * ld;
+    const bool own_weights = !s_.ops.weights_in_tile, dropout = s_.has_dropout();
+    const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
+    s_.ops.probabilities(slot.p, range, lanes, s_.multiplier, ranges, state.lse2, dropout ? Weights{} : p_weights);
+    if (wants_ds_) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
+    if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
+      std::copy_n(slot.p + at, count, slot.dropped + at);
+      Real* second = wants_ds_ ? slot.ds + at : nullptr;
+      apply_dropout<Real>(s_.target, frame, s_.dropout(), slot.dropped + at, second);
+      if (own_weights) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
+    }
+    if (wants_ds_) {
+      const Weights ds_weights{.mix = own_weights ? slot.ds_mix : nullptr, .spread = own_weights ? slot.ds_spread : nullptr};
+      const bool by_tape = s_.tape.has_backward();
+      s_.ops.score_gradient(slot.p, slot.ds, range, lanes, state.delta, by_tape ? Weights{} : ds_weights);
+      if (by_tape) {
+        s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? slot.dots + at : nullptr, slot.ds + at, grads, slot.tape_scratch);
+        if (own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
+      }
+    }
+    return range;
+  }
+
+  void spread(const LaneState& state, KeyRange range, Real* dk, Real* dv, const Slot& slot) const {
+    const int lanes = padded_lanes(*state.tile);
+    if (wants_dv_) s_.ops.spread(slot.p_spread, state.dout_rows, range, lanes, s_.dim_v, dv);
+    if (wants_dk_) s_.ops.spread(slot.ds_spread, state.q_rows, range, lanes, s_.dim, dk);
+  }
+
+  void write_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t key, int keys, const Real* dk, const Real* dv) const {
+    const std::int64_t token = sequence.kv_begin + key;
+    if (wants_dk_)
+      s_.ops.write_keys(dk, keys, s_.dim, static_cast<Real>(s_.problem.scale), call.dk.keys_out(sequence.batch, token, kv_head));
+    if (wants_dv_) s_.ops.write_keys(dv, keys, s_.dim_v, Real(1), call.dv.keys_out(sequence.batch, token, kv_head));
+  }
+
+  // -------------------------------------------------------------------------------------------- tiles past blocks: fused, and dq
+
+  void query_task(const Call& call, const Task& task, const TapeGrads* grads, Slot& slot) const {
+    const TileGroup& group = call.work->groups[static_cast<std::size_t>(task.group)];
+    const Sequence& sequence = call.work->sequences[static_cast<std::size_t>(group.sequence)];
+    Real *dk = slot.dk, *dv = slot.dv;
+    if (fused()) {
+      if (splits_ > 1) {
+        const std::int64_t row = task.split * acc_rows_of_all() + acc_row(sequence, group.kv_head);
+        dk = call.dk_acc + row * dk_ld(), dv = call.dv_acc + row * dv_ld();
+      }
+      std::fill_n(dk, std::int64_t{sequence.seqlen_kv} * dk_ld(), Real(0));
+      std::fill_n(dv, std::int64_t{sequence.seqlen_kv} * dv_ld(), Real(0));
+    }
+    for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
+      query_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), dk, dv, grads, slot);
+    if (fused() && splits_ == 1) write_keys(call, sequence, group.kv_head, 0, sequence.seqlen_kv, dk, dv);
+  }
+
+  void query_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end, Real* dk,
+                  Real* dv, const TapeGrads* grads, Slot& slot) const {
+    const int count = static_cast<int>(tile_end - tile_begin);
+    for (int t = 0; t < count; ++t) {
+      LaneState& state = slot.states[t];
+      start(call, sequence, call.work->tiles[static_cast<std::size_t>(tile_begin + t)], fused(), state);
+      if (wants_dq_) std::fill_n(state.dq, std::int64_t{s_.dim} * s_.ops.tile_lanes, Real(0));
+    }
+    for (std::int32_t from = 0;;) {
+      std::int32_t block = BlockCursor::none;
+      for (int t = 0; t < count; ++t) {
+        slot.states[t].block = slot.states[t].cursor.next(from);
+        block = std::min(block, slot.states[t].block);
+      }
+      if (block == BlockCursor::none) break;
+      const int keys = s_.block_keys(sequence, block);
+      const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
+      prepare(call, sequence, kv_head, block, wants_dq_, 0, slot);
+      for (int t = 0; t < count; ++t) {
+        const LaneState& state = slot.states[t];
+        if (state.block != block) continue;
+        const KeyRange range = differentiate(call, sequence, state, keys, slot.k[0], slot.v[0], grads, slot);
+        if (range.begin == range.end) continue;
+        if (fused()) spread(state, range, dk + key * dk_ld(), dv + key * dv_ld(), slot);
+        if (wants_dq_) s_.ops.mix(slot.k[0], slot.ds_mix, range, padded_lanes(*state.tile), s_.dim, state.dq);
+      }
+      from = block + 1;
+    }
+    if (!wants_dq_) return;
+    for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.states[t]);
+  }
+
+  void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, int at, Slot& slot) const {
+    const int keys = s_.block_keys(sequence, block);
+    const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
+    slot.k[at] = s_.ops.prepare(call.k.keys(sequence.batch, token, kv_head), keys, s_.dim, true, mix, slot.k_scratch[at]);
+    slot.v[at] = s_.ops.prepare(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v, true, false, slot.v_scratch[at]);
+  }
+
+  void write_dq(const Call& call, const Sequence& sequence, const LaneState& state) const {
+    void* rows[max_lanes] = {};
+    alignas(64) Real factor[max_lanes];
+    std::fill_n(factor, max_lanes, static_cast<Real>(s_.problem.scale));
+    for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      rows[lane] = call.dq.row(sequence.batch, sequence.q_begin + q, head);
+      if (state.any_empty && state.lse2[lane] == std::numeric_limits<Real>::infinity())
+        for (int d = 0; d < s_.dim; ++d) state.dq[d * s_.ops.tile_lanes + lane] = 0;
+    });
+    s_.ops.write_lanes(state.dq, s_.dim, factor, {rows, padded_lanes(*state.tile), call.dq.stride, call.dq.dtype});
+  }
+
+  static constexpr std::int64_t keys_per_reduction = 256;
+  std::size_t reduce_chunks(const Work& work, const TileGroup& group) const {
+    const std::int64_t keys = work.sequences[static_cast<std::size_t>(group.sequence)].seqlen_kv;
+    return static_cast<std::size_t>((keys + keys_per_reduction - 1) / keys_per_reduction);
+  }
+
+  /// Adds the splits of some keys into the first, in order, and writes them.
+  void reduce_splits(const Call& call, const TileGroup& group, std::size_t chunk) const {
+    const Sequence& sequence = call.work->sequences[static_cast<std::size_t>(group.sequence)];
+    const std::int64_t key = static_cast<std::int64_t>(chunk) * keys_per_reduction;
+    const std::int64_t keys = std::min<std::int64_t>(keys_per_reduction, sequence.seqlen_kv - key);
+    if (keys <= 0) return;
+    const std::int64_t row = acc_row(sequence, group.kv_head) + key;
+    const auto add = [&](Real* acc, int ld) {
+      Real* sum = acc + row * ld;
+      for (std::int64_t split = 1; split < splits_; ++split) {
+        const Real* part = acc + (split * acc_rows_of_all() + row) * ld;
+        for (std::int64_t i = 0; i < keys * ld; ++i) sum[i] += part[i];
+      }
+      return sum;
+    };
+    Real *dk = add(call.dk_acc, dk_ld()), *dv = add(call.dv_acc, dv_ld());
+    write_keys(call, sequence, group.kv_head, key, static_cast<int>(keys), dk, dv);
+  }
+
+  void write_zeros(const Call& call, const Sequence& sequence) const {
+    alignas(64) Real zeros[512] = {};
+    for (std::int32_t head = 0; head < s_.problem.heads_kv; ++head)
+      for (std::int32_t key = 0; key < sequence.seqlen_kv; ++key) write_keys(call, sequence, head, key, 1, zeros, zeros);
+  }
+
+  // -------------------------------------------------------------------------------------------------- blocks past tiles: dk, dv
+
+  void key_task(const Call& call, const KeyTask& task, Slot& slot) const {
+    const TileGroup& group = call.work->groups[static_cast<std::size_t>(task.group)];
+    const Sequence& sequence = call.work->sequences[static_cast<std::size_t>(group.sequence)];
+    const std::int64_t first_key = std::int64_t{task.block_begin} * s_.ops.block_kv;
+    const auto keys = std::min<std::int64_t>(sequence.seqlen_kv, std::int64_t{task.block_end} * s_.ops.block_kv) - first_key;
+    std::fill_n(slot.dk, keys * dk_ld(), Real(0));
+    std::fill_n(slot.dv, keys * dv_ld(), Real(0));
+    for (std::int32_t block = task.block_begin; block < task.block_end; ++block)
+      prepare(call, sequence, group.kv_head, block, false, block - task.block_begin, slot);
+    LaneState& state = slot.states[0];
+    for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
+      const LaneTile& tile = call.work->tiles[static_cast<std::size_t>(t)];
+      const mask::Run* runs = call.work->runs.data();
+      if (BlockCursor(runs + tile.run_begin, runs + tile.run_end).next(task.block_begin) >= task.block_end) continue;
+      start(call, sequence, tile, true, state);
+      for (state.block = state.cursor.next(task.block_begin); state.block < task.block_end; state.block = state.cursor.next(state.block + 1)) {
+        const int at = state.block - task.block_begin;
+        const KeyRange range =
+            differentiate(call, sequence, state, s_.block_keys(sequence, state.block), slot.k[at], slot.v[at], nullptr, slot);
+        const std::int64_t row = std::int64_t{at} * s_.ops.block_kv;
+        if (range.begin != range.end) spread(state, range, slot.dk + row * dk_ld(), slot.dv + row * dv_ld(), slot);
+      }
+    }
+    write_keys(call, sequence, group.kv_head, first_key, static_cast<int>(keys), slot.dk, slot.dv);
+  }
+
+  Setup<Real> s_;
+  bool wants_dq_ = false, wants_dk_ = false, wants_dv_ = false, wants_ds_ = false;
+  BackwardStrategy strategy_ = BackwardStrategy::fused;
+  std::string because_;
+  std::int64_t splits_ = 1;
+  ParamGradPlan grads_;
+  int tiles_per_step_ = 1;
+  std::optional<Lists> lists_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace
+
+template <class Real>
+std::unique_ptr<planning::Executable> make_backward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
+                                                    const PlanOptions& options) {
+  return std::make_unique<Backward<Real>>(problem, target, ops, options);
+}
+template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&, const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<double>&, const PlanOptions&);
+
+}  // namespace foveal::cpu
