@@ -19,8 +19,6 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr double log2e = 1.4426950408889634074;
-
 constexpr int blocks_per_key_task = 4;               ///< the packing of a tile's panels is shared by so many kv blocks
 constexpr std::int64_t wanted_tasks = 16;            ///< fused: enough for the threads of a desktop; more would cost accumulators
 constexpr std::size_t split_limit = std::size_t{128} << 20;  ///< fused: bytes of accumulators that splits may take
@@ -70,7 +68,7 @@ class Backward final : public planning::Executable {
     grads_.clear(call.grad_memory, s_.executor);
     const auto each = [&](std::size_t tasks, auto&& fn) {
       base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks), [&](std::int64_t i, int slot) {
-        const FlushDenormals flush;
+        const TaskMode mode(s_.ops.enter, s_.ops.leave);
         fn(static_cast<std::size_t>(i), slots[slot]);
       });
     };
@@ -202,7 +200,7 @@ class Backward final : public planning::Executable {
     void* param_memory = nullptr;
     void* grad_memory = nullptr;
     TapeData data;
-    Real *lse2 = nullptr, *delta = nullptr;     ///< one for each query row: see row_index()
+    Real *row_lse = nullptr, *row_delta = nullptr;  ///< one for each query row: see row_index()
     Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all splits, when there are several
   };
 
@@ -214,7 +212,7 @@ class Backward final : public planning::Executable {
     bool any_empty;  ///< some lane has nothing to attend
     LaneSymbols* symbols;
     void *q_panel, *dout_panel, *q_rows, *dout_rows;
-    Real *lse2, *delta, *dq;
+    Real *lse, *delta, *dq;
   };
 
   struct Slot {
@@ -283,8 +281,8 @@ class Backward final : public planning::Executable {
     Call& c = call ? *call : measured;
     c.param_memory = carver.bytes(s_.tape.data_bytes());
     c.grad_memory = carver.bytes(grads_.workspace_bytes());
-    c.lse2 = carver.take<Real>(static_cast<std::size_t>(query_rows()));
-    c.delta = carver.take<Real>(static_cast<std::size_t>(query_rows()));
+    c.row_lse = carver.take<Real>(static_cast<std::size_t>(query_rows()));
+    c.row_delta = carver.take<Real>(static_cast<std::size_t>(query_rows()));
     const bool shared = fused() && splits_ > 1;
     if (shared) {
       const auto rows = static_cast<std::size_t>(splits_ * acc_rows_of_all());
@@ -307,7 +305,7 @@ class Backward final : public planning::Executable {
         state.dout_panel = carver.bytes(s_.ops.panel_bytes(s_.dim_v));
         state.q_rows = carver.bytes(s_.ops.rows_bytes(s_.dim));
         state.dout_rows = carver.bytes(s_.ops.rows_bytes(s_.dim_v));
-        state.lse2 = carver.take<Real>(lanes);
+        state.lse = carver.take<Real>(lanes);
         state.delta = carver.take<Real>(lanes);
         state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(s_.dim));
         if (call) slot.states[t] = state;
@@ -362,8 +360,8 @@ class Backward final : public planning::Executable {
         const Real lse = call.lse.at(sequence.batch, head, token);
         const bool empty = lse == -std::numeric_limits<Real>::infinity();
         // An empty row takes lse = +inf: then P is 0 without further ado.
-        call.lse2[row] = empty ? std::numeric_limits<Real>::infinity() : static_cast<Real>(static_cast<double>(lse) * log2e);
-        call.delta[row] = empty ? Real(0) : dots[lane] - (call.dlse.present() ? call.dlse.at(sequence.batch, head, token) : Real(0));
+        call.row_lse[row] = empty ? std::numeric_limits<Real>::infinity() : lse;
+        call.row_delta[row] = empty ? Real(0) : dots[lane] - (call.dlse.present() ? call.dlse.at(sequence.batch, head, token) : Real(0));
       });
     }
   }
@@ -371,12 +369,12 @@ class Backward final : public planning::Executable {
   /// d / d sink = - sum over rows of p(sink) * delta
   void write_dsink(const Call& call) const {
     base::parallel_for(s_.executor, s_.problem.heads_q, [&](std::int64_t head, int) {
-      const double sink = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]) * log2e;
+      const double sink = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]);
       double sum = 0;
       for (std::int64_t i = 0; i < s_.problem.total_q; ++i) {
         const std::int64_t row = head * s_.problem.total_q + i;
-        const double p = std::exp2(sink - static_cast<double>(call.lse2[row]));
-        if (p != 0) sum -= p * static_cast<double>(call.delta[row]);
+        const double p = std::exp(sink - static_cast<double>(call.row_lse[row]));
+        if (p != 0) sum -= p * static_cast<double>(call.row_delta[row]);
       }
       base::store(call.dsink->data, call.dsink->dtype, head * call.dsink->strides[0], sum);
     });
@@ -394,16 +392,16 @@ class Backward final : public planning::Executable {
     const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = row_index(sequence, head, query);
-      state.lse2[lane] = call.lse2[row];
-      state.delta[lane] = call.delta[row];
-      if (call.lse2[row] == std::numeric_limits<Real>::infinity()) {
+      state.lse[lane] = call.row_lse[row];
+      state.delta[lane] = call.row_delta[row];
+      if (call.row_lse[row] == std::numeric_limits<Real>::infinity()) {
         state.any_empty = true;
         return;
       }
       q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
       dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
     });
-    for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse2[lane] = state.delta[lane] = 0;
+    for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse[lane] = state.delta[lane] = 0;
     const LaneRows q_rows{q, padded_lanes(tile), call.q.stride, call.q.dtype};
     const LaneRows dout_rows{dout, padded_lanes(tile), call.dout.stride, call.dout.dtype};
     s_.ops.pack_panel(q_rows, s_.dim, s_.sign, state.q_panel);
@@ -449,7 +447,7 @@ class Backward final : public planning::Executable {
     const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld, count = std::ptrdiff_t{range.end - range.begin} * ld;
     const bool own_weights = !s_.ops.weights_in_tile, dropout = s_.has_dropout();
     const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
-    s_.ops.probabilities(slot.p, range, lanes, s_.multiplier, ranges, state.lse2, dropout ? Weights{} : p_weights);
+    s_.ops.probabilities(slot.p, range, lanes, s_.natural_multiplier(), ranges, state.lse, dropout ? Weights{} : p_weights);
     if (wants_ds_) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
     if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
       std::copy_n(slot.p + at, count, slot.dropped + at);
@@ -546,7 +544,7 @@ class Backward final : public planning::Executable {
     std::fill_n(factor, max_lanes, static_cast<Real>(s_.problem.scale));
     for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
       rows[lane] = call.dq.row(sequence.batch, sequence.q_begin + q, head);
-      if (state.any_empty && state.lse2[lane] == std::numeric_limits<Real>::infinity())
+      if (state.any_empty && state.lse[lane] == std::numeric_limits<Real>::infinity())
         for (int d = 0; d < s_.dim; ++d) state.dq[d * s_.ops.tile_lanes + lane] = 0;
     });
     s_.ops.write_lanes(state.dq, s_.dim, factor, {rows, padded_lanes(*state.tile), call.dq.stride, call.dq.dtype});

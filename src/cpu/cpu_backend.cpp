@@ -48,6 +48,7 @@ class CpuBackend final : public planning::Backend {
     if (problem.head_dim_v > max_dim) return base::join("head_dim_v ", problem.head_dim_v, " exceeds ", max_dim);
     const std::int64_t last = std::max({problem.seqlen_q, problem.seqlen_kv, problem.total_q, problem.total_kv}) +
                               std::max(std::abs(problem.attention.q_offset), std::abs(problem.attention.kv_offset));
+    if (auto no_tape = Tape::refuses(problem)) return no_tape;
     if (last > max_position) return base::join("position ", last, " exceeds ", max_position);
     return std::nullopt;
   }

@@ -46,7 +46,7 @@ class Forward final : public planning::Executable {
     const Work& work = own ? *own : *s_.work;
     const std::vector<Task>& tasks = own ? own_tasks : tasks_;
     base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
-      const FlushDenormals flush;
+      const TaskMode mode(s_.ops.enter, s_.ops.leave);
       run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
     });
   }
@@ -175,8 +175,8 @@ class Forward final : public planning::Executable {
       if (!s_.tape.has_score()) ranges = {slot.first, slot.last};
     }
     const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
-    if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data);
     s_.ops.dot(k, state.panel, range, lanes, s_.dim, slot.tile);
+    if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data, slot.tile + range.begin * ld);
     const Real* lane_max = nullptr;
     if (s_.tape.has_score() || (partial && !ranges.first)) {
       Real* scores = slot.tile + range.begin * ld;

@@ -97,16 +97,24 @@ class BlockCursor {
   const mask::Run* end_ = nullptr;
 };
 
-/// Denormals are zeros while this lives: an operation that makes one costs a hundred cycles, and nothing here needs them.
-class FlushDenormals {
+/// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs them. And what
+/// a table of operations asks for itself.
+class TaskMode {
  public:
-  FlushDenormals() : saved_(_mm_getcsr()) { _mm_setcsr(saved_ | 0x8040u); }
-  ~FlushDenormals() { _mm_setcsr(saved_); }
-  FlushDenormals(const FlushDenormals&) = delete;
-  FlushDenormals& operator=(const FlushDenormals&) = delete;
+  TaskMode(void (*enter)(), void (*leave)()) : saved_(_mm_getcsr()), leave_(leave) {
+    _mm_setcsr(saved_ | 0x8040u);
+    if (enter) enter();
+  }
+  ~TaskMode() {
+    if (leave_) leave_();
+    _mm_setcsr(saved_);
+  }
+  TaskMode(const TaskMode&) = delete;
+  TaskMode& operator=(const TaskMode&) = delete;
 
  private:
   unsigned saved_;
+  void (*leave_)();
 };
 
 /// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never touched.

@@ -33,6 +33,8 @@ struct Setup {
   }
 
   Geometry geometry() const { return {ops.tile_lanes, ops.block_kv}; }
+  /// The backward's: its exponential is the natural one, and the tape's scores are in base 2.
+  Real natural_multiplier() const { return static_cast<Real>(static_cast<double>(multiplier) * 0.69314718055994530942); }
   int slots() const { return std::max(1, executor.concurrency); }
 
   TileFrame frame(const Sequence& sequence, const LaneTile& tile, const LaneSymbols& symbols, std::int32_t block, KeyRange range) const {
@@ -49,8 +51,8 @@ struct Setup {
   int block_keys(const Sequence& sequence, std::int32_t block) const {
     return static_cast<int>(std::min<std::int64_t>(ops.block_kv, sequence.seqlen_kv - std::int64_t{block} * ops.block_kv));
   }
-  void refuse_fault(const TileFrame& frame, const TapeData& data) const {
-    if (const auto fault = tape.find_fault(frame, data)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
+  void refuse_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
+    if (const auto fault = tape.find_fault(frame, data, dots)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
   }
   TileDropout dropout() const {
     const Dropout& d = problem.attention.dropout;

@@ -205,22 +205,22 @@ TEST_P(Bf16OpsTest, Softmax) {
 TEST_P(Bf16OpsTest, BackwardWeights) {
   float *p = random_tile(), *dp = random_tile();
   std::vector<float> scores(p, p + keys * ld), dps(dp, dp + keys * ld);
-  alignas(64) float lse2[64], delta[64];
+  alignas(64) float lse[64], delta[64];
   alignas(64) std::int32_t first[64], last[64];
   for (int lane = 0; lane < 64; ++lane) {
-    lse2[lane] = lane == 3 ? INFINITY : 0.25f * static_cast<float>(lane % 9), delta[lane] = 0.125f * static_cast<float>(lane % 5);
+    lse[lane] = lane == 3 ? INFINITY : 0.25f * static_cast<float>(lane % 9), delta[lane] = 0.125f * static_cast<float>(lane % 5);
     first[lane] = lane % 5, last[lane] = keys - lane % 4;
   }
   dp[5] = INFINITY;  // lane 5 begins at row 0, but...
   first[5] = 1;      // ...not for this test: no probability, so no gradient
   const Weights weights = weight_memory(), gradients = weight_memory();
-  ops.probabilities(p, {0, keys}, padded_lanes, 1.5f, {first, last}, lse2, {nullptr, weights.spread});
+  ops.probabilities(p, {0, keys}, padded_lanes, 1.5f, {first, last}, lse, {nullptr, weights.spread});
   ops.score_gradient(p, dp, {0, keys}, padded_lanes, delta, gradients);
   for (int key = 0; key < keys; ++key) {
     for (int lane = 0; lane < padded_lanes; ++lane) {
       const std::size_t i = static_cast<std::size_t>(key * ld + lane);
       const bool kept = key >= first[lane] && key < last[lane];
-      const double prob = kept ? std::exp2(1.5 * scores[i] - double{lse2[lane]}) : 0, ds = kept ? prob * (dps[i] - double{delta[lane]}) : 0;
+      const double prob = kept ? std::exp(1.5 * scores[i] - double{lse[lane]}) : 0, ds = kept ? prob * (dps[i] - double{delta[lane]}) : 0;
       ASSERT_NEAR(p[i], prob, 1e-4 * prob + 1e-37);
       ASSERT_NEAR(spread_weight(weights, key, lane, ld), prob, prob / 200 + 1e-37);
       ASSERT_NEAR(mix_weight(gradients, key, lane, ld), ds, std::fabs(ds) / 200 + 1e-37);

@@ -119,12 +119,12 @@ struct Bf16Ops {
                         : softmax_of<false>(tile, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
   }
 
-  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse2,
+  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse,
                             Weights weights) {
     if (ranges.first) {
-      probabilities_of<true>(tile, range, lanes, multiplier, ranges, lse2, weights);
+      probabilities_of<true>(tile, range, lanes, multiplier, ranges, lse, weights);
     } else {
-      probabilities_of<false>(tile, range, lanes, multiplier, ranges, lse2, weights);
+      probabilities_of<false>(tile, range, lanes, multiplier, ranges, lse, weights);
     }
   }
 
@@ -212,14 +212,16 @@ struct Bf16Ops {
   }
 
   template <bool kRanges>
-  static void probabilities_of(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse2,
+  static void probabilities_of(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse,
                                Weights weights) {
     const WeightWriter writer(weights);
-    const __m512 c = splat(multiplier);
+    constexpr float log2e = 1.44269504f;
+    const __m512 c = splat(multiplier * log2e);
     for (int lane = 0; lane < lanes; lane += 32) {
       const bool two = lane + 16 < lanes;
       const Lanes<kRanges> low(ranges, lane), high(ranges, two ? lane + 16 : lane);
-      const __m512 lse_low = _mm512_load_ps(lse2 + lane), lse_high = _mm512_load_ps(lse2 + (two ? lane + 16 : lane));
+      const __m512 lse_low = _mm512_mul_ps(_mm512_load_ps(lse + lane), splat(log2e));
+      const __m512 lse_high = _mm512_mul_ps(_mm512_load_ps(lse + (two ? lane + 16 : lane)), splat(log2e));
       for (int key = range.begin; key < range.end; ++key) {
         const __m512 x = low.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane), c, lse_low)));
         const __m512 y = two ? high.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane + 16), c, lse_high))) : _mm512_setzero_ps();

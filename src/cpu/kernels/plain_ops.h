@@ -47,8 +47,8 @@ struct PlainOps {
                       Real* factor, Weights weights) {
     return cpu::softmax<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
   }
-  static void probabilities(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse2, Weights weights) {
-    cpu::probabilities<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lse2, weights);
+  static void probabilities(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse, Weights weights) {
+    cpu::probabilities<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lse, weights);
   }
   static void score_gradient(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights) {
     cpu::score_gradient<V, Rounding>(p, dp, TileLanes, range, lanes, delta, weights);

@@ -147,19 +147,24 @@ void write_keys(const typename V::Real* acc, int keys, int dim, typename V::Real
   }
 }
 
+/// Adds in the order of dot (one element after the other), so that where a row's out is v itself, its delta is its dP and their difference exactly 0.
 template <class V>
 void row_dots(const LaneRows& a, const LaneRows& b, int dim, typename V::Real* result) {
-  for (int lane = 0; lane < a.lanes; ++lane) {
-    typename V::Real sum = 0;
-    if (a.row[lane] && b.row[lane]) {
-      typename V::Vec acc = V::zero();
-      for (int d = 0; d < dim; d += V::width)
-        acc = V::fma(load_row<V>(a.row[lane], a.dtype, a.stride, d, dim - d), load_row<V>(b.row[lane], b.dtype, b.stride, d, dim - d), acc);
-      alignas(64) typename V::Real parts[V::width];
-      V::store(parts, acc);
-      for (int i = 0; i < V::width; ++i) sum += parts[i];
+  constexpr int W = V::width;
+  const auto load = [dim](const LaneRows& rows, int lane, int d, typename V::Vec(&x)[W]) {
+    for (int i = 0; i < W; ++i)
+      x[i] = rows.row[lane + i] ? load_row<V>(rows.row[lane + i], rows.dtype, rows.stride, d, dim - d) : V::zero();
+    V::transpose(x);
+  };
+  for (int lane = 0; lane < a.lanes; lane += W) {
+    typename V::Vec sum = V::zero();
+    for (int d = 0; d < dim; d += W) {
+      typename V::Vec x[W], y[W];
+      load(a, lane, d, x);
+      load(b, lane, d, y);
+      for (int i = 0; i < W; ++i) sum = V::fma(x[i], y[i], sum);
     }
-    result[lane] = sum;
+    V::store(result + lane, sum);
   }
 }
 

@@ -80,16 +80,16 @@ bool softmax(typename V::Real* tile, int ld, KeyRange range, int lanes, typename
 
 template <class V, class Rounding>
 void probabilities(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, LaneRanges ranges,
-                   const typename V::Real* lse2, const Weights& weights) {
+                   const typename V::Real* lse, const Weights& weights) {
   using Vec = typename V::Vec;
-  const Vec m = V::set(multiplier);
+  const Vec m = V::set(multiplier), log2e = V::set(static_cast<typename V::Real>(1.4426950408889634074));
   for (int lane = 0; lane < lanes; lane += V::width) {
-    const Vec top = V::load(lse2 + lane);
+    const Vec top = V::load(lse + lane);
     typename V::Real* column = tile + lane;
     for (int key = range.begin; key < range.end; ++key) {
       Vec s = V::load(column + key * ld);
       if (ranges.first) s = V::keep_rows(s, key, ranges.first + lane, ranges.last + lane);
-      const Vec p = V::exp2(V::fms(s, m, top));
+      const Vec p = V::exp2(V::mul(V::fms(s, m, top), log2e));
       V::store(column + key * ld, p);
       if (weights.spread) Rounding::row(weights, key, lane, p);
     }

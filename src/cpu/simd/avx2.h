@@ -45,8 +45,8 @@ struct Avx2F32 {
     const Vec clamped = _mm256_max_ps(set(-126.0f), x);              // the second operand is returned when it is a NaN
     const Vec shifted = add(clamped, set(12582912.0f));              // 1.5 * 2^23: the low bits are the rounded integer
     const Vec r = sub(clamped, sub(shifted, set(12582912.0f)));
-    Vec p = set(exp2_f32[4]);
-    for (int i = 3; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
+    Vec p = set(exp2_f32[5]);
+    for (int i = 4; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
     p = fma(p, r, set(1.0f));
     const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
     return _mm256_and_ps(_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent)), normal);

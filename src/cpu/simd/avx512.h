@@ -45,8 +45,8 @@ struct Avx512F32 {
   static Vec exp2(Vec x) {
     const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const Vec r = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);  // x - n, and 0 for an infinity
-    Vec p = set(exp2_f32[4]);
-    for (int i = 3; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
+    Vec p = set(exp2_f32[5]);
+    for (int i = 4; i >= 0; --i) p = fma(p, r, set(exp2_f32[i]));
     return _mm512_scalef_ps(fma(p, r, set(1.0f)), n);
   }
 

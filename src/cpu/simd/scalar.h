@@ -64,8 +64,8 @@ struct ScalarVector {
     const Vec r = clamped - (shifted - magic);
     Vec p;
     if constexpr (is_float) {
-      p = set(exp2_f32[4]);
-      for (int i = 3; i >= 0; --i) p = p * r + exp2_f32[i];
+      p = set(exp2_f32[5]);
+      for (int i = 4; i >= 0; --i) p = p * r + exp2_f32[i];
     } else {
       p = set(exp2_f64[10]);
       for (int i = 9; i >= 0; --i) p = p * r + exp2_f64[i];
