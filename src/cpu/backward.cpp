@@ -4,10 +4,11 @@
 //   dV += P^T dO;   dK += dS^T Q;   dQ^T += K^T dS^T                                   where delta = sum over d of dO * O, less dlse
 //
 // in one of three ways:
-//   fused     a task takes the tiles of one kv head (or a fixed share of them: a split) past the kv blocks. dQ stays with its tile; dK and dV are
+//   fused     a task takes the tiles of one kv head (or a fixed share of them: a split) past the kv blocks. dQ stays with its tile; dK and
+//   dV are
 //             accumulated over the task, and over splits in order. Five products.
-//   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven products.
-//   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
+//   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven
+//   products. two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
 // What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads.
 #include "cpu/backward.h"
 
@@ -19,8 +20,8 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr int blocks_per_key_task = 4;               ///< the packing of a tile's panels is shared by so many kv blocks
-constexpr std::int64_t wanted_tasks = 16;            ///< fused: enough for the threads of a desktop; more would cost accumulators
+constexpr int blocks_per_key_task = 4;                       ///< the packing of a tile's panels is shared by so many kv blocks
+constexpr std::int64_t wanted_tasks = 16;                    ///< fused: enough for the threads of a desktop; more would cost accumulators
 constexpr std::size_t split_limit = std::size_t{128} << 20;  ///< fused: bytes of accumulators that splits may take
 
 template <class Real>
@@ -73,9 +74,8 @@ class Backward final : public planning::Executable {
       });
     };
     constexpr std::size_t tiles_per_delta_task = 16;
-    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot&) {
-      delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task));
-    });
+    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task,
+         [&](std::size_t i, Slot&) { delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task)); });
     if (call.dsink) write_dsink(call);
 
     const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
@@ -137,8 +137,7 @@ class Backward final : public planning::Executable {
       } else {
         const auto partition = [&](std::size_t t) {
           const TileGroup& group = work.groups[static_cast<std::size_t>(query_tasks[t].group)];
-          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].index, group.kv_head,
-                                    query_tasks[t].split);
+          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].index, group.kv_head, query_tasks[t].split);
         };
         std::vector<std::pair<std::int64_t, Task>> order;
         for (std::size_t t = 0; t < query_tasks.size(); ++t) order.emplace_back(partition(t), query_tasks[t]);
@@ -201,7 +200,7 @@ class Backward final : public planning::Executable {
     void* grad_memory = nullptr;
     TapeData data;
     Real *row_lse = nullptr, *row_delta = nullptr;  ///< one for each query row: see row_index()
-    Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all splits, when there are several
+    Real *dk_acc = nullptr, *dv_acc = nullptr;      ///< of all splits, when there are several
   };
 
   /// A tile of lanes with everything that its products read.
@@ -223,7 +222,7 @@ class Backward final : public planning::Executable {
     std::int32_t *first, *last;
     Operand *k, *v;  ///< one for each block of a key task
     void **k_scratch, **v_scratch;
-    Real *dk, *dv;   ///< accumulators of this task
+    Real *dk, *dv;  ///< accumulators of this task
   };
 
   // ---------------------------------------------------------------------------------------------------------------- planning
@@ -259,11 +258,11 @@ class Backward final : public planning::Executable {
   bool fused() const { return strategy_ == BackwardStrategy::fused; }
   int dk_ld() const { return wants_dk_ ? padded_dim(s_.dim) : 0; }
   int dv_ld() const { return wants_dv_ ? padded_dim(s_.dim_v) : 0; }
-  std::size_t acc_bytes(std::int64_t rows) const { return static_cast<std::size_t>(rows) * static_cast<std::size_t>(dk_ld() + dv_ld()) * sizeof(Real); }
-  /// Accumulator rows of all heads of one split; each sequence has a block to spare, because ranges are rounded up.
-  std::int64_t acc_rows_of_all() const {
-    return s_.problem.heads_kv * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv);
+  std::size_t acc_bytes(std::int64_t rows) const {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(dk_ld() + dv_ld()) * sizeof(Real);
   }
+  /// Accumulator rows of all heads of one split; each sequence has a block to spare, because ranges are rounded up.
+  std::int64_t acc_rows_of_all() const { return s_.problem.heads_kv * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv); }
   std::int64_t acc_row(const Sequence& sequence, std::int32_t kv_head) const {
     const std::int64_t token = s_.problem.varlen ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
     return kv_head * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv) + token + std::int64_t{sequence.index} * s_.ops.block_kv;
@@ -460,7 +459,8 @@ class Backward final : public planning::Executable {
       const bool by_tape = s_.tape.has_backward();
       s_.ops.score_gradient(slot.p, slot.ds, range, lanes, state.delta, by_tape ? Weights{} : ds_weights);
       if (by_tape) {
-        s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? slot.dots + at : nullptr, slot.ds + at, grads, slot.tape_scratch);
+        s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? slot.dots + at : nullptr, slot.ds + at, grads,
+                              slot.tape_scratch);
         if (own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
       }
     }
@@ -473,7 +473,8 @@ class Backward final : public planning::Executable {
     if (wants_dk_) s_.ops.spread(slot.ds_spread, state.q_rows, range, lanes, s_.dim, dk);
   }
 
-  void write_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t key, int keys, const Real* dk, const Real* dv) const {
+  void write_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t key, int keys, const Real* dk,
+                  const Real* dv) const {
     const std::int64_t token = sequence.kv_begin + key;
     if (wants_dk_)
       s_.ops.write_keys(dk, keys, s_.dim, static_cast<Real>(s_.problem.scale), call.dk.keys_out(sequence.batch, token, kv_head));
@@ -499,8 +500,8 @@ class Backward final : public planning::Executable {
     if (fused() && splits_ == 1) write_keys(call, sequence, group.kv_head, 0, sequence.seqlen_kv, dk, dv);
   }
 
-  void query_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end, Real* dk,
-                  Real* dv, const TapeGrads* grads, Slot& slot) const {
+  void query_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end,
+                  Real* dk, Real* dv, const TapeGrads* grads, Slot& slot) const {
     const int count = static_cast<int>(tile_end - tile_begin);
     for (int t = 0; t < count; ++t) {
       LaneState& state = slot.states[t];
@@ -598,7 +599,8 @@ class Backward final : public planning::Executable {
       const mask::Run* runs = call.work->runs.data();
       if (BlockCursor(runs + tile.run_begin, runs + tile.run_end).next(task.block_begin) >= task.block_end) continue;
       start(call, sequence, tile, true, state);
-      for (state.block = state.cursor.next(task.block_begin); state.block < task.block_end; state.block = state.cursor.next(state.block + 1)) {
+      for (state.block = state.cursor.next(task.block_begin); state.block < task.block_end;
+           state.block = state.cursor.next(state.block + 1)) {
         const int at = state.block - task.block_begin;
         const KeyRange range =
             differentiate(call, sequence, state, s_.block_keys(sequence, state.block), slot.k[at], slot.v[at], nullptr, slot);
@@ -627,7 +629,9 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
                                                     const PlanOptions& options) {
   return std::make_unique<Backward<Real>>(problem, target, ops, options);
 }
-template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&, const PlanOptions&);
-template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<double>&, const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&,
+                                                             const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<double>&,
+                                                             const PlanOptions&);
 
 }  // namespace foveal::cpu

@@ -20,7 +20,8 @@ void describe_work(const Setup<Real>& setup, Explanation& explanation, double pr
     const double visited = static_cast<double>(setup.work->full + setup.work->partial);
     explanation.flops = visited * geometry.lanes * geometry.block_kv * 2.0 * static_cast<double>(p.head_dim + p.head_dim_v) * products;
     const double all = visited + static_cast<double>(setup.work->empty);
-    if (all > 0) explanation.flops_nominal = nominal * (static_cast<double>(setup.work->full) + 0.5 * static_cast<double>(setup.work->partial)) / all;
+    if (all > 0)
+      explanation.flops_nominal = nominal * (static_cast<double>(setup.work->full) + 0.5 * static_cast<double>(setup.work->partial)) / all;
   }
   const auto detail = [&](const char* name, const std::string& value) { explanation.details.emplace_back(name, value); };
   detail("target", setup.target);

@@ -19,7 +19,8 @@ struct Target {
 /// Best first.
 const std::vector<Target>& all_targets();
 
-/// The table for tensors of a type: bf16 takes the target's bf16 products when it has them, else f32 with conversion. Null when there is none.
+/// The table for tensors of a type: bf16 takes the target's bf16 products when it has them, else f32 with conversion. Null when there is
+/// none.
 const BlockOps<float>* float_ops(const Target& target, DType dtype);
 
 }  // namespace foveal::cpu

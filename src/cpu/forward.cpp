@@ -148,7 +148,8 @@ class Forward final : public planning::Executable {
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
     const void* rows[max_lanes] = {};
-    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
+    for_each_lane(
+        tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
     s_.ops.pack_panel({rows, padded_lanes(tile), call.q.stride, call.q.dtype}, s_.dim, s_.sign, state.panel);
     std::fill_n(state.acc, acc_count(), Real(0));
     std::fill_n(state.max, s_.ops.tile_lanes, std::numeric_limits<Real>::lowest());
@@ -188,7 +189,8 @@ class Forward final : public planning::Executable {
     }
     const bool dropout = s_.has_dropout();
     const Weights weights{.mix = s_.ops.weights_in_tile ? nullptr : slot.weights};
-    if (s_.ops.softmax(slot.tile, range, lanes, s_.multiplier, ranges, lane_max, state.max, state.sum, slot.factor, dropout ? Weights{} : weights))
+    if (s_.ops.softmax(slot.tile, range, lanes, s_.multiplier, ranges, lane_max, state.max, state.sum, slot.factor,
+                       dropout ? Weights{} : weights))
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
     if (dropout) {
       const TileFrame kept = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
@@ -229,7 +231,9 @@ std::unique_ptr<planning::Executable> make_forward(const problem::Problem& probl
                                                    const PlanOptions& options) {
   return std::make_unique<Forward<Real>>(problem, target, ops, options);
 }
-template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&, const PlanOptions&);
-template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<double>&, const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&,
+                                                            const PlanOptions&);
+template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<double>&,
+                                                            const PlanOptions&);
 
 }  // namespace foveal::cpu

@@ -25,8 +25,12 @@ class HeadRows {
     batch_ = view.strides[0] * bytes_, row_ = view.strides[1] * bytes_, head_ = view.strides[2] * bytes_;
     row_stride = view.strides[1], stride = view.strides[3];
   }
-  void* row(std::int64_t batch, std::int64_t token, std::int64_t head) const { return data_ + batch * batch_ + token * row_ + head * head_; }
-  KeyRows keys(std::int64_t batch, std::int64_t token, std::int64_t head) const { return {row(batch, token, head), row_stride, stride, dtype}; }
+  void* row(std::int64_t batch, std::int64_t token, std::int64_t head) const {
+    return data_ + batch * batch_ + token * row_ + head * head_;
+  }
+  KeyRows keys(std::int64_t batch, std::int64_t token, std::int64_t head) const {
+    return {row(batch, token, head), row_stride, stride, dtype};
+  }
   KeyRowsOut keys_out(std::int64_t batch, std::int64_t token, std::int64_t head) const {
     return {row(batch, token, head), row_stride, stride, dtype};
   }
@@ -49,7 +53,9 @@ class LaneScalars {
     if (view.present()) batch_ = view.strides[0], head_ = view.strides[1], token_ = view.strides[2];
   }
   bool present() const { return data_ != nullptr; }
-  Real& at(std::int64_t batch, std::int64_t head, std::int64_t token) const { return data_[batch * batch_ + head * head_ + token * token_]; }
+  Real& at(std::int64_t batch, std::int64_t head, std::int64_t token) const {
+    return data_[batch * batch_ + head * head_ + token * token_];
+  }
 
  private:
   Real* data_ = nullptr;
@@ -97,8 +103,8 @@ class BlockCursor {
   const mask::Run* end_ = nullptr;
 };
 
-/// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs them. And what
-/// a table of operations asks for itself.
+/// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs
+/// them. And what a table of operations asks for itself.
 class TaskMode {
  public:
   TaskMode(void (*enter)(), void (*leave)()) : saved_(_mm_getcsr()), leave_(leave) {
@@ -117,7 +123,8 @@ class TaskMode {
   void (*leave_)();
 };
 
-/// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never touched.
+/// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never
+/// touched.
 inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyRange range) {
   std::int32_t first = range.end, last = range.begin;
   for (int lane = 0; lane < lanes; ++lane)

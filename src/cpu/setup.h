@@ -1,5 +1,6 @@
 #pragma once
-// What forward and backward plans share: the problem, the table of operations, the score tape, threads, and the work when it is known in advance.
+// What forward and backward plans share: the problem, the table of operations, the score tape, threads, and the work when it is known in
+// advance.
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,8 +24,8 @@ struct Setup {
         executor(options.executor ? *options.executor : base::default_executor(options.threads)) {
     dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
     constexpr double log2e = 1.4426950408889634074;
-    // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale of
-    // 0 becomes one that is as good as 0, for -inf * 0 would not be -inf.)
+    // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale
+    // of 0 becomes one that is as good as 0, for -inf * 0 would not be -inf.)
     if (!tape.has_score()) {
       sign = problem.scale < 0 ? Real(-1) : Real(1);
       multiplier = static_cast<Real>(std::max(std::abs(problem.scale) * log2e, 1e-30));

@@ -10,9 +10,9 @@ namespace foveal::cpu {
 
 /// One batch row, or one packed sequence.
 struct Sequence {
-  std::int32_t index = 0;                   ///< the symbol `batch`
-  std::int64_t batch = 0;                   ///< row of the tensors
-  std::int64_t q_begin = 0, kv_begin = 0;   ///< first token
+  std::int32_t index = 0;                  ///< the symbol `batch`
+  std::int64_t batch = 0;                  ///< row of the tensors
+  std::int64_t q_begin = 0, kv_begin = 0;  ///< first token
   std::int32_t seqlen_q = 0, seqlen_kv = 0;
 };
 

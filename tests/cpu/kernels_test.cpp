@@ -1,4 +1,5 @@
-// Every kernel of the CPU backend against the exact results, by the tolerance rule: forward, the three backward strategies, on each target here.
+// Every kernel of the CPU backend against the exact results, by the tolerance rule: forward, the three backward strategies, on each target
+// here.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -29,7 +30,9 @@ void expect_right(const check::Report& report, const std::string& kernel) {
   EXPECT_EQ(report.kernel, kernel) << report.line << ": " << report.failure;
   EXPECT_TRUE(report.pass) << report.line << "\n  on " << report.kernel << ": " << report.failure;
   for (const check::TensorReport& t : report.tensors)
-    if (!t.pass) ADD_FAILURE() << t.name << ": error " << t.max_error << " (bound " << t.max_bound << "), rms " << t.rms_error << " (bound " << t.rms_bound << ")";
+    if (!t.pass)
+      ADD_FAILURE() << t.name << ": error " << t.max_error << " (bound " << t.max_bound << "), rms " << t.rms_error << " (bound "
+                    << t.rms_bound << ")";
 }
 
 struct Shape {
@@ -77,7 +80,8 @@ TEST_P(CpuKernels, ForwardIsExact) {
 TEST_P(CpuKernels, BackwardIsExact) {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16})
     for (const char* strategy : {"fused", "split", "two_scan"}) {
-      const problem::Line line = problem::parse_line(base::join("backward ", to_string(dtype), " ", GetParam().text, " dlse strategy=", strategy));
+      const problem::Line line =
+          problem::parse_line(base::join("backward ", to_string(dtype), " ", GetParam().text, " dlse strategy=", strategy));
       const check::Checker check(line);
       for (const std::string& target : available_targets())
         expect_right(check({.backend = "cpu", .target = target}), "cpu." + table_name(target, dtype) + ".backward." + strategy);

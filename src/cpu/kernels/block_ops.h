@@ -114,7 +114,8 @@ struct BlockOps {
   /// when the caller knows them, else null. Scores of -inf and those outside ranges give exact zeros. weights.mix is written where wanted.
   bool (*softmax)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum,
                   Real* factor, Weights weights);
-  /// tile = exp(tile * multiplier - lse[lane]), for the backward. Natural: lse rounded once more, to base 2, would show in dv. weights.spread is written where wanted.
+  /// tile = exp(tile * multiplier - lse[lane]), for the backward. Natural: lse rounded once more, to base 2, would show in dv.
+  /// weights.spread is written where wanted.
   void (*probabilities)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse, Weights weights);
   /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
   /// (softmax and score_gradient may leave the tile unspecified when they write weights of their own.)

@@ -147,7 +147,8 @@ void write_keys(const typename V::Real* acc, int keys, int dim, typename V::Real
   }
 }
 
-/// Adds in the order of dot (one element after the other), so that where a row's out is v itself, its delta is its dP and their difference exactly 0.
+/// Adds in the order of dot (one element after the other), so that where a row's out is v itself, its delta is its dP and their difference
+/// exactly 0.
 template <class V>
 void row_dots(const LaneRows& a, const LaneRows& b, int dim, typename V::Real* result) {
   constexpr int W = V::width;
