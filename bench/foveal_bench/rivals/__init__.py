@@ -27,11 +27,11 @@ def modules() -> list[ModuleType]:
     return [importlib.import_module(f"{__name__}.{name}") for name in ORDER]
 
 
-def autograd_job(attention: Callable[..., Any], tensors: dict[str, Any], learned: list[Any]) -> Job:
+def autograd_job(attention: Callable[..., Any], tensors: dict[str, Any], learned: list[Any], backward: bool) -> Job:
     """A Job from a torch function of (q, k, v): the backward is timed alone, on a graph that a forward made."""
     import torch
 
-    q, k, v = (tensors[name].detach().requires_grad_() for name in "qkv")
+    q, k, v = (tensors[name].detach().requires_grad_(backward) for name in "qkv")
     inputs = [q, k, v, *learned]
     state: list[Any] = [None]
 
@@ -39,9 +39,9 @@ def autograd_job(attention: Callable[..., Any], tensors: dict[str, Any], learned
         with torch.no_grad():
             return attention(q, k, v)
 
-    def backward() -> list[Any]:
+    def gradients() -> list[Any]:
         if state[0] is None:
             state[0] = attention(q, k, v)
         return list(torch.autograd.grad(state[0], inputs, tensors["dout"], retain_graph=True, allow_unused=True))
 
-    return Job(forward, backward)
+    return Job(forward, gradients)

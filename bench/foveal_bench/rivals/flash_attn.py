@@ -28,4 +28,4 @@ def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
     def call(q: Any, k: Any, v: Any) -> Any:
         return flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=case.causal).transpose(1, 2)
 
-    return autograd_job(call, tensors, [])
+    return autograd_job(call, tensors, [], case.backward)

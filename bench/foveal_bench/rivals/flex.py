@@ -40,4 +40,4 @@ def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=case.heads_q != case.heads_kv)
 
-    return autograd_job(call, tensors, learned)
+    return autograd_job(call, tensors, learned, case.backward)

@@ -36,4 +36,4 @@ def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
         with sdpa_kernel([_CUDA[name]]):
             return F.scaled_dot_product_attention(q, k, v, **arguments)
 
-    return autograd_job(call, tensors, [])
+    return autograd_job(call, tensors, [], case.backward)

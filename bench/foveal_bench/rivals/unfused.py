@@ -33,4 +33,4 @@ def attend(case: Case, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tor
 
 
 def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
-    return autograd_job(lambda q, k, v: attend(case, q, k, v), tensors, [])
+    return autograd_job(lambda q, k, v: attend(case, q, k, v), tensors, [], case.backward)

@@ -1,0 +1,17 @@
+"""torch and JAX are optional: without them their tests are left out, and said so."""
+
+import importlib.util
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+collect_ignore = []
+if importlib.util.find_spec("torch") is None:
+    collect_ignore += ["test_flex.py", "test_torch.py", "test_examples.py", "test_bench.py"]
+if importlib.util.find_spec("jax") is None:
+    collect_ignore += ["test_jax.py"]
+
+
+def pytest_report_header(config):
+    return f"left out, their packages are not installed: {', '.join(collect_ignore)}" if collect_ignore else None
