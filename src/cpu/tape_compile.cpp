@@ -571,10 +571,12 @@ class Lowering {
 
   NodeId compare(const Instr& i, TapeOp real, TapeOp integer) {
     if (is_real(i.arg[0])) return discrete(real, i.arg[0], i.arg[1]);
-    // sum(keys, diagonals, ...) op -sum(lanes and uniform values): one full step where the two sides have a lower rank.
+    // sum(keys, diagonals) op -sum(lanes and uniform values), where all terms are of these ranks.
+    const NodeId a = plain(i.arg[0]), b = plain(i.arg[1]);
     const Sums sums = sums_by_rank(scoring::combine(linear_of(i.arg[0]), linear_of(i.arg[1]), -1));
     const NodeId left = total({sums[Rank::key], sums[Rank::diagonal], sums[Rank::full]});
     const NodeId right = negated(total({sums[Rank::lane], sums[Rank::uniform]}));
+    if (b_[left].rank == Rank::full) return b_.make(integer, a, b);
     return b_.make(integer, left, right);
   }
 

@@ -272,5 +272,262 @@ INSTANTIATE_TEST_SUITE_P(Scores, Catalogue, testing::ValuesIn(catalogue::scores)
 INSTANTIATE_TEST_SUITE_P(Learnable, Catalogue, testing::ValuesIn(catalogue::learnable), name_of);
 INSTANTIATE_TEST_SUITE_P(Masks, Catalogue, testing::ValuesIn(catalogue::masks), name_of);
 
+// ---- every operation of the table ----
+
+/// A tile program of one operation over reads of parameters (full rank), compared with the table's own value.
+template <class Real>
+void check_operation(const scoring::OpRow& row, Type operand_type, const std::string& target) {
+  SCOPED_TRACE(std::string(row.text) + " on " + to_string(operand_type) + "s, " + target + (sizeof(Real) == 8 ? " f64" : " f32"));
+  constexpr int keys = 33, lanes = 48;
+  // Operands a, b, c are reads at [q_idx, kv_idx]; the result is turned into a real that score is replaced by.
+  auto program = std::make_shared<scoring::ScoreProgram>();
+  problem::Problem problem;
+  problem.dtype = sizeof(Real) == 8 ? DType::f64 : DType::f32;
+  scoring::Program& forward = program->forward;
+  const auto add = [&](scoring::Instr instr, std::uint8_t depends) {
+    forward.code.push_back(std::move(instr));
+    forward.depends.push_back(depends);
+    return static_cast<scoring::ValueId>(forward.code.size()) - 1;
+  };
+  const std::uint8_t full = scoring::depends_q | scoring::depends_kv;
+  const scoring::ValueId q = add({.op = scoring::Op::q_idx, .type = Type::integer}, scoring::depends_q);
+  const scoring::ValueId kv = add({.op = scoring::Op::kv_idx, .type = Type::integer}, scoring::depends_kv);
+
+  std::mt19937 random(11);
+  std::vector<std::vector<double>> operands;  // values, [q][kv]
+  std::vector<std::vector<Real>> reals;
+  std::vector<std::vector<std::int32_t>> integers;
+  std::vector<std::vector<std::uint8_t>> booleans;
+  scoring::Instr instr{.op = row.op, .type = Type::real};
+  std::vector<TensorView> views;
+  for (int k = 0; k < row.arity; ++k) {
+    const char sign = row.signature[static_cast<std::size_t>(k)];
+    const Type type = sign == 'r' ? Type::real : sign == 'i' ? Type::integer : sign == 'b' ? Type::boolean : operand_type;
+    std::vector<double> values(keys * lanes);
+    reals.emplace_back(keys * lanes);
+    integers.emplace_back(keys * lanes);
+    booleans.emplace_back(keys * lanes);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      double value = 0;
+      switch (type) {
+        case Type::real: {
+          std::uniform_real_distribution<double> mantissa(-1, 1);
+          std::uniform_int_distribution<int> exponent(-20, 6);
+          value = std::ldexp(mantissa(random), exponent(random));
+          const double special[] = {0.0, 1.0, -1.0, 2.0, 0.5, 100.0, -100.0, 1e-30, 88.5, std::numeric_limits<double>::infinity()};
+          if (i % 37 < std::size(special)) value = special[i % 37];
+          if (row.op == scoring::Op::pow && k == 0) value = std::abs(value);
+          if (row.op == scoring::Op::pow && k == 1) value = std::fmod(value, 8);
+          value = static_cast<double>(static_cast<Real>(value));
+          break;
+        }
+        case Type::integer: {
+          std::uniform_int_distribution<std::int32_t> small(-9, 9), large(-2147483647 - 1, 2147483647);
+          value = i % 2                                                                                    ? small(random)
+                  : row.op == scoring::Op::mul || row.op == scoring::Op::add || row.op == scoring::Op::sub ? small(random)
+                                                                                                           : large(random);
+          if (row.op == scoring::Op::neg || row.op == scoring::Op::abs) value = std::max(value, -2147483647.0);
+          if ((row.op == scoring::Op::floor_div || row.op == scoring::Op::mod) && k == 1 && value == -1) value = 1;
+          break;
+        }
+        case Type::boolean:
+          value = static_cast<double>(random() & 1);
+          break;
+      }
+      values[i] = value;
+      reals.back()[i] = static_cast<Real>(value);
+      integers.back()[i] = type == Type::real ? 0 : static_cast<std::int32_t>(value);
+      booleans.back()[i] = static_cast<std::uint8_t>(value != 0);
+    }
+    operands.push_back(std::move(values));
+    problem::ParamSpec spec;
+    spec.tensor.present = true;
+    spec.tensor.rank = 2;
+    spec.tensor.sizes = {lanes, keys};
+    spec.tensor.strides = {keys, 1};
+    spec.tensor.dtype = type == Type::real ? problem.dtype : type == Type::integer ? DType::i32 : DType::boolean;
+    problem.params.push_back(spec);
+    TensorView view;
+    view.data = type == Type::real      ? static_cast<void*>(reals.back().data())
+                : type == Type::integer ? static_cast<void*>(integers.back().data())
+                                        : static_cast<void*>(booleans.back().data());
+    view.dtype = spec.tensor.dtype;
+    views.push_back(view);
+    program->params.push_back({std::string(1, static_cast<char>('a' + k)), {lanes, keys}, type});
+    instr.arg[static_cast<std::size_t>(k)] = add({.op = scoring::Op::read, .type = type, .param = k, .index = {q, kv}}, full);
+  }
+  const char result = row.signature.back();
+  instr.type = result == 'r' ? Type::real : result == 'i' ? Type::integer : result == 'b' ? Type::boolean : operand_type;
+  const Type result_type = instr.type;
+  scoring::ValueId output = add(std::move(instr), full);
+  if (result_type != Type::real) output = add({.op = scoring::Op::to_real, .type = Type::real, .arg = {output, -1, -1}}, full);
+  forward.outputs = {output};
+  problem.score = program;
+  problem.scale = 1;
+
+  const Tape tape(problem, target);
+  Aligned<char> memory(tape.data_bytes()), scratch(tape.scratch_bytes(keys, lanes));
+  const TapeData bound = tape.bind(views, memory.data);
+  std::vector<std::int32_t> head(lanes, 0), q_idx(lanes);
+  for (int i = 0; i < lanes; ++i) q_idx[static_cast<std::size_t>(i)] = i;
+  TileFrame frame;
+  frame.keys = keys;
+  frame.lanes = frame.ld = lanes;
+  frame.head = head.data();
+  frame.q_idx = q_idx.data();
+  Aligned<Real> tile(keys * lanes);
+  for (std::size_t i = 0; i < tile.size; ++i) tile[i] = 0;
+  tape.apply<Real>(frame, bound, tile.data, tile.data, false, nullptr, scratch.data);
+
+  for (int r = 0; r < keys; ++r) {
+    for (int lane = 0; lane < lanes; ++lane) {
+      const auto at = static_cast<std::size_t>(lane * keys + r);
+      double value[3] = {};
+      for (std::size_t k = 0; k < operands.size(); ++k) value[k] = operands[k][at];
+      const double exact = row.value(result_type, value[0], value[1], value[2]);
+      const double expected = exact * std::numbers::log2e, found = static_cast<double>(tile[static_cast<std::size_t>(r * lanes + lane)]);
+      if (std::isnan(expected)) {
+        EXPECT_TRUE(std::isnan(found)) << value[0] << ", " << value[1] << ", " << value[2] << ": " << found;
+        continue;
+      }
+      // A few units in the last place; results beyond the range of the type become infinite, denormals lose bits.
+      const double unit = sizeof(Real) == 8 ? 2.3e-16 : 1.2e-7, tiny = sizeof(Real) == 8 ? 1e-300 : 1e-37;
+      if (std::abs(expected) > 0.99 * static_cast<double>(std::numeric_limits<Real>::max())) {
+        EXPECT_GT(found * (expected > 0 ? 1 : -1), 0.98 * static_cast<double>(std::numeric_limits<Real>::max()))
+            << value[0] << ", " << value[1];
+        continue;
+      }
+      // The factor log2(e) is spread over sums: their error is that of the terms.
+      const double terms = row.op == scoring::Op::add || row.op == scoring::Op::sub ? std::abs(value[0]) + std::abs(value[1]) : 0;
+      EXPECT_NEAR(found, expected, 5 * unit * (std::abs(expected) + terms) + tiny) << value[0] << ", " << value[1] << ", " << value[2];
+    }
+  }
+}
+
+TEST(TapeOperations, EqualTheTable) {
+  for (const std::string& target : tape_targets()) {
+    for (const scoring::OpRow& row : scoring::op_rows()) {
+      if (!row.value) continue;
+      const bool generic = row.signature.find('n') != std::string_view::npos || row.signature.find('t') != std::string_view::npos;
+      for (const Type type : {Type::real, Type::integer, Type::boolean}) {
+        if (!generic && type != Type::real) continue;
+        if (row.signature.find('n') != std::string_view::npos && type == Type::boolean) continue;
+        check_operation<float>(row, type, target);
+        check_operation<double>(row, type, target);
+      }
+    }
+  }
+}
+
+// ---- dropout ----
+
+template <class Real>
+void check_dropout(const std::string& target) {
+  SCOPED_TRACE(target);
+  const Lanes lanes = lane_patterns(3, 40)[1];
+  TileFrame frame;
+  frame.lanes = lanes.valid;
+  frame.ld = static_cast<int>(lanes.head.size()) + 16;
+  frame.batch = 2;
+  frame.head = lanes.head.data();
+  frame.q_idx = lanes.q_idx.data();
+  for (const std::int32_t kv_idx : {0, 5, 1022}) {
+    for (const int keys : {1, 3, 8, 21}) {
+      frame.kv_idx = kv_idx;
+      frame.keys = keys;
+      const TileDropout dropout{0x123456789ABCDEFull, 0x55667788ull << 7, base::dropout_threshold(0.3), 1 / 0.7, 3};
+      const auto elements = static_cast<std::size_t>(keys * frame.ld);
+      Aligned<Real> first(elements), second(elements);
+      for (std::size_t i = 0; i < elements; ++i) {
+        first[i] = static_cast<Real>(1 + i);
+        second[i] = static_cast<Real>(-2);
+      }
+      apply_dropout(target, frame, dropout, first.data, second.data);
+      for (int row = 0; row < keys; ++row) {
+        for (int lane = 0; lane < frame.lanes; ++lane) {
+          const auto l = static_cast<std::size_t>(lane);
+          const auto at = static_cast<std::size_t>(row * frame.ld + lane);
+          const std::uint32_t bits =
+              base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(2 * 3 + lanes.head[l]),
+                                 static_cast<std::uint32_t>(lanes.q_idx[l]), static_cast<std::uint32_t>(kv_idx + row));
+          const bool keep = bits >= dropout.threshold;
+          ASSERT_EQ(first[at], keep ? static_cast<Real>(1 + at) * static_cast<Real>(dropout.scale) : Real{0}) << row << ' ' << lane;
+          ASSERT_EQ(second[at], keep ? Real{-2} * static_cast<Real>(dropout.scale) : Real{0}) << row << ' ' << lane;
+        }
+      }
+    }
+  }
+}
+
+TEST(TapeDropout, TheSameBitsAsTheReference) {
+  for (const std::string& target : tape_targets()) {
+    check_dropout<float>(target);
+    check_dropout<double>(target);
+  }
+}
+
+// ---- faults and partitions ----
+
+problem::Problem problem_of(const problem::CaseData& data) {
+  return problem::make_problem(data.line().attention, data.backward_inputs(), data.backward_outputs());
+}
+
+TEST(TapeFaults, NameTheParameterAndThePlace) {
+  const problem::CaseData data(
+      problem::parse_line("backward f32 b1 h2 q20 d16 score=\"score + b[i[q_idx] + kv_idx]\" mask=\"causal()\" param=\"b: real[30]\" "
+                          "param=\"i: integer[20] constant(12)\""));
+  const problem::Problem problem = problem_of(data);
+  const Tape tape(problem, "scalar");
+  Aligned<char> memory(tape.data_bytes());
+  const TapeData bound = tape.bind({data.param(0), data.param(1)}, memory.data);
+  const std::vector<std::int32_t> head(16, 1);
+  std::vector<std::int32_t> q_idx(16);
+  for (int i = 0; i < 16; ++i) q_idx[static_cast<std::size_t>(i)] = 4 + i;
+  TileFrame frame;
+  frame.lanes = frame.ld = 16;
+  frame.keys = 18;
+  frame.head = head.data();
+  frame.q_idx = q_idx.data();
+  EXPECT_FALSE(tape.find_fault<float>(frame, bound, nullptr).has_value());  // 12 + 17 is the last element
+  frame.keys = 19;
+  const auto fault = tape.find_fault<float>(frame, bound, nullptr);
+  ASSERT_TRUE(fault.has_value());
+  EXPECT_EQ(tape.describe(*fault), "b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
+}
+
+TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
+  const auto plan_of = [](const std::string& text, std::int64_t splits) {
+    const problem::CaseData data(problem::parse_line("backward f32 grads=none " + text));
+    return ParamGradPlan(problem_of(data), splits);
+  };
+  // Different heads touch different elements: no copies beyond those of the batch.
+  const ParamGradPlan per_head = plan_of("b2 h8 q9 d16 score=\"score + b[head, q_idx, kv_idx]\" param=\"b: real[8, 9, 9] grad\"", 1);
+  EXPECT_EQ(per_head.partitions(), 16);
+  EXPECT_EQ(per_head.workspace_bytes(), 2u * 2816);  // 8 * 9 * 9 floats, rounded up to 256 bytes
+  const ParamGradPlan each = plan_of("b2 h8 q9 d16 score=\"score + b[batch, head, q_idx, kv_idx]\" param=\"b: real[2, 8, 9, 9] grad\"", 1);
+  EXPECT_EQ(each.partitions(), 16);
+  EXPECT_EQ(each.workspace_bytes(), 5376u);
+  // A table for all: at most 64 copies.
+  const ParamGradPlan table = plan_of("b32 h16 q9 d16 score=\"score + b[kv_idx]\" param=\"b: real[9] grad\"", 4);
+  EXPECT_LE(table.partitions(), 64);
+  EXPECT_GE(table.partitions(), 32);
+  // Large: the budget bounds the copies.
+  const ParamGradPlan large = plan_of("b2 h8 q3000 d16 score=\"score + b[q_idx, kv_idx]\" param=\"b: real[3000, 3000] grad\"", 1);
+  EXPECT_EQ(large.partitions(), 2);
+  // Tasks of a partition are runs, every partition has a task, and equal parts of the sums go to equal places.
+  for (const ParamGradPlan* plan : {&per_head, &each, &table, &large}) {
+    std::vector<bool> seen(static_cast<std::size_t>(plan->partitions()));
+    const bool is_table = plan == &table;
+    for (std::int64_t b = 0; b < (is_table ? 32 : 2); ++b)
+      for (std::int64_t h = 0; h < (is_table ? 16 : 8); ++h)
+        for (std::int64_t s = 0; s < (is_table ? 4 : 1); ++s) {
+          const std::int64_t p = plan->partition(b, h, s);
+          ASSERT_LT(p, plan->partitions());
+          seen[static_cast<std::size_t>(p)] = true;
+        }
+    EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool s) { return s; }));
+  }
+}
+
 }  // namespace
 }  // namespace foveal::cpu

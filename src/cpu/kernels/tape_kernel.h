@@ -192,7 +192,7 @@ class TapeRun {
     return map<Int, Int, Int, Int, kWords>(step, [](W a, [[maybe_unused]] W b, [[maybe_unused]] W c) -> W { return expression; })
 #define FOVEAL_COMPARISON_STEP(op, expression) \
   case TapeOp::op:                             \
-    return map<Int, R, R, R, T::lanes>(step, [](V a, V b, V) -> I { return T::narrow(expression); })
+    return map<Int, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, V) -> I { return T::narrow(expression); })
     switch (step.op) {
       case TapeOp::constant_r:
         return fill<R>(step, static_cast<R>(step.real));
@@ -275,7 +275,7 @@ class TapeRun {
       case TapeOp::integer_of_r:
         return map<Int, R, R, R, T::lanes>(step, [](V a, V, V) -> I { return T::truncate(a); });
         FOVEAL_INTEGER_STEP(integer_of_b, -a);
-        FOVEAL_COMPARISON_STEP(boolean_of_r, a != (b - b));
+        FOVEAL_COMPARISON_STEP(boolean_of_r, a != V{});
         FOVEAL_INTEGER_STEP(boolean_of_i, a != 0);
 
         FOVEAL_REAL_STEP(copy_r, a);
