@@ -1,0 +1,404 @@
+// A table of wrong calls: each says what is wrong in its message, with the code that goes with it, before any work starts.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "foveal/foveal.h"
+
+namespace foveal {
+namespace {
+
+/// A right call, b2 h4:2 q8 kv6 d16:12, for a row of the table to spoil.
+struct Calls {
+  std::vector<float> memory = std::vector<float>(1 << 16, 0.5f);
+  std::vector<std::int32_t> cu_q{0, 8, 16}, cu_kv{0, 6, 12};
+  float* at(std::size_t offset) { return memory.data() + offset; }
+
+  Attention attention{};
+  PlanOptions options{};
+  TensorView q{at(0), DType::f32, {2, 8, 4, 16}}, k{at(2048), DType::f32, {2, 6, 2, 16}}, v{at(3072), DType::f32, {2, 6, 2, 12}};
+  TensorView out{at(4096), DType::f32, {2, 8, 4, 12}}, lse{at(6144), DType::f32, {2, 4, 8}}, dout{at(7168), DType::f32, {2, 8, 4, 12}},
+      dlse{};
+  TensorView dq{at(9216), DType::f32, {2, 8, 4, 16}}, dk{at(12288), DType::f32, {2, 6, 2, 16}}, dv{at(14336), DType::f32, {2, 6, 2, 12}};
+  std::vector<ParamBinding> params, dparams;
+  std::optional<Varlen> varlen;
+
+  const Param rel{"rel", {4, 17}}, table{"table", {8}}, ids{"ids", {8}, Type::integer}, keep{"keep", {8}, Type::boolean}, sink{"sink", {4}};
+  TensorView rel_data{at(20000), DType::f32, {4, 17}}, table_data{at(21000), DType::f32, {8}}, sink_data{at(22000), DType::f32, {4}};
+
+  ForwardInputs forward_inputs() const { return {.q = q, .k = k, .v = v, .params = params, .varlen = varlen}; }
+  ForwardOutputs forward_outputs() const { return {.out = out, .lse = lse}; }
+  BackwardInputs backward_inputs() const {
+    return {.q = q, .k = k, .v = v, .out = out, .lse = lse, .dout = dout, .dlse = dlse, .params = params, .varlen = varlen};
+  }
+  BackwardOutputs backward_outputs() const { return {.dq = dq, .dk = dk, .dv = dv, .dparams = dparams}; }
+
+  void forward() { foveal::forward(attention, forward_inputs(), forward_outputs(), {}, options); }
+  void backward() { foveal::backward(attention, backward_inputs(), backward_outputs(), {}, options); }
+
+  /// The same tensors as a packed batch of two sequences.
+  void pack() {
+    q = {at(0), DType::f32, {16, 4, 16}}, k = {at(2048), DType::f32, {12, 2, 16}}, v = {at(3072), DType::f32, {12, 2, 12}};
+    out = {at(4096), DType::f32, {16, 4, 12}}, lse = {at(6144), DType::f32, {4, 16}};
+    varlen = Varlen{.cu_seqlens_q = {cu_q.data(), DType::i32, {3}},
+                    .cu_seqlens_kv = {cu_kv.data(), DType::i32, {3}},
+                    .max_seqlen_q = 8,
+                    .max_seqlen_kv = 6};
+  }
+};
+
+struct Row {
+  const char* name;
+  std::function<void(Calls&)> call;
+  const char* message;  ///< a part of it
+  ErrorCode code = ErrorCode::invalid_argument;
+};
+
+using namespace symbols;
+
+const std::vector<Row> rows{
+    // tensors
+    {"QAbsent", [](Calls& c) { c.q = {}, c.forward(); }, "q: absent; expected [batch, seqlen, heads, head_dim]"},
+    {"KAbsent", [](Calls& c) { c.k = {}, c.forward(); }, "k: absent; expected [batch, seqlen, heads, head_dim]"},
+    {"OutAbsent", [](Calls& c) { c.out = {}, c.forward(); }, "out: absent; expected [batch, seqlen_q, heads_q, head_dim_v]"},
+    {"QRank",
+     [](Calls& c) {
+       c.q = {c.at(0), DType::f32, {8, 4, 16}}, c.forward();
+     },
+     "q: rank 3; expected 4 [batch, seqlen, heads, head_dim]"},
+    {"LseRank",
+     [](Calls& c) {
+       c.lse = {c.at(6144), DType::f32, {64}}, c.forward();
+     },
+     "lse: rank 1; expected 3 [batch, heads_q, seqlen_q]"},
+    {"QEmpty",
+     [](Calls& c) {
+       c.q = {c.at(0), DType::f32, {2, 0, 4, 16}}, c.forward();
+     },
+     "q: size 0 in dimension 1; expected at least 1"},
+    {"QIntegers", [](Calls& c) { c.q.dtype = DType::i32, c.forward(); }, "q: dtype i32; expected f64, f32, bf16 or f16"},
+    {"KOtherType", [](Calls& c) { c.k.dtype = DType::bf16, c.forward(); }, "k: dtype bf16; expected f32, q's"},
+    {"VOtherType", [](Calls& c) { c.v.dtype = DType::f16, c.forward(); }, "v: dtype f16; expected f32, q's"},
+    {"OutOtherType", [](Calls& c) { c.out.dtype = DType::f64, c.forward(); }, "out: dtype f64; expected f32, q's"},
+    {"LseOtherType", [](Calls& c) { c.lse.dtype = DType::bf16, c.forward(); },
+     "lse: dtype bf16; expected f32, the type of statistics for these inputs"},
+    {"KBatch", [](Calls& c) { c.k.sizes[0] = 1, c.forward(); }, "k: batch 1 differs from q's 2 [forward f32 b2 h4:2 q8:6 d16"},
+    {"VBatch", [](Calls& c) { c.v.sizes[0] = 3, c.forward(); }, "v: batch 3 differs from q's 2"},
+    {"GroupRatio", [](Calls& c) { c.k.sizes[2] = c.v.sizes[2] = 3, c.forward(); },
+     "k: heads 3 does not divide q's 4; expected a divisor of 4 [forward f32 b2 h4:3"},
+    {"MoreKvHeads", [](Calls& c) { c.k.sizes[2] = c.v.sizes[2] = 8, c.forward(); }, "k: heads 8 does not divide q's 4"},
+    {"KHeadDim", [](Calls& c) { c.k.sizes[3] = 8, c.forward(); }, "k: head_dim 8 differs from q's 16"},
+    {"VHeads", [](Calls& c) { c.v.sizes[2] = 4, c.forward(); }, "v: heads 4 differs from k's 2"},
+    {"VLength", [](Calls& c) { c.v.sizes[1] = 5, c.forward(); }, "v: seqlen 5 differs from k's 6"},
+    {"OutShape", [](Calls& c) { c.out.sizes[3] = 16, c.forward(); }, "out: shape [2, 8, 4, 16]; expected [2, 8, 4, 12]"},
+    {"LseShape",
+     [](Calls& c) {
+       c.lse = {c.at(6144), DType::f32, {2, 8, 4}}, c.forward();
+     },
+     "lse: shape [2, 8, 4]; expected [2, 4, 8]"},
+    {"OtherDevice",
+     [](Calls& c) {
+       c.v.device = {DeviceKind::cuda, 0}, c.forward();
+     },
+     "v: on another device than q"},
+    {"NullData", [](Calls& c) { c.k.data = nullptr, c.forward(); }, "k: data is null [forward f32"},
+    {"Misaligned", [](Calls& c) { c.q.data = reinterpret_cast<char*>(c.at(0)) + 2, c.forward(); },
+     "q: address is not a multiple of 4, the size of f32"},
+    {"TooManySizes",
+     [](Calls&) {
+       TensorView(nullptr, DType::f32, {1, 1, 1, 1, 1, 1, 1});
+     },
+     "sizes: 7 of them; expected at most 6"},
+    {"NegativeSize",
+     [](Calls&) {
+       TensorView(nullptr, DType::f32, {2, -3});
+     },
+     "sizes: -3 in dimension 1; expected 0 or more"},
+    {"StrideCount",
+     [](Calls&) {
+       TensorView(nullptr, DType::f32, {2, 3}, {1});
+     },
+     "strides: 1 of them; expected 2, one for each size"},
+    // outputs in memory
+    {"OutputStrideZero", [](Calls& c) { c.out.strides[0] = 0, c.forward(); }, "out: strides [0, 48, 12, 1] put two elements in one place"},
+    {"OutputSelfOverlap", [](Calls& c) { c.out.strides[1] = 12, c.forward(); },
+     "out: strides [384, 12, 12, 1] put two elements in one place"},
+    {"OutOverQ", [](Calls& c) { c.out.data = c.at(100), c.forward(); }, "out: overlaps q in memory; expected a place of its own"},
+    {"OutOverLse", [](Calls& c) { c.lse.data = c.at(4200), c.forward(); }, "out: overlaps lse in memory"},
+    {"DqOverQ", [](Calls& c) { c.dq = c.q, c.backward(); }, "dq: overlaps q in memory"},
+    {"DkOverDv", [](Calls& c) { c.dv.data = c.at(12300), c.backward(); }, "dk: overlaps dv in memory"},
+    {"DqOverDout", [](Calls& c) { c.dq.data = c.dout.data, c.backward(); }, "dq: overlaps dout in memory"},
+    // backward
+    {"LseNeeded", [](Calls& c) { c.lse = {}, c.backward(); }, "lse: absent; expected [batch, heads_q, seqlen_q] [backward f32"},
+    {"DoutNeeded", [](Calls& c) { c.dout = {}, c.backward(); }, "dout: absent; expected [batch, seqlen_q, heads_q, head_dim_v]"},
+    {"DoutShape", [](Calls& c) { c.dout.sizes[1] = 7, c.backward(); }, "dout: shape [2, 7, 4, 12]; expected [2, 8, 4, 12]"},
+    {"DlseType", [](Calls& c) { c.dlse = c.lse, c.dlse.dtype = DType::f64, c.backward(); }, "dlse: dtype f64; expected f32"},
+    {"DqShape", [](Calls& c) { c.dq.sizes[3] = 12, c.backward(); }, "dq: shape [2, 8, 4, 12]; expected [2, 8, 4, 16]"},
+    {"DkShape", [](Calls& c) { c.dk.sizes[2] = 4, c.backward(); }, "dk: shape [2, 6, 4, 16]; expected [2, 6, 2, 16]"},
+    {"DvType", [](Calls& c) { c.dv.dtype = DType::f64, c.backward(); }, "dv: dtype f64; expected f32, q's"},
+    {"NothingWanted", [](Calls& c) { c.dq = c.dk = c.dv = {}, c.backward(); },
+     "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams"},
+    // attention
+    {"DropoutOne", [](Calls& c) { c.attention.dropout.p = 1, c.forward(); }, "dropout.p: 1; expected 0 <= p < 1"},
+    {"DropoutNegative", [](Calls& c) { c.attention.dropout.p = -0.1, c.forward(); }, "dropout.p: -0.1; expected 0 <= p < 1"},
+    {"DropoutNan", [](Calls& c) { c.attention.dropout.p = std::nan(""), c.forward(); }, "dropout.p: nan; expected 0 <= p < 1"},
+    {"ScaleInfinite", [](Calls& c) { c.attention.scale = std::numeric_limits<double>::infinity(), c.forward(); },
+     "scale: inf; expected a finite number"},
+    {"OffsetNegative", [](Calls& c) { c.attention.q_offset = -1, c.forward(); }, "q_offset: -1; expected 0 or more"},
+    {"OffsetTooFar", [](Calls& c) { c.attention.kv_offset = 2147483645, c.forward(); },
+     "k: last position 2147483645 + 6; expected at most 2147483647"},
+    // scores, masks, parameters
+    {"MaskNotBoolean", [](Calls& c) { c.attention.mask = kv_idx - q_idx, c.forward(); },
+     "mask: the expression is integer; expected boolean"},
+    {"MaskReadsScore", [](Calls& c) { c.attention.mask = score > 0.0, c.forward(); }, "mask: it reads score"},
+    {"ScoreBoolean", [](Calls& c) { c.attention.score_mod = kv_idx < q_idx, c.forward(); },
+     "score_mod: the expression is boolean; expected real"},
+    {"Unbound", [](Calls& c) { c.attention.score_mod = score + c.rel(head, kv_idx), c.forward(); },
+     "parameter rel: read by the score or the mask but not bound; expected a binding of rel: real[4, 17] in params [forward f32"},
+    {"BoundTwice",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}, {c.table, c.table_data}}, c.forward();
+     },
+     "parameter table: bound twice"},
+    {"ParamShape",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.rel(head, kv_idx), c.params = {{c.rel, c.table_data}}, c.forward();
+     },
+     "parameter rel: shape [8]; expected [4, 17] as declared"},
+    {"ParamType",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx), c.table_data.dtype = DType::i32, c.params = {{c.table, c.table_data}}, c.forward();
+     },
+     "parameter table: dtype i32; expected f64, f32, bf16 or f16 for a parameter of type real"},
+    {"IntegerParamType",
+     [](Calls& c) {
+       c.attention.mask = c.ids(q_idx) == c.ids(kv_idx), c.params = {{c.ids, c.table_data}}, c.forward();
+     },
+     "parameter ids: dtype f32; expected i64, i32, i16, i8 or u8 for a parameter of type integer"},
+    {"BooleanParamType",
+     [](Calls& c) {
+       c.attention.mask = c.keep(kv_idx), c.params = {{c.keep, c.table_data}}, c.forward();
+     },
+     "parameter keep: dtype f32; expected boolean or u8"},
+    {"ParamDevice",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx), c.table_data.device.kind = DeviceKind::cuda, c.params = {{c.table, c.table_data}},
+       c.forward();
+     },
+     "parameter table: on another device than q"},
+    {"EmptyBinding",
+     [](Calls& c) {
+       c.params = {{Param(), c.table_data}}, c.forward();
+     },
+     "params: a binding without a parameter"},
+    {"GradientOfUnbound",
+     [](Calls& c) {
+       c.dparams = {{c.table, c.table_data}}, c.backward();
+     },
+     "gradient of parameter table: the parameter is not bound in params"},
+    {"GradientOfInteger",
+     [](Calls& c) {
+       TensorView ids(c.cu_q.data(), DType::i32, {8});
+       c.attention.score_mod = score + c.ids(kv_idx), c.params = {{c.ids, ids}}, c.dparams = {{c.ids, c.table_data}}, c.backward();
+     },
+     "gradient of parameter ids: a parameter of type integer has no gradient; expected a real one"},
+    {"GradientOfUnread",
+     [](Calls& c) {
+       TensorView gradient(c.at(23000), DType::f32, {8});
+       c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, gradient}}, c.backward();
+     },
+     "parameter table: a gradient is wanted but the score_mod does not read it"},
+    {"GradientShape",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, c.sink_data}},
+       c.backward();
+     },
+     "gradient of parameter table: shape [4]; expected [8] as declared"},
+    {"GradientType",
+     [](Calls& c) {
+       TensorView gradient(c.at(23000), DType::f16, {8});
+       c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, gradient}},
+       c.backward();
+     },
+     "gradient of parameter table: dtype f16; expected f32, f64 or the parameter's own f32"},
+    {"GradientTwice",
+     [](Calls& c) {
+       TensorView gradient(c.at(23000), DType::f32, {8});
+       c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}},
+       c.dparams = {{c.table, gradient}, {c.table, gradient}}, c.backward();
+     },
+     "gradient of parameter table: wanted twice"},
+    {"GradientOverParam",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, c.table_data}},
+       c.backward();
+     },
+     "table: overlaps table in memory"},
+    {"CheckedIndex",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx + c.ids(q_idx)), c.attention.checked = true;
+       static std::vector<std::int32_t> far(8, 5);
+       c.params = {{c.table, c.table_data}, {c.ids, {far.data(), DType::i32, {8}}}}, c.options.backend = "reference", c.forward();
+     },
+     "parameter table: index 8 in dimension 0; expected 0 to 7 (at batch 0, head 0, q_idx 0, kv_idx 3)"},
+    {"SinkUnbound", [](Calls& c) { c.attention.sink = c.sink, c.forward(); }, "sink: parameter sink is not bound in params"},
+    {"SinkShape",
+     [](Calls& c) {
+       c.attention.sink = c.table, c.params = {{c.table, c.table_data}}, c.forward();
+     },
+     "sink: parameter table has shape [8]; expected [4], one logit per query head"},
+    {"SinkInteger", [](Calls& c) { c.attention.sink = Param("s", {4}, Type::integer), c.forward(); },
+     "sink: parameter s is integer; expected real"},
+    {"SinkReadToo",
+     [](Calls& c) {
+       TensorView gradient(c.at(23000), DType::f32, {4});
+       c.attention.sink = c.sink, c.attention.score_mod = score * c.sink(head), c.params = {{c.sink, c.sink_data}},
+       c.dparams = {{c.sink, gradient}}, c.backward();
+     },
+     "sink: parameter sink is read by score_mod too and its gradient is wanted; use two parameters"},
+    {"ReadArity", [](Calls& c) { c.rel(head); }, "parameter rel: read with 1 indices; expected 2"},
+    {"ReadRealIndex", [](Calls& c) { c.table(score); }, "parameter table: index 0 is real; expected integer"},
+    {"ParamName", [](Calls&) { Param("2x", {3}); },
+     "Param: name \"2x\" is no identifier; expected a letter or _, then letters, digits or _"},
+    {"ParamReserved", [](Calls&) { Param("kv_idx", {3}); },
+     "Param: name \"kv_idx\" is a symbol, function or keyword of the score language"},
+    {"ParamSize",
+     [](Calls&) {
+       Param("x", {3, 0});
+     },
+     "Param x: a size is 0; expected positive sizes"},
+    {"Unparsable", [](Calls&) { parse("score + * 2"); }, "line 1, column 9: expected a value, found \"*\"\n  score + * 2\n          ^"},
+    {"UnknownName", [](Calls&) { parse("score + bias[0]"); },
+     "column 9: unknown name \"bias\"; expected a symbol, a function, a named mask or one of the parameters (there are none)\n  score + "
+     "bias[0]\n          ^"},
+    {"Unclosed", [](Calls&) { parse("tanh(score"); },
+     "column 11: expected \")\" to close the arguments of tanh, found the end of the text\n  tanh(score\n            ^"},
+    {"AbsentType", [](Calls&) { Expr().type(); }, "Expr: absent, it has no type"},
+    // packed sequences
+    {"PackedRank",
+     [](Calls& c) {
+       c.pack(), c.q = {c.at(0), DType::f32, {2, 8, 4, 16}}, c.forward();
+     },
+     "q: rank 4; expected 3 [total, heads, head_dim]"},
+    {"CuAbsent", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_kv = {}, c.forward(); },
+     "cu_seqlens_kv: absent; expected i32 or i64 [batch + 1]"},
+    {"CuType", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_q.dtype = DType::f32, c.forward(); },
+     "cu_seqlens_q: dtype f32; expected i32 or i64"},
+    {"CuTypesDiffer", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_kv.dtype = DType::i64, c.forward(); },
+     "cu_seqlens_kv: dtype i64; expected i32, cu_seqlens_q's"},
+    {"CuRank",
+     [](Calls& c) {
+       c.pack(), c.varlen->cu_seqlens_q = {c.cu_q.data(), DType::i32, {3, 1}}, c.forward();
+     },
+     "cu_seqlens_q: rank 2; expected 1 [batch + 1]"},
+    {"CuShort", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_q.sizes[0] = 1, c.forward(); },
+     "cu_seqlens_q: size 1; expected batch + 1, at least 2"},
+    {"CuStride", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_q.strides[0] = 2, c.forward(); }, "cu_seqlens_q: stride 2; expected 1"},
+    {"CuSizesDiffer", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_kv.sizes[0] = 2, c.forward(); },
+     "cu_seqlens_kv: size 2; expected 3, cu_seqlens_q's"},
+    {"CuStart", [](Calls& c) { c.pack(), c.cu_q[0] = 1, c.forward(); }, "cu_seqlens_q: starts with 1; expected 0"},
+    {"CuDecreases", [](Calls& c) { c.pack(), c.cu_kv[1] = 13, c.forward(); }, "cu_seqlens_kv: decreases from 13 to 12 at 2"},
+    {"CuEnd", [](Calls& c) { c.pack(), c.cu_q[2] = 15, c.forward(); }, "cu_seqlens_q: ends with 15; expected the total 16"},
+    {"MaxTooSmall", [](Calls& c) { c.pack(), c.varlen->max_seqlen_kv = 5, c.forward(); },
+     "max_seqlen_kv: 5 is less than the longest sequence, 6"},
+    {"MaxNegative", [](Calls& c) { c.pack(), c.varlen->max_seqlen_q = -1, c.forward(); },
+     "max_seqlen_q: -1; expected a length, or 0 to find out"},
+    {"PackedTotals", [](Calls& c) { c.pack(), c.v.sizes[0] = 11, c.forward(); }, "v: total 11 differs from k's 12"},
+    // options and plans
+    {"UnknownBackend", [](Calls& c) { c.options.backend = "tpu", c.forward(); }, "options.backend: there is no 'tpu'; expected one of "},
+    {"UnknownTarget", [](Calls& c) { c.options.target = "sse9", c.forward(); }, "options.target: there is no 'sse9'; expected one of "},
+    {"Threads", [](Calls& c) { c.options.threads = -2, c.forward(); }, "options.threads: -2; expected 0 (all) to 4096"},
+    {"NumThreads", [](Calls&) { set_num_threads(-1); }, "threads: -1; expected 0 (all) to 4096"},
+    {"EmptyExecutor", [](Calls& c) { c.options.executor = std::make_shared<Executor>(), c.forward(); },
+     "options.executor: expected a concurrency of at least 1 and a function"},
+    {"WrongDeviceForBackend",
+     [](Calls& c) {
+       for (TensorView* view : {&c.q, &c.k, &c.v, &c.out, &c.lse}) view->device.kind = DeviceKind::cuda;
+       c.options.backend = "reference", c.forward();
+     },
+     "reference: the tensors are on a GPU", ErrorCode::unsupported},
+    {"EmptyPlan", [](Calls& c) { Plan().run(c.forward_inputs(), c.forward_outputs(), nullptr); },
+     "plan: empty; expected one made by foveal::plan()"},
+    {"PlanOtherPass",
+     [](Calls& c) { plan(c.attention, c.forward_inputs(), c.forward_outputs()).run(c.backward_inputs(), c.backward_outputs(), nullptr); },
+     "run: backward arguments; the plan is for forward"},
+    {"PlanOtherStrides",
+     [](Calls& c) {
+       const Plan p = plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.q.strides[1] = 80, p.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "q: f32[2, 8, 4, 16] with strides [512, 80, 16, 1]; the plan expects f32[2, 8, 4, 16] with strides [512, 64, 16, 1]"},
+    {"PlanLseMissing",
+     [](Calls& c) {
+       const Plan p = plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.lse = {}, p.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "lse: absent; the plan expects f32[2, 4, 8]"},
+    {"PlanLseExtra",
+     [](Calls& c) {
+       const TensorView lse = c.lse;
+       c.lse = {};
+       const Plan p = plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.lse = lse, p.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "lse: given; the plan expects none"},
+    {"PlanParams",
+     [](Calls& c) {
+       const Plan p = plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.params = {{c.table, c.table_data}}, p.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "params: 1 bindings; the plan expects 0"},
+    {"PlanVarlen",
+     [](Calls& c) {
+       c.pack();
+       const Plan p = plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.varlen = {};
+       p.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "varlen: absent; the plan expects it"},
+    {"WorkspaceNull",
+     [](Calls& c) {
+       plan(c.attention, c.forward_inputs(), c.forward_outputs(), {.backend = "reference"})
+           .run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "workspace: null; expected "},
+    {"WorkspaceMisaligned",
+     [](Calls& c) {
+       plan(c.attention, c.forward_inputs(), c.forward_outputs(), {.backend = "reference"})
+           .run(c.forward_inputs(), c.forward_outputs(), reinterpret_cast<void*>(0x1010));
+     },
+     "workspace: address is not a multiple of 256"},
+};
+
+class WrongCalls : public testing::TestWithParam<Row> {};
+
+TEST_P(WrongCalls, SayWhatIsWrong) {
+  Calls calls;
+  try {
+    GetParam().call(calls);
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), GetParam().code) << error.what();
+    EXPECT_NE(std::string(error.what()).find(GetParam().message), std::string::npos)
+        << "found:    " << error.what() << "\nexpected: " << GetParam().message;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, WrongCalls, testing::ValuesIn(rows), [](const auto& row) { return std::string(row.param.name); });
+
+TEST(WrongCalls, TheRightCallIsRight) {
+  Calls calls;
+  calls.forward();
+  calls.backward();
+  calls.pack();
+  calls.forward();
+}
+
+TEST(WrongCalls, TableIsLongEnough) { EXPECT_GE(rows.size(), 60u); }
+
+}  // namespace
+}  // namespace foveal
