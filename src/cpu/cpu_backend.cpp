@@ -18,6 +18,7 @@ bool serves(const Target& target, DType dtype) { return dtype == DType::f64 ? ta
 const Target* choose_target(const Problem& problem, const PlanOptions& options, std::string& reason) {
   for (const Target& target : all_targets()) {
     if (!options.target.empty() && options.target != target.name) continue;
+    if (options.target.empty() && target.available && !worthwhile(target, problem.dtype)) continue;
     if (!target.available)
       reason = "target " + target.name + ": " + target.detail;
     else if (!serves(target, problem.dtype))

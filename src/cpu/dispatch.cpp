@@ -1,5 +1,11 @@
 #include "cpu/dispatch.h"
 
+#include <algorithm>
+#include <chrono>
+
+#if defined(__x86_64__)
+#include "cpu/simd/amx.h"
+#endif
 #include "cpu/targets.h"
 
 namespace foveal::cpu {
@@ -28,6 +34,36 @@ std::string missing_for_avx512() {
   return {};
 }
 
+std::string missing_for_avx512bf16() {
+  if (std::string missing = missing_for_avx512(); !missing.empty()) return missing;
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("avx512bf16")) return "avx512bf16";
+#endif
+  return {};
+}
+
+std::string missing_for_amx() {
+  if (std::string missing = missing_for_avx512bf16(); !missing.empty()) return missing;
+#if defined(__x86_64__)
+  if (!amx_bf16_available()) return "amx-bf16, or the system does not allow its use";
+#endif
+  return {};
+}
+
+/// Seconds of the fastest of some products of one block: 64 lanes, 64 dims.
+double block_seconds(const BlockOps<float>& ops) {
+  constexpr int dim = 64, max_cells = 256 * 64;
+  alignas(64) static float panel[max_cells], tile[max_cells], keys[max_cells];
+  const Operand operand{keys, dim, keys, dim};
+  double best = 1;
+  for (int i = 0; i < 8; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    ops.dot(operand, panel, {0, 64}, 64, dim, tile);
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
 Target make_target(const char* name, const std::string& missing, const char* has, const BlockOps<float>* f32, const BlockOps<double>* f64) {
   Target target{.name = name, .available = missing.empty(), .detail = missing.empty() ? has : "CPU lacks " + missing};
   target.f32 = f32, target.f64 = f64;
@@ -40,6 +76,11 @@ const std::vector<Target>& all_targets() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> list;
 #if defined(__x86_64__)
+    list.push_back(make_target("amx", missing_for_amx(), "AMX-bf16 for bf16, AVX-512 for the rest", &targets::avx512_f32, &targets::avx512_f64));
+    list.back().bf16 = &targets::amx_bf16;
+    list.push_back(make_target("avx512bf16", missing_for_avx512bf16(), "VDPBF16PS for bf16, AVX-512 for the rest", &targets::avx512_f32,
+                               &targets::avx512_f64));
+    list.back().bf16 = &targets::avx512bf16_bf16;
     list.push_back(make_target("avx512", missing_for_avx512(), "AVX-512 F, BW, DQ, VL", &targets::avx512_f32, &targets::avx512_f64));
     list.push_back(make_target("avx2", missing_for_avx2(), "AVX2, FMA, F16C", &targets::avx2_f32, &targets::avx2_f64));
 #endif
@@ -51,6 +92,14 @@ const std::vector<Target>& all_targets() {
 
 const BlockOps<float>* float_ops(const Target& target, DType dtype) {
   return dtype == DType::bf16 && target.bf16 ? target.bf16 : target.f32;
+}
+
+bool worthwhile(const Target& target, DType dtype) {
+  if (!target.bf16) return true;
+  if (dtype != DType::bf16) return false;
+  if (target.bf16 != &targets::avx512bf16_bf16) return true;
+  static const bool faster = block_seconds(targets::avx512bf16_bf16) < 0.8 * block_seconds(targets::avx512_f32);
+  return faster;
 }
 
 }  // namespace foveal::cpu
