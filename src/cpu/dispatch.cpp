@@ -76,7 +76,8 @@ const std::vector<Target>& all_targets() {
   static const std::vector<Target> targets = [] {
     std::vector<Target> list;
 #if defined(__x86_64__)
-    list.push_back(make_target("amx", missing_for_amx(), "AMX-bf16 for bf16, AVX-512 for the rest", &targets::avx512_f32, &targets::avx512_f64));
+    list.push_back(
+        make_target("amx", missing_for_amx(), "AMX-bf16 for bf16, AVX-512 for the rest", &targets::avx512_f32, &targets::avx512_f64));
     list.back().bf16 = &targets::amx_bf16;
     list.push_back(make_target("avx512bf16", missing_for_avx512bf16(), "VDPBF16PS for bf16, AVX-512 for the rest", &targets::avx512_f32,
                                &targets::avx512_f64));

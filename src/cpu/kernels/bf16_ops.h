@@ -258,19 +258,20 @@ struct Bf16Ops {
       const __m512 top = lane_max ? _mm512_load_ps(lane_max + lane) : _mm512_mul_ps(largest<kRanges>(tile, range, lane, limits), c);
       const __m512 old = _mm512_load_ps(max + lane);
       const __mmask16 grows = _mm512_cmp_ps_mask(top, _mm512_add_ps(old, growth), _CMP_GT_OQ);
-      __m512 total = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
+      __m512 before = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
       if (grows) {
         m = _mm512_mask_mov_ps(old, grows, top);
         // A first maximum has nothing to rescale; 2^(-inf - m) is the zero that says so.
-        scale = _mm512_mask_mov_ps(scale, grows, exp2_bf16(_mm512_sub_ps(old, m)));
-        total = _mm512_mul_ps(total, scale);
+        scale = _mm512_mask_mov_ps(scale, grows, Avx512F32::exp2(_mm512_sub_ps(old, m)));
+        before = _mm512_mul_ps(before, scale);
         _mm512_store_ps(max + lane, m);
         grew = true;
       }
       _mm512_store_ps(factor + lane, scale);
       const __m512 shift = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, none, _CMP_EQ_OQ), zero);
-      const auto p = [&](int key) { return limits.keep(key, exp2_bf16(_mm512_fmsub_ps(load(tile, key, lane), c, shift))); };
-      __m512 more = zero;
+      // Exact to fp32, although the weights are not: lse is fp32. So the sum of a block is made apart, too.
+      const auto p = [&](int key) { return limits.keep(key, Avx512F32::exp2(_mm512_fmsub_ps(load(tile, key, lane), c, shift))); };
+      __m512 total = zero, more = zero;
       for (int key = range.begin; key < range.end; key += 2) {
         const bool odd = key + 1 < range.end;
         const __m512 x = p(key), y = odd ? p(key + 1) : zero;
@@ -283,7 +284,7 @@ struct Bf16Ops {
           if (odd) store(tile, key + 1, lane, y);
         }
       }
-      _mm512_store_ps(sum + lane, _mm512_add_ps(total, more));
+      _mm512_store_ps(sum + lane, _mm512_add_ps(before, _mm512_add_ps(total, more)));
       writer.template zero_tail<Products>(range, lane);
     }
     return grew;
