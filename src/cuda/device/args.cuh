@@ -44,10 +44,11 @@ struct TileRun {
 
 /// The runs of one tile row are runs[row_begin[row] .. row_end[row]), row = batch * batch_stride + head * head_stride + tile.
 struct TileRuns {
-  const TileRun* runs;  ///< null: no mask, every tile is full
+  const TileRun* runs;  ///< null: every tile is visited
   const int* row_begin;
   const int* row_end;
   long long batch_stride, head_stride;
+  int all_full;  ///< without runs: no mask needs evaluating
 };
 
 struct DropoutArgs {
@@ -70,7 +71,6 @@ struct AttentionArgs {
   DropoutArgs dropout;
   TileRuns runs;             ///< rows are q tiles
   TileRuns runs_transposed;  ///< rows are kv tiles
-  float* dq_sum;             ///< fused: fp32 accumulator of dq
   ScoreArgs score;
   ParamGradient gradient[kMaxParams];
 };

@@ -5,7 +5,7 @@ namespace foveal::device {
 
 struct ParamGradientArgs {
   const unsigned long long* bins;  ///< exact sums, or null
-  const float* values;             ///< fp32 values in row-major order, or null; neither: zeros
+  const void* values;              ///< values in row-major order, or null; neither: zeros
   void* gradient;
   int rank;
   long long elements;

@@ -1,4 +1,4 @@
-// The gradient of one parameter, from exact sums, from fp32 values, or zero, to its own type and strides.
+// The gradient of one parameter, from exact sums, from values, or zero, to its own type and strides.
 #include "element.cuh"
 #include "param_gradient_args.cuh"
 #include "score/exact_sum.cuh"
@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_co
   if (args.bins) {
     value = ExactSum<kBinBits>::value(args.bins + element * ExactSum<kBinBits>::kWords);
   } else if (args.values) {
-    value = args.values[element];
+    value = static_cast<const Value*>(args.values)[element];
   }
   from_real(static_cast<Gradient*>(args.gradient)[offset], value);
 }

@@ -13,7 +13,7 @@ class TileCursor {
     if (runs_ == nullptr) {
       tile = -1;
       end_ = limit;
-      full = true;
+      full = runs.all_full != 0;
     } else {
       const i64 at = batch * runs.batch_stride + head * runs.head_stride + row;
       run_ = runs.row_begin[at];

@@ -57,6 +57,22 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
   }
 }
 
+/// The saved statistics of this thread's rows; a row beyond the end has none.
+FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local, R (&lse2)[kRowTiles][2],
+                                   R (&delta)[kRowTiles][2]) {
+  const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
+  const R* delta_rows = row_values(args.delta, seq.batch, seq.first_q, head);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      lse2[m][i] = row < seq.len_q ? lse2_rows[row * args.lse2.seq] : R(infinity());
+      delta[m][i] = row < seq.len_q ? delta_rows[row * args.delta.seq] : R(0);
+    }
+  }
+}
+
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
   constexpr int kRows = 16 * kRowTiles;
   SharedMemory shared(shared_begin);
@@ -90,17 +106,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   const int q_local = q_begin + row_in_tile + lane_id() / 4;
   const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
   R lse2[kRowTiles][2], delta[kRowTiles][2];
-  const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
-  const R* delta_rows = row_values(args.delta, seq.batch, seq.first_q, head);
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = q_local + 16 * m + 8 * i;
-      lse2[m][i] = row < seq.len_q ? lse2_rows[row * args.lse2.seq] : R(infinity());
-      delta[m][i] = row < seq.len_q ? delta_rows[row * args.delta.seq] : R(0);
-    }
-  }
+  load_statistics(args, seq, head, q_local, lse2, delta);
   R acc[kRowTiles][kHeadDimPadded / 8][4];
   clear(acc);
   ReadSums<kRowTiles> sums;

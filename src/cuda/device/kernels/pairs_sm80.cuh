@@ -1,0 +1,85 @@
+// The gradient of a parameter with one element per pair (an additive bias of q and kv) that several batches or heads share. A block owns a tile of
+// pairs and walks the batches and heads in order, so that each element is summed by one thread, in one order, without atomics:
+//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] += ds' factor
+#include "tile/dq_tile.cuh"
+
+namespace foveal::device {
+
+constexpr int kRows = 16 * kRowTiles;
+
+FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&s)[kRowTiles][kBlockKv / 8][4],
+                             const R (&ds)[kRowTiles][kBlockKv / 8][4]) {
+  const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kBlockKv / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = q_local + 16 * m + e / 2 * 8, col = kv_local + 8 * n + 2 * (lane_id() % 4) + e % 2;
+        if (ds[m][n][e] == 0 || row >= at.seqlen_q || col >= at.seqlen_kv) continue;
+        at.q = int(args.q_offset) + row;
+        at.kv = int(args.kv_offset) + col;
+        const R score = kScaleBefore ? s[m][n][e] : s[m][n][e] * R(args.scale);
+        int index[kMaxParamRank];
+        read_index<kPairsRead>(score, at, args.score, index);
+        i64 offset = 0;
+#pragma unroll
+        for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset += index[d] * gradient.stride[d];
+        static_cast<R*>(gradient.values)[offset] += ds[m][n][e] * read_factor<kPairsRead>(score, at, args.score);
+      }
+    }
+  }
+}
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
+    pairs_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+  using namespace foveal::device;
+  extern __shared__ uint4 shared_begin[];
+  SharedMemory shared(shared_begin);
+  const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
+  const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
+  const auto k_smem = shared.tile<kBlockKv, kHeadDimPadded>();
+  const auto v_smem = shared.tile<kBlockKv, kHeadDimVPadded>();
+  unsigned char* kept = shared.take<unsigned char>(kBlockKv);
+
+  const int tile_kv = int(blockIdx.x) % args.tiles_kv, tile_q = int(blockIdx.x) / args.tiles_kv % args.tiles_q;
+  // The batch and head that the parameter tells apart.
+  const int own = int(blockIdx.x) / args.tiles_kv / args.tiles_q;
+  const int own_head = kPairsOwnHead ? own % args.heads_q : 0, own_batch = kPairsOwnHead ? own / args.heads_q : own;
+  const int q_begin = tile_q * kBlockQ, kv_begin = tile_kv * kBlockKv;
+  const int row_in_tile = warp_id() * kRows;
+  const int q_local = q_begin + row_in_tile + lane_id() / 4;
+
+  for (int batch = kPairsOwnBatch ? own_batch : 0; batch < (kPairsOwnBatch ? own_batch + 1 : args.batch); ++batch) {
+    const Sequence seq = find_sequence(args, batch);
+    if (q_begin >= seq.len_q || kv_begin >= seq.len_kv) continue;
+    for (int head = own_head; head < (kPairsOwnHead ? own_head + 1 : args.heads_q); ++head) {
+      TileCursor cursor(args.runs, batch, head, tile_q, divide_up(seq.len_kv, kBlockKv));
+      bool found = false;
+      while (!found && cursor.next()) found = cursor.tile == tile_kv;
+      if (!found) continue;
+
+      const int head_kv = head / args.group_size;
+      HeadRows(args.q, batch, seq.first_q, head).load(q_smem, q_begin, seq.len_q, kHeadDim);
+      HeadRows(args.dout, batch, seq.first_q, head).load(dout_smem, q_begin, seq.len_q, kHeadDimV);
+      HeadRows(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kHeadDim);
+      HeadRows(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+      copy_commit();
+      R lse2[kRowTiles][2], delta[kRowTiles][2];
+      load_statistics(args, seq, head, q_local, lse2, delta);
+      copy_wait<0>();
+      __syncthreads();
+
+      R s[kRowTiles][kBlockKv / 8][4], dp[kRowTiles][kBlockKv / 8][4];
+      multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_smem);
+      multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, v_smem);
+      const Position at{batch, head, 0, 0, seq.len_q, seq.len_kv};
+      dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+      add_pairs(args, at, q_local, kv_begin, s, dp);
+      __syncthreads();
+    }
+  }
+}

@@ -1,0 +1,91 @@
+#include "cuda/launch/attention_args.h"
+
+#include "base/philox.h"
+
+namespace foveal::cuda {
+namespace {
+
+device::Tensor tensor(const TensorView& view, bool varlen) {
+  if (!view.data) return {};
+  device::Tensor t{view.data, varlen ? 0 : view.strides[0], view.strides[1], view.strides[2], view.strides[3], 0};
+  const auto size = static_cast<std::int64_t>(size_of(view.dtype));
+  const auto aligned_to = [&](std::int64_t bytes) {
+    const auto multiple = [&](std::int64_t stride, std::int64_t count) { return count <= 1 || stride * size % bytes == 0; };
+    return reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(bytes) == 0 && (t.dim == 1 || view.sizes[3] == 1) &&
+           multiple(t.batch, view.sizes[0]) && multiple(t.seq, view.sizes[1]) && multiple(t.head, view.sizes[2]) &&
+           view.sizes[3] * size % bytes == 0;
+  };
+  t.copy_bytes = aligned_to(16) ? 16 : (size <= 4 && aligned_to(4)) ? 4 : 0;
+  return t;
+}
+
+device::Rows rows(const TensorView& view, bool varlen) {
+  if (!view.data) return {};
+  return {view.data, varlen ? 0 : view.strides[0], view.strides[1], view.strides[2]};
+}
+
+}  // namespace
+
+const char* element_type(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "double";
+    case DType::bf16:
+      return "foveal::device::bf16";
+    case DType::f16:
+      return "foveal::device::f16";
+    default:
+      return "float";
+  }
+}
+
+int exact_sum_bin_bits(const problem::Problem& p) {
+  std::int64_t elements = 0;
+  for (const auto& param : p.params) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : param.param.shape()) count *= size;
+    if (param.gradient.present) elements += count;
+  }
+  constexpr std::int64_t many = std::int64_t{1} << 21;  // 256 MiB of narrow bins
+  return elements > many ? 16 : 8;
+}
+
+jit::Constants attention_constants(const problem::Problem& p) {
+  jit::Constants constants;
+  constants.set_type("Element", element_type(p.dtype))
+      .set_type("SeqlenIndex", p.cu_seqlens_dtype == DType::i64 ? "long long" : "int")
+      .set("kHeadDim", static_cast<int>(p.head_dim))
+      .set("kHeadDimV", static_cast<int>(p.head_dim_v))
+      .set("kVarlen", p.varlen)
+      .set("kDropout", p.attention.dropout.p > 0)
+      .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
+      .set("kBinBits", exact_sum_bin_bits(p));
+  return constants;
+}
+
+device::AttentionArgs attention_args(const problem::Problem& p, const problem::Buffers& b) {
+  device::AttentionArgs args{};
+  args.q = tensor(b.q, p.varlen), args.k = tensor(b.k, p.varlen), args.v = tensor(b.v, p.varlen);
+  args.out = tensor(b.out, p.varlen), args.dout = tensor(b.dout, p.varlen);
+  args.dq = tensor(b.dq, p.varlen), args.dk = tensor(b.dk, p.varlen), args.dv = tensor(b.dv, p.varlen);
+  args.lse = rows(b.lse, p.varlen), args.dlse = rows(b.dlse, p.varlen);
+  args.batch = static_cast<int>(p.batch);
+  args.heads_q = static_cast<int>(p.heads_q), args.heads_kv = static_cast<int>(p.heads_kv), args.group_size = static_cast<int>(p.group_size);
+  args.seqlen_q = static_cast<int>(p.seqlen_q), args.seqlen_kv = static_cast<int>(p.seqlen_kv);
+  args.q_offset = p.attention.q_offset, args.kv_offset = p.attention.kv_offset;
+  args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;
+  args.scale = p.scale;
+  const Dropout& dropout = p.attention.dropout;
+  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p))};
+  for (std::size_t i = 0; i < b.params.size(); ++i) {
+    device::ParamView& param = args.score.param[i];
+    param.data = b.params[i].data;
+    for (int d = 0; d < b.params[i].rank; ++d) {
+      param.stride[d] = b.params[i].strides[static_cast<std::size_t>(d)];
+      param.size[d] = static_cast<int>(b.params[i].sizes[static_cast<std::size_t>(d)]);
+    }
+  }
+  return args;
+}
+
+}  // namespace foveal::cuda

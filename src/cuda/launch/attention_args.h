@@ -1,0 +1,20 @@
+#pragma once
+// From a problem and its buffers to what the kernels read: constants when compiling, arguments when running.
+#include "cuda/device/args.cuh"
+#include "cuda/jit/source.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// The constants that every attention kernel of the portable path needs besides its tiles.
+jit::Constants attention_constants(const problem::Problem& problem);
+
+/// Everything but tiles, tables, workspace and gradients of parameters.
+device::AttentionArgs attention_args(const problem::Problem& problem, const problem::Buffers& buffers);
+
+const char* element_type(DType dtype);  ///< "foveal::device::bf16", ...
+
+/// ExactSum's width in exponent: narrow bins take more memory and more terms.
+int exact_sum_bin_bits(const problem::Problem& problem);
+
+}  // namespace foveal::cuda

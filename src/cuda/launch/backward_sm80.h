@@ -1,0 +1,21 @@
+#pragma once
+// The portable backward pass: delta, then dk and dv, then dq with the gradients of parameters (split), or both in one launch (two_scan).
+#include "cuda/candidate.h"
+#include "cuda/jit/source.h"
+#include "cuda/tune/sm80.h"
+
+namespace foveal::cuda {
+
+extern const Candidate backward_sm80;
+
+jit::KernelSource delta_sm80_source(const problem::Problem& problem);
+jit::KernelSource dq_sm80_source(const problem::Problem& problem, const Sm80Config& config);
+jit::KernelSource dkdv_sm80_source(const problem::Problem& problem, const Sm80Config& config);
+jit::KernelSource two_scan_sm80_source(const problem::Problem& problem, const Sm80Config& config);
+/// For read `read` of the score program, whose elements several batches or heads share.
+jit::KernelSource pairs_sm80_source(const problem::Problem& problem, const Sm80Config& config, int read);
+
+/// One configuration that suits both halves, for two_scan.
+std::optional<Sm80Config> two_scan_config(const problem::Problem& problem, std::size_t shared_bytes_per_block);
+
+}  // namespace foveal::cuda

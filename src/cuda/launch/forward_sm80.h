@@ -1,0 +1,17 @@
+#pragma once
+// The portable forward kernel: any head dim up to sm80_max_head_dim, any strides and alignment, all element types.
+#include "cuda/candidate.h"
+#include "cuda/jit/source.h"
+#include "cuda/tune/sm80.h"
+
+namespace foveal::cuda {
+
+extern const Candidate forward_sm80;
+
+/// The kernel for a problem and tiles; arch is left to the caller.
+jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config);
+
+/// What the portable kernels cannot do, forward or backward.
+std::optional<std::string> refuses_sm80(const problem::Problem& problem, const driver::DeviceFacts& facts);
+
+}  // namespace foveal::cuda

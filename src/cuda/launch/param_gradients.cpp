@@ -1,0 +1,94 @@
+#include "cuda/launch/param_gradients.h"
+
+#include "base/check.h"
+#include "cuda/device/param_gradient_args.cuh"
+#include "cuda/launch/attention_args.h"
+
+namespace foveal::cuda {
+
+ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace) {
+  const int bin_bits = exact_sum_bin_bits(p);
+  const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  for (std::size_t i = 0; i < p.params.size(); ++i) {
+    Gradient gradient{.param = i, .storage = gradient_storage(p, i)};
+    if (gradient.storage == GradientStorage::none) continue;
+    const problem::TensorSpec& target = p.params[i].gradient;
+    for (const std::int64_t size : p.params[i].param.shape()) gradient.elements *= size;
+    const auto elements = static_cast<std::size_t>(gradient.elements);
+    if (gradient.storage == GradientStorage::exact_sums) gradient.bytes = elements * static_cast<std::size_t>(128 / bin_bits) * 8;
+    if (gradient.storage == GradientStorage::added) {
+      gradient.direct = target.dtype == real;
+      gradient.bytes = gradient.direct ? 0 : elements * size_of(real);
+    }
+    gradient.offset = workspace.reserve(gradient.bytes);
+    jit::KernelSource source{.stem = "param_gradient", .entry = "param_gradient", .constants = {}, .score = {}, .arch = {}};
+    source.constants.set_type("Gradient", element_type(target.dtype)).set_type("Value", element_type(real)).set("kBinBits", bin_bits);
+    sources_.push_back(std::move(source));
+
+    text_ += base::join(text_.empty() ? "" : "; ", p.params[i].param.name());
+    if (gradient.storage == GradientStorage::zero) text_ += " zero";
+    if (static_cast<int>(i) == p.sink) text_ += " uniform";
+    for (const scoring::TrainableRead& read : p.score->reads)
+      if (read.param == static_cast<std::int32_t>(i)) text_ += base::join(" ", to_string(read.reduction));
+    gradients_.push_back(std::move(gradient));
+  }
+}
+
+void ParamGradients::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  for (std::size_t i = 0; i < gradients_.size(); ++i) gradients_[i].convert = jit::Kernel(images[i], device, 0);
+}
+
+bool ParamGradients::collected() const {
+  for (const Gradient& gradient : gradients_)
+    if (gradient.storage == GradientStorage::exact_sums || gradient.storage == GradientStorage::stored) return true;
+  return false;
+}
+
+std::string ParamGradients::text() const { return text_; }
+
+void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
+  for (const Gradient& gradient : gradients_) {
+    device::ParamGradient& target = args.gradient[gradient.param];
+    const TensorView& view = buffers.dparams[gradient.param];
+    void* piece = Workspace::at<void>(workspace, gradient.offset);
+    if (gradient.bytes > 0) {
+      driver::check(driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(piece), 0, gradient.bytes,
+                                            static_cast<driver::StreamHandle>(stream.handle)),
+                    "cuMemsetD8Async");
+    }
+    if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
+    if (gradient.storage == GradientStorage::stored || gradient.direct) {
+      convert(gradient, nullptr, nullptr, buffers, stream);
+      target.values = view.data;
+      for (int d = 0; d < view.rank; ++d) target.stride[d] = view.strides[static_cast<std::size_t>(d)];
+    } else if (gradient.storage == GradientStorage::added) {
+      target.values = piece;
+      long long stride = 1;
+      for (int d = view.rank; d-- > 0;) {
+        target.stride[d] = stride;
+        stride *= view.sizes[static_cast<std::size_t>(d)];
+      }
+    }
+  }
+}
+
+void ParamGradients::finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const {
+  for (const Gradient& gradient : gradients_) {
+    if (gradient.storage == GradientStorage::stored || gradient.direct) continue;
+    const device::ParamGradient& target = args.gradient[gradient.param];
+    convert(gradient, target.bins, target.values, buffers, stream);
+  }
+}
+
+void ParamGradients::convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
+                             Stream stream) const {
+  const TensorView& view = buffers.dparams[gradient.param];
+  device::ParamGradientArgs args{bins, values, view.data, view.rank, gradient.elements, {}, {}};
+  for (int d = 0; d < view.rank; ++d) {
+    args.size[d] = view.sizes[static_cast<std::size_t>(d)];
+    args.stride[d] = view.strides[static_cast<std::size_t>(d)];
+  }
+  gradient.convert.launch({.grid_x = static_cast<unsigned>((gradient.elements + 255) / 256), .threads = 256}, args, stream);
+}
+
+}  // namespace foveal::cuda

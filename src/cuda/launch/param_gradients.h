@@ -1,0 +1,43 @@
+#pragma once
+// Gradients of parameters around the kernels that collect them: cleared sums before, conversion to the caller's tensors after.
+#include <vector>
+
+#include "cuda/device/args.cuh"
+#include "cuda/jit/kernel.h"
+#include "cuda/launch/workspace.h"
+#include "cuda/score_emit.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+class ParamGradients {
+ public:
+  ParamGradients(const problem::Problem& problem, Workspace& workspace);
+
+  const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+
+  bool any() const { return !gradients_.empty(); }
+  bool collected() const;  ///< some are collected by the kernel that owns tiles of queries
+  std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
+
+  void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;
+  void finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const;
+
+ private:
+  struct Gradient {
+    std::size_t param;
+    GradientStorage storage;
+    std::int64_t elements = 1;
+    std::size_t offset = 0, bytes = 0;  ///< of sums or values in the workspace
+    bool direct = false;                ///< values are the caller's tensor
+    jit::Kernel convert{};
+  };
+  void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers, Stream stream) const;
+
+  std::vector<Gradient> gradients_;
+  std::vector<jit::KernelSource> sources_;
+  std::string text_;
+};
+
+}  // namespace foveal::cuda

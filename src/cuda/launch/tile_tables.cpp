@@ -1,0 +1,98 @@
+#include "cuda/launch/tile_tables.h"
+
+#include "cuda/launch/attention_args.h"
+#include "cuda/score_emit.h"
+#include "mask/block_mask.h"
+
+namespace foveal::cuda {
+namespace {
+
+struct MaskFacts {
+  bool data = false;     ///< reads a parameter
+  bool lengths = false;  ///< reads the lengths of its sequence
+  bool batch = false, head = false;
+};
+
+MaskFacts facts_of(const scoring::Program& mask) {
+  MaskFacts facts;
+  for (const scoring::Instr& instr : mask.code) {
+    facts.data = facts.data || instr.op == scoring::Op::read;
+    facts.lengths = facts.lengths || instr.op == scoring::Op::seqlen_q || instr.op == scoring::Op::seqlen_kv;
+    facts.batch = facts.batch || instr.op == scoring::Op::batch;
+    facts.head = facts.head || instr.op == scoring::Op::head;
+  }
+  return facts;
+}
+
+}  // namespace
+
+TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, bool transposed, Workspace& workspace) : transposed_(transposed) {
+  const auto tiles = [](std::int64_t length, int block) { return (length + block - 1) / block; };
+  const std::int64_t tiles_q = tiles(p.seqlen_q, block_q), tiles_kv = tiles(p.seqlen_kv, block_kv);
+  rows_ = transposed ? tiles_kv : tiles_q;
+  capacity_ = transposed ? tiles_q : tiles_kv;
+  const std::int64_t pairs = p.batch * p.heads_q;
+  if (!p.has_mask()) {
+    all_full_ = true;
+    full = pairs * tiles_q * tiles_kv;
+    return;
+  }
+  const MaskFacts facts = facts_of(p.score->mask);
+  const bool on_device = facts.data || (p.varlen && facts.lengths);
+  mask_batches_ = facts.batch || (on_device && p.varlen) ? static_cast<int>(p.batch) : 1;
+  mask_heads_ = facts.head ? static_cast<int>(p.heads_q) : 1;
+  head_stride_ = mask_heads_ > 1 ? rows_ : 0;
+  batch_stride_ = mask_batches_ > 1 ? rows_ * mask_heads_ : 0;
+  const auto all_rows = static_cast<std::size_t>(rows_ * mask_batches_ * mask_heads_);
+  if (on_device) {
+    runs_offset_ = workspace.reserve(all_rows * static_cast<std::size_t>(capacity_) * sizeof(device::TileRun));
+    begin_offset_ = workspace.reserve(all_rows * sizeof(int));
+    end_offset_ = workspace.reserve(all_rows * sizeof(int));
+    jit::KernelSource source{.stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
+    source.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
+    source.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
+    source_ = std::move(source);
+    return;
+  }
+  const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
+  host_begin_.push_back(0);
+  for (int batch = 0; batch < mask_batches_; ++batch) {
+    for (int head = 0; head < mask_heads_; ++head) {
+      mask::BlockMask blocks = mask::classify(p.score->mask, tiling, batch, head, scoring::ReadRanges());
+      const std::int64_t shared_by = pairs / (mask_batches_ * mask_heads_);
+      full += blocks.full * shared_by, partial += blocks.partial * shared_by, empty += blocks.empty * shared_by;
+      if (transposed) blocks = mask::transpose(blocks);
+      const int first = static_cast<int>(host_runs_.size());
+      for (const mask::Run& run : blocks.runs) host_runs_.push_back({run.begin, run.end, run.full});
+      for (std::size_t row = 1; row < blocks.row_begin.size(); ++row) host_begin_.push_back(first + static_cast<int>(blocks.row_begin[row]));
+    }
+  }
+}
+
+void TileTables::load(std::shared_ptr<const jit::Image> image, int device) { kernel_ = jit::Kernel(std::move(image), device, 0); }
+
+void TileTables::upload(int device) {
+  if (host_begin_.empty()) return;
+  device_runs_ = driver::Memory(device, host_runs_.data(), host_runs_.size() * sizeof(device::TileRun));
+  device_begin_ = driver::Memory(device, host_begin_.data(), host_begin_.size() * sizeof(int));
+}
+
+device::TileRuns TileTables::runs(void* workspace) const {
+  if (all_full_) return {nullptr, nullptr, nullptr, 0, 0, 1};
+  if (source_) {
+    return {Workspace::at<device::TileRun>(workspace, runs_offset_), Workspace::at<int>(workspace, begin_offset_),
+            Workspace::at<int>(workspace, end_offset_), batch_stride_, head_stride_, 0};
+  }
+  // Without any run (everything is empty) there is still a table of rows.
+  const int* begin = static_cast<const int*>(device_begin_.data());
+  const auto* runs = static_cast<const device::TileRun*>(device_runs_.data());
+  return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0};
+}
+
+void TileTables::make(const device::AttentionArgs& args, Stream stream) const {
+  if (!source_) return;
+  const auto blocks = static_cast<unsigned>(rows_ * mask_batches_ * mask_heads_);
+  kernel_.launch({.grid_x = blocks, .threads = 256}, args, stream);
+}
+
+}  // namespace foveal::cuda

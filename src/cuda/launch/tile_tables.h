@@ -1,0 +1,43 @@
+#pragma once
+// Which tiles each row of tiles visits: classified on the host while planning when the mask needs no data, by a kernel in each run when it does.
+#include <cstdint>
+
+#include "cuda/device/args.cuh"
+#include "cuda/jit/kernel.h"
+#include "cuda/launch/workspace.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+class TileTables {
+ public:
+  /// transposed: rows are kv tiles. Reserves workspace for tables that are made in each run.
+  TileTables(const problem::Problem& problem, int block_q, int block_kv, bool transposed, Workspace& workspace);
+
+  bool needs_data() const { return source_.has_value(); }
+  /// Present when a kernel makes the tables.
+  const std::optional<jit::KernelSource>& source() const { return source_; }
+  void load(std::shared_ptr<const jit::Image> image, int device);  ///< that kernel
+  void upload(int device);                                         ///< host tables
+
+  device::TileRuns runs(void* workspace) const;
+  /// Launches the kernel, when there is one; args hold runs() already.
+  void make(const device::AttentionArgs& args, Stream stream) const;
+
+  std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
+
+ private:
+  bool transposed_ = false;
+  bool all_full_ = false;
+  std::int64_t rows_ = 0, capacity_ = 0;
+  int mask_batches_ = 1, mask_heads_ = 1;
+  long long batch_stride_ = 0, head_stride_ = 0;
+  std::vector<device::TileRun> host_runs_;
+  std::vector<int> host_begin_;
+  driver::Memory device_runs_, device_begin_;
+  std::size_t runs_offset_ = 0, begin_offset_ = 0, end_offset_ = 0;
+  std::optional<jit::KernelSource> source_;
+  jit::Kernel kernel_;
+};
+
+}  // namespace foveal::cuda
