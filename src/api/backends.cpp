@@ -2,6 +2,7 @@
 #include "api/backends.h"
 
 #include "cpu/cpu_backend.h"
+#include "cuda/cuda_backend.h"
 #include "reference/reference_backend.h"
 
 namespace foveal {
@@ -11,6 +12,7 @@ const planning::Backends& backends() {
   static const planning::Backends all = [] {
     planning::Backends list;
     list.push_back(cpu::make_cpu_backend());
+    list.push_back(cuda::make_cuda_backend());
     list.push_back(reference::make_reference_backend());
     return list;
   }();

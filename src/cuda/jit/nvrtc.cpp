@@ -110,6 +110,7 @@ std::vector<std::string> candidates() {
     if (given.empty()) continue;
     if (std::filesystem::is_directory(given)) {
       append_libraries_in(given, paths);
+      append_wheels_in(given, paths);
     } else {
       paths.push_back(given);
     }

@@ -37,7 +37,8 @@ std::vector<Sm80Config> dq_table(DType dtype, int dim) {
     return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
   }
   if (dim <= 128) return {{64, 64, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 2, 1, 2}};
-  return {{64, 32, 4, 1, 2, 1, 1}, {64, 32, 4, 1, 1, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  if (dim <= 192) return {{64, 32, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  return {{64, 16, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
 }
 
 std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
@@ -48,7 +49,7 @@ std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
   if (dtype == DType::f32) {
     if (dim <= 64) return {{32, 64, 4, 1, 2, 1, 1}, {32, 32, 4, 1, 1, 2, 1}};
     if (dim <= 128) return {{32, 64, 8, 1, 2, 2, 1}, {16, 32, 4, 1, 2, 2, 1}};
-    return {{32, 32, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
+    return {{16, 32, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
   }
   if (dim <= 64) return {{64, 64, 4, 1, 2, 1, 2}};
   if (dim <= 96) return {{32, 64, 4, 1, 2, 1, 2}};

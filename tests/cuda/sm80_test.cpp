@@ -1,0 +1,141 @@
+// Every configuration that tune can choose for the portable kernels compiles for sm_80 and sm_90a; the main ones without spills.
+#include <gtest/gtest.h>
+
+#include "cuda/jit/compile.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/launch/backward_sm80.h"
+#include "cuda/launch/forward_sm80.h"
+#include "cuda/launch/param_gradients.h"
+#include "cuda/launch/tile_tables.h"
+#include "nvrtc_here.h"
+#include "problems.h"
+
+namespace foveal::cuda {
+namespace {
+
+using test::problem_of;
+
+class Sm80 : public test::NeedsNvrtc {};
+
+/// All kernels that tune can choose for a problem.
+std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
+  std::vector<jit::KernelSource> sources;
+  if (p.pass == Pass::forward) {
+    for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::forward)) sources.push_back(forward_sm80_source(p, config));
+    return sources;
+  }
+  sources.push_back(delta_sm80_source(p));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(dq_sm80_source(p, config));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(dkdv_sm80_source(p, config));
+  Workspace workspace;
+  const ParamGradients gradients(p, workspace);
+  sources.insert(sources.end(), gradients.sources().begin(), gradients.sources().end());
+  return sources;
+}
+
+std::vector<std::shared_ptr<const jit::Image>> compile_for(const std::vector<jit::KernelSource>& sources, const std::string& arch) {
+  std::vector<jit::KernelSource> placed = sources;
+  for (jit::KernelSource& source : placed) source.arch = arch;
+  return jit::compile(placed);
+}
+
+void expect_compiles(const std::string& line) {
+  const auto sources = sources_of(problem_of(line));
+  for (const char* arch : {"sm_80", "sm_90a"}) {
+    for (const auto& image : compile_for(sources, arch)) EXPECT_GT(image->bytes.size(), 1000u) << line << " " << image->stem << " " << arch;
+  }
+}
+
+TEST_F(Sm80, MainConfigurationsDoNotSpill) {
+  for (const char* dtype : {"bf16", "f16", "f32"}) {
+    for (const int dim : {64, 128, 256}) {
+      for (const char* pass : {"forward", "backward"}) {
+        const std::string line = std::string(pass) + " " + dtype + " b2 h4 q1024:1024 d" + std::to_string(dim) + " mask=\"kv_idx <= q_idx\"";
+        const problem::Problem p = problem_of(line);
+        std::vector<jit::KernelSource> sources;
+        constexpr std::size_t a100 = 166912;
+        if (p.pass == Pass::forward) {
+          sources.push_back(forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100)));
+        } else {
+          sources.push_back(dq_sm80_source(p, *sm80_config(p, Sm80Kernel::dq, a100)));
+          sources.push_back(dkdv_sm80_source(p, *sm80_config(p, Sm80Kernel::dkdv, a100)));
+        }
+        for (const char* arch : {"sm_80", "sm_90a"}) {
+          for (const auto& image : compile_for(sources, arch)) {
+            EXPECT_EQ(image->facts.spill_bytes, 0) << line << " " << image->stem << " " << arch << " registers " << image->facts.registers;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Sm80, EveryHeadDimFitsIntoSmallSharedMemory) {
+  constexpr std::size_t sm86 = 101376;
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const int dim : {1, 40, 64, 72, 128, 192, 256}) {
+      const problem::Problem p = problem_of(std::string("backward ") + dtype + " b1 h1 q64:64 d" + std::to_string(dim));
+      for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv, Sm80Kernel::pairs}) {
+        EXPECT_TRUE(sm80_config(p, kernel, sm86)) << dtype << " " << dim << " " << static_cast<int>(kernel);
+      }
+    }
+  }
+}
+
+TEST_F(Sm80, EveryCandidateCompiles) {
+  for (const char* dtype : {"bf16", "f32", "f64"}) {
+    for (const char* dims : {"d64", "d80", "d128", "d192:128", "d256", "d33:65"}) {
+      for (const char* pass : {"forward", "backward"}) expect_compiles(std::string(pass) + " " + dtype + " b2 h4:2 q100:200 " + dims);
+    }
+  }
+}
+
+TEST_F(Sm80, FeaturesCompileTogether) {
+  const std::string features =
+      " thd b2 h4:2 q300 total=500 d64 mask=\"kv_idx <= q_idx & kv_idx < seqlen_kv - 3\" score=\"tanh(score / 30) * 30 + rel[head, clamp(q_idx - kv_idx, "
+      "-8, 8) + 8] * slope[head]\" param=\"rel: real[4, 17] grad\" param=\"slope: real[4] bf16 grad\" dropout=0.1:7";
+  expect_compiles("forward bf16" + features);
+  expect_compiles("backward bf16" + features);
+}
+
+TEST_F(Sm80, EveryReductionCompiles) {
+  for (const char* score : {"score * t[head]", "score + t[q_idx] * score", "score + t[kv_idx]", "score + t[q_idx - kv_idx + 128]",
+                            "score + t[(q_idx * kv_idx) % 256]"}) {
+    const std::string size = std::string(score).find("head") != std::string::npos ? "2" : "256";
+    expect_compiles(std::string("backward bf16 b2 h2 q128:128 d64 score=\"") + score + "\" param=\"t: real[" + size + "] grad\"");
+  }
+  expect_compiles("backward bf16 b2 h2 q128:128 d64 score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 2, 128, 128] grad\"");
+  const problem::Problem shared = problem_of("backward bf16 b2 h2 q128:128 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[128, 128] grad\"");
+  ASSERT_EQ(gradient_storage(shared, 0), GradientStorage::added);
+  const auto source = pairs_sm80_source(shared, *sm80_config(shared, Sm80Kernel::pairs, 166912), 0);
+  for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({source}, arch)[0]->bytes.size(), 1000u);
+}
+
+TEST_F(Sm80, TwoScanCompiles) {
+  for (const char* dims : {"d64", "d128", "d256"}) {
+    const problem::Problem p = problem_of(std::string("backward bf16 b1 h2 q128:128 ") + dims);
+    const auto config = two_scan_config(p, 232448);
+    ASSERT_TRUE(config) << dims;
+    EXPECT_GT(compile_for({two_scan_sm80_source(p, *config)}, "sm_90a")[0]->bytes.size(), 1000u);
+  }
+}
+
+TEST_F(Sm80, MasksThatReadDataAreClassifiedOnTheDevice) {
+  Workspace workspace;
+  const problem::Problem p =
+      problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[256] i32\"");
+  for (const bool transposed : {false, true}) {
+    const TileTables tables(p, 64, 64, transposed, workspace);
+    ASSERT_TRUE(tables.source());
+    for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({*tables.source()}, arch)[0]->bytes.size(), 1000u);
+  }
+  const problem::Problem causal = problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"kv_idx <= q_idx\"");
+  const TileTables tables(causal, 64, 64, false, workspace);
+  EXPECT_FALSE(tables.source());
+  EXPECT_EQ(tables.empty, 4 * 6);
+  EXPECT_EQ(tables.partial, 4 * 4);
+  EXPECT_EQ(tables.full, 4 * 6);
+}
+
+}  // namespace
+}  // namespace foveal::cuda
