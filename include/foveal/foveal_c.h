@@ -1,0 +1,132 @@
+#ifndef FOVEAL_C_H
+#define FOVEAL_C_H
+/* The C interface: plan, run, explain, targets, errors. C11, no dependencies; callable from Rust, Julia, ctypes and the like.
+ *
+ * Every struct that may grow begins with its own size: set it with FOVEAL_INIT (or by hand) after zeroing the rest; zero means default
+ * everywhere. Functions return FOVEAL_OK or an error code; foveal_last_error() then gives the message of this thread. Nothing prints,
+ * nothing exits. */
+#include <stddef.h>
+#include <stdint.h>
+
+#include "foveal/export.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+  FOVEAL_OK = 0,
+  FOVEAL_INVALID_ARGUMENT = 1,
+  FOVEAL_UNSUPPORTED = 2,
+  FOVEAL_COMPILE_FAILED = 3,
+  FOVEAL_DEVICE = 4,
+  FOVEAL_COMMUNICATION = 5,
+  FOVEAL_INTERNAL = 6 /* an exception that is none of foveal's: out of memory, say */
+};
+
+enum { FOVEAL_F64, FOVEAL_F32, FOVEAL_BF16, FOVEAL_F16, FOVEAL_I64, FOVEAL_I32, FOVEAL_I16, FOVEAL_I8, FOVEAL_U8, FOVEAL_BOOLEAN };
+enum { FOVEAL_CPU, FOVEAL_CUDA };
+enum { FOVEAL_FORWARD, FOVEAL_BACKWARD };
+enum { FOVEAL_FAST, FOVEAL_REPRODUCIBLE };
+enum { FOVEAL_AUTOMATIC, FOVEAL_FUSED, FOVEAL_SPLIT, FOVEAL_TWO_SCAN };
+
+#define FOVEAL_MAX_RANK 6
+#define FOVEAL_INIT(type) ((type){.struct_size = sizeof(type)})
+
+/* A strided view of the caller's memory; strides are in elements. */
+typedef struct foveal_tensor {
+  void* data;
+  int32_t dtype;
+  int32_t device_kind;
+  int32_t device_index;
+  int32_t rank;
+  int64_t sizes[FOVEAL_MAX_RANK];
+  int64_t strides[FOVEAL_MAX_RANK];
+} foveal_tensor;
+
+/* What to compute. Expressions are text, as foveal::parse reads them; null means absent. */
+typedef struct foveal_attention {
+  size_t struct_size;
+  const char* score_mod;
+  const char* mask;
+  const char* sink; /* name of the parameter that is the sink */
+  double scale;     /* 0: 1 / sqrt(head_dim) */
+  double dropout_p;
+  uint64_t dropout_seed;
+  uint64_t dropout_offset;
+  int64_t q_offset;
+  int64_t kv_offset;
+  int32_t determinism;
+  int32_t backward; /* strategy */
+  int32_t checked;
+  int32_t reserved;
+} foveal_attention;
+
+/* A parameter, its data, and where its gradient goes (null: not wanted). */
+typedef struct foveal_param {
+  const char* declaration; /* "rel: real[4, 33]"; read when planning only, afterwards parameters go by their order */
+  const foveal_tensor* tensor;
+  const foveal_tensor* gradient;
+} foveal_param;
+
+/* The tensors of one call; null means absent. Shapes as in foveal/attention.h. */
+typedef struct foveal_call {
+  size_t struct_size;
+  int32_t pass;
+  int32_t param_count;
+  const foveal_param* params;
+  const foveal_tensor *q, *k, *v;
+  const foveal_tensor *out, *lse;                    /* forward: written; backward: read */
+  const foveal_tensor *dout, *dlse;                  /* backward only */
+  const foveal_tensor *dq, *dk, *dv;                 /* backward only */
+  const foveal_tensor *cu_seqlens_q, *cu_seqlens_kv; /* both: packed sequences */
+  int64_t max_seqlen_q, max_seqlen_kv;
+} foveal_call;
+
+typedef struct foveal_options {
+  size_t struct_size;
+  const char* backend; /* null: the first that can */
+  const char* target;
+  int32_t threads; /* 0: all */
+  int32_t reserved;
+} foveal_options;
+
+typedef struct foveal_target {
+  const char* backend; /* strings live as long as the process */
+  const char* target;
+  const char* detail;
+  int32_t available;
+  int32_t reserved;
+} foveal_target;
+
+typedef struct foveal_plan foveal_plan;
+
+/* Plans; tensors' data may be null. options may be null. On success *plan is to be given to foveal_plan_destroy(). */
+FOVEAL_API int foveal_plan_create(const foveal_attention* attention, const foveal_call* call, const foveal_options* options,
+                                  foveal_plan** plan);
+FOVEAL_API void foveal_plan_destroy(foveal_plan* plan);
+FOVEAL_API size_t foveal_plan_workspace_bytes(const foveal_plan* plan);
+FOVEAL_API const char* foveal_plan_kernel(const foveal_plan* plan);
+/* Writes at most `size` bytes, the last of them 0, and returns the length of the whole text. */
+FOVEAL_API size_t foveal_plan_explain(const foveal_plan* plan, char* text, size_t size);
+/* workspace: foveal_plan_workspace_bytes() bytes on the plan's device, aligned to 256. From any thread, each with its own workspace. */
+FOVEAL_API int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* workspace, void* stream);
+
+/* Plans (or finds the plan made before), takes workspace from a pool, runs. */
+FOVEAL_API int foveal_run(const foveal_attention* attention, const foveal_call* call, const foveal_options* options, void* stream);
+
+/* Rows of the table of backends and targets. */
+FOVEAL_API size_t foveal_target_count(void);
+FOVEAL_API int foveal_target_get(size_t index, foveal_target* target);
+
+FOVEAL_API int foveal_set_num_threads(int32_t threads);
+FOVEAL_API int32_t foveal_num_threads(void);
+
+/* Of this thread's last failed call; "" when none has failed. Valid until its next failed call. */
+FOVEAL_API const char* foveal_last_error(void);
+FOVEAL_API const char* foveal_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

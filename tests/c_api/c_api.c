@@ -1,0 +1,150 @@
+/* The C interface from C11: plan, run, explain, targets and errors, with results checked against a computation written here. */
+#include <foveal/foveal_c.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failures = 0;
+#define CHECK(condition)                                              \
+  do {                                                                \
+    if (!(condition)) {                                               \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+      ++failures;                                                     \
+    }                                                                 \
+  } while (0)
+
+enum { heads = 2, seqlen = 5, dim = 4, count = heads * seqlen * dim };
+
+static foveal_tensor tensor(float* data, int rank, const int64_t* sizes) {
+  foveal_tensor t = {.data = data, .dtype = FOVEAL_F32, .rank = rank};
+  int64_t stride = 1;
+  for (int d = rank - 1; d >= 0; --d) {
+    t.sizes[d] = sizes[d];
+    t.strides[d] = stride;
+    stride *= sizes[d];
+  }
+  return t;
+}
+
+/* out and lse of causal attention with a bias per head, from the definition. */
+static void expected(const float* q, const float* k, const float* v, const float* bias, double* out, double* lse) {
+  for (int h = 0; h < heads; ++h)
+    for (int i = 0; i < seqlen; ++i) {
+      double weight[seqlen], sum = 0;
+      for (int j = 0; j <= i; ++j) {
+        double s = 0;
+        for (int d = 0; d < dim; ++d) s += (double)q[(i * heads + h) * dim + d] * k[(j * heads + h) * dim + d];
+        sum += weight[j] = exp(s / sqrt(dim) + bias[h] * (j - i));
+      }
+      lse[h * seqlen + i] = log(sum);
+      for (int d = 0; d < dim; ++d) {
+        double o = 0;
+        for (int j = 0; j <= i; ++j) o += weight[j] / sum * v[(j * heads + h) * dim + d];
+        out[(i * heads + h) * dim + d] = o;
+      }
+    }
+}
+
+/* sum(out * dout) after a forward pass by foveal_run(): what the gradient of the bias is checked against. */
+static double objective(const foveal_attention* attention, const foveal_call* call, const float* out, const float* dout) {
+  CHECK(foveal_run(attention, call, NULL, NULL) == FOVEAL_OK);
+  double sum = 0;
+  for (int i = 0; i < count; ++i) sum += (double)out[i] * dout[i];
+  return sum;
+}
+
+int main(void) {
+  static float q[count], k[count], v[count], out[count], lse[heads * seqlen], dout[count], dq[count], dk[count], dv[count],
+      bias[heads] = {0.5f, -0.25f}, dbias[heads];
+  for (int i = 0; i < count; ++i) {
+    q[i] = sinf(1.0f + 3 * i), k[i] = cosf(2.0f + 5 * i), v[i] = sinf(0.5f + 7 * i), dout[i] = cosf(11.0f * i);
+  }
+  const int64_t token_sizes[] = {1, seqlen, heads, dim}, lse_sizes[] = {1, heads, seqlen}, bias_sizes[] = {heads};
+  const foveal_tensor tq = tensor(q, 4, token_sizes), tk = tensor(k, 4, token_sizes), tv = tensor(v, 4, token_sizes),
+                      tout = tensor(out, 4, token_sizes), tlse = tensor(lse, 3, lse_sizes), tdout = tensor(dout, 4, token_sizes),
+                      tdq = tensor(dq, 4, token_sizes), tdk = tensor(dk, 4, token_sizes), tdv = tensor(dv, 4, token_sizes),
+                      tbias = tensor(bias, 1, bias_sizes), tdbias = tensor(dbias, 1, bias_sizes);
+  const foveal_param param = {.declaration = "slope: real[2]", .tensor = &tbias}, trained = {"slope: real[2]", &tbias, &tdbias};
+
+  foveal_attention attention = FOVEAL_INIT(foveal_attention);
+  attention.mask = "causal()";
+  attention.score_mod = "score + slope[head] * (kv_idx - q_idx)";
+  foveal_call forward = FOVEAL_INIT(foveal_call);
+  forward.pass = FOVEAL_FORWARD, forward.param_count = 1, forward.params = &param;
+  forward.q = &tq, forward.k = &tk, forward.v = &tv, forward.out = &tout, forward.lse = &tlse;
+
+  /* plan, explain, run */
+  foveal_plan* plan = NULL;
+  CHECK(foveal_plan_create(&attention, &forward, NULL, &plan) == FOVEAL_OK);
+  CHECK(plan != NULL && strstr(foveal_plan_kernel(plan), "f32.forward") != NULL);
+  const size_t bytes = foveal_plan_workspace_bytes(plan);
+  void* workspace = bytes == 0 ? NULL : aligned_alloc(256, (bytes + 255) / 256 * 256);
+  CHECK(foveal_plan_run(plan, &forward, workspace, NULL) == FOVEAL_OK);
+  double expected_out[count], expected_lse[heads * seqlen];
+  expected(q, k, v, bias, expected_out, expected_lse);
+  for (int i = 0; i < count; ++i) CHECK(fabs(out[i] - expected_out[i]) < 1e-5);
+  for (int i = 0; i < heads * seqlen; ++i) CHECK(fabs(lse[i] - expected_lse[i]) < 1e-5);
+  char small[16];
+  const size_t length = foveal_plan_explain(plan, small, sizeof small);
+  CHECK(length > sizeof small && strlen(small) == sizeof small - 1);
+  char* text = malloc(length + 1);
+  CHECK(foveal_plan_explain(plan, text, length + 1) == length && strstr(text, foveal_plan_kernel(plan)) != NULL);
+  free(text);
+  free(workspace);
+
+  /* backward by the pool, the parameter's gradient against differences */
+  foveal_call backward = forward;
+  backward.pass = FOVEAL_BACKWARD, backward.params = &trained, backward.dout = &tdout;
+  backward.dq = &tdq, backward.dk = &tdk, backward.dv = &tdv;
+  CHECK(foveal_run(&attention, &backward, NULL, NULL) == FOVEAL_OK);
+  for (int h = 0; h < heads; ++h) {
+    const float kept = bias[h], step = 0.01f;
+    bias[h] = kept + step;
+    const double above = objective(&attention, &forward, out, dout);
+    bias[h] = kept - step;
+    const double below = objective(&attention, &forward, out, dout);
+    bias[h] = kept;
+    CHECK(fabs((above - below) / (2 * step) - dbias[h]) < 1e-3);
+    CHECK(fabs(dbias[h]) > 1e-2);
+  }
+
+  /* errors */
+  CHECK(foveal_plan_run(plan, &backward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(strstr(foveal_last_error(), "the plan is for forward") != NULL);
+  foveal_plan_destroy(plan);
+  foveal_plan* none = NULL;
+  attention.mask = "kv_idx <= ";
+  CHECK(foveal_plan_create(&attention, &forward, NULL, &none) == FOVEAL_INVALID_ARGUMENT && none == NULL);
+  CHECK(strstr(foveal_last_error(), "^") != NULL);
+  attention.mask = NULL;
+  forward.struct_size = 1000;
+  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "struct_size 1000") != NULL);
+  forward.struct_size = sizeof forward;
+  foveal_tensor odd = tq;
+  odd.dtype = 77;
+  forward.q = &odd;
+  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype: 77") != NULL);
+  forward.q = &tq;
+  foveal_options options = FOVEAL_INIT(foveal_options);
+  options.backend = "abacus";
+  CHECK(foveal_run(&attention, &forward, &options, NULL) == FOVEAL_INVALID_ARGUMENT);
+  options.backend = "reference", options.threads = 1;
+  CHECK(foveal_run(&attention, &forward, &options, NULL) == FOVEAL_OK);
+  CHECK(foveal_run(NULL, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strcmp(foveal_last_error(), "attention: null") == 0);
+
+  /* targets, threads, version */
+  int reference = 0;
+  for (size_t i = 0; i < foveal_target_count(); ++i) {
+    foveal_target target;
+    CHECK(foveal_target_get(i, &target) == FOVEAL_OK);
+    if (strcmp(target.backend, "reference") == 0) reference = target.available;
+  }
+  CHECK(reference == 1);
+  CHECK(foveal_target_get(foveal_target_count(), &(foveal_target){0}) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(foveal_set_num_threads(1) == FOVEAL_OK && foveal_num_threads() == 1);
+  CHECK(foveal_set_num_threads(-1) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(strlen(foveal_version()) > 0);
+  if (failures == 0) puts("c_api: all checks hold");
+  return failures != 0;
+}
