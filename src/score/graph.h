@@ -3,7 +3,7 @@
 // is made. Equal ids mean equal values; a value that two ways of writing have in common is computed once.
 //
 // The simplifications are exact: for reals only those that IEEE arithmetic allows for finite values (up to the sign of zero), for integers
-// everything that holds for integers. simplify.cpp holds them; this file holds the storage and the canonical order.
+// everything that holds for integers; pow(x, 2) is x * x and pow(x, -1) is 1 / x by definition. simplify.cpp holds them; this file holds the storage and the canonical order.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -86,7 +86,7 @@ class Graph {
   ValueId make_pow(ValueId x, ValueId exponent);
   ValueId compare_to_zero(Op op, Linear difference);
   std::optional<Linear> difference(ValueId comparison) const;
-  std::optional<ValueId> compare_boolean(Op op, ValueId a, ValueId b);
+  ValueId from_truth_table(ValueId flag, bool if_false, bool if_true);
   bool is(ValueId id, Op op) const { return (*this)[id].op == op; }
   bool is_const(ValueId id, double value) const;
   void sort_pair(ValueId& a, ValueId& b) const;

@@ -11,6 +11,8 @@ namespace {
 constexpr double inf = std::numeric_limits<double>::infinity();
 constexpr double relative_margin = 0x1p-18, absolute_margin = 1e-37;  // a few float roundings; numbers that flush to zero
 
+constexpr double largest_float = std::numeric_limits<float>::max();
+
 constexpr Interval no{0, 0}, yes{1, 1}, either{0, 1};
 
 bool contains(const Interval& x, double value) { return x.low <= value && value <= x.high; }
@@ -59,6 +61,8 @@ Interval everything(Type type) {
 Interval widened(Interval x) {
   if (std::isfinite(x.low)) x.low -= std::abs(x.low) * relative_margin + absolute_margin;
   if (std::isfinite(x.high)) x.high += std::abs(x.high) * relative_margin + absolute_margin;
+  if (x.low < -largest_float) x.low = -inf;  // a float overflows where a double does not
+  if (x.high > largest_float) x.high = inf;
   return x;
 }
 
@@ -92,7 +96,7 @@ Interval mod(Type type, const Interval& a, const Interval& b, const Interval& c)
   if (b.high < 0) return neg(type, mod(type, neg(type, a, c, c), neg(type, b, c, c), c), c, c);
   const bool maybe_nan = any_nan(a, b) || (type == Type::real && (is_infinite(a) || is_infinite(b)));
   const double top = type == Type::integer ? b.high - 1 : b.high;
-  if (is_point(b) && std::floor(a.low / b.low) == std::floor(a.high / b.low) && !is_infinite(a)) {  // in one period
+  if (is_point(b) && !is_infinite(a) && !is_infinite(b) && std::floor(a.low / b.low) == std::floor(a.high / b.low)) {  // in one period
     const double start = std::floor(a.low / b.low) * b.low;
     return within(rounded(type, {a.low - start, a.high - start, maybe_nan}), 0, top);
   }
@@ -118,12 +122,14 @@ Interval max(Type, const Interval& a, const Interval& b, const Interval&) {
   return {std::max(a.low, b.low), std::max(a.high, b.high), false};
 }
 
+// The error of the exponent grows with its size, and with it the relative error of the power.
 Interval exp(Type, const Interval& a, const Interval&, const Interval&) {
-  return within(rising([](double x) { return std::exp(x + std::abs(x) * relative_margin * (x > 0 ? 1 : 0)); }, a), 0, inf);
+  const Interval exponent = widened(a);
+  return within(widened({std::exp(exponent.low), std::exp(exponent.high), a.maybe_nan}), 0, inf);
 }
 
-Interval exp2(Type, const Interval& a, const Interval&, const Interval&) {
-  return within(rising([](double x) { return std::exp2(x); }, a), 0, inf);
+Interval exp2(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  return exp(type, {a.low * std::numbers::ln2, a.high * std::numbers::ln2, a.maybe_nan}, b, c);
 }
 
 Interval log(Type, const Interval& a, const Interval&, const Interval&) {
@@ -145,7 +151,8 @@ Interval sqrt(Type, const Interval& a, const Interval&, const Interval&) {
 
 Interval rsqrt(Type, const Interval& a, const Interval&, const Interval&) {
   if (a.high < 0) return {-inf, inf, true};
-  return within(widened({1 / std::sqrt(a.high), a.low <= 0 ? inf : 1 / std::sqrt(a.low), a.maybe_nan || a.low < 0}), 0, inf);
+  if (a.low <= 0) return {-inf, inf, a.maybe_nan || a.low < 0};  // rsqrt(-0) is -inf
+  return within(widened({1 / std::sqrt(a.high), 1 / std::sqrt(a.low), a.maybe_nan}), 0, inf);
 }
 
 Interval tanh(Type, const Interval& a, const Interval&, const Interval&) {
@@ -191,7 +198,7 @@ Interval pow(Type, const Interval& a, const Interval& b, const Interval&) {
   Interval x = hull_of({std::pow(a.low, b.low), std::pow(a.low, b.high), std::pow(a.high, b.low), std::pow(a.high, b.high)}, false);
   const double margin =
       relative_margin * (1 + std::max(std::abs(b.low), std::abs(b.high)) * std::max(std::abs(std::log(a.low)), std::abs(std::log(a.high))));
-  return within({x.low * (1 - margin), x.high * (1 + margin) + absolute_margin, false}, 0, inf);
+  return within(widened({x.low * (1 - margin), x.high * (1 + margin), false}), 0, inf);
 }
 
 Interval eq(Type, const Interval& a, const Interval& b, const Interval&) {

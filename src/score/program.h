@@ -77,9 +77,9 @@ struct ScoreProgram {
 };
 
 struct Request {
-  Expr score_mod, mask;                    ///< may be absent
-  std::vector<Param> params;               ///< bound parameters, in the problem's order
-  std::vector<bool> wants_gradient;        ///< one per param
+  Expr score_mod{}, mask{};                ///< may be absent
+  std::vector<Param> params{};             ///< bound parameters, in the problem's order
+  std::vector<bool> wants_gradient{};      ///< one per param
   bool backward = false;
   bool row_constant_terms_matter = false;  ///< a sink or dlse makes terms constant along kv contribute after all
 };

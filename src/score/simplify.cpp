@@ -272,7 +272,7 @@ ValueId Graph::make_unary(Op op, ValueId a) {
         if (sum.terms.size() > 1 || linear_.contains(a)) {
           const auto first = std::min_element(sum.terms.begin(), sum.terms.end(),
                                               [this](const Linear::Term& x, const Linear::Term& y) { return before(x.atom, y.atom); });
-          if (first->coefficient < 0) return intern(op, from_linear(negated(sum)));
+          if (first->coefficient < 0) return make(op, from_linear(negated(sum)));
         }
         if (instr.op == Op::mod && is_const(instr.arg[1]) && (*this)[instr.arg[1]].integer > 0) return a;
       }
@@ -422,26 +422,24 @@ ValueId Graph::make_junction(Op op, ValueId a, ValueId b) {
   return result;
 }
 
-/// A truth value used as a number, compared with a constant: true, false, itself or its opposite.
-std::optional<ValueId> Graph::compare_boolean(Op op, ValueId a, ValueId b) {
-  const auto truth = [this](ValueId id) {
-    const Instr& instr = (*this)[id];
-    return (instr.op == Op::to_integer || instr.op == Op::to_real) && type(instr.arg[0]) == Type::boolean ? instr.arg[0] : -1;
-  };
-  const bool left = truth(a) >= 0 && is_const(b);
-  if (!left && !(truth(b) >= 0 && is_const(a))) return std::nullopt;
-  const auto outcome = [&](double value) {
-    return (left ? row(op).value(Type::boolean, value, *const_value(b), 0) : row(op).value(Type::boolean, *const_value(a), value, 0)) != 0;
-  };
-  const ValueId flag = truth(left ? a : b);
-  const bool if_false = outcome(0), if_true = outcome(1);
+/// The truth value that is if_false where `flag` is false and if_true where it is true.
+ValueId Graph::from_truth_table(ValueId flag, bool if_false, bool if_true) {
   if (if_false == if_true) return boolean(if_true);
   return if_true ? flag : make_not(flag);
 }
 
 ValueId Graph::make_comparison(Op op, ValueId a, ValueId b) {
-  if (std::optional<ValueId> known = compare_boolean(op, a, b)) return *known;
   if (type(a) == Type::real) {
+    const auto truth = [this](ValueId id) {
+      return is(id, Op::to_real) && type((*this)[id].arg[0]) == Type::boolean ? (*this)[id].arg[0] : -1;
+    };
+    const auto compare = [op](double x, double y) { return row(op).value(Type::boolean, x, y, 0) != 0; };
+    if (const std::optional<double> limit = const_value(b); limit && truth(a) >= 0) {
+      return from_truth_table(truth(a), compare(0, *limit), compare(1, *limit));
+    }
+    if (const std::optional<double> limit = const_value(a); limit && truth(b) >= 0) {
+      return from_truth_table(truth(b), compare(*limit, 0), compare(*limit, 1));
+    }
     const auto whole = [this](ValueId id) {
       return is(id, Op::to_real) && type((*this)[id].arg[0]) == Type::integer ? (*this)[id].arg[0] : -1;
     };
@@ -481,6 +479,14 @@ ValueId Graph::compare_to_zero(Op op, Linear d) {
     const auto first = std::min_element(d.terms.begin(), d.terms.end(),
                                         [this](const Linear::Term& x, const Linear::Term& y) { return before(x.atom, y.atom); });
     if (first->coefficient < 0) d = negated(d);
+  }
+  if (const Linear::Term& term = d.terms[0];
+      d.terms.size() == 1 && is(term.atom, Op::to_integer) && type((*this)[term.atom].arg[0]) == Type::boolean) {
+    const auto holds = [&](std::int64_t truth) {
+      const std::int64_t sum = term.coefficient * truth + d.constant;
+      return op == Op::le ? sum <= 0 : (sum == 0) == (op == Op::eq);
+    };
+    return from_truth_table((*this)[term.atom].arg[0], holds(0), holds(1));
   }
   if (op == Op::le && d.terms.size() == 1 && is(d.terms[0].atom, Op::abs)) {
     const Linear inner = linear((*this)[d.terms[0].atom].arg[0]);
