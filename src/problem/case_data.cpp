@@ -305,7 +305,7 @@ void CaseData::clear_outputs(Pass pass) {
     if (views_.contains(role)) clear(views_[role]);
   if (pass == Pass::backward)
     for (std::size_t i = 0; i < dparams_.size(); ++i)
-      if (line_.params[i].grad) clear(dparams_[i]);
+      if (dparams_[i].data != nullptr) clear(dparams_[i]);
 }
 
 std::string CaseData::damage() const {

@@ -8,6 +8,8 @@
 #include "base/check.h"
 #include "check/check.h"
 #include "cpu/dispatch.h"
+#include "foveal/foveal.h"
+#include "problem/case_data.h"
 
 namespace foveal {
 namespace {
@@ -62,6 +64,36 @@ const Shape shapes[] = {
     {"negative_scale", "b1 h2 q40:90 d16 scale=-0.4"},
     {"zero_scale", "b1 h2 q40:90 d16 scale=0"},
     {"adversarial", "b1 h2 q100:200 d64 inputs=adversarial"},
+    // Masks: by ranges, by programs, by batch and head, by data; tiles skipped, full and partial.
+    {"causal", "b2 h2 q200:200 d32 mask=causal()"},
+    {"causal_bottom_right", "b1 h2 q70:260 d32 mask=causal_bottom_right()"},
+    {"causal_empty_rows", "b1 h2 q260:70 d32 mask=causal_bottom_right()"},
+    {"window", "b1 h4:2 q300:300 d24 mask=\"causal() & window(70)\""},
+    {"prefix", "b1 h2 q200:200 d24 mask=prefix_lm(90)"},
+    {"dilated", "b1 h2 q150:150 d24 mask=\"dilated(60, 3)\""},
+    {"document", "b2 h4:2 q260:260 d24 mask=\"document(ids)\" param=\"ids: integer[2, 260] segments(4)\""},
+    {"padding", "b3 h2 q140:140 d24 mask=padding(n) param=\"n: integer[3] integers(1, 140)\""},
+    {"mask_by_head", "b1 h6:2 q20:200 d16 mask=\"kv_idx % 6 != head\""},
+    {"nothing", "b1 h2 q70:70 d16 mask=\"kv_idx > q_idx + 90\""},
+    {"varlen_causal", "b3 h4:2 q90:120 d32 lengths=90:70,1:120,37:5 mask=causal_bottom_right()"},
+    {"offsets", "b1 h2 q70:200 d16 q_offset=130 kv_offset=20 mask=causal()"},
+    // Scores, with trained parameters.
+    {"softcap", "b1 h2 q100:130 d32 score=softcap(4) inputs=adversarial"},
+    {"alibi_causal", "b1 h4 q150:150 d32 score=alibi(4) mask=causal()"},
+    {"relative",
+     "b2 h4:2 q130:130 d32 score=\"score + rel[head, clamp(kv_idx - q_idx, -16, 16) + 16]\" "
+     "param=\"rel: real[4, 33] normal(0.3) grad\" mask=causal()"},
+    {"two_reads", "b2 h2 q90:110 d16 score=\"score * (1 + t[q_idx % 5]) + t[kv_idx % 5]\" param=\"t: real[5] normal(0.2) grad\""},
+    {"dense_bias", "b2 h2 q70:90 d16 score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[2, 70, 90] grad\""},
+    {"decode_scored", "b2 h8:2 q1:150 d16 score=\"score + slope[head] * kv_idx\" param=\"slope: real[8] normal(0.05) grad\""},
+    // Sinks, dropout, and everything at once.
+    {"sink", "b2 h4:2 q80:100 d32 sink=s param=\"s: real[4] normal(2) grad\""},
+    {"sink_empty_rows", "b1 h2 q150:70 d16 sink=s param=\"s: real[2] grad\" mask=causal_bottom_right()"},
+    {"dropout", "b2 h4:2 q80:100 d32 dropout=0.3:77:5"},
+    {"everything",
+     "b2 h4:2 q130:150 d24:40 layout=bhsd score=\"score + rel[head, clamp(kv_idx - q_idx, -9, 9) + 9]\" "
+     "param=\"rel: real[4, 19] normal(0.3) grad\" param=\"s: real[4] normal(1) grad\" sink=s dropout=0.2:9 mask=\"causal_bottom_right() & "
+     "window(90)\" scale=0.3"},
 };
 
 std::string shape_name(const testing::TestParamInfo<Shape>& info) { return info.param.name; }
@@ -89,6 +121,76 @@ TEST_P(CpuKernels, BackwardIsExact) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, CpuKernels, testing::ValuesIn(shapes), shape_name);
+
+/// The bits of everything that a backward with random out and lse writes.
+std::vector<double> gradients(const problem::Line& line, const PlanOptions& options) {
+  problem::CaseData data(line);
+  forward(line.attention, data.forward_inputs(), data.forward_outputs(), {}, options);
+  backward(line.attention, data.backward_inputs(), data.backward_outputs(), {}, options);
+  std::vector<double> all;
+  const auto add = [&all](const TensorView& view) {
+    const std::vector<double> values = problem::values_of(view);
+    all.insert(all.end(), values.begin(), values.end());
+  };
+  for (const char* role : {"out", "lse", "dq", "dk", "dv"}) add(data.view(role));
+  for (std::size_t i = 0; i < line.params.size(); ++i)
+    if (line.params[i].grad) add(data.dparam(i));
+  return all;
+}
+
+TEST(CpuDeterminism, SameBitsForEveryRunAndAnyNumberOfThreads) {
+  for (const char* strategy : {"fused", "split", "two_scan"})
+    for (const char* type : {"f32", "bf16"}) {
+      const problem::Line line = problem::parse_line(base::join(
+          "backward ", type,
+          " b1 h4:2 q700 d32 mask=causal() score=\"score + rel[head, clamp(kv_idx - q_idx, -9, 9) + 9] + t[q_idx % 3]\" ",
+          "param=\"rel: real[4, 19] grad\" param=\"t: real[3] grad\" param=\"s: real[4] grad\" sink=s dropout=0.1 dlse strategy=",
+          strategy));
+      const std::vector<double> once = gradients(line, {.backend = "cpu", .threads = 1});
+      for (int run = 0; run < 20; ++run)
+        EXPECT_EQ(gradients(line, {.backend = "cpu", .threads = 1 + run % 4}), once) << strategy << ' ' << type;
+    }
+}
+
+TEST(CpuPlans, ForcedTargetsThatAreMissingAreRefusedWithTheReason) {
+  const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d8");
+  problem::CaseData data(line);
+  for (const cpu::Target& target : cpu::all_targets()) {
+    const PlanOptions options{.backend = "cpu", .target = target.name};
+    if (target.available) {
+      EXPECT_NE(plan(line.attention, data.forward_inputs(), data.forward_outputs(), options).kernel(), "");
+      continue;
+    }
+    try {
+      plan(line.attention, data.forward_inputs(), data.forward_outputs(), options);
+      ADD_FAILURE() << target.name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::unsupported);
+      EXPECT_NE(std::string(error.what()).find("target " + target.name + ": CPU lacks"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(CpuPlans, HeadDimsAbove512AreRefused) {
+  const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d513:8");
+  problem::CaseData data(line);
+  try {
+    plan(line.attention, data.forward_inputs(), data.forward_outputs(), {.backend = "cpu"});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("head_dim 513 exceeds 512"), std::string::npos) << error.what();
+  }
+}
+
+TEST(CpuPlans, WorkspaceGrowsWithTheSequenceAndNotWithItsSquare) {
+  const auto bytes = [](std::int64_t seqlen) {
+    return plan({.mask = causal()}, Shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = seqlen, .seqlen_kv = seqlen}, Pass::backward, {},
+                {.backend = "cpu"})
+        .workspace_bytes();
+  };
+  EXPECT_LT(bytes(32768), std::size_t{256} << 20);
+  EXPECT_LT(bytes(32768), 9 * bytes(4096));
+}
 
 }  // namespace
 }  // namespace foveal
