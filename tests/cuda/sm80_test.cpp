@@ -92,7 +92,7 @@ TEST_F(Sm80, EveryCandidateCompiles) {
 
 TEST_F(Sm80, FeaturesCompileTogether) {
   const std::string features =
-      " thd b2 h4:2 q300 total=500 d64 mask=\"kv_idx <= q_idx & kv_idx < seqlen_kv - 3\" score=\"tanh(score / 30) * 30 + rel[head, clamp(q_idx - kv_idx, "
+      " b2 h4:2 q300 total=500 d64 mask=\"kv_idx <= q_idx and kv_idx < seqlen_kv - 3\" score=\"tanh(score / 30) * 30 + rel[head, clamp(q_idx - kv_idx, "
       "-8, 8) + 8] * slope[head]\" param=\"rel: real[4, 17] grad\" param=\"slope: real[4] bf16 grad\" dropout=0.1:7";
   expect_compiles("forward bf16" + features);
   expect_compiles("backward bf16" + features);

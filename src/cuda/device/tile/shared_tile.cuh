@@ -25,33 +25,34 @@ FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, 
   using Tile = SharedTile<T, kRows, kCols>;
   constexpr int kPieceElements = 16 / int(sizeof(T));
   constexpr int kTotal = kRows * Tile::kPieces;
+  if (copy_bytes == 16) {
 #pragma unroll 4
-  for (int i = threadIdx.x; i < round_up(kTotal, kThreads); i += kThreads) {
-    if (kTotal % kThreads != 0 && i >= kTotal) break;
-    const int r = i / Tile::kPieces;
-    const int c = i % Tile::kPieces * kPieceElements;
-    T* to = tile.row(r) + c;
+    for (int i = threadIdx.x; i < round_up(kTotal, kThreads); i += kThreads) {
+      if (kTotal % kThreads != 0 && i >= kTotal) break;
+      const int r = i / Tile::kPieces, c = i % Tile::kPieces * kPieceElements;
+      const bool valid = r < valid_rows && c < valid_cols;
+      copy_async<16>(tile.row(r) + c, valid ? source + r * row_stride + c : source, valid);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kTotal; i += kThreads) {
+    const int r = i / Tile::kPieces, c = i % Tile::kPieces * kPieceElements;
     const bool row_valid = r < valid_rows;
     const T* from = source + (row_valid ? r * row_stride : 0);
-    if (copy_bytes == 16) {
-      const bool valid = row_valid && c < valid_cols;
-      copy_async<16>(to, from + (valid ? c : 0), valid);
-    } else if (copy_bytes == 4) {
+    T* to = tile.row(r) + c;
+    if (sizeof(T) <= 4 && copy_bytes == 4) {
       constexpr int kStep = sizeof(T) >= 4 ? 1 : 4 / int(sizeof(T));
-      if constexpr (sizeof(T) <= 4) {
-#pragma unroll
-        for (int e = 0; e < kPieceElements; e += kStep) {
-          const bool valid = row_valid && c + e < valid_cols;
-          copy_async<4>(to + e, from + (valid ? c + e : 0), valid);
-        }
+#pragma unroll 1
+      for (int e = 0; e < kPieceElements; e += kStep) {
+        const bool valid = row_valid && c + e < valid_cols;
+        copy_async<4>(to + e, from + (valid ? c + e : 0), valid);
       }
     } else {
-#pragma unroll
+#pragma unroll 1
       for (int e = 0; e < kPieceElements; ++e) {
         const bool valid = row_valid && c + e < valid_cols;
-        T value{};
-        if (valid) value = from[(c + e) * col_stride];
-        to[e] = value;
+        to[e] = valid ? from[(c + e) * col_stride] : T{};
       }
     }
   }
@@ -72,7 +73,7 @@ FOVEAL_DEVICE void store_tile(T* target, i64 row_stride, i64 col_stride, SharedT
     if (copy_bytes == 16) {
       *reinterpret_cast<uint4*>(to + c) = *reinterpret_cast<const uint4*>(from);
     } else {
-#pragma unroll
+#pragma unroll 1
       for (int e = 0; e < kPieceElements; ++e)
         if (c + e < valid_cols) to[(c + e) * col_stride] = from[e];
     }

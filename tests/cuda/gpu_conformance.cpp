@@ -1,0 +1,204 @@
+// Problem lines on the GPU, judged by the tolerance rule; needs a device, so it is a program and not a unit test.
+//
+//   gpu_conformance --check FILE [--fuzz N] [--threads T] [--target NAME] --out report.json      every line of FILE (and N random ones)
+//   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
+//   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "catalogue/catalogue.h"
+#include "check/check.h"
+#include "check/device_case.h"
+#include "cuda/cuda_memory.h"
+#include "cuda/jit/driver.h"
+#include "cuda/jit/nvrtc.h"
+#include "plan/flops.h"
+#include "problem/case_data.h"
+#include "problem/random_line.h"
+
+using namespace foveal;
+using nlohmann::json;
+using Clock = std::chrono::steady_clock;
+
+namespace {
+
+struct Options {
+  std::string check, time, out, target;
+  std::vector<std::string> catalogue;
+  int fuzz = 0, threads = 4;
+};
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string name = argv[i], value = argv[i + 1];
+    if (name == "--check") options.check = value;
+    if (name == "--time") options.time = value;
+    if (name == "--out") options.out = value;
+    if (name == "--target") options.target = value;
+    if (name == "--fuzz") options.fuzz = std::atoi(value.c_str());
+    if (name == "--threads") options.threads = std::atoi(value.c_str());
+    if (name == "--catalogue") {
+      std::istringstream names(value);
+      for (std::string dtype; std::getline(names, dtype, ',');) options.catalogue.push_back(dtype);
+    }
+  }
+  return options;
+}
+
+std::vector<std::string> read_lines(const std::string& path) {
+  std::vector<std::string> lines;
+  std::ifstream in(path);
+  for (std::string line; std::getline(in, line);)
+    if (!line.empty() && line[0] != '#') lines.push_back(line);
+  return lines;
+}
+
+problem::Line on_gpu(problem::Line line, const std::string& target) {
+  line.device = {DeviceKind::cuda, 0};
+  line.options.backend = "cuda";
+  line.options.target = target;
+  return line;
+}
+
+json check_one(const problem::Line& line) {
+  const auto begin = Clock::now();
+  json result{{"line", problem::to_string(line)}};
+  try {
+    const check::Report report = check::check_line(line);
+    result["kernel"] = report.kernel;
+    result["status"] = report.refused ? "refused" : report.pass ? "pass" : "fail";
+    if (!report.failure.empty()) result["failure"] = report.failure;
+    for (const check::TensorReport& tensor : report.tensors) {
+      result["tensors"][tensor.name] = {{"max_error", tensor.max_error}, {"max_bound", tensor.max_bound}, {"row_ratio", tensor.row_ratio}};
+    }
+  } catch (const std::exception& error) {
+    result["status"] = "error";
+    result["failure"] = error.what();
+  }
+  result["seconds"] = std::chrono::duration<double>(Clock::now() - begin).count();
+  return result;
+}
+
+/// Runs `count` tasks on some threads; the CPU side of each (exact results) is the long part.
+template <class Fn>
+void on_threads(int threads, std::size_t count, Fn&& fn) {
+  std::atomic<std::size_t> next{0};
+  std::vector<std::thread> pool;
+  for (int t = 0; t < threads; ++t) {
+    pool.emplace_back([&] {
+      for (std::size_t i; (i = next++) < count;) fn(i);
+    });
+  }
+  for (std::thread& thread : pool) thread.join();
+}
+
+json check_all(const Options& options) {
+  std::vector<problem::Line> lines;
+  if (!options.check.empty())
+    for (const std::string& text : read_lines(options.check)) lines.push_back(on_gpu(problem::parse_line(text), options.target));
+  for (const std::string& dtype : options.catalogue) {
+    const auto add = [&](const catalogue::Row& row) {
+      const std::string text = row.text;
+      const bool backward_only = text.find(" grad") != std::string::npos || text.find(" dlse") != std::string::npos;
+      for (const char* pass : {"forward ", "backward "}) {
+        if (backward_only && pass[0] == 'f') continue;
+        lines.push_back(on_gpu(problem::parse_line(pass + dtype + " " + text), options.target));
+      }
+    };
+    for (const auto& row : catalogue::scores) add(row);
+    for (const auto& row : catalogue::learnable) add(row);
+    for (const auto& row : catalogue::masks) add(row);
+  }
+  for (int i = 0; i < options.fuzz; ++i) {
+    base::Random random(77000 + static_cast<std::uint64_t>(i));
+    lines.push_back(on_gpu(problem::random_line(random), options.target));
+  }
+  set_num_threads(1);
+  std::vector<json> results(lines.size());
+  on_threads(options.threads, lines.size(), [&](std::size_t i) { results[i] = check_one(lines[i]); });
+  std::map<std::string, int> counts;
+  for (const json& result : results) {
+    ++counts[result["status"]];
+    if (result["status"] == "fail" || result["status"] == "error")
+      std::printf("%s: %s\n    %s\n", result["status"].get<std::string>().c_str(), result["line"].get<std::string>().c_str(),
+                  result["failure"].get<std::string>().substr(0, 600).c_str());
+  }
+  for (const auto& [status, count] : counts) std::printf("%s: %d\n", status.c_str(), count);
+  return {{"counts", counts}, {"results", results}};
+}
+
+json time_one(const problem::Line& line) {
+  json result{{"line", problem::to_string(line)}};
+  try {
+    problem::CaseData data(line);
+    check::DeviceCase on_device(data);
+    on_device.upload();
+    planning::DeviceMemory& memory = cuda::cuda_memory(0);
+    const auto begin_plan = Clock::now();
+    const bool forward = line.pass == Pass::forward;
+    const Plan plan = forward ? foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options)
+                              : foveal::plan(line.attention, on_device.backward_inputs(), on_device.backward_outputs(), line.options);
+    result["plan_seconds"] = std::chrono::duration<double>(Clock::now() - begin_plan).count();
+    void* workspace = memory.allocate(plan.workspace_bytes());
+    const auto run = [&] {
+      if (forward) plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace);
+      else plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace);
+    };
+    for (int i = 0; i < 3; ++i) run();
+    memory.synchronize({});
+    std::vector<double> times;
+    for (int sample = 0; sample < 7; ++sample) {
+      constexpr int runs = 4;
+      const auto begin = Clock::now();
+      for (int i = 0; i < runs; ++i) run();
+      memory.synchronize({});
+      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / runs);
+    }
+    std::sort(times.begin(), times.end());
+    memory.release(workspace);
+    const Explanation explanation = plan.explain();
+    const double ms = times[times.size() / 2];
+    result["kernel"] = explanation.kernel;
+    result["ms"] = ms;
+    result["tflops_nominal"] = explanation.flops_nominal / ms * 1e-9;
+    result["details"] = explanation.details;
+    std::printf("%8.3f ms %7.1f TFLOP/s  plan %.2f s  %s\n", ms, explanation.flops_nominal / ms * 1e-9, result["plan_seconds"].get<double>(),
+                result["line"].get<std::string>().c_str());
+  } catch (const std::exception& error) {
+    result["failure"] = error.what();
+    std::printf("error: %s\n    %s\n", result["line"].get<std::string>().c_str(), std::string(error.what()).substr(0, 600).c_str());
+  }
+  std::fflush(stdout);
+  return result;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const Options options = parse_options(argc, argv);
+  json report;
+  if (!cuda::driver::unavailable().empty()) {
+    std::printf("%s\n", cuda::driver::unavailable().c_str());
+    return 1;
+  }
+  report["device"] = cuda::driver::device_facts(0).name;
+  report["nvrtc"] = cuda::jit::nvrtc_identity();
+  for (int i = 1; i < argc; ++i) report["command"].push_back(argv[i]);
+  if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) report["check"] = check_all(options);
+  if (!options.time.empty()) {
+    for (const std::string& text : read_lines(options.time)) report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target)));
+  }
+  if (!options.out.empty()) std::ofstream(options.out) << report.dump(1) << "\n";
+  return 0;
+}
