@@ -1,8 +1,7 @@
 #include "check/check.h"
 
-#include "base/check.h"
-#include "check/device_case.h"
 #include "check/naive.h"
+#include "check/run.h"
 #include "problem/case_data.h"
 
 namespace foveal::check {
@@ -50,30 +49,6 @@ void run_exact(CaseData& data) {
   if (data.line().pass == Pass::backward) backward(attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
 }
 
-/// Runs the pass of the line where its device is, and gives the kernel's name. A backward pass reads out and lse of the same backend's
-/// forward, where it has one.
-std::string run(CaseData& data, const PlanOptions& options) {
-  const Attention& attention = data.line().attention;
-  DeviceCase device(data);
-  if (data.line().pass == Pass::forward) {
-    const Plan plan = foveal::plan(attention, device.forward_inputs(), device.forward_outputs(), options);
-    forward(attention, device.forward_inputs(), device.forward_outputs(), {}, options);
-    device.download();
-    return plan.kernel();
-  }
-  const Plan plan = foveal::plan(attention, device.backward_inputs(), device.backward_outputs(), options);
-  try {
-    forward(attention, device.forward_inputs(), device.forward_outputs(), {}, options);
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported) throw;
-    forward(attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
-    device.upload();
-  }
-  backward(attention, device.backward_inputs(), device.backward_outputs(), {}, options);
-  device.download();
-  return plan.kernel();
-}
-
 }  // namespace
 
 Checker::Checker(const Line& line) {
@@ -96,7 +71,7 @@ Report Checker::operator()(const PlanOptions& options) const {
   Report report;
   report.line = problem::to_string(line);
   try {
-    report.kernel = run(data, options);
+    report.kernel = run_case(data, options);
   } catch (const Error& error) {
     report.failure = error.what();
     report.refused = error.code() == ErrorCode::unsupported;

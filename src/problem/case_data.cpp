@@ -95,11 +95,6 @@ void fill_param(const ParamLine& line, const TensorView& view, base::Random& ran
   if (fill.name == "segments") fill_segments(view, random, static_cast<std::int64_t>(args[0]));
 }
 
-void copy_elements(const TensorView& from, const TensorView& to) {
-  const std::vector<double> values = values_of(from);
-  fill_with(to, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
-}
-
 /// What the public calls take: packed tensors without the batch dimension of one.
 TensorView public_view(const TensorView& logical, bool varlen) {
   if (!varlen || !logical.present()) return logical;
@@ -119,6 +114,11 @@ std::vector<double> values_of(const TensorView& view) {
   base::each_element(
       view, [&](std::int64_t i, std::int64_t offset) { values[static_cast<std::size_t>(i)] = base::load(view.data, view.dtype, offset); });
   return values;
+}
+
+void set_values(const TensorView& view, const std::vector<double>& values) {
+  FOVEAL_CHECK(static_cast<std::int64_t>(values.size()) == view.numel(), "values: ", values.size(), "; expected ", view.numel());
+  fill_with(view, [&](std::int64_t i) { return values[static_cast<std::size_t>(i)]; });
 }
 
 CaseData::CaseData(Line line) : CaseData(std::move(line), nullptr) {}
@@ -242,8 +242,8 @@ void CaseData::fill() {
 
 void CaseData::copy_values(const CaseData& source) {
   for (const char* role : {"q", "k", "v", "dout", "dlse"})
-    if (views_.contains(role)) copy_elements(source.views_.at(role), views_[role]);
-  for (std::size_t i = 0; i < params_.size(); ++i) copy_elements(source.params_[i], params_[i]);
+    if (views_.contains(role)) set_values(views_[role], values_of(source.views_.at(role)));
+  for (std::size_t i = 0; i < params_.size(); ++i) set_values(params_[i], values_of(source.params_[i]));
 }
 
 CaseData CaseData::as_f64() const {

@@ -68,5 +68,6 @@ class CaseData {
 
 /// The elements of a view, in row-major order.
 std::vector<double> values_of(const TensorView& view);
+void set_values(const TensorView& view, const std::vector<double>& values);
 
 }  // namespace foveal::problem
