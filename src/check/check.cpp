@@ -2,7 +2,6 @@
 
 #include "check/naive.h"
 #include "check/run.h"
-#include "problem/case_data.h"
 
 namespace foveal::check {
 
@@ -63,6 +62,10 @@ Checker::Checker(const Line& line) {
 Checker::~Checker() = default;
 
 Report Checker::operator()(const PlanOptions& options) const {
+  return judge([&](CaseData& data) { return run_case(data, options); }, options);
+}
+
+Report Checker::judge(const std::function<std::string(CaseData&)>& run, const PlanOptions& options) const {
   CaseData data = known_->data;  // shares the inputs; outputs are cleared for every run
   data.clear_outputs(Pass::forward);
   data.clear_outputs(Pass::backward);
@@ -71,7 +74,7 @@ Report Checker::operator()(const PlanOptions& options) const {
   Report report;
   report.line = problem::to_string(line);
   try {
-    report.kernel = run_case(data, options);
+    report.kernel = run(data);
   } catch (const Error& error) {
     report.failure = error.what();
     report.refused = error.code() == ErrorCode::unsupported;

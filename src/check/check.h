@@ -1,11 +1,12 @@
 #pragma once
 // Runs a problem line on a backend and judges the result by the tolerance rule.
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "check/compare.h"
-#include "problem/line.h"
+#include "problem/case_data.h"
 
 namespace foveal::check {
 
@@ -28,6 +29,8 @@ class Checker {
   explicit Checker(const problem::Line& line);
   ~Checker();
   Report operator()(const PlanOptions& options) const;
+  /// On whatever `run` does with the case; it gives the kernel's name.
+  Report judge(const std::function<std::string(problem::CaseData&)>& run, const PlanOptions& options = {}) const;
 
  private:
   struct Known;

@@ -306,7 +306,7 @@ class Backward final : public planning::Executable {
         state.dout_rows = carver.bytes(s_.ops.rows_bytes(s_.dim_v));
         state.lse = carver.take<Real>(lanes);
         state.delta = carver.take<Real>(lanes);
-        state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(s_.dim));
+        state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(padded_dim(s_.dim)));
         if (call) slot.states[t] = state;
       }
       slot.p = carver.take<Real>(cells);

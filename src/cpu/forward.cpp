@@ -87,7 +87,7 @@ class Forward final : public planning::Executable {
     const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
     return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / 64), 1, 4));
   }
-  std::size_t acc_count() const { return static_cast<std::size_t>(s_.dim_v) * static_cast<std::size_t>(s_.ops.tile_lanes); }
+  std::size_t acc_count() const { return static_cast<std::size_t>(padded_dim(s_.dim_v)) * static_cast<std::size_t>(s_.ops.tile_lanes); }
 
   Slot* carve(Carver& carver, Call* call) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);

@@ -81,7 +81,7 @@ struct Weights {
 };
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
-/// Row length of dk and dv accumulators and of packed rows.
+/// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
 
 template <class Real>
