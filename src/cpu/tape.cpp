@@ -81,9 +81,13 @@ struct Tape::Prepared {
       run_kernel(call);
     };
     // Pieces start only at multiples of 16; if any piece would start elsewhere the whole tile is mixed.
-    for (int lane = 1; lane < frame.lanes; ++lane) {
-      if (lane % TileFrame::lane_multiple != 0 && !continues(frame, lane)) return run_piece(false, 0, padded);
+    std::int32_t breaks = 0;
+    for (int start = 0; start < frame.lanes; start += TileFrame::lane_multiple) {
+      const std::int32_t head = frame.head[start], q = frame.q_idx[start] - start;
+      const int end = std::min(start + TileFrame::lane_multiple, frame.lanes);
+      for (int lane = start; lane < end; ++lane) breaks |= (frame.head[lane] ^ head) | ((frame.q_idx[lane] - lane) ^ q);
     }
+    if (breaks) return run_piece(false, 0, padded);
     int first = 0;
     for (int lane = TileFrame::lane_multiple; lane < frame.lanes; lane += TileFrame::lane_multiple) {
       if (continues(frame, lane)) continue;

@@ -46,22 +46,30 @@ struct TapeGrads {
 // ---- the code ----
 
 // X(op): what one step does. Suffix _r reals, _i integers (32 bit), _b booleans (32 bit, all ones or all zeros).
-#define FOVEAL_TAPE_OPS(X)                                                                                                               \
-  /* leaves */                                                                                                                           \
-  X(constant_r)                                                                                                                          \
-  X(constant_i) X(batch) X(head) X(seqlen_q) X(seqlen_kv) X(kv_idx) X(distance) /* arithmetic */                                         \
-      X(add_r) X(sub_r) X(mul_r) X(div_r) X(neg_r) X(abs_r) X(min_r) X(max_r) X(floor_div_r) X(mod_r) X(mul_add) X(mul_sub)              \
-          X(sub_mul)                                                                         /* a * b + c, a * b - c, c - a * b */       \
-      X(add_i) X(sub_i) X(mul_i) X(neg_i) X(abs_i) X(min_i) X(max_i) X(floor_div_i) X(mod_i) /* functions */                             \
-      X(exp) X(exp2) X(log) X(log2) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(sin) X(cos) X(tan) X(erf) X(floor)                             \
-          X(pow) /* comparison, logic, choice, conversion */                                                                             \
-      X(eq_r) X(ne_r) X(lt_r) X(le_r) X(eq_i) X(ne_i) X(lt_i) X(le_i) X(and_b) X(or_b) X(not_b) X(xor_b) X(select_r)                     \
-          X(select_i)                                                                           /* a ? b : c */                          \
-      X(real_of_i) X(real_of_b) X(integer_of_r) X(integer_of_b) X(boolean_of_r) X(boolean_of_i) /* memory */                             \
-      X(copy_r) X(copy_i) X(round) /* wide to the real of the tile */ X(read_r) X(read_i) X(read_b)                                      \
-          X(spread)                           /* a key value, repeated along the lanes: out[row][0..15] = a[row] */                      \
-      X(guarded_mul) /* a == 0 ? 0 : a * b */ /* sums of the tile a (zero_* first) and their way into the accumulators of a parameter */ \
-      X(zero_r) X(sum_keys) X(sum_lanes) X(sum_diagonals) X(sum_all) X(accumulate)
+// clang-format off
+#define FOVEAL_TAPE_OPS(X) \
+  /* values that are there: constants lie in the program */ \
+  X(constant_r) X(constant_i) \
+  X(batch) X(head) X(seqlen_q) X(seqlen_kv) X(kv_idx) X(distance) /* kv_idx - q_idx */ \
+  /* arithmetic */ \
+  X(add_r) X(sub_r) X(mul_r) X(div_r) X(neg_r) X(abs_r) X(min_r) X(max_r) X(floor_div_r) X(mod_r) \
+  X(mul_add) X(mul_sub) X(sub_mul) /* a * b + c, a * b - c, c - a * b */ \
+  X(add_i) X(sub_i) X(mul_i) X(neg_i) X(abs_i) X(min_i) X(max_i) X(floor_div_i) X(mod_i) \
+  /* functions */ \
+  X(exp) X(exp2) X(log) X(log2) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(sin) X(cos) X(tan) X(erf) X(floor) X(pow) \
+  /* comparison, logic, choice, conversion */ \
+  X(eq_r) X(ne_r) X(lt_r) X(le_r) X(eq_i) X(ne_i) X(lt_i) X(le_i) \
+  X(and_b) X(or_b) X(not_b) X(xor_b) \
+  X(select_r) X(select_i) /* a ? b : c */ \
+  X(real_of_i) X(real_of_b) X(integer_of_r) X(integer_of_b) X(boolean_of_r) X(boolean_of_i) \
+  X(round) /* wide to the real of the tile */ \
+  /* memory */ \
+  X(copy_r) X(copy_i) X(read_r) X(read_i) X(read_b) \
+  X(spread)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
+  X(guarded_mul) /* a == 0 ? 0 : a * b */ \
+  /* sums of the tile a (after zero_r) and their way into the accumulators of a parameter */ \
+  X(zero_r) X(sum_keys) X(sum_lanes) X(sum_diagonals) X(sum_all) X(accumulate)
+// clang-format on
 
 enum class TapeOp : std::uint8_t {
 #define FOVEAL_X(op) op,
@@ -76,7 +84,8 @@ enum class Rank : std::uint8_t { uniform, lane, key, diagonal, full };
 /// Where an operand lives. A strip is a few rows of the tile, small enough that all values of a program over it stay in the L1 cache.
 enum class Space : std::uint8_t {
   none,
-  uniform,  ///< 16 copies of one value
+  constant,  ///< 16 copies of a number, in the program
+  uniform,   ///< 16 copies of one value
   lane,
   key,
   key_spread,  ///< a key value over the rows of the strip, 16 copies each
@@ -112,15 +121,17 @@ struct TapeStep {
   bool wide = false;       ///< reals are double whatever the tile holds
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;
-  double real = 0;
-  std::int32_t integer = 0;
+  bool integers = false;  ///< spread: of 32-bit values
 };
+
+constexpr int tape_constant_bytes = 128, tape_constant_distance = 192;
 
 /// Steps [0, strip_begin) run once per tile, [strip_begin, strip_end) once per strip, the rest once per tile afterwards.
 struct TapeProgram {
   const TapeStep* steps = nullptr;
   const TapePlace* places = nullptr;
-  int strip_element = 4;  ///< bytes of the widest value of a strip
+  const void* constants = nullptr;  ///< tape_constant_distance bytes apart
+  int strip_element = 4;            ///< bytes of the widest value of a strip
   int strip_begin = 0, strip_end = 0, count = 0;
   int uniforms = 0, lanes = 0, keys = 0, key_spreads = 0, diagonals = 0, strips = 0;  ///< slots in each space
 };

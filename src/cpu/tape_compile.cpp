@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <map>
 #include <numbers>
@@ -12,6 +13,9 @@
 #include "score/linear.h"
 
 namespace foveal::cpu {
+
+static_assert(sizeof(CompiledTape::Constant) == tape_constant_distance);
+
 namespace {
 
 using scoring::Instr;
@@ -122,6 +126,7 @@ class Builder {
   }
 
   static bool gives_real(TapeOp op);
+  CompiledTape::Constant constant(const Node& node) const;
   int element_of(const Node& node) const { return !gives_real(node.op) ? 4 : node.wide || source_.f64 ? 8 : 4; }
   void fuse_multiply_adds(const std::vector<int>& uses);
   std::vector<int> count_uses(const std::vector<NodeId>& roots) const;
@@ -207,6 +212,24 @@ void Builder::fuse_multiply_adds(const std::vector<int>& uses) {
   }
 }
 
+CompiledTape::Constant Builder::constant(const Node& node) const {
+  CompiledTape::Constant constant{};
+  const auto repeat = [&](auto value) {
+    for (int i = 0; i < 16; ++i) std::memcpy(constant.bytes + i * static_cast<int>(sizeof value), &value, sizeof value);
+  };
+  if (node.op == TapeOp::constant_i) {
+    constant.value = node.integer;
+    repeat(node.integer);
+  } else {
+    constant.value = node.real;
+    if (node.wide || source_.f64)
+      repeat(node.real);
+    else
+      repeat(static_cast<float>(node.real));
+  }
+  return constant;
+}
+
 CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
   if (output != none) roots.push_back(output);
   std::vector<int> uses = count_uses(roots);
@@ -251,7 +274,7 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
       step.op = TapeOp::spread;
       step.rank = Rank::full;
       step.wide = node.wide;
-      step.integer = gives_real(node.op) ? 0 : 1;
+      step.integers = !gives_real(node.op);
       step.out = spread;
       step.a = slot_of(id);
       tape.steps.push_back(step);
@@ -284,12 +307,15 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
   std::map<std::pair<int, bool>, int> place_numbers;
   const auto emit = [&](NodeId id, bool in_strip, NodeId position) {
     const Node& node = (*this)[id];
+    if (node.op == TapeOp::constant_r || node.op == TapeOp::constant_i) {
+      slots_[static_cast<std::size_t>(id)] = {Space::constant, static_cast<std::int32_t>(tape.constants.size())};
+      tape.constants.push_back(constant(node));
+      return;
+    }
     TapeStep step;
     step.op = node.op;
     step.rank = node.rank;
     step.wide = node.wide;
-    step.real = node.real;
-    step.integer = node.integer;
     step.a = operand(node.arg[0], in_strip);
     step.b = operand(node.arg[1], in_strip);
     step.c = operand(node.arg[2], in_strip);
@@ -353,6 +379,7 @@ CompiledTape Builder::finish(std::vector<NodeId> roots, NodeId output) {
   program.count = static_cast<int>(tape.steps.size());
   program.steps = tape.steps.data();
   program.places = tape.places.data();
+  program.constants = tape.constants.data();
   return tape;
 }
 
@@ -883,10 +910,15 @@ std::string CompiledTape::text() const {
       FOVEAL_TAPE_OPS(FOVEAL_X)
 #undef FOVEAL_X
   };
-  static constexpr const char* spaces[] = {"", "uniform", "lane", "key", "spread", "diagonal", "strip", "q_idx", "head", "input", "output"};
+  static constexpr const char* spaces[] = {"",         "constant", "uniform", "lane", "key",   "spread",
+                                           "diagonal", "strip",    "q_idx",   "head", "input", "output"};
   static constexpr const char* ranks[] = {"uniform", "lane", "key", "diagonal", "full"};
   std::ostringstream out;
   const auto print = [&](TapeOperand operand) {
+    if (operand.space == Space::constant) {
+      out << ' ' << constants[static_cast<std::size_t>(operand.slot)].value;
+      return;
+    }
     out << ' ' << spaces[static_cast<std::size_t>(operand.space)];
     if (operand.space >= Space::uniform && operand.space <= Space::strip) out << operand.slot;
   };
@@ -901,8 +933,6 @@ std::string CompiledTape::text() const {
     out << " =";
     for (TapeOperand operand : {step.a, step.b, step.c})
       if (operand.space != Space::none) print(operand);
-    if (step.op == TapeOp::constant_r) out << ' ' << step.real;
-    if (step.op == TapeOp::constant_i) out << ' ' << step.integer;
     if (step.op == TapeOp::read_r || step.op == TapeOp::read_i || step.op == TapeOp::read_b || step.op == TapeOp::accumulate) {
       const TapePlace& place = places[static_cast<std::size_t>(step.place)];
       out << " param" << place.param << " at";

@@ -26,8 +26,14 @@ struct TapeSource {
 
 /// A program with the memory it points into. Moving it keeps the program valid.
 struct CompiledTape {
+  struct alignas(64) Constant {
+    char bytes[tape_constant_bytes];
+    double value;
+  };
+
   std::vector<TapeStep> steps;
   std::vector<TapePlace> places;
+  std::vector<Constant> constants;
   TapeProgram program;
   TapeOperand first, last;  ///< of compile_ranges
 

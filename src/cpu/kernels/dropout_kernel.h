@@ -40,7 +40,7 @@ void drop_tile(const TileFrame& frame, const TileDropout& dropout, Real* tile, R
   using U = Vec<std::uint32_t, lanes>;
   using V = Vec<Real, lanes / parts>;
   using Part = Vec<std::uint32_t, lanes / parts>;
-  using Mask = Vec<typename IntegerLike<Real>::type, lanes / parts>;
+  using Mask = Vec<typename IntegerOf<sizeof(Real)>::type, lanes / parts>;
   const Real scale = static_cast<Real>(dropout.scale);
   const std::uint32_t key0 = static_cast<std::uint32_t>(dropout.seed);
   const std::uint32_t key1 = static_cast<std::uint32_t>(dropout.seed >> 32) ^ static_cast<std::uint32_t>(dropout.offset >> 32);

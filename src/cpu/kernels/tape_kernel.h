@@ -20,7 +20,7 @@ struct TapeTypes {
   static constexpr int lanes = kVectorBytes / sizeof(R);
   using V = Vec<R, lanes>;
   using I = Vec<std::int32_t, lanes>;
-  using Mask = Vec<typename IntegerLike<R>::type, lanes>;  ///< as wide as V
+  using Mask = Vec<typename IntegerOf<sizeof(R)>::type, lanes>;  ///< as wide as V
 
   static Mask wide(I mask) { return __builtin_convertvector(mask, Mask); }
   static I narrow(Mask mask) { return __builtin_convertvector(mask, I); }
@@ -50,12 +50,27 @@ class TapeRun {
   explicit TapeRun(const TapeCall& call)
       : call_(call), frame_(*call.frame), slots_(tape_slots(frame_.keys, call.lanes, call.program->strip_element)) {
     const TapeProgram& program = *call.program;
-    uniform_ = call.scratch;
-    lane_ = uniform_ + slots_.uniform * program.uniforms;
-    key_ = lane_ + slots_.lane * program.lanes;
-    key_spread_ = key_ + slots_.key * program.keys;
-    diagonal_ = key_spread_ + slots_.key_spread * program.key_spreads;
-    strip_ = diagonal_ + slots_.diagonal * program.diagonals;
+    char* at = call.scratch;
+    const auto lay = [&](Space space, std::size_t slot, int count, int row, int lane) {
+      places_[static_cast<int>(space)] = {at, static_cast<std::ptrdiff_t>(slot), 0, row, lane};
+      at += slot * static_cast<std::size_t>(count);
+    };
+    lay(Space::uniform, slots_.uniform, program.uniforms, 0, 0);
+    lay(Space::lane, slots_.lane, program.lanes, 0, 1);
+    lay(Space::key, slots_.key, program.keys, 1, 1);
+    lay(Space::key_spread, slots_.key_spread, program.key_spreads, 16, 0);
+    lay(Space::diagonal, slots_.diagonal, program.diagonals, 0, 1);
+    lay(Space::strip, slots_.strip, program.strips, call.lanes, 1);
+    const auto give = [&](Space space, const void* data, std::ptrdiff_t slot, std::ptrdiff_t first, std::ptrdiff_t row,
+                          std::ptrdiff_t lane) {
+      places_[static_cast<int>(space)] = {const_cast<char*>(static_cast<const char*>(data)), slot, first, row, lane};
+    };
+    give(Space::none, nullptr, 0, 0, 0, 0);
+    give(Space::constant, program.constants, tape_constant_distance, 0, 0, 0);
+    give(Space::lane_q, frame_.q_idx, 0, call.first_lane, 0, 1);
+    give(Space::lane_head, frame_.head, 0, call.first_lane, 0, 1);
+    give(Space::input, call.input, 0, call.first_lane, frame_.ld, 1);
+    give(Space::output, call.output, 0, call.first_lane, frame_.ld, 1);
   }
 
   void run() {
@@ -64,14 +79,18 @@ class TapeRun {
     for (; step != program.steps + program.strip_begin; ++step) execute_alone(*step);
     if (program.strip_end > program.strip_begin) {
       const int strip_rows = tape_strip_rows(call_.lanes);
-      for (row0_ = 0; row0_ < frame_.keys; row0_ += strip_rows) {
-        rows_ = frame_.keys - row0_ < strip_rows ? frame_.keys - row0_ : strip_rows;
-        columns_ = call_.lanes;
-        in_strip_ = true;
+      columns_ = call_.lanes;
+      for (int row0 = 0; row0 < frame_.keys; row0 += strip_rows) {
+        rows_ = frame_.keys - row0 < strip_rows ? frame_.keys - row0 : strip_rows;
+        move_to_row(row0);
+        place(Space::diagonal).first = frame_.keys - 1 - row0;
+        place(Space::diagonal).row = -1;
         for (const TapeStep* s = step; s != program.steps + program.strip_end; ++s) execute(*s);
-        in_strip_ = false;
         if (call_.lane_max) raise_lane_max();
       }
+      move_to_row(0);
+      place(Space::diagonal).first = 0;
+      place(Space::diagonal).row = 0;
     }
     for (step = program.steps + program.strip_end; step != program.steps + program.count; ++step) execute_alone(*step);
   }
@@ -84,42 +103,23 @@ class TapeRun {
 
   // ---- operands ----
 
+  /// Where the values of a space lie: their first element, and how far apart slots (bytes) and rows (elements) are.
+  struct Place {
+    char* base;
+    std::ptrdiff_t slot, first, row, lane;
+  };
+  Place& place(Space space) { return places_[static_cast<int>(space)]; }
+
+  void move_to_row(int row) {
+    place(Space::key).first = row;
+    place(Space::input).first = place(Space::output).first = call_.first_lane + static_cast<std::ptrdiff_t>(row) * frame_.ld;
+  }
+
   template <class T>
   TapeRef ref(TapeOperand operand) const {
-    const std::ptrdiff_t slot = operand.slot;
-    const std::ptrdiff_t size = sizeof(T);
-    switch (operand.space) {
-      case Space::uniform:
-        return {uniform_ + slot * slots_.uniform, 0, 0};
-      case Space::lane:
-        return {lane_ + slot * slots_.lane, 0, 1};
-      case Space::key:
-        return {key_ + slot * slots_.key + (in_strip_ ? row0_ * size : 0), size, 1};
-      case Space::key_spread:
-        return {key_spread_ + slot * slots_.key_spread, 16 * size, 0};
-      case Space::diagonal: {
-        char* first = diagonal_ + slot * slots_.diagonal;
-        if (in_strip_) return {first + (frame_.keys - 1 - row0_) * size, -size, 1};
-        return {first, 0, 1};
-      }
-      case Space::strip:
-        return {strip_ + slot * slots_.strip, call_.lanes * size, 1};
-      case Space::lane_q:
-        return {const_cast<char*>(reinterpret_cast<const char*>(frame_.q_idx + call_.first_lane)), 0, 1};
-      case Space::lane_head:
-        return {const_cast<char*>(reinterpret_cast<const char*>(frame_.head + call_.first_lane)), 0, 1};
-      case Space::input:
-        return tile(const_cast<void*>(call_.input));
-      case Space::output:
-        return tile(call_.output);
-      case Space::none:
-        break;
-    }
-    return {nullptr, 0, 0};
-  }
-  TapeRef tile(void* data) const {
-    const std::ptrdiff_t size = sizeof(Real);
-    return {static_cast<char*>(data) + (static_cast<std::ptrdiff_t>(row0_) * frame_.ld + call_.first_lane) * size, frame_.ld * size, 1};
+    const Place& p = places_[static_cast<int>(operand.space)];
+    constexpr std::ptrdiff_t size = sizeof(T);
+    return {p.base + operand.slot * p.slot + p.first * size, p.row * size, p.lane};
   }
 
   /// out = fn(a, b, c) over the rows and columns of the step, N elements at a time. fn ignores the operands that the step does not have.
@@ -152,7 +152,6 @@ class TapeRun {
 
   /// A step outside the strips: its whole array at once.
   void execute_alone(const TapeStep& step) {
-    row0_ = 0;
     rows_ = 1;
     switch (step.rank) {
       case Rank::uniform:
@@ -195,9 +194,8 @@ class TapeRun {
     return map<Int, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, V) -> I { return T::narrow(expression); })
     switch (step.op) {
       case TapeOp::constant_r:
-        return fill<R>(step, static_cast<R>(step.real));
       case TapeOp::constant_i:
-        return fill<Int>(step, step.integer);
+        return;
       case TapeOp::batch:
         return fill<Int>(step, frame_.batch);
       case TapeOp::head:
@@ -289,7 +287,7 @@ class TapeRun {
       case TapeOp::read_b:
         return read_integers(step);
       case TapeOp::spread:
-        return step.integer ? spread<Int>(step) : spread<R>(step);
+        return step.integers ? spread<Int>(step) : spread<R>(step);
         FOVEAL_REAL_STEP(guarded_mul, a == R{0} ? a : a * b);
 
       case TapeOp::zero_r:
@@ -417,6 +415,44 @@ class TapeRun {
     }
   }
 
+  /// An address that is a sum of something of the lane and something of the row.
+  struct Separable {
+    Int lane[16];  ///< of 16 lanes
+    Int row[tape_strip_rows(TileFrame::lane_multiple)];
+    bool lanes_follow;                      ///< lane[k] = lane[0] + k
+    bool rows_follow(int r, int n) const {  ///< row[r + k] = row[r] + k for k < n
+      for (int k = 1; k < n; ++k)
+        if (row[r + k] != row[r] + k) return false;
+      return true;
+    }
+  };
+
+  /// False when some index varies freely over the tile.
+  bool separate_rows(const Address& address, Separable& parts) const {
+    if (!address.narrow) return false;
+    for (int r = 0; r < rows_; ++r) parts.row[r] = 0;
+    for (int d = 0; d < address.rank; ++d) {
+      const typename Address::Dim& dim = address.dims[d];
+      if (dim.index.row != 0 && dim.index.lane != 0) return false;
+      if (dim.index.lane != 0) continue;
+      for (int r = 0; r < rows_; ++r)
+        parts.row[r] += clamped(*reinterpret_cast<const Int*>(dim.index.p + r * dim.index.row), dim.last) * static_cast<Int>(dim.stride);
+    }
+    return true;
+  }
+  void separate_lanes(const Address& address, std::ptrdiff_t first, Separable& parts) const {
+    for (int k = 0; k < 16; ++k) parts.lane[k] = 0;
+    for (int d = 0; d < address.rank; ++d) {
+      const typename Address::Dim& dim = address.dims[d];
+      if (dim.index.lane == 0) continue;
+      const Int* index = reinterpret_cast<const Int*>(dim.index.p) + first;
+      for (int k = 0; k < 16; ++k) parts.lane[k] += clamped(index[k], dim.last) * static_cast<Int>(dim.stride);
+    }
+    Int breaks = 0;
+    for (int k = 1; k < 16; ++k) breaks |= parts.lane[k] - parts.lane[0] - k;
+    parts.lanes_follow = breaks == 0;
+  }
+
   template <class Out, class Stored, class Convert>
   void read(const TapeStep& step, Convert convert) {
     const TapePlace& place = call_.program->places[step.place];
@@ -424,10 +460,68 @@ class TapeRun {
     const Stored* data = static_cast<const Stored*>(call_.data->params[place.param].data) + at.base;
     const TapeRef out = ref<Out>(step.out);
     if (at.rank == 0) return fill<Out>(step, convert(*data));  // never in a strip: such a value is uniform
-    each_address(at, [&](const auto& offsets, int r, std::ptrdiff_t i) {
-      Out* to = reinterpret_cast<Out*>(out.p + r * out.row) + i;
-      for (int k = 0; k < 16; ++k) to[k] = convert(data[offsets[k]]);
-    });
+    Separable parts;
+    if (rows_ == 1 || !separate_rows(at, parts)) {
+      return each_address(at, [&](const auto& offsets, int r, std::ptrdiff_t i) {
+        Out* to = reinterpret_cast<Out*>(out.p + r * out.row) + i;
+        for (int k = 0; k < 16; ++k) to[k] = convert(data[offsets[k]]);
+      });
+    }
+    for (std::ptrdiff_t i = 0; i < columns_; i += 16) {
+      separate_lanes(at, i, parts);
+      const auto to = [&](int r) { return reinterpret_cast<Out*>(out.p + r * out.row) + i; };
+      int r = 0;
+      if (parts.lanes_follow) {
+        for (; r < rows_; ++r) {
+          const Stored* from = data + parts.row[r] + parts.lane[0];
+          Out* row = to(r);
+          for (int k = 0; k < 16; ++k) row[k] = convert(from[k]);
+        }
+      }
+      // Rows that follow each other in memory: 16 of them from each lane at once, turned over in a square of 16 x 16.
+      for (; r + 16 <= rows_ && parts.rows_follow(r, 16); r += 16) {
+        alignas(64) Out square[16][16];
+        for (int k = 0; k < 16; ++k) {
+          const Stored* from = data + parts.row[r] + parts.lane[k];
+          for (int j = 0; j < 16; ++j) square[k][j] = convert(from[j]);
+        }
+        transpose(square);
+        for (int j = 0; j < 16; ++j) __builtin_memcpy(to(r + j), square[j], sizeof square[j]);
+      }
+      for (; r < rows_; ++r) {
+        Out* row = to(r);
+        for (int k = 0; k < 16; ++k) row[k] = convert(data[parts.row[r] + parts.lane[k]]);
+      }
+    }
+  }
+
+  /// Swaps rows and columns: four times the perfect shuffle of rows, or of halves of rows where a vector is shorter.
+  template <class T>
+  static void transpose(T (&square)[16][16]) {
+    constexpr int n = kVectorBytes / sizeof(T) < 16 ? kVectorBytes / sizeof(T) : 16;
+    using Row = Vec<T, n>;
+    using Index = Vec<typename IntegerOf<sizeof(T)>::type, n>;
+    Index low{}, high{};
+    for (int k = 0; k < n; ++k) {
+      low[k] = k / 2 + (k % 2) * n;
+      high[k] = k / 2 + n / 2 + (k % 2) * n;
+    }
+    T turned[16][16];
+    for (int a = 0; a < 16; a += n) {
+      for (int b = 0; b < 16; b += n) {
+        Row rows[n], next[n];
+        for (int k = 0; k < n; ++k) rows[k] = load<Row>(&square[a + k][b]);
+        for (int width = 1; width < n; width *= 2) {
+          for (int k = 0; k < n / 2; ++k) {
+            next[2 * k] = __builtin_shuffle(rows[k], rows[k + n / 2], low);
+            next[2 * k + 1] = __builtin_shuffle(rows[k], rows[k + n / 2], high);
+          }
+          for (int k = 0; k < n; ++k) rows[k] = next[k];
+        }
+        for (int k = 0; k < n; ++k) store(&turned[b + k][a], rows[k]);
+      }
+    }
+    __builtin_memcpy(square, turned, sizeof square);
   }
 
   static float float_of_bf16(std::uint16_t b) {
@@ -529,7 +623,7 @@ class TapeRun {
   /// out.
   void sum_diagonals(const TapeStep& step) {
     const TapeRef from = ref<Real>(step.a);
-    Real* out = reinterpret_cast<Real*>(ref<Real>(TapeOperand{step.out.space, step.out.slot}).p);  // at row0_: element lane of row row0_
+    Real* out = reinterpret_cast<Real*>(ref<Real>(step.out).p);  // lane 0 of the first row
     const auto up = iota<typename TapeTypes<Real>::Mask>() +
                     (kLanes - 1);  // of (below, above): lane i takes above[i - 1], lane 0 takes below[kLanes - 1]
     for (std::ptrdiff_t i = 0; i < columns_; i += kLanes) {
@@ -590,34 +684,67 @@ class TapeRun {
         valid = call_.valid_lanes;
         break;
     }
-    each_address(at, [&](const auto& offsets, int r, std::ptrdiff_t i) {
-      const Real* values = reinterpret_cast<const Real*>(from.p + r * from.row) + i;
-      const int n = valid - i < 16 ? static_cast<int>(valid - i) : 16;
-      for (int k = 0; k < n; ++k) sums[offsets[k]] += static_cast<Sum>(values[k]);
-    });
+    const auto values = [&](int r, std::ptrdiff_t i) { return reinterpret_cast<const Real*>(from.p + r * from.row) + i; };
+    const auto valid_of = [&](std::ptrdiff_t i) { return valid - i < 16 ? static_cast<int>(valid - i) : 16; };
+    Separable parts;
+    if (rows_ == 1 || !separate_rows(at, parts)) {
+      return each_address(at, [&](const auto& offsets, int r, std::ptrdiff_t i) {
+        const Real* value = values(r, i);
+        for (int k = 0; k < valid_of(i); ++k) sums[offsets[k]] += static_cast<Sum>(value[k]);
+      });
+    }
+    for (std::ptrdiff_t i = 0; i < valid; i += 16) {
+      separate_lanes(at, i, parts);
+      const int n = valid_of(i);
+      int r = 0;
+      if (parts.lanes_follow) {
+        for (; r < rows_; ++r) add_run(sums + parts.row[r] + parts.lane[0], values(r, i), n);
+      }
+      for (; r + 16 <= rows_ && parts.rows_follow(r, 16); r += 16) {
+        alignas(64) Real square[16][16];
+        for (int j = 0; j < 16; ++j) __builtin_memcpy(square[j], values(r + j, i), sizeof square[j]);
+        transpose(square);
+        for (int k = 0; k < n; ++k) add_run(sums + parts.row[r] + parts.lane[k], square[k], 16);
+      }
+      for (; r < rows_; ++r) {
+        const Real* value = values(r, i);
+        for (int k = 0; k < n; ++k) sums[parts.row[r] + parts.lane[k]] += static_cast<Sum>(value[k]);
+      }
+    }
+  }
+
+  template <class Sum>
+  static void add_run(Sum* sums, const Real* values, int n) {
+    for (int k = 0; k < n; ++k) sums[k] += static_cast<Sum>(values[k]);
   }
 
   void raise_lane_max() const {
-    const TapeRef from = tile(call_.output);
-    Real* max = static_cast<Real*>(call_.lane_max) + call_.first_lane;
-    for (int i = 0; i < call_.lanes; i += kLanes) {
-      V high = load<V>(max + i);
-      const char* p = from.p + i * sizeof(Real);
-      for (int r = 0; r < rows_; ++r, p += from.row) {
-        const V x = load<V>(p);
-        high = x > high ? x : high;
+    const TapeRef from = ref<Real>({Space::output, 0});
+    char* max = static_cast<char*>(call_.lane_max) + call_.first_lane * sizeof(Real);
+    int i = 0;
+    for (; i + 4 * kLanes <= call_.lanes; i += 4 * kLanes) raise_max<4>(max + i * sizeof(Real), from.p + i * sizeof(Real), from.row);
+    for (; i < call_.lanes; i += kLanes) raise_max<1>(max + i * sizeof(Real), from.p + i * sizeof(Real), from.row);
+  }
+
+  template <int N>
+  void raise_max(char* max, const char* p, std::ptrdiff_t row) const {
+    V high[N];
+    for (int k = 0; k < N; ++k) high[k] = load<V>(max + k * sizeof(V));
+    for (int r = 0; r < rows_; ++r, p += row) {
+      for (int k = 0; k < N; ++k) {
+        const V x = load<V>(p + k * sizeof(V));
+        high[k] = high[k] < x ? x : high[k];
       }
-      store(max + i, high);
     }
+    for (int k = 0; k < N; ++k) store(max + k * sizeof(V), high[k]);
   }
 
   const TapeCall& call_;
   const TileFrame& frame_;
   const TapeSlots slots_;
-  char *uniform_, *lane_, *key_, *key_spread_, *diagonal_, *strip_;
-  int row0_ = 0, rows_ = 1;
+  Place places_[static_cast<int>(Space::output) + 1];
+  int rows_ = 1;
   std::ptrdiff_t columns_ = 0;
-  bool in_strip_ = false;
 };
 
 template <class Real>

@@ -19,15 +19,15 @@ struct VecOf {
 template <class T, int N>
 using Vec = typename VecOf<T, N>::type;
 
-/// The integer that is as wide as a real: the type of its comparisons.
-template <class Real>
-struct IntegerLike;
+/// The integer of a number of bytes: the type of the comparisons of a real.
+template <int Bytes>
+struct IntegerOf;
 template <>
-struct IntegerLike<float> {
+struct IntegerOf<4> {
   using type = std::int32_t;
 };
 template <>
-struct IntegerLike<double> {
+struct IntegerOf<8> {
   using type = std::int64_t;
 };
 
