@@ -33,6 +33,7 @@ struct TangentStep {
 
 struct OpRow {
   Op op;
+  std::string_view name;       ///< `floor_div`
   std::string_view text;       ///< function name or operator in the canonical form
   int arity;                   ///< operands; a read's indices do not count
   std::string_view signature;  ///< see ops.h

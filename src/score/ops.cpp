@@ -186,13 +186,14 @@ constexpr Facts facts[] = {
 
 struct Declaration {
   Op op;
+  std::string_view name;
   std::string_view text;
   int arity;
   std::string_view signature;
 };
 
 constexpr Declaration declarations[] = {
-#define FOVEAL_X(op, text, arity, signature) {Op::op, text, arity, signature},
+#define FOVEAL_X(op, text, arity, signature) {Op::op, #op, text, arity, signature},
     FOVEAL_SCORE_OPS(FOVEAL_X)
 #undef FOVEAL_X
 };
@@ -212,7 +213,7 @@ constexpr std::array<OpRow, op_count> make_rows() {
   for (std::size_t i = 0; i < op_count; ++i) {
     const Declaration& d = declarations[i];
     const Facts& f = facts[i];
-    rows[i] = {d.op, d.text, d.arity, d.signature, f.value, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
+    rows[i] = {d.op, d.name, d.text, d.arity, d.signature, f.value, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
   }
   return rows;
 }

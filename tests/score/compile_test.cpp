@@ -1,8 +1,9 @@
-// The programs that compile() hands to backends: values, gradients, reductions, and the errors of wrong requests.
+// The programs that compile() hands to backends: what users write, how each gradient is reduced, and the errors of wrong requests.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "foveal/error.h"
 #include "foveal/masks.h"
 #include "score/evaluate.h"
 #include "score/program.h"
@@ -16,19 +17,34 @@ using scoring::Reduction;
 using scoring::Request;
 using scoring::ScoreProgram;
 
-ScoreProgram trained(const Expr& score_mod, const std::vector<Param>& params, std::vector<bool> wants = {}) {
-  if (wants.empty()) {
-    for (const Param& param : params) wants.push_back(param.type() == Type::real);
-  }
-  return compile({.score_mod = score_mod, .mask = {}, .params = params, .wants_gradient = wants, .backward = true});
+constexpr double inf = std::numeric_limits<double>::infinity();
+
+ScoreProgram trained(const Expr& score_mod, const std::vector<Param>& params, bool row_constant_terms_matter = false,
+                     const Expr& mask = {}) {
+  std::vector<bool> wants;
+  for (const Param& param : params) wants.push_back(param.type() == Type::real);
+  return compile({.score_mod = score_mod,
+                  .mask = mask,
+                  .params = params,
+                  .wants_gradient = wants,
+                  .backward = true,
+                  .row_constant_terms_matter = row_constant_terms_matter});
 }
 
 TEST(Compile, AbsentScoreAndMaskAreEmptyPrograms) {
-  const ScoreProgram program = compile({.score_mod = {}, .mask = {}, .params = {}, .wants_gradient = {}, .backward = true});
+  const ScoreProgram program = compile({.backward = true});
   EXPECT_TRUE(program.forward.empty());
   EXPECT_TRUE(program.mask.empty());
   EXPECT_EQ(program.text, "score_mod=score; mask=True");
   EXPECT_EQ(program.backward.code[static_cast<std::size_t>(program.dscore)].real, 1.0);
+  EXPECT_EQ(program.backward.code[static_cast<std::size_t>(program.modified)].op, scoring::Op::score);
+}
+
+TEST(Compile, WhatSimplifiesAwayIsEmpty) {
+  EXPECT_TRUE(compile({.score_mod = (score + 0) * 1}).forward.empty());
+  EXPECT_TRUE(compile({.score_mod = where(q_idx == q_idx, score, 2.0)}).forward.empty());
+  EXPECT_TRUE(compile({.mask = (q_idx >= kv_idx) | (q_idx < kv_idx)}).mask.empty());
+  EXPECT_FALSE(compile({.mask = Expr(false)}).mask.empty());
 }
 
 TEST(Compile, CanonicalText) {
@@ -38,17 +54,106 @@ TEST(Compile, CanonicalText) {
   EXPECT_EQ(to_string(score + rel(head, clamp(kv_idx - q_idx, -8, 8) + 8)), "score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]");
   EXPECT_EQ(to_string(softcap(30)), "30.0 * tanh(score / 30.0)");
   EXPECT_EQ(to_string(alibi(8)), "score + exp2(-head - 1) * (kv_idx - q_idx)");
+  const ScoreProgram program = trained(score + rel(head, 3) * score, {rel});
+  EXPECT_EQ(program.text, "score_mod=score * rel[head, 3] + score; mask=True; rel: real[4, 17] trained");
 }
 
-TEST(Compile, ReductionsFollowTheIndices) {
-  const Param b{"b", {64}}, t{"t", {4, 64, 64}};
-  const auto reduction = [&](const Expr& score_mod, const Param& param) { return trained(score_mod, {param}).reads.at(0).reduction; };
-  EXPECT_EQ(reduction(score * b(head), b), Reduction::uniform);
-  EXPECT_EQ(reduction(score * b(q_idx), b), Reduction::row);
-  EXPECT_EQ(reduction(score + b(kv_idx), b), Reduction::column);
-  EXPECT_EQ(reduction(score + b(clamp(abs(kv_idx - q_idx), 0, 63)), b), Reduction::diagonal);
-  EXPECT_EQ(reduction(score + t(head, kv_idx + 1, q_idx), t), Reduction::element);
-  EXPECT_EQ(reduction(score + b(q_idx + kv_idx), b), Reduction::scatter);
+TEST(Compile, MinusInfinityIsAMask) {
+  const Param b{"b", {64}};
+  const ScoreProgram program =
+      trained(where(q_idx >= kv_idx, where(kv_idx % 2 == 1, -inf, score + b(kv_idx)), -inf), {b}, false, window(9));
+  EXPECT_EQ(program.text.substr(0, program.text.find("; b:")),
+            "score_mod=score + b[kv_idx]; mask=(kv_idx <= q_idx) & (kv_idx % 2 != 1) & (q_idx <= kv_idx + 9)");
+  EXPECT_EQ(compile({.score_mod = where(score > 0, score, -inf)}).mask.empty(), true);  // depends on the score: not a mask
+}
+
+TEST(Compile, DerivativeOfTheBranchThatIsTaken) {
+  // log(0) in the branch not taken must not turn the gradient into NaN.
+  const ScoreProgram program = trained(where(score > 0, log(score), 3 * score) + exp(where(q_idx < 1, log(score * 0 + q_idx), 0.0)), {});
+  std::vector<double> values(program.backward.code.size());
+  class : public scoring::ParamReader {
+    double read(std::int32_t, const std::int64_t*) const override { return 0; }
+  } none;
+  scoring::evaluate(program.backward, {.score = 0.0, .q_idx = 5}, none, values.data());
+  EXPECT_EQ(values[static_cast<std::size_t>(program.dscore)], 3.0);
+  scoring::evaluate(program.backward, {.score = 2.0, .q_idx = 5}, none, values.data());
+  EXPECT_EQ(values[static_cast<std::size_t>(program.dscore)], 0.5);
+}
+
+struct Reduced {
+  const char* name;
+  const char* score_mod;
+  Reduction reduction;
+  bool reads_head = false, reads_batch = false;
+};
+
+class Reductions : public testing::TestWithParam<Reduced> {};
+
+TEST_P(Reductions, FollowFromTheIndices) {
+  const std::vector<Param> params = {{"b", {64}},
+                                     {"t", {4, 64, 64}},
+                                     {"full", {2, 4, 64, 64}},
+                                     {"c", {}},
+                                     {"off", {64}, Type::integer},
+                                     {"dist", {2, 64, 64}, Type::integer},
+                                     {"bucket", {64}, Type::integer}};
+  const Expr score_mod = parse(GetParam().score_mod, params);
+  std::vector<bool> wants;
+  for (const Param& param : params)
+    wants.push_back(to_string(score_mod).find(param.name() + "[") != std::string::npos && param.type() == Type::real);
+  const ScoreProgram program = compile({.score_mod = score_mod, .params = params, .wants_gradient = wants, .backward = true});
+  ASSERT_EQ(program.reads.size(), 1u);
+  EXPECT_EQ(to_string(program.reads[0].reduction), std::string(to_string(GetParam().reduction)));
+  EXPECT_EQ(program.reads[0].reads_head, GetParam().reads_head);
+  EXPECT_EQ(program.reads[0].reads_batch, GetParam().reads_batch);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Compile, Reductions,
+    testing::Values(Reduced{"relative_1d", "score + b[abs(q_idx - kv_idx)]", Reduction::diagonal},
+                    Reduced{"absolute_2d", "score + t[0, q_idx, kv_idx]", Reduction::element},
+                    Reduced{"head_specific", "score + t[head, q_idx, kv_idx]", Reduction::element, true},
+                    Reduced{"batch_head", "score + full[batch, head, q_idx, kv_idx]", Reduction::element, true, true},
+                    Reduced{"pair_bias_broadcast", "score + full[0, head, q_idx, kv_idx]", Reduction::element, true},
+                    Reduced{"multiplicative", "score * b[q_idx]", Reduction::row},
+                    Reduced{"local_window", "score + b[clamp(q_idx - kv_idx + 8, 0, 16)]", Reduction::diagonal},
+                    Reduced{"global_tokens", "score + b[kv_idx]", Reduction::column},
+                    Reduced{"column_of_two_symbols", "score + t[head, kv_idx // 8, kv_idx % 8]", Reduction::column, true},
+                    Reduced{"indirect", "score * b[off[q_idx]]", Reduction::row},
+                    Reduced{"indirect_columns", "score + b[off[kv_idx]]", Reduction::column},
+                    Reduced{"flipped", "score + t[0, kv_idx, q_idx]", Reduction::element},
+                    Reduced{"shifted", "score + t[0, q_idx - 1, kv_idx + 2]", Reduction::element},
+                    Reduced{"strided", "score + t[0, 2 * q_idx, kv_idx]", Reduction::scatter},
+                    Reduced{"same_place_twice", "score * t[0, q_idx, q_idx + kv_idx - kv_idx]", Reduction::row},
+                    Reduced{"gate", "score * sigmoid(b[head])", Reduction::uniform, true},
+                    Reduced{"scalar", "score * c", Reduction::uniform},
+                    Reduced{"antidiagonal", "score + b[q_idx + kv_idx]", Reduction::scatter},
+                    Reduced{"t5_bucket", "score + t[head, 0, bucket[abs(q_idx - kv_idx)]]", Reduction::diagonal, true},
+                    Reduced{"log_bucket",
+                            "score + t[head, 1, where(q_idx < kv_idx, 8, 0) + min(to_integer(4 * log(1 + abs(kv_idx - q_idx))), 7)]",
+                            Reduction::diagonal, true},
+                    Reduced{"compared_difference", "score + b[where(q_idx <= kv_idx + 3, 1, 2)]", Reduction::diagonal},
+                    Reduced{"real_difference", "score + b[to_integer(0.5 * (to_real(q_idx) - to_real(kv_idx)))]", Reduction::diagonal},
+                    Reduced{"difference_and_head", "score + b[head * 8 + clamp(q_idx - kv_idx, 0, 7)]", Reduction::diagonal},
+                    Reduced{"not_quite_a_difference", "score + b[abs(q_idx - kv_idx) + q_idx]", Reduction::scatter},
+                    Reduced{"graphormer_spatial", "score + t[head, 0, dist[batch, q_idx, kv_idx]]", Reduction::scatter, true},
+                    Reduced{"by_score", "score + b[to_integer(score)]", Reduction::scatter}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(Compile, TermsThatAreConstantAlongKvHaveNoGradient) {
+  const Param b{"b", {64}}, c{"c", {4}};
+  const auto zero = [&](const Expr& score_mod, bool matter = false) { return trained(score_mod, {b}, matter).params[0].gradient_is_zero; };
+  EXPECT_TRUE(zero(score + b(head)));
+  EXPECT_TRUE(zero(score + sigmoid(b(q_idx)) * 3));
+  EXPECT_TRUE(zero(where(kv_idx <= q_idx, score + b(q_idx), -inf)));  // the condition is a mask
+  EXPECT_FALSE(zero(score + b(head), true));
+  EXPECT_FALSE(zero(score * b(head)));
+  EXPECT_FALSE(zero(score + b(kv_idx)));
+  EXPECT_FALSE(zero(score + b(q_idx) * kv_idx));
+  EXPECT_FALSE(zero(where(kv_idx < 5, score + b(q_idx), score)));
+  EXPECT_FALSE(zero(tanh(score + b(q_idx))));
+  EXPECT_TRUE(zero(score + where(b(q_idx) > 0, 1.0, 2.0)));  // no derivative at all
+  EXPECT_TRUE(trained(score + b(head), {b}).reads.empty());
 }
 
 TEST(Compile, TwoReadsOfOneParameter) {
@@ -57,6 +162,92 @@ TEST(Compile, TwoReadsOfOneParameter) {
   ASSERT_EQ(program.reads.size(), 1u);  // b[q_idx] is the same for a whole row: nothing reaches it
   EXPECT_EQ(program.reads[0].reduction, Reduction::column);
   EXPECT_FALSE(program.params[0].gradient_is_zero);
+  EXPECT_EQ(trained(score + b(q_idx) + b(kv_idx), {b}, true).reads.size(), 2u);
+  EXPECT_EQ(trained(score * b(q_idx) + b(kv_idx) * b(q_idx), {b}).reads.size(), 2u);
+  EXPECT_EQ(trained(score * b(kv_idx) + sin(b(kv_idx)), {b}).reads.size(), 1u);  // one element: one read, both contributions
+}
+
+TEST(Compile, BackwardHoldsEverythingItNamesInOrder) {
+  const Param t{"t", {4, 64}}, g{"g", {4}};
+  const ScoreProgram program = trained(softcap(20) * sigmoid(g(head)) + t(head, clamp(q_idx - kv_idx, 0, 63)), {t, g});
+  ASSERT_EQ(program.reads.size(), 2u);
+  std::vector<scoring::ValueId> expected{program.dscore};
+  for (const scoring::TrainableRead& read : program.reads) {
+    expected.push_back(read.factor);
+    expected.insert(expected.end(), read.index.begin(), read.index.end());
+    EXPECT_EQ(read.index.size(), program.params[static_cast<std::size_t>(read.param)].shape.size());
+  }
+  expected.push_back(program.modified);
+  EXPECT_EQ(program.backward.outputs, expected);
+  for (std::size_t id = 0; id < program.backward.code.size(); ++id) {
+    const scoring::Instr& instr = program.backward.code[id];
+    for (scoring::ValueId arg : instr.arg) EXPECT_LT(arg, static_cast<scoring::ValueId>(id));
+    for (scoring::ValueId index : instr.index) EXPECT_LT(index, static_cast<scoring::ValueId>(id));
+  }
+  EXPECT_EQ(program.backward.depends.size(), program.backward.code.size());
+}
+
+TEST(Compile, DependsNamesTheSymbols) {
+  const Param b{"b", {64}};
+  const auto depends = [&](const Expr& score_mod) {
+    const ScoreProgram program = compile({.score_mod = score_mod, .params = {b}});
+    return program.forward.depends[static_cast<std::size_t>(program.forward.outputs[0])];
+  };
+  EXPECT_EQ(depends(b(q_idx) * 2), scoring::depends_q);
+  EXPECT_EQ(depends(b(kv_idx) + head), scoring::depends_kv | scoring::depends_head);
+  EXPECT_EQ(depends(score + seqlen_q), scoring::depends_score | scoring::depends_batch);
+  EXPECT_EQ(depends(Expr(2.0)), 0);
+}
+
+/// The parts of a sum that are the same for a whole row or column come first, so that few operations are left for each pair.
+TEST(Compile, SumsAreOrderedForHoisting) {
+  const auto for_each_pair = [](const Expr& mask) {
+    int count = 0;
+    const ScoreProgram program = compile({.mask = mask});
+    for (std::uint8_t depends : program.mask.depends) count += (depends & scoring::depends_q) && (depends & scoring::depends_kv);
+    return count;
+  };
+  EXPECT_EQ(for_each_pair(causal()), 1);
+  EXPECT_EQ(for_each_pair(causal() & window(64)), 3);
+  EXPECT_EQ(for_each_pair(causal_bottom_right()), 1);
+  EXPECT_EQ(for_each_pair((q_idx - kv_idx + 5) % 7 == 3), 3);
+  EXPECT_EQ(for_each_pair((kv_idx - head - q_idx - 9 + batch) % 7 == 3), 3);
+}
+
+std::string message(const Request& request) {
+  try {
+    compile(request);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    return error.what();
+  }
+  return "accepted";
+}
+
+void expect_error(const std::string& found, const std::string& part) { EXPECT_NE(found.find(part), std::string::npos) << found; }
+
+TEST(CompileErrors, NameWhatIsWrong) {
+  const Param b{"b", {64}}, other{"b", {32}}, ids{"ids", {64}, Type::integer};
+  expect_error(message({.score_mod = q_idx < kv_idx}), "score_mod: the expression is boolean; expected real");
+  expect_error(message({.mask = q_idx - kv_idx}), "mask: the expression is integer; expected boolean");
+  expect_error(message({.mask = score > 0}), "mask: it reads score");
+  expect_error(message({.score_mod = score + b(q_idx)}),
+               "parameter b: read by the score or the mask but not bound; expected a binding of b: real[64]");
+  expect_error(message({.score_mod = score + b(q_idx), .params = {other}}), "parameter b: two different ones of this name");
+  expect_error(message({.score_mod = score + b(q_idx), .params = {b, b}}), "parameter b: bound twice");
+  expect_error(message({.score_mod = score + ids(q_idx), .params = {ids}, .wants_gradient = {true}, .backward = true}),
+               "parameter ids: a gradient is wanted but it is integer; expected a real parameter");
+  expect_error(message({.score_mod = score, .params = {b}, .wants_gradient = {true}, .backward = true}),
+               "parameter b: a gradient is wanted but the score_mod does not read it");
+  expect_error(message({.mask = b(q_idx) > 0, .params = {b}, .wants_gradient = {true}, .backward = true}),
+               "the score_mod does not read it");
+  expect_error(message({.params = {b}, .wants_gradient = {true, false}}), "wants_gradient: 2 entries; expected one for each of 1 params");
+  expect_error(message({.params = {Param()}}), "params: entry 0 is an absent Param");
+  expect_error(message({.score_mod = score + floor_div(q_idx, 0)}), "an integer divided by the constant 0");
+  expect_error(message({.score_mod = score + q_idx % 0}), "an integer divided by the constant 0");
+  expect_error(message({.score_mod = score + Expr(std::int64_t{1} << 40) * q_idx}), "does not fit 32 bits");
+  expect_error(message({.score_mod = score + Expr(100000) * 100000}), "does not fit 32 bits");
+  EXPECT_EQ(message({.score_mod = q_idx - kv_idx}), "accepted");  // an integer score is a real one
 }
 
 }  // namespace

@@ -1,0 +1,184 @@
+// Interval analysis: differences, reads, index checks, and ranges taken from data.
+#include "score/bounds.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "foveal/masks.h"
+#include "score/program.h"
+
+namespace foveal {
+namespace {
+
+using namespace symbols;
+using scoring::Box;
+using scoring::IndexVerdict;
+using scoring::Interval;
+using scoring::ReadRanges;
+
+Box box(Interval q, Interval kv) { return {{0, 1}, {0, 3}, q, kv, {128, 128}, {128, 128}}; }
+
+Interval keep(const Expr& mask, const Box& where, const std::vector<Param>& params = {}, const ReadRanges& reads = ReadRanges()) {
+  const scoring::ScoreProgram program = scoring::compile({.mask = mask, .params = params});
+  return scoring::evaluate(program.mask, where, reads)[static_cast<std::size_t>(program.mask.outputs.front())];
+}
+
+bool all(const Interval& x) { return x.low == 1; }
+bool none(const Interval& x) { return x.high == 0; }
+
+TEST(Bounds, ComparisonsLookAtTheDifference) {
+  const Box near = box({64, 127}, {0, 63}), same = box({64, 127}, {64, 127}), ahead = box({0, 63}, {64, 127});
+  EXPECT_TRUE(all(keep(causal(), near)));
+  EXPECT_TRUE(none(keep(causal(), ahead)));
+  EXPECT_FALSE(all(keep(causal(), same)) || none(keep(causal(), same)));
+  EXPECT_TRUE(all(keep(abs(q_idx - kv_idx) <= 63, same)));
+  EXPECT_TRUE(all(keep(2 * q_idx - (q_idx + 3) - kv_idx > -67, same)));
+  EXPECT_TRUE(none(keep(floor_div(q_idx, 64) == floor_div(kv_idx, 64), near)));
+  EXPECT_TRUE(all(keep(floor_div(q_idx, 64) == floor_div(kv_idx, 64), same)));
+  EXPECT_TRUE(all(keep(q_idx % 64 >= 0, near)));
+  EXPECT_TRUE(all(keep((kv_idx < 8) | causal(), near)));
+}
+
+TEST(Bounds, ReadsThatNobodyKnowsStayUnknown) {
+  const Param ids{"ids", {128}, Type::integer};
+  const Interval result = keep(document(ids), box({0, 1}, {2, 3}), {ids});
+  EXPECT_TRUE(result.low == 0 && result.high == 1);
+}
+
+std::vector<scoring::IndexCheck> checks(const Expr& score_mod, const std::vector<Param>& params, const Expr& mask = {}) {
+  const scoring::ScoreProgram program = scoring::compile({.score_mod = score_mod, .mask = mask, .params = params});
+  return scoring::check_reads(program.forward, program.params, box({0, 127}, {0, 127}), ReadRanges(), program.mask);
+}
+
+TEST(Bounds, IndicesAreJudged) {
+  const Param b{"b", {128}}, t{"t", {4, 17}}, ids{"ids", {128}, Type::integer};
+  EXPECT_EQ(checks(score + b(q_idx), {b}).at(0).verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(checks(score + b(abs(q_idx - kv_idx)), {b}).at(0).verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(checks(score + b(q_idx - kv_idx), {b}).at(0).verdict, IndexVerdict::undecided);
+  EXPECT_EQ(checks(score + b(q_idx + 128), {b}).at(0).verdict, IndexVerdict::never_inside);
+  EXPECT_EQ(checks(score + b(-1 - kv_idx), {b}).at(0).verdict, IndexVerdict::never_inside);
+  EXPECT_EQ(checks(score + b(ids(q_idx)), {b, ids}).at(1).verdict, IndexVerdict::undecided);
+  const auto two = checks(score + t(head, clamp(kv_idx - q_idx, -8, 8) + 8), {t});
+  ASSERT_EQ(two.size(), 2u);
+  EXPECT_EQ(two[0].verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(two[1].verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(two[1].index.high, 16);
+}
+
+TEST(Bounds, TheMaskIsKnownToHold) {
+  const Param b{"b", {128}}, narrow{"narrow", {33}};
+  EXPECT_EQ(checks(score + b(q_idx - kv_idx), {b}, causal()).at(0).verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(checks(score + narrow(q_idx - kv_idx), {narrow}, causal()).at(0).verdict, IndexVerdict::undecided);
+  EXPECT_EQ(checks(score + narrow(q_idx - kv_idx), {narrow}, causal() & window(32)).at(0).verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(checks(score + narrow(kv_idx - q_idx + 16), {narrow}, window(16)).at(0).verdict, IndexVerdict::always_inside);
+  EXPECT_EQ(checks(score + narrow(kv_idx), {narrow}, causal()).at(0).verdict, IndexVerdict::undecided);
+  EXPECT_EQ(checks(score + narrow(kv_idx - q_idx), {narrow}, q_idx > kv_idx).at(0).verdict, IndexVerdict::never_inside);
+  EXPECT_EQ(checks(where(kv_idx <= q_idx, score + b(q_idx - kv_idx), -std::numeric_limits<double>::infinity()), {b}).at(0).verdict,
+            IndexVerdict::always_inside);
+}
+
+TEST(Bounds, IntegersBeyond32Bits) {
+  const auto overflow = [](const Expr& score_mod) {
+    const scoring::ScoreProgram program = scoring::compile({.score_mod = score_mod});
+    return scoring::int32_overflow(program.forward, box({0, 1 << 20}, {0, 1 << 20}), ReadRanges());
+  };
+  EXPECT_FALSE(overflow(score + (q_idx - kv_idx)));
+  EXPECT_TRUE(overflow(score + q_idx * kv_idx));
+  EXPECT_FALSE(overflow(score + to_real(q_idx) * kv_idx));
+}
+
+/// The truth: every element of the box, one by one.
+Interval brute_force(const std::vector<double>& data, const std::vector<std::int64_t>& shape, const std::vector<Interval>& index) {
+  Interval range{INFINITY, -INFINITY};
+  for (std::size_t n = 0; n < data.size(); ++n) {
+    bool inside = true;
+    std::size_t rest = n;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+      const auto at = static_cast<double>(rest % static_cast<std::size_t>(shape[i]));
+      rest /= static_cast<std::size_t>(shape[i]);
+      const double top = static_cast<double>(shape[i] - 1);
+      inside &= std::clamp(index[i].low, 0.0, top) <= at && at <= std::clamp(index[i].high, 0.0, top);
+    }
+    if (!inside) continue;
+    range.low = std::min(range.low, data[n]);
+    range.high = std::max(range.high, data[n]);
+  }
+  return range;
+}
+
+TEST(DataReadRanges, AreTheExactRangesOfTheData) {
+  std::mt19937 random(3);
+  for (const std::vector<std::int64_t>& shape :
+       std::vector<std::vector<std::int64_t>>{{}, {1}, {7}, {1000}, {3, 77}, {130, 65}, {2, 3, 20, 30}}) {
+    std::int64_t size = 1;
+    for (std::int64_t extent : shape) size *= extent;
+    std::vector<float> storage(static_cast<std::size_t>(size) * 2);
+    std::vector<double> data(static_cast<std::size_t>(size));
+    TensorView view;
+    view.data = storage.data();
+    view.rank = static_cast<int>(shape.size());
+    std::int64_t stride = 2;  // every second element: strides are honoured
+    for (std::size_t i = shape.size(); i-- > 0;) {
+      view.sizes[i] = shape[i];
+      view.strides[i] = stride;
+      stride *= shape[i];
+    }
+    for (std::size_t n = 0; n < data.size(); ++n) data[n] = storage[2 * n] = static_cast<float>(static_cast<int>(random() % 2001) - 1000);
+    const scoring::DataReadRanges ranges({{"p", shape, Type::real}}, {view});
+    for (int trial = 0; trial < 200; ++trial) {
+      std::vector<Interval> index;
+      for (std::int64_t extent : shape) {
+        const double a = static_cast<double>(static_cast<std::int64_t>(random() % static_cast<unsigned>(extent + 6)) - 3);
+        index.push_back({a, a + static_cast<double>(random() % static_cast<unsigned>(extent + 1))});
+      }
+      const Interval found = ranges.range(0, index), wanted = brute_force(data, shape, index);
+      ASSERT_EQ(found.low, wanted.low);
+      ASSERT_EQ(found.high, wanted.high);
+      ASSERT_FALSE(found.maybe_nan);
+    }
+  }
+}
+
+TEST(DataReadRanges, KnowNoMoreThanTheyAreGiven) {
+  float with_nan[4] = {1, NAN, 2, 3};
+  const TensorView seen(with_nan, DType::f32, {4}), absent(nullptr, DType::f32, {4});
+  const scoring::DataReadRanges ranges({{"seen", {4}, Type::real}, {"absent", {4}, Type::real}}, {seen, absent});
+  EXPECT_TRUE(ranges.range(0, {{0, 3}}).maybe_nan);
+  EXPECT_FALSE(ranges.range(0, {{2, 3}}).maybe_nan);
+  EXPECT_TRUE(ranges.range(1, {{0, 0}}).maybe_nan);
+  EXPECT_EQ(ranges.range(1, {{0, 0}}).high, INFINITY);
+}
+
+TEST(DataReadRanges, EveryDtypeIsRead) {
+  const auto value = [](DType dtype, void* data) {
+    const TensorView view(data, dtype, {1});
+    const Interval range = scoring::DataReadRanges({{"p", {1}, Type::real}}, {view}).range(0, {{0, 0}});
+    EXPECT_EQ(range.low, range.high);
+    return range.low;
+  };
+  double f64 = -2.5;
+  float f32 = 1.25f;
+  std::uint16_t bf16 = 0xc040, f16 = 0xc200, small_f16 = 0x0001;
+  std::int64_t i64 = -5000000000;
+  std::int32_t i32 = -7;
+  std::int16_t i16 = -300;
+  std::int8_t i8 = -100;
+  std::uint8_t u8 = 200, flag = 1;
+  EXPECT_EQ(value(DType::f64, &f64), -2.5);
+  EXPECT_EQ(value(DType::f32, &f32), 1.25);
+  EXPECT_EQ(value(DType::bf16, &bf16), -3.0);
+  EXPECT_EQ(value(DType::f16, &f16), -3.0);
+  EXPECT_EQ(value(DType::f16, &small_f16), std::ldexp(1.0, -24));
+  EXPECT_EQ(value(DType::i64, &i64), -5000000000.0);
+  EXPECT_EQ(value(DType::i32, &i32), -7);
+  EXPECT_EQ(value(DType::i16, &i16), -300);
+  EXPECT_EQ(value(DType::i8, &i8), -100);
+  EXPECT_EQ(value(DType::u8, &u8), 200);
+  EXPECT_EQ(value(DType::boolean, &flag), 1);
+}
+
+}  // namespace
+}  // namespace foveal

@@ -1,0 +1,293 @@
+// Every row of the table of operations: value against the C library, derivative against finite differences, bounds against samples, text.
+// A new row is tested by being there; only its value is also written down here, on purpose a second time.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <map>
+#include <random>
+
+#include "base/check.h"
+#include "score/evaluate.h"
+#include "score/node.h"
+#include "score/op_table.h"
+#include "score/print.h"
+
+namespace foveal {
+namespace scoring {
+void PrintTo(const OpRow& row, std::ostream* out) { *out << row.name; }
+}  // namespace scoring
+namespace {
+
+using scoring::Interval;
+using scoring::Node;
+using scoring::Op;
+using scoring::OpRow;
+using NodePtr = std::shared_ptr<const Node>;
+
+double python_remainder(double a, double b) { return a - b * std::floor(a / b); }
+
+const std::map<std::string_view, double (*)(double, double, double)>& values() {
+  using D = double;
+  static const std::map<std::string_view, D (*)(D, D, D)> table = {
+      {"+", [](D a, D b, D) { return a + b; }},
+      {"*", [](D a, D b, D) { return a * b; }},
+      {"/", [](D a, D b, D) { return a / b; }},
+      {"//", [](D a, D b, D) { return std::floor(a / b); }},
+      {"%", [](D a, D b, D) { return python_remainder(a, b); }},
+      {"abs", [](D a, D, D) { return std::fabs(a); }},
+      {"min", [](D a, D b, D) { return std::fmin(a, b); }},
+      {"max", [](D a, D b, D) { return std::fmax(a, b); }},
+      {"exp", [](D a, D, D) { return std::exp(a); }},
+      {"exp2", [](D a, D, D) { return std::pow(2, a); }},
+      {"log", [](D a, D, D) { return std::log(a); }},
+      {"log2", [](D a, D, D) { return std::log(a) / std::log(2.0); }},
+      {"sqrt", [](D a, D, D) { return std::pow(a, 0.5); }},
+      {"rsqrt", [](D a, D, D) { return std::pow(a, -0.5); }},
+      {"tanh", [](D a, D, D) { return std::sinh(a) / std::cosh(a); }},
+      {"sigmoid", [](D a, D, D) { return 0.5 + 0.5 * std::tanh(a / 2); }},
+      {"sin", [](D a, D, D) { return std::sin(a); }},
+      {"cos", [](D a, D, D) { return std::cos(a); }},
+      {"tan", [](D a, D, D) { return std::sin(a) / std::cos(a); }},
+      {"erf", [](D a, D, D) { return 1 - std::erfc(a); }},
+      {"floor", [](D a, D, D) { return -std::ceil(-a); }},
+      {"pow", [](D a, D b, D) { return a > 0 ? std::exp(b * std::log(a)) : std::pow(a, b); }},
+      {"==", [](D a, D b, D) -> D { return !(a < b) && !(b < a); }},
+      {"!=", [](D a, D b, D) -> D { return a < b || b < a; }},
+      {"<", [](D a, D b, D) -> D { return b > a; }},
+      {"<=", [](D a, D b, D) -> D { return !(a > b); }},
+      {"&", [](D a, D b, D) { return a * b; }},
+      {"|", [](D a, D b, D) { return a + b - a * b; }},
+      {"~", [](D a, D, D) { return 1 - a; }},
+      {"^", [](D a, D b, D) { return std::fabs(a - b); }},
+      {"where", [](D a, D b, D c) { return a * b + (1 - a) * c; }},
+      {"to_real", [](D a, D, D) { return a; }},
+      {"to_integer", [](D a, D, D) { return a < 0 ? std::ceil(a) : std::floor(a); }},
+      {"to_boolean", [](D a, D, D) -> D { return a != 0; }},
+  };
+  return table;
+}
+
+double expected(const OpRow& row, double a, double b, double c) {
+  if (row.text == "-") return row.arity == 1 ? 0 - a : a + -1 * b;
+  return values().at(row.text)(a, b, c);
+}
+
+/// The operand types a row may be used with: n both numbers, t any type.
+std::vector<std::vector<Type>> operand_types(const OpRow& row) {
+  const auto all = [&](char letter) -> std::vector<Type> {
+    switch (letter) {
+      case 'r':
+        return {Type::real};
+      case 'i':
+        return {Type::integer};
+      case 'b':
+        return {Type::boolean};
+      case 'n':
+        return {Type::integer, Type::real};
+      default:
+        return {Type::boolean, Type::integer, Type::real};
+    }
+  };
+  const std::string_view operands = row.signature.substr(0, row.signature.find('>'));
+  std::vector<std::vector<Type>> result;
+  for (Type common : all(operands.back())) {
+    std::vector<Type> types;
+    for (char letter : operands) types.push_back(letter == operands.back() ? common : all(letter).front());
+    result.push_back(types);
+  }
+  return result;
+}
+
+Type result_type(const OpRow& row, const std::vector<Type>& operands) {
+  switch (row.signature.back()) {
+    case 'r':
+      return Type::real;
+    case 'i':
+      return Type::integer;
+    case 'b':
+      return Type::boolean;
+    default:
+      return operands.back();
+  }
+}
+
+class EveryRow : public testing::TestWithParam<OpRow> {
+ protected:
+  double draw(Type type) {
+    if (type == Type::boolean) return static_cast<double>(random_() % 2);
+    if (type == Type::integer) return static_cast<double>(random_() % 41) - 20;
+    return std::uniform_real_distribution<double>(-3, 3)(random_);
+  }
+  Interval draw_interval(Type type) {
+    const double a = draw(type), b = random_() % 4 == 0 ? a : draw(type);
+    return {std::min(a, b), std::max(a, b)};
+  }
+  double draw_from(Type type, const Interval& range) {
+    if (type == Type::real) {
+      switch (random_() % 6) {
+        case 0:
+          return range.low;
+        case 1:
+          return range.high;
+        default:
+          return std::uniform_real_distribution<double>(range.low, range.high)(random_);
+      }
+    }
+    return static_cast<double>(std::uniform_int_distribution<int>(static_cast<int>(range.low), static_cast<int>(range.high))(random_));
+  }
+  static bool integer_by_zero(const OpRow& row, Type type, double divisor) {
+    return (row.op == Op::floor_div || row.op == Op::mod) && type == Type::integer && divisor == 0;
+  }
+
+  std::mt19937 random_{11};
+};
+
+TEST_P(EveryRow, DeclaresItself) {
+  const OpRow& row = GetParam();
+  EXPECT_EQ(row.op, scoring::row(row.op).op);
+  const std::string_view operands = row.signature.substr(0, row.signature.find('>'));
+  EXPECT_EQ(static_cast<int>(operands.size()), row.arity);
+  ASSERT_NE(row.value, nullptr);
+  ASSERT_NE(row.interval, nullptr);
+  EXPECT_TRUE(!row.cuda_real.empty() || !row.cuda_integer.empty());
+  for (std::string_view spelling : {row.cuda_real, row.cuda_integer})
+    for (int i = 0; i < 3 && !spelling.empty(); ++i)
+      EXPECT_EQ(spelling.find(base::join('$', i)) != std::string_view::npos, i < row.arity) << spelling;
+}
+
+TEST_P(EveryRow, HasItsValue) {
+  const OpRow& row = GetParam();
+  for (const std::vector<Type>& types : operand_types(row)) {
+    for (int trial = 0; trial < 300; ++trial) {
+      std::array<double, 3> x{};
+      for (std::size_t i = 0; i < types.size(); ++i) x[i] = draw(types[i]);
+      const Type type = result_type(row, types);
+      if (integer_by_zero(row, type, x[1])) continue;
+      const double wanted = expected(row, x[0], x[1], x[2]), found = row.value(type, x[0], x[1], x[2]);
+      if (std::isnan(wanted)) {
+        EXPECT_TRUE(std::isnan(found)) << row.text << " of " << x[0] << ", " << x[1];
+      } else {
+        EXPECT_NEAR(found, wanted, 1e-12 * (1 + std::abs(wanted))) << row.text << " of " << x[0] << ", " << x[1];
+      }
+    }
+  }
+}
+
+/// The row alone in a score_mod: read parameters a, b, c of rank 0 as its operands.
+NodePtr applied(const OpRow& row, const std::vector<Type>& types, std::vector<Param>& params) {
+  auto node = std::make_shared<Node>(row.op, result_type(row, types));
+  for (std::size_t i = 0; i < types.size(); ++i) {
+    params.emplace_back(std::string(1, static_cast<char>('a' + i)), std::vector<std::int64_t>{}, types[i]);
+    node->args.push_back(params.back()().node());
+  }
+  return node;
+}
+
+class Scalars : public scoring::ParamReader {
+ public:
+  std::array<double, 3> x{};
+  double read(std::int32_t param, const std::int64_t*) const override { return x[static_cast<std::size_t>(param)]; }
+};
+
+TEST_P(EveryRow, HasTheDerivativeOfItsValue) {
+  const OpRow& row = GetParam();
+  if (row.signature.back() == 'b' || row.signature.back() == 'i') GTEST_SKIP() << "not a real function";
+  const std::vector<Type> types = operand_types(row).back();
+  std::vector<Param> params;
+  const Expr expr = Expr(applied(row, types, params));
+  std::vector<bool> wants;
+  for (Type type : types) wants.push_back(type == Type::real);
+  const scoring::ScoreProgram program =
+      scoring::compile({.score_mod = expr, .params = params, .wants_gradient = wants, .backward = true, .row_constant_terms_matter = true});
+  std::vector<double> values(program.backward.code.size());
+  Scalars scalars;
+  int compared = 0;
+  for (int trial = 0; trial < 200; ++trial) {
+    for (std::size_t i = 0; i < types.size(); ++i) scalars.x[i] = draw(types[i]);
+    scoring::evaluate(program.backward, {}, scalars, values.data());
+    const std::array<double, 3> x = scalars.x;
+    for (std::size_t i = 0; i < types.size(); ++i) {
+      if (types[i] != Type::real) continue;
+      double found = 0;
+      for (const scoring::TrainableRead& read : program.reads)
+        if (read.param == static_cast<std::int32_t>(i)) found += values[static_cast<std::size_t>(read.factor)];
+      const auto at = [&](double step) {
+        std::array<double, 3> moved = x;
+        moved[i] += step;
+        return row.value(Type::real, moved[0], moved[1], moved[2]);
+      };
+      const double h = 1e-5, wide = (at(2 * h) - at(-2 * h)) / (4 * h), narrow = (at(h) - at(-h)) / (2 * h);
+      if (!std::isfinite(narrow) || std::abs(wide - narrow) > 1e-6 * (1 + std::abs(narrow))) continue;  // near a kink or a pole
+      EXPECT_NEAR(found, narrow, 1e-5 * (1 + std::abs(narrow))) << row.text << " of " << x[0] << ", " << x[1] << " by operand " << i;
+      ++compared;
+    }
+  }
+  EXPECT_GT(compared, row.op == Op::to_real ? -1 : 50);
+}
+
+TEST_P(EveryRow, StaysWithinItsBounds) {
+  const OpRow& row = GetParam();
+  for (const std::vector<Type>& types : operand_types(row)) {
+    for (int trial = 0; trial < 500; ++trial) {
+      std::array<Interval, 3> range{};
+      for (std::size_t i = 0; i < types.size(); ++i) range[i] = draw_interval(types[i]);
+      const Type type = result_type(row, types);
+      const Interval bounds = row.interval(type, range[0], range[1], range[2]);
+      for (int sample = 0; sample < 20; ++sample) {
+        std::array<double, 3> x{};
+        for (std::size_t i = 0; i < types.size(); ++i) x[i] = draw_from(types[i], range[i]);
+        const double value = row.value(type, x[0], x[1], x[2]);
+        const bool holds = std::isnan(value) ? bounds.maybe_nan : bounds.low <= value && value <= bounds.high;
+        ASSERT_TRUE(holds) << row.text << " of " << x[0] << ", " << x[1] << " is " << value << ", bounds " << bounds.low << " to "
+                           << bounds.high;
+      }
+    }
+  }
+}
+
+TEST_P(EveryRow, DecidesPoints) {  // a box of one point leaves no doubt about integers and booleans
+  const OpRow& row = GetParam();
+  for (const std::vector<Type>& types : operand_types(row)) {
+    const Type type = result_type(row, types);
+    if (type == Type::real || types[0] == Type::real) continue;
+    for (int trial = 0; trial < 100; ++trial) {
+      std::array<Interval, 3> range{};
+      std::array<double, 3> x{};
+      for (std::size_t i = 0; i < types.size(); ++i) range[i] = {x[i] = draw(types[i]), x[i]};
+      if (integer_by_zero(row, type, x[1])) continue;
+      const Interval bounds = row.interval(type, range[0], range[1], range[2]);
+      EXPECT_EQ(bounds.low, bounds.high) << row.text;
+    }
+  }
+}
+
+TEST_P(EveryRow, IsReadBackFromItsText) {
+  const OpRow& row = GetParam();
+  for (const std::vector<Type>& types : operand_types(row)) {
+    std::vector<Param> params;
+    const Expr expr(applied(row, types, params));
+    const std::string text = to_string(expr);
+    EXPECT_EQ(to_string(parse(text, params)), text);
+    EXPECT_EQ(parse(text, params).type(), result_type(row, types)) << text;
+  }
+}
+
+std::vector<OpRow> rows_with_operands() {
+  std::vector<OpRow> rows;
+  for (const OpRow& row : scoring::op_rows())
+    if (row.arity > 0) rows.push_back(row);
+  return rows;
+}
+
+INSTANTIATE_TEST_SUITE_P(Ops, EveryRow, testing::ValuesIn(rows_with_operands()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+TEST(Ops, LeavesHaveNoFunctions) {
+  for (const OpRow& row : scoring::op_rows()) {
+    if (row.arity > 0) continue;
+    EXPECT_TRUE(row.value == nullptr && row.derivative == nullptr && row.interval == nullptr) << row.name;
+  }
+}
+
+}  // namespace
+}  // namespace foveal
