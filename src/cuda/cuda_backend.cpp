@@ -5,13 +5,15 @@
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/launch/backward_sm80.h"
+#include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm80.h"
+#include "cuda/launch/forward_sm90.h"
 
 namespace foveal::cuda {
 namespace {
 
 /// In the order in which they are asked.
-const Candidate* const candidates[] = {&forward_sm80, &backward_sm80};
+const Candidate* const candidates[] = {&forward_sm90, &backward_sm90, &forward_sm80, &backward_sm80};
 
 /// The candidate for a problem, or why none will do.
 struct Choice {

@@ -2,16 +2,18 @@
 // and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
 //
 // Two warpgroups of 64 keys each. Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of
-// dV += P^T dO and dK += dS^T Q; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one barrier a tile). A tile's dQ is added
-// while the next tile's scores are computed.
+// dV += P^T dO and dK += dS^T Q; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one barrier a tile).
 //
-// Configuration, constexpr, above this text:
-//   bool kBf16; int kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages; bool kVarlen, kScoreMod, kMaskProgram;
-//   int kTileSource (a TileSource); the score program: struct ScoreArgs, score_forward, score_backward, mask_keep.
-#include "schedule/tile_walk.cuh"
-#include "softmax/online.cuh"
-#include "tile/load.cuh"
-#include "tile/store.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
+// TileSource); kVarlen, kDropout.
+#include "philox.cuh"
+#include "schedule/tasks.cuh"
+#include "score/score.cuh"
+#include "tile/fragment.cuh"
+#include "tile/store_fragment.cuh"
+#include "tile/tma_tile.cuh"
+
+namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers;
@@ -25,9 +27,10 @@ constexpr int kDqColumns = kSplitColumns ? kSumColumns / 2 : kSumColumns;
 static_assert(kSplitColumns ? chunk_count(kDim) <= 2 : chunk_count(kDim) == 1);
 
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, true>;
-using QueryTile = SharedTile<kBlockQ>;
-using KvTile = SharedTile<kBlockKv>;
+using QueryTile = SwizzledTile<kBlockQ>;
+using KvTile = SwizzledTile<kBlockKv>;
 
 struct SharedLayout {
   static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
@@ -74,48 +77,49 @@ struct BackwardTask {
   int group_head;  // query head being walked, within the group
 
   FOVEAL_DEVICE int first_kv() const { return task.row * kBlockKv; }
-  FOVEAL_DEVICE int head_q(const TileSpace& space) const { return task.head * space.group_size + group_head; }
+  FOVEAL_DEVICE int head_q(const AttentionArgs& args) const { return task.head * args.group_size + group_head; }
 
-  /// First row of the statistics (and of dq's sum) of the sequence and head.
-  FOVEAL_DEVICE i64 first_stat(const BackwardArgs& args) const { return stat_offset<kVarlen>(args, sequence, task.batch, head_q(args.space)); }
-
-  FOVEAL_DEVICE bool next(int& round, const TileSpace& space) {
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
-      if (!task_at(++round, space, space.heads_kv, task)) return false;
-      sequence = sequence_of<kVarlen>(space, task.batch);
-    } while (kVarlen && first_kv() >= sequence.length_kv);
+      if (!task_at(++round, args.order, args.attention.batch, task)) return false;
+      sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
+    } while (kVarlen && first_kv() >= sequence.len_kv);
     group_head = -1;
     walk.stop();
     return true;
   }
 
-  FOVEAL_DEVICE bool next_tile(const TileSpace& space, bool& partial) {
-    while (!walk.next(partial)) {
-      if (++group_head == space.group_size) return false;
-      walk.start(space, task.row, task.batch * space.heads_q + head_q(space), first_kv(), min(first_kv() + kBlockKv, sequence.length_kv),
-                 sequence.length_q, kBlockQ);
+  FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
+    const TileRuns& runs = args.attention.runs_transposed;
+    while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
+      if (++group_head == args.attention.group_size) return false;
+      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv(), min(first_kv() + kBlockKv, sequence.len_kv), sequence.len_q,
+                 kBlockQ);
     }
-    partial = partial || first_kv() + kBlockKv > sequence.length_kv;
+    partial = partial || first_kv() + kBlockKv > sequence.len_kv;
     return true;
   }
 };
 
-FOVEAL_DEVICE void produce(const BackwardArgs& args, const Rings& rings) {
+FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.k);
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.v);
   tma_prefetch_map(args.dout);
+  const float* lse2 = static_cast<const float*>(args.attention.lse2.data);
+  const float* delta = static_cast<const float*>(args.attention.delta.data);
   int round = -1;
   BackwardTask work;
   u32 tile = 0, tasks = 0;
-  while (work.next(round, args.space)) {
+  while (work.next(round, args)) {
     const int batch = kVarlen ? 0 : work.task.batch;
     const int row_kv = work.sequence.first_kv + work.first_kv();
     bool partial, first = true;
-    while (work.next_tile(args.space, partial)) {
+    while (work.next_tile(args, partial)) {
+      const int head = work.head_q(args.attention);
       const int row_q = work.walk.tile * kBlockQ;
-      const i64 stat = work.first_stat(args) + row_q;
-      const int head = work.head_q(args.space);
+      const int token = work.sequence.first_q + row_q;
+      const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
       if (first) {
         rings.key.wait_empty(tasks);
         mbarrier_arrive_expect_bytes(rings.key.full(tasks), SharedLayout::kKeyBytes);
@@ -123,8 +127,8 @@ FOVEAL_DEVICE void produce(const BackwardArgs& args, const Rings& rings) {
       }
       rings.query.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes);
-      load_tile<kBlockQ, kDim>(rings.query_tile(tile).address, args.q, rings.query.full(tile), work.sequence.first_q + row_q, head, batch);
-      bulk_load(rings.lse(tile), args.lse2 + stat, SharedLayout::kStatBytes, rings.query.full(tile));
+      load_tile<kBlockQ, kDim>(rings.query_tile(tile).address, args.q, rings.query.full(tile), token, head, batch);
+      bulk_load(rings.lse(tile), lse2 + stat, SharedLayout::kStatBytes, rings.query.full(tile));
       if (first) {
         rings.value.wait_empty(tasks);
         mbarrier_arrive_expect_bytes(rings.value.full(tasks), SharedLayout::kValueBytes);
@@ -134,8 +138,8 @@ FOVEAL_DEVICE void produce(const BackwardArgs& args, const Rings& rings) {
       }
       rings.grad_out.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), SharedLayout::kGradOutBytes + SharedLayout::kStatBytes);
-      load_tile<kBlockQ, kDimV>(rings.grad_out_tile(tile).address, args.dout, rings.grad_out.full(tile), work.sequence.first_q + row_q, head, batch);
-      bulk_load(rings.delta(tile), args.delta + stat, SharedLayout::kStatBytes, rings.grad_out.full(tile));
+      load_tile<kBlockQ, kDimV>(rings.grad_out_tile(tile).address, args.dout, rings.grad_out.full(tile), token, head, batch);
+      bulk_load(rings.delta(tile), delta + stat, SharedLayout::kStatBytes, rings.grad_out.full(tile));
       ++tile;
     }
   }
@@ -143,76 +147,104 @@ FOVEAL_DEVICE void produce(const BackwardArgs& args, const Rings& rings) {
 
 /// One warpgroup: 64 keys of every task.
 struct Consumer {
-  const BackwardArgs& args;
-  const ScoreArgs& score_args;
+  const Sm90Args& args;
   const Rings& rings;
   const int group;
   const int thread;
   const float exponent;
 
-  FOVEAL_DEVICE Consumer(const BackwardArgs& args, const ScoreArgs& score_args, const Rings& rings, int group)
+  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
       : args(args),
-        score_args(score_args),
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(kScoreMod ? kLog2e : args.scale * kLog2e) {}
+        exponent(kHasScore ? kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + 64 * group + fragment_first_row(thread); }
 
-  /// scores (raw products) -> probabilities; the factor of the derivative, P d score_mod / d score, replaces them when there is a score_mod.
+  /// Raw products -> probabilities, packed for dv (after dropout) and times d score_mod / d score in place. `dropped`: one bit per register.
   template <bool partial>
-  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const BackwardTask& work, u32 lse) const {
-    const TileSpace& space = args.space;
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], const BackwardTask& work,
+                                   u32 lse) const {
+    const AttentionArgs& attention = args.attention;
+    const float scale = static_cast<float>(attention.scale);
+    const int head = work.head_q(attention);
     const int first_q = work.walk.tile * kBlockQ + fragment_first_column(thread);
+    const int last_q = work.sequence.len_q - 1;
     const int key = key_of(work);
     int low[2], high[2], kv[2];  // columns (queries) that the keys keep
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      kv[r] = min(key + 8 * r, work.sequence.length_kv - 1);
-      high[r] = key + 8 * r < work.sequence.length_kv ? kBlockQ : -1;
-      low[r] = 0;
-      if constexpr (Walk::kLimitLow) low[r] = key + 8 * r - space.band_high - first_q;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key + 8 * r - space.band_low - first_q);
+      kv[r] = min(key + 8 * r, work.sequence.len_kv - 1);
+      high[r] = key + 8 * r < work.sequence.len_kv ? last_q - first_q : -1;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key + 8 * r - args.band_low - first_q);
+      if constexpr (Walk::kLimitLow) low[r] = key + 8 * r - args.band_high - first_q;
     }
-    const int last_q = work.sequence.length_q - 1;
+    DropoutRow dropout(attention.dropout, static_cast<u32>(work.task.batch) * attention.heads_q + head);
+    if constexpr (kDropout) {
+#pragma unroll
+      for (int word = 0; word < kBlockQ / 64; ++word) {
+        dropped[word] = 0;
+#pragma unroll 1
+        for (int i = 0; i < 32; ++i) {
+          const int q = first_q + fragment_column(32 * word + i) + static_cast<int>(attention.q_offset);
+          const int pair_kv = key + 8 * fragment_row(i) + static_cast<int>(attention.kv_offset);
+          if (!dropout.keep(static_cast<u32>(q), static_cast<u32>(pair_kv))) dropped[word] |= 1u << i;
+        }
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       const int first_column = fragment_column(i);
-      float lse2[2];
+      float lse2[2], kept[4];
       load_pair(lse + 4 * (fragment_first_column(thread) + first_column), lse2);
-      float kept[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = fragment_row(j), column = first_column + (j & 1);
-        const int q = kScoreMod || kMaskProgram ? min(first_q + column, last_q) : 0;
-        const ScoreCoord at{work.task.batch,        work.head_q(space),        q + space.q_offset, kv[r] + space.kv_offset, work.sequence.length_q,
-                            work.sequence.length_kv};
-        float value = scores[i + j], slope = 1.0f;
-        if constexpr (kScoreMod) value = score_backward(score_args, value * args.scale, at, slope);
-        kept[j] = exp2_approx(fmaf(value, exponent, -lse2[j & 1]));
+        const int q = min(first_q + column, last_q);
+        const Position at{work.task.batch,     head, q + static_cast<int>(attention.q_offset), kv[r] + static_cast<int>(attention.kv_offset),
+                          work.sequence.len_q, work.sequence.len_kv};
+        const float raw = kHasScore ? scores[i + j] * scale : scores[i + j];
+        const float value = kHasScore ? score_forward(raw, at, attention.score) : raw;
+        kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
         if constexpr (partial) {
           bool keep = column <= high[r];
           if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
-          if constexpr (kMaskProgram) keep = keep && mask_keep(score_args, at);
+          if constexpr (kMaskProgram) keep = keep && mask_keep(at, attention.score);
           kept[j] = keep ? kept[j] : 0.0f;
         }
-        scores[i + j] = kScoreMod ? kept[j] * slope : kept[j];
+        scores[i + j] = kept[j];
+        if constexpr (kHasScore) {
+          scores[i + j] *= score_backward(raw, at, attention.score);
+          if constexpr (partial) scores[i + j] = kept[j] == 0.0f ? 0.0f : scores[i + j];
+        }
+        if constexpr (kDropout) {
+          kept[j] = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
+        }
       }
-      p[i / 2] = pack16<kBf16>(kept[0], kept[1]);
-      p[i / 2 + 1] = pack16<kBf16>(kept[2], kept[3]);
+      p[i / 2] = pack(Element{}, kept[0], kept[1]);
+      p[i / 2 + 1] = pack(Element{}, kept[2], kept[3]);
     }
   }
 
   /// dS^T = P (dP^T - delta), packed.
-  FOVEAL_DEVICE void score_gradients(const float (&p)[kBlockQ / 2], const float (&grad_p)[kBlockQ / 2], u32 (&packed)[kBlockQ / 4], u32 delta) const {
+  template <bool partial>
+  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], const float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
+                                     u32 (&packed)[kBlockQ / 4], u32 delta) const {
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
       load_pair(delta + 4 * (fragment_first_column(thread) + fragment_column(i)), d);
-      packed[i / 2] = pack16<kBf16>(p[i] * (grad_p[i] - d[0]), p[i + 1] * (grad_p[i + 1] - d[1]));
-      packed[i / 2 + 1] = pack16<kBf16>(p[i + 2] * (grad_p[i + 2] - d[0]), p[i + 3] * (grad_p[i + 3] - d[1]));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        float grad = grad_p[i + j];
+        if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
+        const float product = p[i + j] * (grad - d[j & 1]);
+        p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : product;  // what is not kept may hold NaN
+      }
+      packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
+      packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
   }
 
@@ -228,13 +260,14 @@ struct Consumer {
   }
 
   template <int columns, int count>
-  FOVEAL_DEVICE void write_rows(const RowTensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
+  FOVEAL_DEVICE void write_rows(const Tensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
+    if (tensor.data == nullptr) return;
     const int key = key_of(work);
-    u16* base = static_cast<u16*>(tensor.data) + (kVarlen ? 0 : work.task.batch * tensor.batch_stride) + work.task.head * tensor.head_stride;
+    u16* base = static_cast<u16*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = key + 8 * r;
-      store_row<kBf16>(base + (work.sequence.first_kv + row) * tensor.row_stride, acc, r, factor, row < work.sequence.length_kv ? columns : 0,
+      store_row<Element>(base + (work.sequence.first_kv + row) * tensor.seq, acc, r, factor, row < work.sequence.len_kv ? columns : 0,
                        thread % 32);
     }
   }
@@ -243,16 +276,16 @@ struct Consumer {
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
-    while (work.next(round, args.space)) {
+    while (work.next(round, args)) {
       float dk[kDim / 2], dv[kDimV / 2];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = 0;
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       bool partial;
-      if (work.next_tile(args.space, partial)) accumulate(work, partial, tile, tasks++, dk, dv);
-      write_rows<kHeadDimV>(args.dv, work, dv, 1.0f);
-      write_rows<kHeadDim>(args.dk, work, dk, args.scale);
+      if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv);
+      write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
+      write_rows<kHeadDim>(args.attention.dk, work, dk, static_cast<float>(args.attention.scale));
     }
   }
 
@@ -261,14 +294,13 @@ struct Consumer {
     constexpr u32 kScoresBarrier = 1;
     const bool leader = thread == 0;
     float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kDqColumns / 2];
-    u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4];
-    const KvTile key_tile = uniform(rings.key_tile()), value_tile = uniform(rings.value_tile());
+    u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
 
     const auto score_product = [&] {
       rings.query.wait_full(tile);
       wgmma_pin(scores);
       wgmma_fence();
-      multiply_rows<kBf16, kBlockQ, kDim>(scores, key_tile, 64 * group, uniform(rings.query_tile(tile)));
+      multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 64 * group, uniform(rings.query_tile(tile)));
       wgmma_commit();
     };
 
@@ -280,23 +312,27 @@ struct Consumer {
       rings.grad_out.wait_full(tile);
       wgmma_pin(grad_p);
       wgmma_fence();
-      multiply_rows<kBf16, kBlockQ, kDimV>(grad_p, value_tile, 64 * group, grad_out_tile);
+      multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, grad_out_tile);
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(scores);
       if (partial) {
-        probabilities<true>(scores, p, work, rings.lse(tile));
+        probabilities<true>(scores, p, dropped, work, rings.lse(tile));
       } else {
-        probabilities<false>(scores, p, work, rings.lse(tile));
+        probabilities<false>(scores, p, dropped, work, rings.lse(tile));
       }
 
       wgmma_pin(dv);
       wgmma_fence();
-      multiply_registers<kBf16, kDimV, kBlockQ>(dv, p, grad_out_tile, true);
+      multiply_registers<Element, kDimV, kBlockQ>(dv, p, grad_out_tile, true);
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(grad_p);
-      score_gradients(scores, grad_p, grad_scores, rings.delta(tile));
+      if (partial) {
+        score_gradients<true>(scores, grad_p, dropped, grad_scores, rings.delta(tile));
+      } else {
+        score_gradients<false>(scores, grad_p, dropped, grad_scores, rings.delta(tile));
+      }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
       fence_async_proxy();
@@ -305,12 +341,12 @@ struct Consumer {
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
-      multiply_columns<kBf16, kDqColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, key_tile, kSplitColumns ? kDqColumns * group : 0);
+      multiply_columns<Element, kDqColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()), kSplitColumns ? kDqColumns * group : 0);
       wgmma_commit();
-      multiply_registers<kBf16, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
+      multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
-      float* dq_sum = args.dq_sum + (work.first_stat(args) + work.walk.tile * kBlockQ) * kSumColumns;
-      const bool more = work.next_tile(args.space, partial);
+      float* dq_sum = args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.walk.tile * kBlockQ) * kSumColumns;
+      const bool more = work.next_tile(args, partial);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
@@ -330,9 +366,11 @@ struct Consumer {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) backward_sm90(const __grid_constant__ BackwardArgs args,
-                                                                         const __grid_constant__ ScoreArgs score_args) {
-  extern __shared__ __align__(1024) u8 shared[];
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+  using namespace foveal::device;
+  extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
@@ -348,6 +386,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) backward_sm90(const __
     if (threadIdx.x == 0) produce(args, rings);
   } else {
     registers_increase<240>();
-    Consumer(args, score_args, rings, warp_group - 1).run();
+    Consumer(args, rings, warp_group - 1).run();
   }
 }

@@ -1,27 +1,29 @@
 // Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, two or three warpgroups of 64 query rows compute.
 //
 // Each warpgroup keeps two products in flight: while the tensor cores do S' = Q K'^T of the next kv tile and O += P V of this one, the
-// softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kPingPong). Tasks follow each other without a
+// softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without a
 // seam: the first product of the next task is issued together with the last one of this task.
 //
-// Configuration, constexpr, above this text:
-//   bool kBf16; int kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters, kConsumerRegisters;
-//   bool kPingPong, kVarlen, kSink, kDropout, kScoreMod, kMaskProgram; int kTileSource (a TileSource);
-//   the score program: struct ScoreArgs, score_forward, mask_keep.
-#include "schedule/dropout.cuh"
-#include "schedule/tile_walk.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
+// kConsumerRegisters, kTileSource (a TileSource); kTakeTurns, kOrdered, kVarlen, kDropout.
+#include "philox.cuh"
+#include "schedule/tasks.cuh"
+#include "score/score.cuh"
 #include "softmax/online.cuh"
-#include "tile/load.cuh"
+#include "tile/tma_tile.cuh"
+
+namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
-
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
+
 using Walk = TileWalk<kSource, false>;
-using QueryTile = SharedTile<kBlockQ>;
-using KvTile = SharedTile<kBlockKv>;
+using QueryTile = SwizzledTile<kBlockQ>;
+using KvTile = SwizzledTile<kBlockKv>;
 
 struct SharedLayout {
   static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
@@ -31,7 +33,8 @@ struct SharedLayout {
   static constexpr int kKey = kQuery + kQueryStages * kQueryBytes;
   static constexpr int kValue = kKey + kStages * kKeyBytes;
   static constexpr int kBarriers = kValue + kStages * kValueBytes;
-  static constexpr int kBytes = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
+  static constexpr int kKept = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
+  static constexpr int kBytes = kKept + (kMaskProgram ? kBlockKv : 0);
 };
 
 struct Rings {
@@ -52,28 +55,32 @@ struct Rings {
 struct ForwardTask {
   Task task;
   Sequence sequence;
-  Walk walk{};
+  Walk walk;
 
   FOVEAL_DEVICE int first_row() const { return task.row * kBlockQ; }
 
-  FOVEAL_DEVICE bool at(int round, const TileSpace& space) {
-    if (!task_at(round, space, space.heads_q, task)) return false;
-    sequence = sequence_of<kVarlen>(space, task.batch);
+  FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
+    if (!task_at(round, args.order, args.attention.batch, task)) return false;
+    sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
     return true;
   }
 
   /// The next task of this CTA that exists in its sequence.
-  FOVEAL_DEVICE bool next(int& round, const TileSpace& space) {
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
-      if (!at(++round, space)) return false;
-    } while (kVarlen && first_row() >= sequence.length_q);
-    walk.start(space, task.row, task.batch * space.heads_q + task.head, first_row(), min(first_row() + kBlockQ, sequence.length_q),
-               sequence.length_kv, kBlockKv);
+      if (!at(++round, args)) return false;
+    } while (kVarlen && first_row() >= sequence.len_q);
+    walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_row(), min(first_row() + kBlockQ, sequence.len_q),
+               sequence.len_kv, kBlockKv);
     return true;
+  }
+
+  FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
+    return walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial);
   }
 };
 
-FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
+FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.k);
   tma_prefetch_map(args.v);
@@ -86,11 +93,11 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
     mbarrier_arrive_expect_bytes(rings.value.full(use), SharedLayout::kValueBytes);
     load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
   };
-  while (work.next(round, args.space)) {
+  while (work.next(round, args)) {
     const int batch = kVarlen ? 0 : work.task.batch;
-    const int kv_head = work.task.head / args.space.group_size;
+    const int kv_head = work.task.head / args.attention.group_size;
     bool partial, first = true;
-    while (work.walk.next(partial)) {
+    while (work.next_tile(args, partial)) {
       if (first) {
         rings.query.wait_empty(query);
         mbarrier_arrive_expect_bytes(rings.query.full(query), SharedLayout::kQueryBytes);
@@ -115,82 +122,114 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
 
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
-  const ForwardArgs& args;
-  const ScoreArgs& score_args;
+  static constexpr u32 kTurnBarrier = 1;  // one for each group
+  static constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
+  static constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
+
+  const Sm90Args& args;
   const Rings& rings;
   const int group;       // of warps
   const int thread;      // inside the group
   const float exponent;  // scores to powers of two
 
-  FOVEAL_DEVICE Consumer(const ForwardArgs& args, const ScoreArgs& score_args, const Rings& rings, int group)
+  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
       : args(args),
-        score_args(score_args),
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(kScoreMod ? kLog2e : args.scale * kLog2e) {}
+        exponent(kHasScore ? kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
-    work.at(round, args.space);
+    work.at(round, args);
     return work;
   }
 
   FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_row() + 64 * group + fragment_first_row(thread); }
 
-  /// Scores as the softmax wants them: score_mod applied, -inf where the pair is not kept.
+  /// Scores as the softmax wants them: score_mod applied, -inf where the pair is not kept. `kept`: flags of columns that some row keeps.
   template <bool partial>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const ForwardTask& work) const {
-    const TileSpace& space = args.space;
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const ForwardTask& work, u32 kept) const {
+    const AttentionArgs& attention = args.attention;
+    const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
-    const int last_kv = work.sequence.length_kv - 1;
+    const int last_kv = work.sequence.len_kv - 1;
     const int row = row_of(work);
     int low[2], high[2], q[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      q[r] = min(row + 8 * r, work.sequence.length_q - 1);
+      q[r] = min(row + 8 * r, work.sequence.len_q - 1);
       high[r] = last_kv - first_kv;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + space.band_high - first_kv);
-      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + space.band_low - first_kv;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.band_high - first_kv);
+      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.band_low - first_kv;
     }
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
       const int kv = partial ? min(first_kv + column, last_kv) : first_kv + column;
-      const ScoreCoord at{work.task.batch,  work.task.head, q[r] + space.q_offset, kv + space.kv_offset, work.sequence.length_q,
-                          work.sequence.length_kv};
-      if constexpr (kScoreMod) scores[i] = score_forward(score_args, scores[i] * args.scale, at);
+      const Position at{work.task.batch,     work.task.head,       q[r] + static_cast<int>(attention.q_offset), kv + static_cast<int>(attention.kv_offset),
+                        work.sequence.len_q, work.sequence.len_kv};
+      if constexpr (kHasScore) scores[i] = score_forward(scores[i] * scale, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
         if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
-        if constexpr (kMaskProgram) keep = keep && mask_keep(score_args, at);
-        scores[i] = keep ? scores[i] : -FOVEAL_INFINITY;
+        if constexpr (kMaskProgram) {
+          keep = keep && mask_keep(at, attention.score);
+          if (keep && row + 8 * r < work.sequence.len_q) store_byte(kept + fragment_first_column(thread) + column, 1);
+        }
+        scores[i] = keep ? scores[i] : -infinity();
       }
+    }
+  }
+
+  /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
+  /// the mask program decides; else only the end of the sequence does, and each group clears for itself.
+  FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
+    constexpr int kPieces = SharedLayout::kValueBytes / 16 / kBlockKv;  // of one row
+    if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+    const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
+    for (int i = thread; i < kBlockKv * kPieces; i += 128) {
+      const int row = i % kBlockKv;
+      const bool clear = kMaskProgram ? load_byte(kept + row) == 0 : row >= exist;
+      if (clear) store_zeros(values.address + i / kBlockKv / 8 * KvTile::kChunkBytes + row * kChunkRowBytes + i / kBlockKv % 8 * 16);
+    }
+    fence_async_proxy();
+    if constexpr (kMaskProgram) {
+      named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+    } else {
+      named_barrier_sync(kGroupBarrier + group, 128);
     }
   }
 
   /// Drops probabilities; what stays is scaled at the end.
   FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {
-    const u32 flat_head = work.task.batch * args.space.heads_q + work.task.head;
-    const int kv = work.walk.tile * kBlockKv + args.space.kv_offset + fragment_first_column(thread);
-    const int row = row_of(work) + args.space.q_offset;
+    DropoutRow dropout(args.attention.dropout, static_cast<u32>(work.task.batch) * args.attention.heads_q + work.task.head);
+    const u32 kv = static_cast<u32>(args.attention.kv_offset) + work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const u32 q = static_cast<u32>(args.attention.q_offset) + row_of(work);
 #pragma unroll
-    for (int i = 0; i < kBlockKv / 2; i += 2) {
-      const uint4 words = dropout_words(args.dropout, (kv + fragment_column(i)) / 4, row + 8 * fragment_row(i), flat_head);
-      const bool upper = thread & 1;  // two columns of a group of four
-      if ((upper ? words.z : words.x) < args.dropout.threshold) p[i] = 0;
-      if ((upper ? words.w : words.y) < args.dropout.threshold) p[i + 1] = 0;
+    for (int begin = 0; begin < kBlockKv / 2; begin += 16) {
+      u32 kept = 0;  // one bit for each register; a rolled loop, for ten rounds of Philox are long
+#pragma unroll 1
+      for (int i = 0; i < 16; i += 2) {
+        bool first, second;
+        dropout.keep_two(q + 8 * fragment_row(begin + i), kv + fragment_column(begin + i), first, second);
+        kept |= (first ? 1u : 0u) << i | (second ? 2u : 0u) << i;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if (begin + i < kBlockKv / 2 && !(kept >> i & 1)) p[begin + i] = 0;
+      }
     }
   }
 
   FOVEAL_DEVICE void write_lse(const ForwardTask& work, const float (&lse)[2]) const {
-    if (args.lse == nullptr || thread % 4 != 0) return;
+    const Rows& to = args.attention.lse;
+    if (to.data == nullptr || thread % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = row_of(work) + 8 * r;
-      if (row >= work.sequence.length_q) continue;
-      args.lse[(kVarlen ? 0 : work.task.batch * args.lse_batch_stride) + work.task.head * args.lse_head_stride +
-               (work.sequence.first_q + row) * args.lse_row_stride] = lse[r];
+      if (row >= work.sequence.len_q) continue;
+      static_cast<float*>(to.data)[work.task.batch * to.batch + work.task.head * to.head + (work.sequence.first_q + row) * to.seq] = lse[r];
     }
   }
 
@@ -205,27 +244,27 @@ struct Consumer {
   FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
     Ending ending;
     float lse[2];
-    if constexpr (kSink) {
-      softmax.finish(exponent, args.sink[work.task.head], ending.factor, lse);
+    if constexpr (kHasSink) {
+      softmax.finish(exponent, sink_logit(work.task.head, args.attention.score), ending.factor, lse);
     } else {
       softmax.finish(exponent, ending.factor, lse);
     }
     write_lse(work, lse);
     if constexpr (kDropout) {
-      ending.factor[0] *= args.dropout.keep_scale;
-      ending.factor[1] *= args.dropout.keep_scale;
+      ending.factor[0] *= args.attention.dropout.keep_scale;
+      ending.factor[1] *= args.attention.dropout.keep_scale;
     }
+    const Tensor& out = args.attention.out;
     const int row = row_of(work);
-    ending.rows = work.sequence.length_q - row;
-    ending.out = static_cast<u16*>(args.out.data) + (kVarlen ? 0 : work.task.batch * args.out.batch_stride) +
-                 work.task.head * args.out.head_stride + (work.sequence.first_q + row) * args.out.row_stride;
+    ending.rows = work.sequence.len_q - row;
+    ending.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + (work.sequence.first_q + row) * out.seq;
     return ending;
   }
 
   FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      store_row<kBf16>(ending.out + 8 * r * args.out.row_stride, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0, thread % 32);
+      store_row<Element>(ending.out + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0, thread % 32);
     }
   }
 
@@ -239,22 +278,22 @@ struct Consumer {
   /// The next kv tile of this task, or the first one of the next task; tasks without tiles are written here.
   FOVEAL_DEVICE bool advance(ForwardTask& work, int& round, bool& partial, bool& new_task) const {
     new_task = false;
-    while (!work.walk.next(partial)) {
+    while (!work.next_tile(args, partial)) {
       if (new_task) write_empty(work);
-      if (!work.next(round, args.space)) return false;
+      if (!work.next(round, args)) return false;
       new_task = true;
     }
     return true;
   }
 
   FOVEAL_DEVICE void run() {
-    constexpr u32 kTurnBarrier = 1;  // one for each group
     const bool leader = thread == 0;
     int next_round = -1;
     ForwardTask next;  // whose scores are computed
+    next.walk.stop();
     u32 tile = 0, query = 0;
     bool partial, new_task;
-    if (kPingPong && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
+    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
     if (!advance(next, next_round, partial, new_task)) return;
 
     float scores[kBlockKv / 2];
@@ -267,22 +306,31 @@ struct Consumer {
     const auto score_product = [&] {
       wgmma_pin(scores);
       wgmma_fence();
-      multiply_rows<kBf16, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)));
+      multiply_rows<Element, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)));
       wgmma_commit();
     };
     const auto value_product = [&](u32 use, bool accumulate) {
       wgmma_pin(acc);
       wgmma_fence();
-      multiply_registers<kBf16, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
+      multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
     const auto probabilities = [&] {
       if (leader) rings.key.release(tile);
       wgmma_pin(scores);
       if (partial) {
-        transform<true>(scores, next);
-      } else if constexpr (kScoreMod) {
-        transform<false>(scores, next);
+        const u32 kept = rings.base + SharedLayout::kKept;
+        if constexpr (kMaskProgram) {
+          for (int i = threadIdx.x - 128; i < kBlockKv; i += 128 * kConsumers) store_byte(kept + i, 0);
+          named_barrier_sync(kKeptBarrier, 128 * kConsumers);
+        }
+        transform<true>(scores, next, kept);
+        if (kMaskProgram || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv)) {
+          rings.value.wait_full(tile);
+          clear_values(next, rings.value_tile(tile), kept);
+        }
+      } else if constexpr (kHasScore) {
+        transform<false>(scores, next, 0);
       }
       softmax.update(scores, exponent, rescale);
       if constexpr (kDropout) drop(scores, next);
@@ -293,7 +341,7 @@ struct Consumer {
     score_product();
     wgmma_wait<0>();
     probabilities();
-    pack_fragment<kBf16>(p, scores);
+    pack_fragment<Element>(p, scores);
 
     int round = next_round;  // of the task whose output is accumulated
     bool accumulate = false;
@@ -307,18 +355,18 @@ struct Consumer {
         rings.query.wait_full(++query);
       }
       rings.key.wait_full(++tile);
-      if constexpr (kPingPong) named_barrier_sync(kTurnBarrier + group, 256);
+      if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
       rings.value.wait_full(tile - 1);
       value_product(tile - 1, accumulate);
-      if constexpr (kPingPong) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
+      if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       wgmma_wait<1>();
       probabilities();
       if constexpr (kOrdered) softmax.complete();
       wgmma_wait<0>();
       wgmma_pin(acc);
       if (leader) rings.value.release(tile - 1);
-      pack_fragment<kBf16>(p, scores);
+      pack_fragment<Element>(p, scores);
       accumulate = !new_task;
       if (new_task) {
         write_out(ending, acc);
@@ -335,9 +383,11 @@ struct Consumer {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(kThreads, 1) forward_sm90(const __grid_constant__ ForwardArgs args,
-                                                                        const __grid_constant__ ScoreArgs score_args) {
-  extern __shared__ __align__(1024) u8 shared[];
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+  using namespace foveal::device;
+  extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
@@ -352,6 +402,6 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) forward_sm90(const __g
     if (threadIdx.x == 0) produce(args, rings);
   } else {
     registers_increase<kConsumerRegisters>();
-    Consumer(args, score_args, rings, warp_group - 1).run();
+    Consumer(args, rings, warp_group - 1).run();
   }
 }

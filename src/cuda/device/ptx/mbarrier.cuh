@@ -1,6 +1,8 @@
 #pragma once
 // Barriers: mbarriers in shared memory (one phase bit, transaction bytes) and the sixteen named barriers of a CTA.
-#include "ptx/basic.cuh"
+#include "base.cuh"
+
+namespace foveal::device {
 
 FOVEAL_DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
@@ -66,3 +68,5 @@ struct RingBarriers {
     }
   }
 };
+
+}  // namespace foveal::device

@@ -1,7 +1,9 @@
 #pragma once
 // The bulk tensor copy engine.
-#include "abi/sm90.h"
+#include "sm90_args.cuh"
 #include "ptx/mbarrier.cuh"
+
+namespace foveal::device {
 
 FOVEAL_DEVICE void tma_prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
@@ -36,3 +38,5 @@ template <int pending>
 FOVEAL_DEVICE void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(pending) : "memory");
 }
+
+}  // namespace foveal::device

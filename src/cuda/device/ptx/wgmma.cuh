@@ -4,7 +4,9 @@
 // Register i of D in thread tid (w = tid / 32 % 4, g = tid % 32 / 4, t = tid % 4):
 //   row 16 w + g + 8 ((i >> 1) & 1),  column 8 (i >> 2) + 2 t + (i & 1).
 // Registers of A (two values each): rows g, g + 8, g, g + 8 and k 2t, 2t, 2t + 8, 2t + 8 (+1): packed neighbours of an accumulator.
-#include "ptx/basic.cuh"
+#include "element.cuh"
+
+namespace foveal::device {
 
 enum class Major { k, mn };  ///< which index of an operand is contiguous in shared memory
 
@@ -114,3 +116,5 @@ FOVEAL_WGMMA(208, 104, 105, 106, 107, 108, 109, 110)
 FOVEAL_WGMMA(224, 112, 113, 114, 115, 116, 117, 118)
 FOVEAL_WGMMA(240, 120, 121, 122, 123, 124, 125, 126)
 FOVEAL_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
+
+}  // namespace foveal::device

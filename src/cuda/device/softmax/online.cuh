@@ -2,6 +2,8 @@
 // Softmax over a row that arrives tile by tile: running maximum and sum, in base 2.
 #include "tile/fragment.cuh"
 
+namespace foveal::device {
+
 /// A new maximum replaces the reference only when it exceeds it by more than this many powers of two: probabilities then stay below 2^8,
 /// which every 16-bit type holds, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
@@ -11,7 +13,7 @@ struct OnlineSoftmax {
   float sum[2];        ///< of this thread's columns only
 
   FOVEAL_DEVICE void reset() {
-    reference[0] = reference[1] = -FOVEAL_INFINITY;
+    reference[0] = reference[1] = -infinity();
     sum[0] = sum[1] = 0;
   }
 
@@ -29,13 +31,13 @@ struct OnlineSoftmax {
       const float highest = fmaxf(reference[r], quad_max(local));
       const float old = reference[r];
       if (!((highest - old) * scale_log2 <= kRescaleThreshold)) reference[r] = highest;
-      rescale[r] = old == reference[r] ? 1.0f : exp2_approx((old - reference[r]) * scale_log2);
-      shift[r] = reference[r] == -FOVEAL_INFINITY ? 0.0f : reference[r] * scale_log2;
+      rescale[r] = old == reference[r] ? 1.0f : exp2_real((old - reference[r]) * scale_log2);
+      shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
       sum[r] *= rescale[r];
     }
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      scores[i] = exp2_approx(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
+      scores[i] = exp2_real(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
       sum[fragment_row(i)] += scores[i];
     }
   }
@@ -51,9 +53,9 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float total = quad_sum(sum[r]);
-      const bool empty = reference[r] == -FOVEAL_INFINITY;
+      const bool empty = reference[r] == -infinity();
       inverse[r] = empty ? 0.0f : 1.0f / total;
-      lse[r] = empty ? -FOVEAL_INFINITY : (reference[r] * scale_log2 + log2_approx(total)) * kLn2;
+      lse[r] = empty ? -infinity() : (reference[r] * scale_log2 + log2_approx(total)) * kLn2;
     }
   }
 
@@ -64,9 +66,11 @@ struct OnlineSoftmax {
     for (int r = 0; r < 2; ++r) {
       const float shift = reference[r] * scale_log2;
       const float top = fmaxf(shift, sink_log2);
-      const float total = quad_sum(sum[r]) * exp2_approx(shift - top) + exp2_approx(sink_log2 - top);
-      inverse[r] = exp2_approx(shift - top) / total;
+      const float total = quad_sum(sum[r]) * exp2_real(shift - top) + exp2_real(sink_log2 - top);
+      inverse[r] = exp2_real(shift - top) / total;
       lse[r] = (top + log2_approx(total)) * kLn2;
     }
   }
 };
+
+}  // namespace foveal::device

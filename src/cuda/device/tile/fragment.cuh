@@ -1,6 +1,9 @@
 #pragma once
 // What a thread holds of a 64-row accumulator, and how it leaves the registers.
-#include "ptx/basic.cuh"
+#include "element.cuh"
+#include "ptx/warp.cuh"
+
+namespace foveal::device {
 
 /// Column of register i relative to the thread's first column, and which of its two rows.
 constexpr int fragment_column(int i) { return 8 * (i >> 2) + (i & 1); }
@@ -11,10 +14,10 @@ FOVEAL_DEVICE int fragment_first_row(int thread) { return 16 * (thread / 32 % 4)
 FOVEAL_DEVICE int fragment_first_column(int thread) { return 2 * (thread % 4); }
 
 /// An accumulator as the A operand of the next product.
-template <bool bf16, int count>
+template <class Element, int count>
 FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)[count]) {
 #pragma unroll
-  for (int i = 0; i < count / 2; ++i) packed[i] = pack16<bf16>(values[2 * i], values[2 * i + 1]);
+  for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
 /// Transposes 4 x 4 words over the four lanes of a quad: lane t gets word t of lanes 0..3.
@@ -36,7 +39,7 @@ FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
 
 /// Writes row `r` (0 or 1) of the thread's two accumulator rows, times `factor`, in 16 bits: each lane of the quad stores 8 consecutive columns
 /// at a time. `columns`: how many exist, a multiple of 8.
-template <bool bf16, int count>
+template <class Element, int count>
 FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
 #pragma unroll
   for (int j = 0; j < count / 4; j += 4) {  // 4 blocks of 8 columns
@@ -44,10 +47,12 @@ FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float f
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = 4 * (j + i) + 2 * r;
-      word[i] = at < count ? pack16<bf16>(acc[at] * factor, acc[at + 1] * factor) : 0;
+      word[i] = at < count ? pack(Element{}, acc[at] * factor, acc[at + 1] * factor) : 0;
     }
     quad_transpose(word, lane);
     const int column = 8 * (j + lane % 4);
     if (column < columns) *reinterpret_cast<uint4*>(row + column) = make_uint4(word[0], word[1], word[2], word[3]);
   }
 }
+
+}  // namespace foveal::device

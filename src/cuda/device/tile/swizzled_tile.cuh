@@ -1,6 +1,9 @@
 #pragma once
 // Products of whole tiles by wgmma. Tiles in shared memory are [chunk of 64 columns][row][64], 128-byte swizzle, as the copy engine writes them.
+#include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
+
+namespace foveal::device {
 
 constexpr int kChunkColumns = 64;
 constexpr int kChunkRowBytes = 128;
@@ -10,7 +13,7 @@ constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * 
 /// A tile of `rows` rows at a shared-memory address; the same bytes serve as K-major operand (contraction over columns) and as
 /// MN-major operand (contraction over rows).
 template <int rows>
-struct SharedTile {
+struct SwizzledTile {
   u32 address;
   static constexpr int kChunkBytes = rows * kChunkRowBytes;
 
@@ -26,34 +29,36 @@ struct SharedTile {
 
 /// Operand addresses in uniform registers: the instructions then follow each other without waiting for copies.
 template <int rows>
-FOVEAL_DEVICE SharedTile<rows> uniform(SharedTile<rows> tile) {
+FOVEAL_DEVICE SwizzledTile<rows> uniform(SwizzledTile<rows> tile) {
   return {uniform(tile.address)};
 }
 
 /// acc[64 x n] = a[row .. row + 64, :] b^T over `depth` columns of both tiles.
-template <bool bf16, int n, int depth, int rows_a, int rows_b>
-FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SharedTile<rows_a> a, int row, SharedTile<rows_b> b) {
+template <class Element, int n, int depth, int rows_a, int rows_b>
+FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a> a, int row, SwizzledTile<rows_b> b) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, bf16>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(0, step), step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(0, step), step > 0);
   }
 }
 
 /// acc[64 x n] (+)= p b: p [64 x depth] in registers, b's rows are the contraction.
-template <bool bf16, int n, int depth, int rows_b>
-FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SharedTile<rows_b> b, bool accumulate) {
+template <class Element, int n, int depth, int rows_b>
+FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SwizzledTile<rows_b> b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, bf16>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
                                             accumulate || step > 0);
   }
 }
 
 /// acc[64 x n] = a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
-template <bool bf16, int n, int depth, int rows_a, int rows_b>
-FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SharedTile<rows_a> a, int column_a, SharedTile<rows_b> b, int column_b) {
+template <class Element, int n, int depth, int rows_a, int rows_b>
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b> b, int column_b) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, bf16>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);
   }
 }
+
+}  // namespace foveal::device

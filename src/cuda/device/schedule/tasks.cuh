@@ -1,0 +1,117 @@
+#pragma once
+// Which tasks a CTA does and which tiles a task visits. Producer and consumers walk the same sequence from the same inputs, so neither has to
+// tell the other.
+#include "base.cuh"
+#include "schedule/tile_runs.cuh"
+#include "sm90_args.cuh"
+
+namespace foveal::device {
+
+/// One task: a row of tiles of one query head (or kv head) of one sequence.
+struct Task {
+  int row, head, batch;
+};
+
+/// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro so that long and short
+/// ones even out.
+FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, int batch, Task& task) {
+  const int grid = gridDim.x;
+  const int index = round * grid + ((round & 1) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
+  if (index >= order.tasks) return false;
+  const int section = index / (order.section_heads * order.rows);
+  const int inside = index - section * (order.section_heads * order.rows);
+  const int first_head = section * order.section_heads;
+  const int section_heads = min(order.section_heads, order.heads * batch - first_head);
+  const int step = inside / section_heads;
+  const int flat_head = first_head + inside - step * section_heads;
+  task.row = order.first_row_first ? step : order.rows - 1 - step;
+  task.batch = flat_head / order.heads;
+  task.head = flat_head - task.batch * order.heads;
+  return true;
+}
+
+/// Where the tiles of one row come from. all: every tile. causal: kv - q at most band_high. band: at least band_low as well. list: runs made by
+/// mask/, with the mask program for the pairs of partial tiles.
+enum class TileSource { all, causal, band, list };
+
+/// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
+/// transposed: rows are kv tiles and the walk goes along q. `partial`: some pair of the tile is not kept, or lies beyond the end.
+template <TileSource source, bool transposed>
+struct TileWalk {
+  static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
+  static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
+
+  int tile, begin;           // current tile, first tile of the current run
+  int full_begin, full_end;  // tiles in this range need no test for limits and end
+  bool run_full;             // list
+  int run, run_first;        // list: runs [run_first, run) are still to come
+
+  /// [row_begin, row_end): positions of the row; `length`: positions along the walk.
+  FOVEAL_DEVICE void start(const Sm90Args& args, const TileRuns& runs, int batch, int head, int row, int row_begin, int row_end, int length,
+                           int block) {
+    const int tiles = divide_up(length, block);
+    if constexpr (source == TileSource::list) {
+      full_begin = 0;
+      full_end = length / block;
+      begin = 0;
+      if (runs.runs == nullptr) {
+        tile = tiles;
+        run = run_first = 0;
+        run_full = runs.all_full != 0;
+      } else {
+        const i64 at = batch * runs.batch_stride + head * runs.head_stride + row;
+        tile = 0;
+        run_first = runs.row_begin[at];
+        run = runs.row_end[at];
+      }
+    } else {
+      const int low = transposed ? -args.band_high : args.band_low;
+      const int high = transposed ? -args.band_low : args.band_high;
+      int first = 0, last = length;              // positions that some row may keep
+      int every_first = 0, every_last = length;  // positions that every row keeps
+      if constexpr (kLimitLow) {
+        first = max(first, row_begin + low);
+        every_first = max(every_first, row_end - 1 + low);
+      }
+      if constexpr (kLimitHigh) {
+        last = min(last, row_end + high);
+        every_last = min(every_last, row_begin + high + 1);
+      }
+      begin = first / block;
+      tile = last > first ? divide_up(last, block) : begin;
+      full_begin = divide_up(every_first, block);
+      full_end = max(every_last, 0) / block;
+    }
+  }
+
+  /// No tiles until the next start().
+  FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
+
+  FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
+    if constexpr (source == TileSource::list) {
+      while (tile <= begin) {
+        if (run <= run_first) return false;
+        const TileRun taken = runs.runs[--run];
+        tile = min(taken.end, divide_up(length, block));
+        begin = taken.begin;
+        run_full = taken.full;
+      }
+      --tile;
+      partial = !run_full || tile >= full_end;
+    } else {
+      if (tile <= begin) return false;
+      --tile;
+      partial = tile < full_begin || tile >= full_end;
+    }
+    return true;
+  }
+};
+
+/// First row of the statistics of one sequence and query head; see Sm90Args.
+template <bool varlen>
+FOVEAL_DEVICE i64 stat_row(const Sm90Args& args, const Sequence& sequence, int head) {
+  if constexpr (varlen) return static_cast<i64>(head) * args.stat_rows + (sequence.first_q + 128 * sequence.batch) / 128 * 128;
+  return static_cast<i64>(sequence.batch * args.attention.heads_q + head) * args.stat_rows;
+}
+
+}  // namespace foveal::device

@@ -1,0 +1,32 @@
+#pragma once
+// What the sm_90 kernels are told besides AttentionArgs. Shared with the host: plain types only.
+#include "args.cuh"
+
+namespace foveal::device {
+
+/// What cuTensorMapEncodeTiled fills; a kernel parameter, so that the copy engine can read it.
+struct alignas(64) TensorMap {
+  unsigned long long opaque[16];
+};
+
+/// How the tasks (rows of tiles) of all heads are dealt to the CTAs; see schedule/tasks.cuh.
+struct TaskOrder {
+  int tasks;            ///< of the whole grid
+  int rows;             ///< tasks of one head
+  int heads;            ///< of one sequence
+  int section_heads;    ///< heads (of all sequences) whose tasks are interleaved
+  int first_row_first;  ///< a section begins with row 0 instead of the last row
+};
+
+struct Sm90Args {
+  TensorMap q, k, v, dout;
+  AttentionArgs attention;
+  TaskOrder order;
+  int band_low, band_high;  ///< TileSource causal, band: kept when band_low <= kv - q <= band_high, positions local to the sequence
+  /// Backward: rows of lse2 and delta (and of dq's sum) of one head, a multiple of 128. Packed: of one head over all sequences, of which each
+  /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
+  int stat_rows;
+  float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+};
+
+}  // namespace foveal::device

@@ -1,0 +1,156 @@
+#include "cuda/launch/backward_sm90.h"
+
+#include "base/check.h"
+#include "cuda/launch/sm90_args.h"
+#include "cuda/launch/tile_tables.h"
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+namespace {
+
+constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
+constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+class BackwardSm90 : public planning::Executable {
+ public:
+  BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
+      : problem_(problem),
+        device_(problem.device.index),
+        config_(sm90_backward_candidates(problem).front()),
+        mask_(sm90_mask(problem)),
+        tables_(problem, config_.block_q, config_.block_kv, true, workspace_) {
+    const problem::Problem& p = problem_;
+    stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
+    const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
+    lse2_offset_ = workspace_.reserve(rows * sizeof(float));
+    delta_offset_ = workspace_.reserve(rows * sizeof(float));
+    dq_sum_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(round_up(p.head_dim, 64)) * sizeof(float));
+
+    const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
+    const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
+    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, true);
+    grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+
+    std::vector<jit::KernelSource> sources{backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
+    if (p.dq.present) sources.push_back(backward_convert_sm90_source(p, config_));
+    if (uses_tables() && tables_.source()) sources.push_back(*tables_.source());
+    for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
+    const auto images = jit::compile(sources);
+    shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
+    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
+    prepare_ = jit::Kernel(images[1], device_, 0);
+    if (p.dq.present) convert_ = jit::Kernel(images[2], device_, 0);
+    if (!uses_tables()) return;
+    if (tables_.source()) tables_.load(images.back(), device_);
+    tables_.upload(device_);
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
+  std::string kernel() const override { return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused"); }
+
+  void describe(Explanation& e) const override {
+    e.kernel = kernel();
+    e.strategy = "fused";
+    e.deterministic = false;  // the order in which tiles add to dq
+    e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
+    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.block_kv * 2.0 *
+              static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
+    const jit::Facts& facts = kernel_.image().facts;
+    e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
+    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads, " heads at a time"));
+    e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
+    e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
+  }
+
+  void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
+    const problem::Problem& p = problem_;
+    const driver::Current current(device_);
+    device::Sm90Args args = sm90_args(p, buffers, mask_);
+    const std::int64_t keys = sm90_keys_in_reach(p, mask_);
+    args.q = sm90_tensor_map(buffers.q, config_.block_q, p.total_q);
+    args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
+    args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
+    args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
+    args.order = order_;
+    args.stat_rows = static_cast<int>(stat_rows_);
+    args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
+    args.attention.delta.data = Workspace::at<void>(workspace, delta_offset_);
+    args.dq_sum = Workspace::at<float>(workspace, dq_sum_offset_);
+    if (uses_tables()) {
+      args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
+      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
+      args.attention.runs_transposed = tables_.runs(workspace);
+      tables_.make(args.attention, stream);
+    }
+    const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
+    const std::int64_t rows_per_block = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
+    const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
+    prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
+    kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
+    if (!p.dq.present) return;
+    const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
+    convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
+  }
+
+ private:
+  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+
+  problem::Problem problem_;
+  int device_;
+  Sm90BackwardConfig config_;
+  Sm90Mask mask_;
+  Workspace workspace_;
+  TileTables tables_;
+  std::int64_t stat_rows_ = 0;
+  std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0;
+  device::TaskOrder order_{};
+  unsigned grid_ = 1, shared_bytes_ = 0;
+  jit::Kernel kernel_, prepare_, convert_;
+};
+
+std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_sm90(p, facts)) return reason;
+  constexpr std::int64_t most = sm90_backward_max_head_dim;
+  if (p.head_dim > most) return base::join("head_dim ", p.head_dim, " exceeds ", most);
+  if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
+  if (p.heads_q > 65535 || p.batch > 65535) return "more than 65535 heads or sequences";
+  const BackwardStrategy strategy = p.attention.backward;
+  if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused) return base::join("has no ", to_string(strategy), " backward");
+  if (p.attention.determinism == Determinism::reproducible) return "tiles add to dq in any order, which is not reproducible";
+  for (const problem::ParamSpec& param : p.params) {
+    if (param.gradient.present) return base::join(param.param.name(), ": gradients of parameters are not collected");
+  }
+  const std::size_t needed = sm90_backward_candidates(p).front().shared_bytes(p);
+  if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
+  return std::nullopt;
+}
+
+std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  return std::make_unique<BackwardSm90>(p, facts);
+}
+
+jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, bool with_score) {
+  jit::KernelSource source{
+      .stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = with_score ? emit_score(p) : std::string(), .arch = {}};
+  config.set(source.constants);
+  return source;
+}
+
+}  // namespace
+
+const Candidate backward_sm90{"sm90", Pass::backward, refuses, prepare};
+
+jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  return source_of(p, config, "backward_sm90", true);
+}
+jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  return source_of(p, config, "backward_prepare_sm90", false);
+}
+jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  return source_of(p, config, "backward_convert_sm90", false);
+}
+
+}  // namespace foveal::cuda

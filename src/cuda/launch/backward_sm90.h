@@ -1,0 +1,16 @@
+#pragma once
+// The fused backward for Hopper: bf16 and f16, head dims up to 128 that are multiples of 8, rows aligned to 16 bytes. Three launches: statistics and
+// zeros, the five products, dq from its fp32 sum.
+#include "cuda/candidate.h"
+#include "cuda/jit/source.h"
+#include "cuda/tune/sm90.h"
+
+namespace foveal::cuda {
+
+extern const Candidate backward_sm90;
+
+jit::KernelSource backward_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
+jit::KernelSource backward_prepare_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
+jit::KernelSource backward_convert_sm90_source(const problem::Problem& problem, const Sm90BackwardConfig& config);
+
+}  // namespace foveal::cuda

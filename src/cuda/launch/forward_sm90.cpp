@@ -1,0 +1,107 @@
+#include "cuda/launch/forward_sm90.h"
+
+#include "base/check.h"
+#include "cuda/launch/sm90_args.h"
+#include "cuda/launch/tile_tables.h"
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+namespace {
+
+class ForwardSm90 : public planning::Executable {
+ public:
+  ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
+      : problem_(problem),
+        device_(problem.device.index),
+        config_(sm90_forward_candidates(problem).front()),
+        mask_(sm90_mask(problem)),
+        tables_(problem, config_.block_q(), config_.block_kv, false, workspace_) {
+    const problem::Problem& p = problem_;
+    const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.block_q(), p.seqlen_kv, config_.block_kv, false);
+    const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 / p.group_size;
+    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, false);
+    grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+
+    std::vector<jit::KernelSource> sources{forward_sm90_source(p, config_)};
+    if (uses_tables() && tables_.source()) sources.push_back(*tables_.source());
+    for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
+    const auto images = jit::compile(sources);
+    shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
+    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
+    if (!uses_tables()) return;
+    if (tables_.source()) tables_.load(images[1], device_);
+    tables_.upload(device_);
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
+  std::string kernel() const override { return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward"); }
+
+  void describe(Explanation& e) const override {
+    e.kernel = kernel();
+    e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
+    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q() * config_.block_kv * 2.0 *
+              static_cast<double>(problem_.head_dim + problem_.head_dim_v);
+    const jit::Facts& facts = kernel_.image().facts;
+    e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
+    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads, " heads at a time"));
+    e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
+    e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
+  }
+
+  void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
+    const problem::Problem& p = problem_;
+    const driver::Current current(device_);
+    device::Sm90Args args = sm90_args(p, buffers, mask_);
+    const std::int64_t keys = sm90_keys_in_reach(p, mask_);
+    args.q = sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
+    args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
+    args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
+    args.order = order_;
+    if (uses_tables()) {
+      args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q() - 1) / config_.block_q());
+      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
+      args.attention.runs = tables_.runs(workspace);
+      tables_.make(args.attention, stream);
+    }
+    kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
+  }
+
+ private:
+  bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+
+  problem::Problem problem_;
+  int device_;
+  Sm90ForwardConfig config_;
+  Sm90Mask mask_;
+  Workspace workspace_;
+  TileTables tables_;
+  device::TaskOrder order_{};
+  unsigned grid_ = 1, shared_bytes_ = 0;
+  jit::Kernel kernel_;
+};
+
+std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (auto reason = refuses_sm90(p, facts)) return reason;
+  if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
+  if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
+  const std::size_t needed = sm90_forward_candidates(p).front().shared_bytes(p);
+  if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
+  return std::nullopt;
+}
+
+std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  return std::make_unique<ForwardSm90>(p, facts);
+}
+
+}  // namespace
+
+const Candidate forward_sm90{"sm90", Pass::forward, refuses, prepare};
+
+jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
+  jit::KernelSource source{.stem = "forward_sm90", .entry = "forward_sm90", .constants = sm90_constants(problem), .score = emit_score(problem), .arch = {}};
+  config.set(source.constants);
+  return source;
+}
+
+}  // namespace foveal::cuda

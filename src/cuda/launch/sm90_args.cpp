@@ -1,0 +1,92 @@
+#include "cuda/launch/sm90_args.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+#include "cuda/launch/attention_args.h"
+
+namespace foveal::cuda {
+namespace {
+
+constexpr std::int64_t piece = 8;  // elements of 16 bytes
+
+/// Why the copy engine cannot read, or 16-byte stores not write, a tensor.
+std::optional<std::string> refuses_layout(const char* name, const problem::TensorSpec& t) {
+  if (!t.present) return std::nullopt;
+  if (t.sizes[3] % piece != 0) return base::join(name, ": dim ", t.sizes[3], " is not a multiple of 8");
+  if (t.strides[3] != 1) return base::join(name, ": stride ", t.strides[3], " of its last dimension is not 1");
+  for (int d = 0; d < 3; ++d) {
+    const std::int64_t stride = t.strides[static_cast<std::size_t>(d)];
+    if (t.sizes[static_cast<std::size_t>(d)] > 1 && (stride <= 0 || stride % piece != 0 || stride >= std::int64_t{1} << 39)) {
+      return base::join(name, ": stride ", stride, " is not a positive multiple of 8");
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  if (facts.capability() != 90) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 9.0");
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return base::join("dtype ", to_string(p.dtype), " is not bf16 or f16");
+  if (!(p.scale > 0)) return base::join("scale ", p.scale, " is not positive");
+  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams)) return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  if (p.attention.checked) return "checked reads run on the CPU and the reference only";
+  if (p.total_q == 0 || p.total_kv == 0 || p.heads_q == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return "a size is 0";
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
+  const std::int64_t tasks = (std::max(p.seqlen_q, p.seqlen_kv) / 64 + 1) * p.heads_q * p.batch;
+  if (p.total_q > most || p.total_kv > most || tasks > most) return "too many tokens, heads or sequences for 32-bit coordinates";
+  if (std::abs(p.attention.q_offset) > most || std::abs(p.attention.kv_offset) > most) return "an offset exceeds 32 bits";
+  using Named = std::pair<const char*, const problem::TensorSpec*>;
+  for (const auto& [name, tensor] : {Named{"q", &p.q}, Named{"k", &p.k}, Named{"v", &p.v}, Named{"out", &p.out}, Named{"dout", &p.dout},
+                                     Named{"dq", &p.dq}, Named{"dk", &p.dk}, Named{"dv", &p.dv}}) {
+    if (auto reason = refuses_layout(name, *tensor)) return reason;
+  }
+  return std::nullopt;
+}
+
+device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen) {
+  const std::size_t element = size_of(view.dtype);
+  const auto size = [&](int d) { return static_cast<std::uint64_t>(view.sizes[static_cast<std::size_t>(d)]); };
+  const auto stride = [&](int d) {  // a dimension of size 1 may have any stride
+    return size(d) > 1 ? static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element : std::uint64_t{16};
+  };
+  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) {
+    base::fail(ErrorCode::invalid_argument, "a tensor of this plan must be aligned to 16 bytes, found ", view.data, "; plan with target sm80 for others");
+  }
+  const std::uint64_t dims[4] = {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)};
+  const std::uint64_t strides[3] = {stride(1), stride(2), stride(0)};
+  const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
+  driver::TensorMap map;
+  driver::check(driver::api().tensor_map_encode_tiled(&map, view.dtype == DType::bf16 ? bfloat16 : float16, 4, view.data, dims, strides, box, steps,
+                                                      no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
+                "cuTensorMapEncodeTiled");
+  device::TensorMap copy;
+  static_assert(sizeof copy == sizeof map);
+  std::memcpy(&copy, &map, sizeof map);
+  return copy;
+}
+
+std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask) {
+  if (p.varlen) return p.total_kv;
+  return std::clamp<std::int64_t>(p.seqlen_q + mask.band.high, 1, p.seqlen_kv);
+}
+
+device::Sm90Args sm90_args(const problem::Problem& p, const problem::Buffers& buffers, const Sm90Mask& mask) {
+  device::Sm90Args args{};
+  args.attention = attention_args(p, buffers);
+  args.band_low = static_cast<int>(mask.band.low);
+  args.band_high = static_cast<int>(mask.band.high);
+  return args;
+}
+
+jit::Constants sm90_constants(const problem::Problem& p) {
+  jit::Constants constants = attention_constants(p);
+  constants.set("kTileSource", static_cast<int>(sm90_mask(p).tiles));
+  return constants;
+}
+
+}  // namespace foveal::cuda

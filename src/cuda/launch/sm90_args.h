@@ -1,0 +1,28 @@
+#pragma once
+// What the launches of the sm_90 kernels share: tensor maps, arguments, and what these kernels cannot do.
+#include <optional>
+#include <string>
+
+#include "cuda/device/sm90_args.cuh"
+#include "cuda/jit/driver.h"
+#include "cuda/tune/sm90.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// What no sm_90 kernel can do.
+std::optional<std::string> refuses_sm90(const problem::Problem& problem, const driver::DeviceFacts& facts);
+
+/// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond arrives as zeros.
+device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen);
+
+/// Keys that some query may keep, of those that exist: others are never read, whatever they hold.
+std::int64_t sm90_keys_in_reach(const problem::Problem& problem, const Sm90Mask& mask);
+
+/// Everything but maps, order, tables and workspace.
+device::Sm90Args sm90_args(const problem::Problem& problem, const problem::Buffers& buffers, const Sm90Mask& mask);
+
+/// Constants that every sm_90 kernel needs besides its tiles.
+jit::Constants sm90_constants(const problem::Problem& problem);
+
+}  // namespace foveal::cuda

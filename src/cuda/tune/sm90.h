@@ -1,0 +1,64 @@
+#pragma once
+// Tiles, schedules and task orders of the sm_90 kernels: pure functions from a problem to printable values.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cuda/device/sm90_args.cuh"
+#include "cuda/jit/source.h"
+#include "mask/band.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// Where a kernel finds the tiles of a row; the order of device::TileSource.
+enum class Sm90Tiles { all, causal, band, list };
+const char* to_string(Sm90Tiles tiles);
+
+/// The mask as the kernels see it. `band` counts local positions and is clamped to 32 bits.
+struct Sm90Mask {
+  Sm90Tiles tiles = Sm90Tiles::all;
+  mask::Band band{};
+};
+Sm90Mask sm90_mask(const problem::Problem& problem);
+
+struct Sm90ForwardConfig {
+  int block_kv;
+  int consumers;     ///< warpgroups of 64 query rows
+  int stages;        ///< of keys and values
+  int query_stages;
+  bool take_turns;   ///< warpgroups issue their products one after the other
+  bool ordered;      ///< exponentials before the wait for the product that runs beside them
+
+  int block_q() const { return 64 * consumers; }
+  int threads() const { return 128 * (1 + consumers); }
+  std::size_t shared_bytes(const problem::Problem& problem) const;
+  std::string text() const;  ///< "128x160 stages 2"
+  void set(jit::Constants& constants) const;
+};
+
+struct Sm90BackwardConfig {
+  int block_q;
+  int stages;  ///< of queries and gradients of the output
+
+  static constexpr int block_kv = 128, threads = 384;
+  std::size_t shared_bytes(const problem::Problem& problem) const;
+  std::string text() const;
+  void set(jit::Constants& constants) const;
+};
+
+/// Everything that may be chosen for head dims like these, the best for this problem first.
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
+
+constexpr std::int64_t sm90_max_head_dim = 256, sm90_backward_max_head_dim = 128;
+
+/// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row of
+/// tiles of one head; head_bytes: what the tasks of one head read again and again.
+device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
+                                  std::size_t l2_bytes, int multiprocessors, bool first_row_first);
+
+/// Tiles that each row of tiles visits, plus what starting and ending a row costs.
+std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block, bool transposed);
+
+}  // namespace foveal::cuda
