@@ -13,8 +13,8 @@ struct Band {
   std::int64_t low = -unlimited, high = unlimited;
 };
 
-/// The band that a mask program keeps, when its form shows that it keeps one: comparisons of q_idx and kv_idx with constants (and lengths, when they are
-/// known), joined by &. An empty program keeps everything.
+/// The band that a mask program keeps, when its form shows that it keeps one: comparisons of q_idx and kv_idx with constants (and lengths,
+/// when they are known), joined by &. An empty program keeps everything.
 std::optional<Band> find_band(const scoring::Program& mask, std::optional<std::int64_t> seqlen_q, std::optional<std::int64_t> seqlen_kv);
 
 }  // namespace foveal::mask

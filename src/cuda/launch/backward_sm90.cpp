@@ -118,7 +118,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
   if (p.heads_q > 65535 || p.batch > 65535) return "more than 65535 heads or sequences";
   const BackwardStrategy strategy = p.attention.backward;
-  if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused) return base::join("has no ", to_string(strategy), " backward");
+  if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
+    return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible) return "tiles add to dq in any order, which is not reproducible";
   for (const problem::ParamSpec& param : p.params) {
     if (param.gradient.present) return base::join(param.param.name(), ": gradients of parameters are not collected");

@@ -99,7 +99,8 @@ std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const d
 const Candidate forward_sm90{"sm90", Pass::forward, refuses, prepare};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
-  jit::KernelSource source{.stem = "forward_sm90", .entry = "forward_sm90", .constants = sm90_constants(problem), .score = emit_score(problem), .arch = {}};
+  jit::KernelSource source{
+      .stem = "forward_sm90", .entry = "forward_sm90", .constants = sm90_constants(problem), .score = emit_score(problem), .arch = {}};
   config.set(source.constants);
   return source;
 }

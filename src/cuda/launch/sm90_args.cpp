@@ -32,7 +32,8 @@ std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver:
   if (facts.capability() != 90) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 9.0");
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return base::join("dtype ", to_string(p.dtype), " is not bf16 or f16");
   if (!(p.scale > 0)) return base::join("scale ", p.scale, " is not positive");
-  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams)) return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
+    return base::join(p.params.size(), " params exceed ", device::kMaxParams);
   if (p.attention.checked) return "checked reads run on the CPU and the reference only";
   if (p.total_q == 0 || p.total_kv == 0 || p.heads_q == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return "a size is 0";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
@@ -54,15 +55,16 @@ device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t
     return size(d) > 1 ? static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element : std::uint64_t{16};
   };
   if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) {
-    base::fail(ErrorCode::invalid_argument, "a tensor of this plan must be aligned to 16 bytes, found ", view.data, "; plan with target sm80 for others");
+    base::fail(ErrorCode::invalid_argument, "a tensor of this plan must be aligned to 16 bytes, found ", view.data,
+               "; plan with target sm80 for others");
   }
   const std::uint64_t dims[4] = {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)};
   const std::uint64_t strides[3] = {stride(1), stride(2), stride(0)};
   const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
   constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
   driver::TensorMap map;
-  driver::check(driver::api().tensor_map_encode_tiled(&map, view.dtype == DType::bf16 ? bfloat16 : float16, 4, view.data, dims, strides, box, steps,
-                                                      no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
+  driver::check(driver::api().tensor_map_encode_tiled(&map, view.dtype == DType::bf16 ? bfloat16 : float16, 4, view.data, dims, strides,
+                                                      box, steps, no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
                 "cuTensorMapEncodeTiled");
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);

@@ -13,7 +13,8 @@ namespace foveal::cuda {
 /// What no sm_90 kernel can do.
 std::optional<std::string> refuses_sm90(const problem::Problem& problem, const driver::DeviceFacts& facts);
 
-/// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond arrives as zeros.
+/// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond
+/// arrives as zeros.
 device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen);
 
 /// Keys that some query may keep, of those that exist: others are never read, whatever they hold.

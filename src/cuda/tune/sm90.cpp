@@ -104,7 +104,8 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
   const bool causal = sm90_mask(p).tiles != Sm90Tiles::all;
   const Sm90ForwardConfig two{128, 2, 2, 2, true, false}, three{128, 3, 2, 2, true, false};
   if (dim <= 64) {
-    if (!plain || (causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
+    if (!plain) return {two};
+    if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     return {three, two};
   }
   if (dim <= 96 && plain) return {{144, 2, 2, 2, true, true}};
@@ -127,7 +128,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   return {{64, 2}};
 }
 
-std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block, bool transposed) {
+std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
+                                  bool transposed) {
   constexpr double ends = 0.7;  // of a tile's time
   std::vector<double> cost;
   for (std::int64_t begin = 0; begin < rows_length; begin += rows_block) {
@@ -145,10 +147,12 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
   device::TaskOrder order{static_cast<int>(all_heads * static_cast<std::int64_t>(row_cost.size())), static_cast<int>(row_cost.size()),
                           static_cast<int>(heads), 1, first_row_first ? 1 : 0};
   const int grid = std::max(1, std::min(multiprocessors, order.tasks));
-  const bool even = row_cost.empty() || *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
+  const bool even =
+      row_cost.empty() || *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
   if (even) return order;  // one head after the other: its keys and values stay in L2
 
-  const std::int64_t fitting = std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));
+  const std::int64_t fitting =
+      std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));
   const auto rounds = [&](std::int64_t n) { return divide_up(n * grid, order.rows); };
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   double best = 0;

@@ -24,11 +24,11 @@ Sm90Mask sm90_mask(const problem::Problem& problem);
 
 struct Sm90ForwardConfig {
   int block_kv;
-  int consumers;     ///< warpgroups of 64 query rows
-  int stages;        ///< of keys and values
+  int consumers;  ///< warpgroups of 64 query rows
+  int stages;     ///< of keys and values
   int query_stages;
-  bool take_turns;   ///< warpgroups issue their products one after the other
-  bool ordered;      ///< exponentials before the wait for the product that runs beside them
+  bool take_turns;  ///< warpgroups issue their products one after the other
+  bool ordered;     ///< exponentials before the wait for the product that runs beside them
 
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
@@ -53,12 +53,13 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 
 constexpr std::int64_t sm90_max_head_dim = 256, sm90_backward_max_head_dim = 128;
 
-/// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row of
-/// tiles of one head; head_bytes: what the tasks of one head read again and again.
+/// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
+/// of tiles of one head; head_bytes: what the tasks of one head read again and again.
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
                                   std::size_t l2_bytes, int multiprocessors, bool first_row_first);
 
 /// Tiles that each row of tiles visits, plus what starting and ending a row costs.
-std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block, bool transposed);
+std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
+                                  bool transposed);
 
 }  // namespace foveal::cuda

@@ -1,0 +1,127 @@
+// Every configuration that tune can choose for the Hopper kernels compiles for sm_90a without spills and with its products in flight; masks
+// become bands where they are bands; task orders even out.
+#include <gtest/gtest.h>
+
+#include "cuda/jit/compile.h"
+#include "cuda/launch/backward_sm90.h"
+#include "cuda/launch/forward_sm90.h"
+#include "mask/band.h"
+#include "mask/block_mask.h"
+#include "nvrtc_here.h"
+#include "problems.h"
+
+namespace foveal::cuda {
+namespace {
+
+using test::problem_of;
+
+class Sm90 : public test::NeedsNvrtc {};
+
+std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
+  std::vector<jit::KernelSource> sources;
+  if (p.pass == Pass::forward) {
+    for (const Sm90ForwardConfig& config : sm90_forward_candidates(p)) sources.push_back(forward_sm90_source(p, config));
+  } else {
+    for (const Sm90BackwardConfig& config : sm90_backward_candidates(p)) {
+      sources.push_back(backward_sm90_source(p, config));
+      sources.push_back(backward_prepare_sm90_source(p, config));
+      sources.push_back(backward_convert_sm90_source(p, config));
+    }
+  }
+  for (jit::KernelSource& source : sources) source.arch = "sm_90a";
+  return sources;
+}
+
+void expect_clean(const std::string& line, int spills_allowed = 0) {
+  const problem::Problem p = problem_of(line);
+  for (const auto& image : jit::compile(sources_of(p))) {
+    EXPECT_LE(image->facts.spill_bytes, spills_allowed) << line << " " << image->stem;
+    EXPECT_FALSE(image->facts.serialized) << line << " " << image->stem << "\n" << image->facts.notes;
+  }
+}
+
+constexpr const char* causal = " mask=\"kv_idx <= q_idx\"";
+
+TEST_F(Sm90, PlainConfigurationsDoNotSpill) {
+  for (const char* dtype : {"bf16", "f16"}) {
+    for (const char* dims : {"d64", "d96", "d128"}) {
+      for (const char* pass : {"forward ", "backward "}) {
+        for (const char* mask : {"", causal}) {
+          if (std::string(dtype) == "f16" && std::string(dims) != "d128") continue;
+          expect_clean(std::string(pass) + dtype + " b2 h4 q8192:8192 " + dims + mask, 16);
+        }
+      }
+    }
+  }
+  for (const char* dims : {"d192:128", "d192", "d256"}) {
+    for (const char* mask : {"", causal}) expect_clean(std::string("forward bf16 b2 h4 q2048:2048 ") + dims + mask);
+  }
+}
+
+TEST_F(Sm90, FeaturesStayInFlight) {
+  for (const char* pass : {"forward", "backward"}) {
+    for (const char* features : {" mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"", " mask=\"(kv_idx < 100) | (kv_idx <= q_idx)\"",
+                                 " score=\"tanh(score / 30) * 30\" mask=\"kv_idx <= q_idx\"",
+                                 " score=\"score + slope[head] * to_real(kv_idx - q_idx)\" param=\"slope: real[4]\""}) {
+      for (const char* dims : {"d64", "d128"}) {
+        expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + features, 64);
+      }
+    }
+  }
+}
+
+TEST(Sm90Mask, BandsAreFound) {
+  const auto mask_of = [](const char* mask) {
+    return sm90_mask(problem_of(std::string("forward bf16 b1 h1 q1000:1200 d64 mask=\"") + mask + "\""));
+  };
+  EXPECT_EQ(mask_of("kv_idx <= q_idx").tiles, Sm90Tiles::causal);
+  EXPECT_EQ(mask_of("kv_idx <= q_idx").band.high, 0);
+  EXPECT_EQ(mask_of("kv_idx < q_idx + 5").band.high, 4);
+  EXPECT_EQ(mask_of("kv_idx <= q_idx + seqlen_kv - seqlen_q").band.high, 200);
+  const Sm90Mask window = mask_of("(abs(q_idx - kv_idx) <= 64) & (kv_idx <= q_idx)");
+  EXPECT_EQ(window.tiles, Sm90Tiles::band);
+  EXPECT_EQ(window.band.low, -64);
+  EXPECT_EQ(window.band.high, 0);
+  EXPECT_EQ(mask_of("~(q_idx < kv_idx)").band.high, 0);
+  EXPECT_EQ(mask_of("(kv_idx < 100) | (kv_idx <= q_idx)").tiles, Sm90Tiles::list);
+  EXPECT_EQ(mask_of("kv_idx < 100").tiles, Sm90Tiles::list);
+  EXPECT_EQ(mask_of("2 * kv_idx <= q_idx").tiles, Sm90Tiles::list);
+  EXPECT_EQ(mask_of("kv_idx <= q_idx + 5000").tiles, Sm90Tiles::all);
+}
+
+TEST(Sm90Mask, BandsKeepWhatTheMaskKeeps) {
+  for (const char* mask : {"kv_idx <= q_idx", "abs(q_idx - kv_idx) <= 7", "(q_idx - 3 <= kv_idx) & (kv_idx < q_idx + 9)",
+                           "~(kv_idx > q_idx + 2)", "abs(kv_idx - q_idx - 4) < 6"}) {
+    const problem::Problem p = problem_of(std::string("forward bf16 b1 h1 q40:50 d64 mask=\"") + mask + "\"");
+    const auto band = mask::find_band(p.score->mask, p.seqlen_q, p.seqlen_kv);
+    ASSERT_TRUE(band) << mask;
+    const mask::BlockMask blocks =
+        mask::classify(p.score->mask, {.seqlen_q = 40, .seqlen_kv = 50, .block_q = 1, .block_kv = 1}, 0, 0, scoring::ReadRanges());
+    for (int q = 0; q < 40; ++q) {
+      std::vector<bool> kept(50, false);
+      for (auto run = blocks.row_begin[static_cast<std::size_t>(q)]; run < blocks.row_begin[static_cast<std::size_t>(q) + 1]; ++run) {
+        for (int kv = blocks.runs[static_cast<std::size_t>(run)].begin; kv < blocks.runs[static_cast<std::size_t>(run)].end; ++kv)
+          kept[static_cast<std::size_t>(kv)] = true;
+      }
+      for (int kv = 0; kv < 50; ++kv)
+        EXPECT_EQ(kept[static_cast<std::size_t>(kv)], band->low <= kv - q && kv - q <= band->high) << mask << q << kv;
+    }
+  }
+}
+
+TEST(Sm90Order, CausalTasksEvenOut) {
+  for (const int length : {512, 2048, 16384}) {
+    const Sm90Mask mask{Sm90Tiles::causal, {-(1 << 30), 0}};
+    const auto cost = sm90_row_cost(mask, length, 128, length, 128, false);
+    EXPECT_LT(cost.front(), cost.back());
+    const std::int64_t heads = 8 * 16384 / length;
+    const device::TaskOrder order = sm90_task_order(cost, heads, 1, length * 1024, 50 << 20, 132, false);
+    EXPECT_EQ(order.tasks, heads * static_cast<int>(cost.size()));
+    EXPECT_GE(order.section_heads * order.rows, 132) << length;
+  }
+  const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 132, false);
+  EXPECT_EQ(even.section_heads, 1);
+}
+
+}  // namespace
+}  // namespace foveal::cuda
