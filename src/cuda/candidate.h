@@ -1,5 +1,6 @@
 #pragma once
-// One family of kernels that the CUDA backend may use for a problem. Candidates are asked in order; the first that does not refuse prepares.
+// One family of kernels that the CUDA backend may use for a problem. Candidates are asked in order; the first that does not refuse
+// prepares.
 #include <memory>
 #include <optional>
 #include <string>

@@ -266,11 +266,13 @@ std::string emit_reads(const Problem& p) {
   });
   text += list("constexpr int kReadParam", count, [&](std::size_t r) { return std::to_string(reads[r].param); });
   text += list("constexpr int kReadRank", count, [&](std::size_t r) { return std::to_string(reads[r].index.size()); });
-  text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return storage(r) == GradientStorage::stored ? "true" : "false"; });
+  text +=
+      list("constexpr bool kReadStores", count, [&](std::size_t r) { return storage(r) == GradientStorage::stored ? "true" : "false"; });
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
     if (storage(r) != GradientStorage::stored) continue;
-    text += base::join("template <>\nstruct ReadGradientOf<", r, "> {\n  using type = ", device_type(p.params[param(r)].gradient.dtype), ";\n};\n");
+    text += base::join("template <>\nstruct ReadGradientOf<", r, "> {\n  using type = ", device_type(p.params[param(r)].gradient.dtype),
+                       ";\n};\n");
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n";
 
@@ -286,7 +288,8 @@ std::string emit_reads(const Problem& p) {
     }
   }
   text += read_template(std::string("FOVEAL_DEVICE real read_factor") + signature, factors, "  return 0;\n");
-  text += read_template("FOVEAL_DEVICE void read_index(real score, const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])", indices, "");
+  text += read_template("FOVEAL_DEVICE void read_index(real score, const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])",
+                        indices, "");
   return text;
 }
 
@@ -332,7 +335,8 @@ std::string emit_score(const Problem& p) {
   }
   if (p.sink >= 0) {
     const problem::TensorSpec& tensor = p.params[static_cast<std::size_t>(p.sink)].tensor;
-    sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink, "].stride[0]);\n");
+    sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
+                      "].stride[0]);\n");
   }
   text += std::string("FOVEAL_DEVICE real score_forward") + signature + " {\n" + forward + "}\n";
   text += std::string("FOVEAL_DEVICE real score_backward") + signature + " {\n" + backward + "}\n";

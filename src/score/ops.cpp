@@ -142,7 +142,7 @@ constexpr Facts facts[] = {
     {Op::add, V(a + b), D(s.sum(s.tangent[0], s.tangent[1])), rule::add, "($0 + $1)", "($0 + $1)"},
     {Op::sub, V(a - b), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
     {Op::mul, V(a* b), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))), rule::mul, "($0 * $1)", "($0 * $1)"},
-    {Op::div, V(a / b), d_div, rule::div, "($0 / $1)", ""},
+    {Op::div, V(a / b), d_div, rule::div, "fv_divide($0, $1)", ""},
     {Op::floor_div, V(floor_quotient(type, a, b)), d_floor_div, rule::floor_div, "fv_floor_div($0, $1)", "fv_floor_div($0, $1)"},
     {Op::mod, V(floor_remainder(type, a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
     {Op::neg, V(-a), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},

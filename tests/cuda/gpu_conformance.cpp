@@ -152,8 +152,10 @@ json time_one(const problem::Line& line) {
     result["plan_seconds"] = std::chrono::duration<double>(Clock::now() - begin_plan).count();
     void* workspace = memory.allocate(plan.workspace_bytes());
     const auto run = [&] {
-      if (forward) plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace);
-      else plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace);
+      if (forward)
+        plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace);
+      else
+        plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace);
     };
     for (int i = 0; i < 3; ++i) run();
     memory.synchronize({});
@@ -173,8 +175,8 @@ json time_one(const problem::Line& line) {
     result["ms"] = ms;
     result["tflops_nominal"] = explanation.flops_nominal / ms * 1e-9;
     result["details"] = explanation.details;
-    std::printf("%8.3f ms %7.1f TFLOP/s  plan %.2f s  %s\n", ms, explanation.flops_nominal / ms * 1e-9, result["plan_seconds"].get<double>(),
-                result["line"].get<std::string>().c_str());
+    std::printf("%8.3f ms %7.1f TFLOP/s  plan %.2f s  %s\n", ms, explanation.flops_nominal / ms * 1e-9,
+                result["plan_seconds"].get<double>(), result["line"].get<std::string>().c_str());
   } catch (const std::exception& error) {
     result["failure"] = error.what();
     std::printf("error: %s\n    %s\n", result["line"].get<std::string>().c_str(), std::string(error.what()).substr(0, 600).c_str());
@@ -197,7 +199,8 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) report["command"].push_back(argv[i]);
   if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) report["check"] = check_all(options);
   if (!options.time.empty()) {
-    for (const std::string& text : read_lines(options.time)) report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target)));
+    for (const std::string& text : read_lines(options.time))
+      report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target)));
   }
   if (!options.out.empty()) std::ofstream(options.out) << report.dump(1) << "\n";
   return 0;

@@ -50,11 +50,12 @@ inline problem::Problem problem_of(const std::string& text) {
     varlen = Varlen{cu, cu, line.seqlen_q, line.seqlen_kv};
   }
   if (line.pass == Pass::forward) {
-    return problem::make_problem(line.attention, ForwardInputs{view("q", line.dtype), view("k", line.dtype), view("v", line.dtype), params, varlen},
+    return problem::make_problem(line.attention,
+                                 ForwardInputs{view("q", line.dtype), view("k", line.dtype), view("v", line.dtype), params, varlen},
                                  ForwardOutputs{view("out", line.dtype), line.lse ? statistics("lse") : TensorView{}});
   }
-  BackwardInputs inputs{view("q", line.dtype), view("k", line.dtype), view("v", line.dtype), view("out", line.dtype), statistics("lse"),
-                        view("dout", line.dtype)};
+  BackwardInputs inputs{view("q", line.dtype),   view("k", line.dtype), view("v", line.dtype),
+                        view("out", line.dtype), statistics("lse"),     view("dout", line.dtype)};
   if (line.dlse) inputs.dlse = statistics("dlse");
   inputs.params = params;
   inputs.varlen = varlen;

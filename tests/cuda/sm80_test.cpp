@@ -50,7 +50,8 @@ TEST_F(Sm80, MainConfigurationsDoNotSpill) {
   for (const char* dtype : {"bf16", "f16", "f32"}) {
     for (const int dim : {64, 128, 256}) {
       for (const char* pass : {"forward", "backward"}) {
-        const std::string line = std::string(pass) + " " + dtype + " b2 h4 q1024:1024 d" + std::to_string(dim) + " mask=\"kv_idx <= q_idx\"";
+        const std::string line =
+            std::string(pass) + " " + dtype + " b2 h4 q1024:1024 d" + std::to_string(dim) + " mask=\"kv_idx <= q_idx\"";
         const problem::Problem p = problem_of(line);
         std::vector<jit::KernelSource> sources;
         constexpr std::size_t a100 = 166912;
@@ -92,7 +93,8 @@ TEST_F(Sm80, EveryCandidateCompiles) {
 
 TEST_F(Sm80, FeaturesCompileTogether) {
   const std::string features =
-      " b2 h4:2 q300 total=500 d64 mask=\"kv_idx <= q_idx and kv_idx < seqlen_kv - 3\" score=\"tanh(score / 30) * 30 + rel[head, clamp(q_idx - kv_idx, "
+      " b2 h4:2 q300 total=500 d64 mask=\"kv_idx <= q_idx and kv_idx < seqlen_kv - 3\" score=\"tanh(score / 30) * 30 + rel[head, "
+      "clamp(q_idx - kv_idx, "
       "-8, 8) + 8] * slope[head]\" param=\"rel: real[4, 17] grad\" param=\"slope: real[4] bf16 grad\" dropout=0.1:7";
   expect_compiles("forward bf16" + features);
   expect_compiles("backward bf16" + features);
@@ -104,8 +106,10 @@ TEST_F(Sm80, EveryReductionCompiles) {
     const std::string size = std::string(score).find("head") != std::string::npos ? "2" : "256";
     expect_compiles(std::string("backward bf16 b2 h2 q128:128 d64 score=\"") + score + "\" param=\"t: real[" + size + "] grad\"");
   }
-  expect_compiles("backward bf16 b2 h2 q128:128 d64 score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 2, 128, 128] grad\"");
-  const problem::Problem shared = problem_of("backward bf16 b2 h2 q128:128 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[128, 128] grad\"");
+  expect_compiles(
+      "backward bf16 b2 h2 q128:128 d64 score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 2, 128, 128] grad\"");
+  const problem::Problem shared =
+      problem_of("backward bf16 b2 h2 q128:128 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[128, 128] grad\"");
   ASSERT_EQ(gradient_storage(shared, 0), GradientStorage::added);
   const auto source = pairs_sm80_source(shared, *sm80_config(shared, Sm80Kernel::pairs, 166912), 0);
   for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({source}, arch)[0]->bytes.size(), 1000u);

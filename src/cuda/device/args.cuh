@@ -29,6 +29,7 @@ struct ParamView {
 /// Where the gradient of a parameter is collected: `bins` for exact sums (score/exact_sum.cuh), `values` for plain stores.
 struct ParamGradient {
   unsigned long long* bins;
+  long long elements;
   void* values;
   long long stride[kMaxParamRank];  ///< of values, in elements
 };

@@ -19,7 +19,8 @@ namespace foveal::cuda::jit {
 namespace {
 
 std::vector<std::string> options_for(const std::string& arch) {
-  return {"--gpu-architecture=" + arch, "--std=c++20", "-default-device", "--ptxas-options=-v", "--diag-suppress=177", "--diag-suppress=550"};
+  return {"--gpu-architecture=" + arch, "--std=c++20",         "-default-device",
+          "--ptxas-options=-v",         "--diag-suppress=177", "--diag-suppress=550"};
 }
 
 /// "12 bytes spill stores" -> 12; 0 when the words are not there.
@@ -57,8 +58,8 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
       kept = folder + "/" + source.stem + "." + key.substr(0, 16) + ".failed.cu";
       std::ofstream(kept) << text;
     }
-    base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile", kept.empty() ? "" : "; source kept in ",
-               kept, "\n", compilation.log);
+    base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile",
+               kept.empty() ? "" : "; source kept in ", kept, "\n", compilation.log);
   }
   return {key, source.stem, source.entry, source.arch, read_facts(compilation.log), std::move(compilation.bytes)};
 }

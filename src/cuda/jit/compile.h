@@ -12,16 +12,16 @@ namespace foveal::cuda::jit {
 /// What the compiler said about a kernel.
 struct Facts {
   int registers = 0;
-  int spill_bytes = 0;         ///< stores plus loads
+  int spill_bytes = 0;  ///< stores plus loads
   int stack_bytes = 0;
-  int shared_bytes = 0;        ///< static
-  bool serialized = false;     ///< a wgmma pipeline was serialised
-  std::string notes;           ///< lines of the compiler's log that report something to mend
+  int shared_bytes = 0;     ///< static
+  bool serialized = false;  ///< a wgmma pipeline was serialised
+  std::string notes;        ///< lines of the compiler's log that report something to mend
 };
 
 /// A compiled kernel: machine code (or PTX text when the source's arch is a compute_XX).
 struct Image {
-  std::string key;    ///< hex digest of everything that can change the bits
+  std::string key;  ///< hex digest of everything that can change the bits
   std::string stem, entry, arch;
   Facts facts;
   std::string bytes;

@@ -27,8 +27,9 @@ std::optional<std::string> chosen_folder;
 /// The file: `magic \n sha256 of the rest \n key \n stem entry arch \n registers spills stack shared serialized \n bytes \n <bytes>`.
 std::string encode(const Image& image) {
   const Facts& f = image.facts;
-  const std::string rest = base::join(image.key, "\n", image.stem, " ", image.entry, " ", image.arch, "\n", f.registers, " ", f.spill_bytes, " ",
-                                      f.stack_bytes, " ", f.shared_bytes, " ", f.serialized ? 1 : 0, "\n", image.bytes.size(), "\n", image.bytes);
+  const std::string rest =
+      base::join(image.key, "\n", image.stem, " ", image.entry, " ", image.arch, "\n", f.registers, " ", f.spill_bytes, " ", f.stack_bytes,
+                 " ", f.shared_bytes, " ", f.serialized ? 1 : 0, "\n", image.bytes.size(), "\n", image.bytes);
   return base::join(magic, "\n", sha256(rest), "\n", rest);
 }
 
@@ -44,7 +45,8 @@ std::optional<Image> decode(const std::string& text) {
   std::size_t size = 0;
   int serialized = 0;
   Facts& f = image.facts;
-  in >> image.key >> image.stem >> image.entry >> image.arch >> f.registers >> f.spill_bytes >> f.stack_bytes >> f.shared_bytes >> serialized >> size;
+  in >> image.key >> image.stem >> image.entry >> image.arch >> f.registers >> f.spill_bytes >> f.stack_bytes >> f.shared_bytes >>
+      serialized >> size;
   f.serialized = serialized != 0;
   if (!in || in.get() != '\n') return std::nullopt;
   const auto at = static_cast<std::size_t>(in.tellg());
@@ -125,7 +127,8 @@ std::vector<CacheEntry> cache_list() {
     if (item.path().extension() != extension) continue;
     const auto text = read_file(item.path());
     const auto image = text ? decode(*text) : std::nullopt;
-    if (image) entries.push_back({item.path().string(), image->key, image->stem, image->entry, image->arch, image->bytes.size(), image->facts});
+    if (image)
+      entries.push_back({item.path().string(), image->key, image->stem, image->entry, image->arch, image->bytes.size(), image->facts});
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return std::tie(a.stem, a.key) < std::tie(b.stem, b.key); });
   return entries;

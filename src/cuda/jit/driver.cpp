@@ -24,7 +24,7 @@ Loaded load() {
     return loaded;
   }
   const char* missing = nullptr;
-#define FOVEAL_X(name, symbol, parameters)                                               \
+#define FOVEAL_X(name, symbol, parameters)                                           \
   loaded.api.name = reinterpret_cast<Result(*) parameters>(dlsym(library, #symbol)); \
   if (!loaded.api.name) missing = #symbol;
   FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)

@@ -64,37 +64,37 @@ struct alignas(64) TensorMap {
 };
 
 // X(name, symbol, parameters)
-#define FOVEAL_DRIVER_FUNCTIONS(X)                                                                                                        \
-  X(init, cuInit, (unsigned))                                                                                                             \
-  X(driver_version, cuDriverGetVersion, (int*))                                                                                           \
-  X(error_name, cuGetErrorName, (Result, const char**))                                                                                   \
-  X(error_string, cuGetErrorString, (Result, const char**))                                                                               \
-  X(device_count, cuDeviceGetCount, (int*))                                                                                               \
-  X(device_get, cuDeviceGet, (DeviceHandle*, int))                                                                                        \
-  X(device_name, cuDeviceGetName, (char*, int, DeviceHandle))                                                                             \
-  X(device_attribute, cuDeviceGetAttribute, (int*, DeviceAttribute, DeviceHandle))                                                        \
-  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceHandle))                                                           \
-  X(context_push, cuCtxPushCurrent_v2, (Context))                                                                                         \
-  X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                                                          \
-  X(context_current, cuCtxGetCurrent, (Context*))                                                                                         \
-  X(library_load, cuLibraryLoadData, (Library*, const void*, void*, void*, unsigned, void*, void*, unsigned))                             \
-  X(library_unload, cuLibraryUnload, (Library))                                                                                           \
-  X(library_kernel, cuLibraryGetKernel, (KernelHandle*, Library, const char*))                                                            \
-  X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                                      \
-  X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                                          \
-  X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                                       \
-  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Function, int, std::size_t))                                           \
-  X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                                            \
-  X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                                           \
-  X(memory_free, cuMemFree_v2, (DevicePointer))                                                                                           \
-  X(copy_to_device, cuMemcpyHtoD_v2, (DevicePointer, const void*, std::size_t))                                                           \
-  X(copy_to_host, cuMemcpyDtoH_v2, (void*, DevicePointer, std::size_t))                                                                   \
-  X(set_bytes, cuMemsetD8Async, (DevicePointer, unsigned char, std::size_t, StreamHandle))                                                \
-  X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                                             \
-  X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                                   \
-  X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                                              \
-  X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                                      \
-    (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes,                   \
+#define FOVEAL_DRIVER_FUNCTIONS(X)                                                                                      \
+  X(init, cuInit, (unsigned))                                                                                           \
+  X(driver_version, cuDriverGetVersion, (int*))                                                                         \
+  X(error_name, cuGetErrorName, (Result, const char**))                                                                 \
+  X(error_string, cuGetErrorString, (Result, const char**))                                                             \
+  X(device_count, cuDeviceGetCount, (int*))                                                                             \
+  X(device_get, cuDeviceGet, (DeviceHandle*, int))                                                                      \
+  X(device_name, cuDeviceGetName, (char*, int, DeviceHandle))                                                           \
+  X(device_attribute, cuDeviceGetAttribute, (int*, DeviceAttribute, DeviceHandle))                                      \
+  X(primary_context_retain, cuDevicePrimaryCtxRetain, (Context*, DeviceHandle))                                         \
+  X(context_push, cuCtxPushCurrent_v2, (Context))                                                                       \
+  X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                                        \
+  X(context_current, cuCtxGetCurrent, (Context*))                                                                       \
+  X(library_load, cuLibraryLoadData, (Library*, const void*, void*, void*, unsigned, void*, void*, unsigned))           \
+  X(library_unload, cuLibraryUnload, (Library))                                                                         \
+  X(library_kernel, cuLibraryGetKernel, (KernelHandle*, Library, const char*))                                          \
+  X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                    \
+  X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                        \
+  X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                     \
+  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Function, int, std::size_t))                         \
+  X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                          \
+  X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                         \
+  X(memory_free, cuMemFree_v2, (DevicePointer))                                                                         \
+  X(copy_to_device, cuMemcpyHtoD_v2, (DevicePointer, const void*, std::size_t))                                         \
+  X(copy_to_host, cuMemcpyDtoH_v2, (void*, DevicePointer, std::size_t))                                                 \
+  X(set_bytes, cuMemsetD8Async, (DevicePointer, unsigned char, std::size_t, StreamHandle))                              \
+  X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                           \
+  X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                 \
+  X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                            \
+  X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
+    (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
 
 struct Api {

@@ -32,8 +32,9 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
     driver::check(api.kernel_function(&handle.function, kernel), "cuKernelGetFunction");
   }
   if (shared_bytes > handle.shared_bytes) {
-    driver::check(api.function_set_attribute(handle.function, driver::FunctionAttribute::max_dynamic_shared_bytes, static_cast<int>(shared_bytes)),
-                  "cuFuncSetAttribute(dynamic shared memory)");
+    driver::check(
+        api.function_set_attribute(handle.function, driver::FunctionAttribute::max_dynamic_shared_bytes, static_cast<int>(shared_bytes)),
+        "cuFuncSetAttribute(dynamic shared memory)");
     handle.shared_bytes = shared_bytes;
   }
   function_ = handle.function;
@@ -58,8 +59,9 @@ void Kernel::launch_raw(const LaunchShape& shape, void** arguments, Stream strea
     attributes[count].value.programmatic_stream_serialization_allowed = 1;
     ++count;
   }
-  const driver::LaunchConfig config{shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes,
-                                    static_cast<driver::StreamHandle>(stream.handle), attributes, count};
+  const driver::LaunchConfig config{
+      shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, static_cast<driver::StreamHandle>(stream.handle),
+      attributes,   count};
   const driver::Result result = driver::api().launch(&config, function_, arguments, nullptr);
   if (result != 0) driver::check(result, ("launch of " + image_->entry).c_str());
 }

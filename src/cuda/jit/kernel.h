@@ -11,7 +11,7 @@ namespace foveal::cuda::jit {
 struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 1;
-  unsigned shared_bytes = 0;      ///< dynamic
+  unsigned shared_bytes = 0;  ///< dynamic
   unsigned cluster_x = 1;
   bool after_programmatic = false;  ///< may start before the kernel ahead of it ends (griddepcontrol)
 };
@@ -20,13 +20,15 @@ struct LaunchShape {
 class Kernel {
  public:
   Kernel() = default;
-  /// Loads the image in the device's primary context; handles are shared between equal images. Allows `shared_bytes` of dynamic shared memory.
+  /// Loads the image in the device's primary context; handles are shared between equal images. Allows `shared_bytes` of dynamic shared
+  /// memory.
   Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes);
 
   const Image& image() const { return *image_; }
   int max_blocks_per_multiprocessor(unsigned threads, unsigned shared_bytes) const;
 
-  /// The kernel takes one struct by value (`const __grid_constant__ Params params`). The device's context is current already (driver::Current).
+  /// The kernel takes one struct by value (`const __grid_constant__ Params params`). The device's context is current already
+  /// (driver::Current).
   template <class Params>
   void launch(const LaunchShape& shape, const Params& params, Stream stream) const {
     void* arguments[] = {const_cast<Params*>(&params)};

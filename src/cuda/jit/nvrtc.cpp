@@ -18,19 +18,19 @@ namespace {
 using Program = struct ProgramTag*;
 
 // X(name, symbol, parameters)
-#define FOVEAL_NVRTC_FUNCTIONS(X)                                                                              \
-  X(error_string, nvrtcGetErrorString, const char*, (int))                                                     \
-  X(version, nvrtcVersion, int, (int*, int*))                                                                  \
-  X(arch_count, nvrtcGetNumSupportedArchs, int, (int*))                                                        \
-  X(archs, nvrtcGetSupportedArchs, int, (int*))                                                                \
+#define FOVEAL_NVRTC_FUNCTIONS(X)                                                                                       \
+  X(error_string, nvrtcGetErrorString, const char*, (int))                                                              \
+  X(version, nvrtcVersion, int, (int*, int*))                                                                           \
+  X(arch_count, nvrtcGetNumSupportedArchs, int, (int*))                                                                 \
+  X(archs, nvrtcGetSupportedArchs, int, (int*))                                                                         \
   X(create, nvrtcCreateProgram, int, (Program*, const char*, const char*, int, const char* const*, const char* const*)) \
-  X(destroy, nvrtcDestroyProgram, int, (Program*))                                                             \
-  X(compile, nvrtcCompileProgram, int, (Program, int, const char* const*))                                     \
-  X(log_size, nvrtcGetProgramLogSize, int, (Program, std::size_t*))                                            \
-  X(log, nvrtcGetProgramLog, int, (Program, char*))                                                            \
-  X(cubin_size, nvrtcGetCUBINSize, int, (Program, std::size_t*))                                               \
-  X(cubin, nvrtcGetCUBIN, int, (Program, char*))                                                               \
-  X(ptx_size, nvrtcGetPTXSize, int, (Program, std::size_t*))                                                   \
+  X(destroy, nvrtcDestroyProgram, int, (Program*))                                                                      \
+  X(compile, nvrtcCompileProgram, int, (Program, int, const char* const*))                                              \
+  X(log_size, nvrtcGetProgramLogSize, int, (Program, std::size_t*))                                                     \
+  X(log, nvrtcGetProgramLog, int, (Program, char*))                                                                     \
+  X(cubin_size, nvrtcGetCUBINSize, int, (Program, std::size_t*))                                                        \
+  X(cubin, nvrtcGetCUBIN, int, (Program, char*))                                                                        \
+  X(ptx_size, nvrtcGetPTXSize, int, (Program, std::size_t*))                                                            \
   X(ptx, nvrtcGetPTX, int, (Program, char*))
 
 struct Nvrtc {
@@ -84,7 +84,7 @@ std::string build_id(const void* address, const std::string& path) {
       },
       &search);
   if (!search.found.empty()) return search.found;
-  struct stat status{};
+  struct stat status {};
   stat(path.c_str(), &status);
   return base::join("size-", status.st_size);
 }
@@ -99,7 +99,8 @@ void append_libraries_in(const std::filesystem::path& folder, std::vector<std::s
 void append_wheels_in(const std::filesystem::path& environment, std::vector<std::string>& candidates) {
   std::error_code ignored;
   for (const auto& python : std::filesystem::directory_iterator(environment / "lib", ignored)) {
-    for (const char* folder : {"cu13", "cuda_nvrtc"}) append_libraries_in(python.path() / "site-packages" / "nvidia" / folder / "lib", candidates);
+    for (const char* folder : {"cu13", "cuda_nvrtc"})
+      append_libraries_in(python.path() / "site-packages" / "nvidia" / folder / "lib", candidates);
   }
 }
 

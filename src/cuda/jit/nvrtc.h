@@ -6,7 +6,8 @@
 
 namespace foveal::cuda::jit {
 
-/// libnvrtc itself, its folder, or a virtual environment that has the wheel; must be set before the first compilation. The environment variable FOVEAL_NVRTC_PATH does the same.
+/// libnvrtc itself, its folder, or a virtual environment that has the wheel; must be set before the first compilation. The environment
+/// variable FOVEAL_NVRTC_PATH does the same.
 void set_nvrtc_path(std::string path);
 
 /// Why there is no NVRTC, naming what was tried and what to install, or "" when there is one.

@@ -1,6 +1,6 @@
 #pragma once
-// A kernel before compilation: which file, which constants, which score text. Kernels are real files under device/, embedded in the library;
-// assembling one gives a single text without includes.
+// A kernel before compilation: which file, which constants, which score text. Kernels are real files under device/, embedded in the
+// library; assembling one gives a single text without includes.
 //
 // In a kernel file, #include "x/y.cuh" names files relative to device/. Two names are virtual and stand for what a source carries:
 //   #include "config.cuh"   the constants, e.g. `constexpr int kBlockQ = 128;`
@@ -20,7 +20,7 @@ class Constants {
   Constants& set(std::string name, bool value);
   Constants& set(std::string name, double value);
   Constants& set_type(std::string name, std::string type);  ///< `using Element = bf16;`
-  const std::string& text() const { return text_; }          ///< one declaration per line: the body of config.cuh
+  const std::string& text() const { return text_; }         ///< one declaration per line: the body of config.cuh
 
  private:
   std::string text_;

@@ -70,7 +70,8 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   args.dq = tensor(b.dq, p.varlen), args.dk = tensor(b.dk, p.varlen), args.dv = tensor(b.dv, p.varlen);
   args.lse = rows(b.lse, p.varlen), args.dlse = rows(b.dlse, p.varlen);
   args.batch = static_cast<int>(p.batch);
-  args.heads_q = static_cast<int>(p.heads_q), args.heads_kv = static_cast<int>(p.heads_kv), args.group_size = static_cast<int>(p.group_size);
+  args.heads_q = static_cast<int>(p.heads_q), args.heads_kv = static_cast<int>(p.heads_kv),
+  args.group_size = static_cast<int>(p.group_size);
   args.seqlen_q = static_cast<int>(p.seqlen_q), args.seqlen_kv = static_cast<int>(p.seqlen_kv);
   args.q_offset = p.attention.q_offset, args.kv_offset = p.attention.kv_offset;
   args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;

@@ -6,7 +6,6 @@
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
-#include "plan/flops.h"
 
 namespace foveal::cuda {
 namespace {
@@ -14,7 +13,10 @@ namespace {
 class ForwardSm80 : public planning::Executable {
  public:
   ForwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, const Sm80Config& config)
-      : problem_(problem), device_(problem.device.index), config_(config), tables_(problem, config.block_q, config.block_kv, false, workspace_) {
+      : problem_(problem),
+        device_(problem.device.index),
+        config_(config),
+        tables_(problem, config.block_q, config.block_kv, false, workspace_) {
     std::vector<jit::KernelSource> sources{forward_sm80_source(problem, config)};
     if (tables_.source()) sources.push_back(*tables_.source());
     for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
@@ -30,7 +32,7 @@ class ForwardSm80 : public planning::Executable {
 
   void describe(Explanation& e) const override {
     e.kernel = kernel();
-    describe_tiles(e, tables_, config_);
+    tables_.describe(e, problem_);
     const double tiles = static_cast<double>(e.tiles_full + e.tiles_partial);
     e.flops = tiles * config_.block_q * config_.block_kv * 2.0 * static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
@@ -52,11 +54,6 @@ class ForwardSm80 : public planning::Executable {
   }
 
  private:
-  static void describe_tiles(Explanation& e, const TileTables& tables, const Sm80Config&) {
-    e.tiles_full = tables.full, e.tiles_partial = tables.partial, e.tiles_empty = tables.empty;
-    if (tables.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
-  }
-
   problem::Problem problem_;
   int device_;
   Sm80Config config_;
@@ -93,11 +90,13 @@ std::optional<std::string> refuses_sm80(const problem::Problem& p, const driver:
   if (facts.capability() < 80) return base::join(facts.name, " has compute capability ", facts.major, ".", facts.minor, "; needs 8.0");
   if (p.head_dim > sm80_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm80_max_head_dim);
   if (p.head_dim_v > sm80_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm80_max_head_dim);
-  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams)) return base::join(p.params.size(), " params exceed ", device::kMaxParams);
+  if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
+    return base::join(p.params.size(), " params exceed ", device::kMaxParams);
   if (p.attention.checked) return "checked reads run on the CPU and the reference only";
   constexpr std::int64_t smallest_tile = 16;
   const std::int64_t tasks = (std::max(p.seqlen_q, p.seqlen_kv) / smallest_tile + 1) * p.heads_q * p.batch;
-  if (tasks > std::numeric_limits<std::int32_t>::max()) return base::join("batch ", p.batch, " times heads ", p.heads_q, " makes too many tiles");
+  if (tasks > std::numeric_limits<std::int32_t>::max())
+    return base::join("batch ", p.batch, " times heads ", p.heads_q, " makes too many tiles");
   return std::nullopt;
 }
 

@@ -56,6 +56,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
                                             static_cast<driver::StreamHandle>(stream.handle)),
                     "cuMemsetD8Async");
     }
+    target.elements = gradient.elements;
     if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
     if (gradient.storage == GradientStorage::stored || gradient.direct) {
       convert(gradient, nullptr, nullptr, buffers, stream);

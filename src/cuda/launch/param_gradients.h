@@ -18,7 +18,7 @@ class ParamGradients {
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
 
   bool any() const { return !gradients_.empty(); }
-  bool collected() const;  ///< some are collected by the kernel that owns tiles of queries
+  bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;
@@ -33,7 +33,8 @@ class ParamGradients {
     bool direct = false;                ///< values are the caller's tensor
     jit::Kernel convert{};
   };
-  void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers, Stream stream) const;
+  void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
+               Stream stream) const;
 
   std::vector<Gradient> gradients_;
   std::vector<jit::KernelSource> sources_;

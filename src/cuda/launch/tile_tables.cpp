@@ -3,6 +3,7 @@
 #include "cuda/launch/attention_args.h"
 #include "cuda/score_emit.h"
 #include "mask/block_mask.h"
+#include "plan/flops.h"
 
 namespace foveal::cuda {
 namespace {
@@ -26,7 +27,8 @@ MaskFacts facts_of(const scoring::Program& mask) {
 
 }  // namespace
 
-TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, bool transposed, Workspace& workspace) : transposed_(transposed) {
+TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, bool transposed, Workspace& workspace)
+    : transposed_(transposed) {
   const auto tiles = [](std::int64_t length, int block) { return (length + block - 1) / block; };
   const std::int64_t tiles_q = tiles(p.seqlen_q, block_q), tiles_kv = tiles(p.seqlen_kv, block_kv);
   rows_ = transposed ? tiles_kv : tiles_q;
@@ -48,7 +50,8 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
     runs_offset_ = workspace.reserve(all_rows * static_cast<std::size_t>(capacity_) * sizeof(device::TileRun));
     begin_offset_ = workspace.reserve(all_rows * sizeof(int));
     end_offset_ = workspace.reserve(all_rows * sizeof(int));
-    jit::KernelSource source{.stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
+    jit::KernelSource source{
+        .stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
     source.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
     source.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
     source_ = std::move(source);
@@ -64,7 +67,8 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
       if (transposed) blocks = mask::transpose(blocks);
       const int first = static_cast<int>(host_runs_.size());
       for (const mask::Run& run : blocks.runs) host_runs_.push_back({run.begin, run.end, run.full});
-      for (std::size_t row = 1; row < blocks.row_begin.size(); ++row) host_begin_.push_back(first + static_cast<int>(blocks.row_begin[row]));
+      for (std::size_t row = 1; row < blocks.row_begin.size(); ++row)
+        host_begin_.push_back(first + static_cast<int>(blocks.row_begin[row]));
     }
   }
 }
@@ -80,13 +84,27 @@ void TileTables::upload(int device) {
 device::TileRuns TileTables::runs(void* workspace) const {
   if (all_full_) return {nullptr, nullptr, nullptr, 0, 0, 1};
   if (source_) {
-    return {Workspace::at<device::TileRun>(workspace, runs_offset_), Workspace::at<int>(workspace, begin_offset_),
-            Workspace::at<int>(workspace, end_offset_), batch_stride_, head_stride_, 0};
+    return {Workspace::at<device::TileRun>(workspace, runs_offset_),
+            Workspace::at<int>(workspace, begin_offset_),
+            Workspace::at<int>(workspace, end_offset_),
+            batch_stride_,
+            head_stride_,
+            0};
   }
   // Without any run (everything is empty) there is still a table of rows.
   const int* begin = static_cast<const int*>(device_begin_.data());
   const auto* runs = static_cast<const device::TileRun*>(device_runs_.data());
   return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0};
+}
+
+void TileTables::describe(Explanation& e, const problem::Problem& p) const {
+  e.tiles_full = full, e.tiles_partial = partial, e.tiles_empty = empty;
+  e.flops_nominal = planning::dense_flops(p);
+  if (source_) {
+    e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
+  } else if (full + partial + empty > 0) {
+    e.flops_nominal *= (static_cast<double>(full) + 0.5 * static_cast<double>(partial)) / static_cast<double>(full + partial + empty);
+  }
 }
 
 void TileTables::make(const device::AttentionArgs& args, Stream stream) const {

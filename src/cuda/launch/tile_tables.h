@@ -1,6 +1,8 @@
 #pragma once
-// Which tiles each row of tiles visits: classified on the host while planning when the mask needs no data, by a kernel in each run when it does.
+// Which tiles each row of tiles visits: classified on the host while planning when the mask needs no data, by a kernel in each run when it
+// does.
 #include <cstdint>
+#include <optional>
 
 #include "cuda/device/args.cuh"
 #include "cuda/jit/kernel.h"
@@ -23,6 +25,9 @@ class TileTables {
   device::TileRuns runs(void* workspace) const;
   /// Launches the kernel, when there is one; args hold runs() already.
   void make(const device::AttentionArgs& args, Stream stream) const;
+
+  /// Sets the explanation's tiles and nominal operations.
+  void describe(Explanation& explanation, const problem::Problem& problem) const;
 
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
 

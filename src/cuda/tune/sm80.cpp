@@ -60,7 +60,8 @@ std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
 }  // namespace
 
 std::string Sm80Config::text() const {
-  return base::join(block_q, "x", block_kv, " warps ", warps, " stages ", stages, column_split > 1 ? base::join(" split ", column_split) : "");
+  return base::join(block_q, "x", block_kv, " warps ", warps, " stages ", stages,
+                    column_split > 1 ? base::join(" split ", column_split) : "");
 }
 
 std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kernel) const {
@@ -79,9 +80,9 @@ std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kerne
       break;
     case Sm80Kernel::dq:
     case Sm80Kernel::pairs:
-      bytes = tile(block_q, dim) + tile(block_q, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) + round_up(block_kv, 16) +
-              round_up(warps * real, 16);
-      if (p.score && !p.score->reads.empty()) bytes += round_up(block_q * (block_kv + 1) * real, 16);
+      bytes = tile(block_q, dim) + tile(block_q, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
+              round_up(block_kv, 16) + round_up(warps * real, 16);
+      if (p.score && !p.score->reads.empty()) bytes += round_up(block_q * (block_kv + 8) * real, 16);
       break;
   }
   return static_cast<std::size_t>(bytes);

@@ -15,10 +15,10 @@ enum class Sm80Kernel { forward, dq, dkdv, pairs };
 struct Sm80Config {
   int block_q, block_kv;
   int warps;
-  int row_tiles;      ///< m16 tiles of rows per warp
-  int stages;         ///< of the tiles that are walked
-  int column_split;   ///< warps that share rows and split the columns of dk, dv
-  int blocks;         ///< at least this many blocks on a multiprocessor
+  int row_tiles;     ///< m16 tiles of rows per warp
+  int stages;        ///< of the tiles that are walked
+  int column_split;  ///< warps that share rows and split the columns of dk, dv
+  int blocks;        ///< at least this many blocks on a multiprocessor
 
   std::string text() const;  ///< "64x64 warps 4 stages 2"
   int threads() const { return warps * 32; }

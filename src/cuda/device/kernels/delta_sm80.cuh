@@ -41,8 +41,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     if (threadIdx.x == 0) {
       R sum = 0;
       for (int w = 0; w < kWarps; ++w) sum += sink_terms[w];
-      using Bins = ExactSum<kBinBits>;
-      Bins::add(args.gradient[kSinkParam].bins + i64(head) * Bins::kWords, sum);
+      ExactSum<kBinBits>::add(args.gradient[kSinkParam].bins, args.heads_q, head, sum);
     }
   }
 }

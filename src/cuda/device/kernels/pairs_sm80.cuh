@@ -7,8 +7,25 @@ namespace foveal::device {
 
 constexpr int kRows = 16 * kRowTiles;
 
-FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&s)[kRowTiles][kBlockKv / 8][4],
-                             const R (&ds)[kRowTiles][kBlockKv / 8][4]) {
+/// ds' to gradients with respect to the read.
+FOVEAL_DEVICE void pair_terms(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&s)[kRowTiles][kBlockKv / 8][4],
+                              R (&ds)[kRowTiles][kBlockKv / 8][4]) {
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < kBlockKv / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        at.q = int(args.q_offset) + min(q_local + 16 * m + e / 2 * 8, at.seqlen_q - 1);
+        at.kv = int(args.kv_offset) + min(kv_local + 8 * n + 2 * (lane_id() % 4) + e % 2, at.seqlen_kv - 1);
+        const R score = kScaleBefore ? s[m][n][e] : s[m][n][e] * R(args.scale);
+        ds[m][n][e] = ds[m][n][e] == 0 ? R(0) : ds[m][n][e] * read_factor<kPairsRead>(score, at, args.score);
+      }
+    }
+  }
+}
+
+FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
   const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -17,16 +34,15 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int row = q_local + 16 * m + e / 2 * 8, col = kv_local + 8 * n + 2 * (lane_id() % 4) + e % 2;
-        if (ds[m][n][e] == 0 || row >= at.seqlen_q || col >= at.seqlen_kv) continue;
+        if (terms[m][n][e] == 0) continue;  // not kept, or beyond the end
         at.q = int(args.q_offset) + row;
         at.kv = int(args.kv_offset) + col;
-        const R score = kScaleBefore ? s[m][n][e] : s[m][n][e] * R(args.scale);
         int index[kMaxParamRank];
-        read_index<kPairsRead>(score, at, args.score, index);
+        read_index<kPairsRead>(R(0), at, args.score, index);
         i64 offset = 0;
 #pragma unroll
         for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset += index[d] * gradient.stride[d];
-        static_cast<R*>(gradient.values)[offset] += ds[m][n][e] * read_factor<kPairsRead>(score, at, args.score);
+        static_cast<R*>(gradient.values)[offset] += terms[m][n][e];
       }
     }
   }
@@ -53,6 +69,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   const int row_in_tile = warp_id() * kRows;
   const int q_local = q_begin + row_in_tile + lane_id() / 4;
 
+  // Summed here as long as the batches and heads that are walked share one address.
+  R sum[kRowTiles][kBlockKv / 8][4];
+  clear(sum);
   for (int batch = kPairsOwnBatch ? own_batch : 0; batch < (kPairsOwnBatch ? own_batch + 1 : args.batch); ++batch) {
     const Sequence seq = find_sequence(args, batch);
     if (q_begin >= seq.len_q || kv_begin >= seq.len_kv) continue;
@@ -78,8 +97,21 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
       multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, v_smem);
       const Position at{batch, head, 0, 0, seq.len_q, seq.len_kv};
       dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
-      add_pairs(args, at, q_local, kv_begin, s, dp);
+      pair_terms(args, at, q_local, kv_begin, s, dp);
+      if constexpr (kPairsShareAddress) {
+#pragma unroll
+        for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+          for (int n = 0; n < kBlockKv / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[m][n][e] += dp[m][n][e];
+      } else {
+        add_pairs(args, at, q_local, kv_begin, dp);
+      }
       __syncthreads();
     }
+  }
+  if constexpr (kPairsShareAddress) {
+    add_pairs(args, {own_batch, own_head, 0, 0, args.seqlen_q, args.seqlen_kv}, q_local, kv_begin, sum);
   }
 }

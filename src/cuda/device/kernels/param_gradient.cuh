@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_co
   }
   double value = 0;
   if (args.bins) {
-    value = ExactSum<kBinBits>::value(args.bins + element * ExactSum<kBinBits>::kWords);
+    value = ExactSum<kBinBits>::value(args.bins, args.elements, element);
   } else if (args.values) {
     value = static_cast<const Value*>(args.values)[element];
   }

@@ -1,7 +1,8 @@
 #pragma once
-// Sums that do not depend on the order of their terms: integer bins by exponent, added to with integer atomics. An element of the sum is
+// Sums that do not depend on the order of their terms: integer bins by exponent, added to with integer atomics. Each of `elements` sums has
 // kWords 64-bit words: kWords - 1 bins, each kBinBits wide in exponent, and one word of flags for infinities and NaN. A term of 24 bits takes
-// at most 24 + kBinBits - 1 bits of its bin, so 2^(40 - kBinBits) terms fit without overflow, and nothing is rounded above 2^-96.
+// at most 24 + kBinBits - 1 bits of its bin, so 2^(40 - kBinBits) terms fit without overflow, and nothing is rounded above 2^-96. Equal bins of
+// neighbours lie side by side: neighbours are often added to together, and with terms of like size.
 #include "base.cuh"
 
 namespace foveal::device {
@@ -13,7 +14,7 @@ struct ExactSum {
   static constexpr int kBins = kWords - 1;
   static constexpr int kLowestExponent = -96;  ///< bin 0 counts multiples of 2^kLowestExponent
 
-  FOVEAL_DEVICE static void add(u64* words, float x) {
+  FOVEAL_DEVICE static void add(u64* words, i64 elements, i64 element, float x) {
     const u32 bits = __float_as_uint(x);
     const int exponent = int(bits >> 23 & 255);
     const u32 fraction = bits & 0x7fffff;
@@ -21,7 +22,7 @@ struct ExactSum {
     const int place = (exponent == 0 ? 1 : exponent) - 150 - kLowestExponent;  // of the lowest bit of the fraction
     if (exponent == 255 || place >= kBins * kBinBits) {
       const u64 flag = exponent == 255 && fraction != 0 ? 4 : (bits >> 31 ? 2 : 1);
-      atomicOr(words + kBins, flag);
+      atomicOr(words + kBins * elements + element, flag);
       return;
     }
     u64 value = exponent == 0 ? fraction : fraction | 0x800000;
@@ -33,25 +34,25 @@ struct ExactSum {
       value <<= place % kBinBits;
     }
     if (value == 0) return;
-    atomicAdd(words + bin, bits >> 31 ? u64(0) - value : value);
+    atomicAdd(words + bin * elements + element, bits >> 31 ? u64(0) - value : value);
   }
 
-  FOVEAL_DEVICE static void add(u64* words, double x) {
+  FOVEAL_DEVICE static void add(u64* words, i64 elements, i64 element, double x) {
     const float high = float(x);
-    add(words, high);
+    add(words, elements, element, high);
     if (!isfinite(high)) return;
     const float low = float(x - high);
     if (low == 0) return;
-    add(words, low);
+    add(words, elements, element, low);
     const float lowest = float(x - high - low);
-    if (lowest != 0) add(words, lowest);
+    if (lowest != 0) add(words, elements, element, lowest);
   }
 
-  FOVEAL_DEVICE static double value(const u64* words) {
-    const u64 flags = words[kBins];
+  FOVEAL_DEVICE static double value(const u64* words, i64 elements, i64 element) {
+    const u64 flags = words[kBins * elements + element];
     if (flags) return (flags & 4) || flags == 3 ? __longlong_as_double(0x7ff8000000000000ll) : flags == 1 ? 1.0 / 0.0 : -1.0 / 0.0;
     double sum = 0;
-    for (int bin = kBins - 1; bin >= 0; --bin) sum += ldexp(double(i64(words[bin])), kLowestExponent + bin * kBinBits);
+    for (int bin = kBins - 1; bin >= 0; --bin) sum += ldexp(double(i64(words[bin * elements + element])), kLowestExponent + bin * kBinBits);
     return sum;
   }
 };

@@ -22,6 +22,9 @@ FOVEAL_DEVICE float log2_approx(float x) {
   return y;
 }
 
+FOVEAL_DEVICE float fv_divide(float a, float b) { return kFastMath ? __fdividef(a, b) : a / b; }
+FOVEAL_DEVICE double fv_divide(double a, double b) { return a / b; }
+
 FOVEAL_DEVICE int fv_floor_div(int a, int b) {
   if (b == 0) return 0;
   const int quotient = a / b;

@@ -17,10 +17,14 @@ constexpr bool staged_reads() {
   return false;
 }
 
+struct alignas(2 * sizeof(R)) StagePair {
+  R x, y;
+};
+
 /// Terms of one tile of pairs, for sums along its columns and diagonals.
 template <int kRows, int kCols>
 struct Stage {
-  static constexpr int kPitch = kCols + 1;
+  static constexpr int kPitch = kCols + 8;  // the pairs of a warp fall on different banks
   static constexpr int kBytes = staged_reads() ? kRows * kPitch * int(sizeof(R)) : 0;
   R* data;
 };
@@ -49,7 +53,8 @@ FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, R score, const Positio
   i64 element = 0;
 #pragma unroll
   for (int d = 0; d < kReadRank[r]; ++d) element = element * args.score.param[kReadParam[r]].size[d] + index[d];
-  Bins::add(args.gradient[kReadParam[r]].bins + element * Bins::kWords, term);
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  Bins::add(gradient.bins, gradient.elements, element, term);
 }
 
 template <int r>
@@ -82,6 +87,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) {
+        R pair[2];
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int row = row_in_tile + 16 * m + g + e / 2 * 8;
@@ -90,7 +96,10 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
           const R term = ds[m][n][e] == 0 ? R(0) : ds[m][n][e] * read_factor<r>(s[m][n][e], here, args.score);
           if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += term;
           if constexpr (kReadKind[r] == kRow) sums.row[r][m][e / 2] += term;
-          if constexpr (kStaged) stage.data[row * stage.kPitch + col] = term;
+          if constexpr (kStaged) pair[e % 2] = term;
+          if constexpr (kStaged) {
+            if (e % 2 == 1) *reinterpret_cast<StagePair*>(stage.data + row * stage.kPitch + col - 1) = {pair[0], pair[1]};
+          }
           if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, s[m][n][e], here, term);
           if constexpr (kReadKind[r] == kElement) {
             if (q_begin + row < at.seqlen_q && kv_begin + col < at.seqlen_kv) store_to_read<r>(args, s[m][n][e], here, term);

@@ -1,0 +1,107 @@
+#include "cuda/launch/pass_sm80.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda/launch/backward_sm80.h"
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+namespace {
+
+int tiles(std::int64_t length, int block) { return static_cast<int>((length + block - 1) / block); }
+
+}  // namespace
+
+PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace)
+    : kind_(kind),
+      config_(config),
+      tables_(p, config.block_q, config.block_kv, kind == Sm80Kernel::dkdv, workspace),
+      sources_{std::move(source)},
+      shared_bytes_(static_cast<unsigned>(config.shared_bytes(p, kind))) {
+  if (tables_.source()) sources_.push_back(*tables_.source());
+}
+
+void PassSm80::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  kernel_ = jit::Kernel(images[0], device, shared_bytes_);
+  if (tables_.source()) tables_.load(images[1], device);
+  tables_.upload(device);
+}
+
+void PassSm80::place(const problem::Problem& p, device::AttentionArgs& args, void* workspace, Stream stream) const {
+  args.tiles_q = tiles(p.seqlen_q, config_.block_q);
+  args.tiles_kv = tiles(p.seqlen_kv, config_.block_kv);
+  (kind_ == Sm80Kernel::dkdv ? args.runs_transposed : args.runs) = tables_.runs(workspace);
+  tables_.make(args, stream);
+}
+
+void PassSm80::launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const {
+  kernel_.launch(
+      {.grid_x = static_cast<unsigned>(blocks), .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args,
+      stream);
+}
+
+void PassSm80::describe(Explanation& e, const char* name, const problem::Problem& p, int matmuls, int matmuls_v) const {
+  tables_.describe(e, p);
+  e.flops += static_cast<double>(tables_.full + tables_.partial) * config_.block_q * config_.block_kv * 2.0 *
+             (matmuls * static_cast<double>(p.head_dim) + matmuls_v * static_cast<double>(p.head_dim_v));
+  const jit::Facts& facts = kernel_.image().facts;
+  e.details.emplace_back(name, base::join("tiles ", config_.text(), ", registers ", facts.registers, ", spilled bytes ", facts.spill_bytes,
+                                          ", shared bytes ", shared_bytes_));
+}
+
+bool collects_reads(const problem::Problem& p) {
+  for (const scoring::TrainableRead& read : p.score->reads)
+    if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) return true;
+  return false;
+}
+
+ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool queries, Workspace& workspace) {
+  if (queries && collects_reads(p)) {
+    problem::Problem reads_only = p;
+    reads_only.dq = {};
+    const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, limit);
+    queries_.emplace(p, Sm80Kernel::dq, config, dq_sm80_source(reads_only, config), workspace);
+  }
+  for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
+    const scoring::TrainableRead& read = p.score->reads[r];
+    if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) continue;
+    const Sm80Config config = *sm80_config(p, Sm80Kernel::pairs, limit);
+    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, config, pairs_sm80_source(p, config, static_cast<int>(r)), workspace),
+                      (read.reads_batch ? p.batch : 1) * (read.reads_head ? p.heads_q : 1)});
+  }
+}
+
+std::vector<jit::KernelSource> ReadPasses::sources() const {
+  std::vector<jit::KernelSource> all;
+  if (queries_) all = queries_->sources();
+  for (const Pairs& pairs : pairs_) all.insert(all.end(), pairs.pass.sources().begin(), pairs.pass.sources().end());
+  return all;
+}
+
+void ReadPasses::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  const auto load_one = [&](PassSm80& pass) {
+    pass.load(images, device);
+    images += pass.sources().size();
+  };
+  if (queries_) load_one(*queries_);
+  for (Pairs& pairs : pairs_) load_one(pairs.pass);
+}
+
+void ReadPasses::run(const problem::Problem& p, device::AttentionArgs args, void* workspace, Stream stream) const {
+  if (queries_) {
+    queries_->place(p, args, workspace, stream);
+    queries_->launch(args, args.tiles_q * p.heads_q * p.batch, stream);
+  }
+  for (const Pairs& pairs : pairs_) {
+    pairs.pass.place(p, args, workspace, stream);
+    pairs.pass.launch(args, std::int64_t{args.tiles_q} * args.tiles_kv * pairs.owners, stream);
+  }
+}
+
+void ReadPasses::describe(Explanation& e, const problem::Problem& p) const {
+  if (queries_) queries_->describe(e, "reads", p, 1, 1);
+  for (const Pairs& pairs : pairs_) pairs.pass.describe(e, "pairs", p, 1, 1);
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,62 @@
+#pragma once
+// One kernel of the portable path with its tiles and its tables of tiles, and the passes that collect gradients of parameters.
+#include <optional>
+#include <vector>
+
+#include "cuda/launch/tile_tables.h"
+#include "cuda/tune/sm80.h"
+#include "foveal/attention.h"
+
+namespace foveal::cuda {
+
+class PassSm80 {
+ public:
+  PassSm80(const problem::Problem& problem, Sm80Kernel kind, const Sm80Config& config, jit::KernelSource source, Workspace& workspace);
+
+  /// The kernel, then the one that makes its tables if there is one; arch is left to the caller.
+  const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  void load(const std::shared_ptr<const jit::Image>* images, int device);
+  void reserve_shared(unsigned bytes) { shared_bytes_ = std::max(shared_bytes_, bytes); }
+  unsigned shared_bytes() const { return shared_bytes_; }
+
+  /// Sets the args' tiles and tables for this pass, and makes the tables when they need data.
+  void place(const problem::Problem& problem, device::AttentionArgs& args, void* workspace, Stream stream) const;
+  void launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const;
+
+  /// Adds its tiles, operations and compiler facts under `name`; matmuls over head_dim and over head_dim_v per tile.
+  void describe(Explanation& explanation, const char* name, const problem::Problem& problem, int matmuls, int matmuls_v) const;
+
+ private:
+  Sm80Kernel kind_;
+  Sm80Config config_;
+  TileTables tables_;
+  std::vector<jit::KernelSource> sources_;
+  unsigned shared_bytes_;
+  jit::Kernel kernel_;
+};
+
+/// Collects gradients of parameters beside kernels that do not: a walk over tiles of queries that needs q, k, v, dout, lse2 and delta but
+/// gives no dq (when `queries`), and for elements that batches or heads share a walk over tiles of pairs. For any backward pass of any
+/// target.
+class ReadPasses {
+ public:
+  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, bool queries, Workspace& workspace);
+
+  std::vector<jit::KernelSource> sources() const;
+  void load(const std::shared_ptr<const jit::Image>* images, int device);
+  void run(const problem::Problem& problem, device::AttentionArgs args, void* workspace, Stream stream) const;
+  void describe(Explanation& explanation, const problem::Problem& problem) const;
+
+ private:
+  struct Pairs {
+    PassSm80 pass;
+    std::int64_t owners;  ///< batches and heads that the parameter tells apart
+  };
+  std::optional<PassSm80> queries_;
+  std::vector<Pairs> pairs_;
+};
+
+/// Are some reads collected by the kernel that owns tiles of queries?
+bool collects_reads(const problem::Problem& problem);
+
+}  // namespace foveal::cuda
