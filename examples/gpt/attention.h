@@ -1,0 +1,39 @@
+#pragma once
+// What the model asks of an attention: causal, with a trainable bias for each head and distance, clamped at `reach`:
+//   s = q . k / sqrt(head_dim) + bias[head, min(q_idx - kv_idx, reach)]
+// Two ways to compute it stand side by side: foveal's fused kernels, and the materialised form that they replace.
+#include <cstdint>
+#include <memory>
+
+namespace gpt {
+
+struct AttentionShape {
+  std::int64_t batch, context, heads, head_dim, reach;
+  std::int64_t width() const { return heads * head_dim; }
+  std::int64_t bias_size() const { return heads * (reach + 1); }
+};
+
+/// One attention layer of a training step; what the backward pass needs again is kept inside.
+template <class T>
+class AttentionLayer {
+ public:
+  virtual ~AttentionLayer() = default;
+  /// out [batch, context, width] from qkv [batch, context, 3, width] and bias [heads, reach + 1].
+  virtual void forward(const T* qkv, const T* bias, T* out) = 0;
+  /// Writes dqkv, adds to dbias. The inputs and `out` are those of the last forward.
+  virtual void backward(const T* qkv, const T* bias, const T* out, const T* dout, T* dqkv, T* dbias) = 0;
+};
+
+enum class AttentionKind { fused, unfused };
+
+template <class T>
+std::unique_ptr<AttentionLayer<T>> make_fused_attention(const AttentionShape& shape);
+template <class T>
+std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape);
+
+template <class T>
+std::unique_ptr<AttentionLayer<T>> make_attention(AttentionKind kind, const AttentionShape& shape) {
+  return kind == AttentionKind::fused ? make_fused_attention<T>(shape) : make_unfused_attention<T>(shape);
+}
+
+}  // namespace gpt
