@@ -1,0 +1,187 @@
+// foveal bench: how long problem lines take, as a share of what the machine can do, next to the unfused computation.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <new>
+#include <thread>
+
+#include "base/check.h"
+#include "check/check.h"
+#include "command.h"
+#include "json.h"
+#include "lines.h"
+#include "peaks.h"
+#include "problem/case_data.h"
+#include "unfused.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Options {
+  LineOptions lines;
+  double seconds = 1;
+  bool verify = true, unfused = true;
+  std::string json;
+};
+
+/// Of one repetition. With one thread the thread's own CPU time, which other work on the machine hardly touches; the wall clock otherwise.
+struct Timing {
+  double median = 0, low = 0, high = 0;  ///< seconds; the middle half lies from low to high
+  int repeats = 0, quiet = 0;            ///< taken, and those in quiet moments that the figures are from
+};
+
+// Each repetition stands between two runs of a load-heavy calibration; those count whose brackets are near the best that was seen.
+Timing measure(const std::function<void()>& work, double seconds, int threads) {
+  struct Sample {
+    double time, calibration;
+  };
+  const auto now = [threads] {
+    if (threads == 1) return micro::thread_seconds();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  };
+  work();
+  std::vector<Sample> samples;
+  double spent = 0, before = micro::calibrate();
+  while (spent < seconds || samples.size() < 5) {
+    const double begin = now();
+    work();
+    const double time = now() - begin, after = micro::calibrate();
+    samples.push_back({time, std::min(before, after)});
+    before = after;
+    spent += time;
+  }
+  const double best = std::ranges::max(samples, {}, &Sample::calibration).calibration;
+  std::vector<double> quiet, all;
+  for (const Sample& sample : samples) {
+    all.push_back(sample.time);
+    if (sample.calibration >= 0.93 * best) quiet.push_back(sample.time);
+  }
+  std::vector<double>& taken = quiet.size() >= 3 ? quiet : all;
+  std::ranges::sort(taken);
+  const auto at = [&taken](double share) { return taken[static_cast<std::size_t>(share * static_cast<double>(taken.size() - 1))]; };
+  return {at(0.5), at(0.25), at(0.75), static_cast<int>(samples.size()), static_cast<int>(quiet.size())};
+}
+
+struct AlignedBytes {
+  explicit AlignedBytes(std::size_t size) : bytes(::operator new (std::max<std::size_t>(size, 1), std::align_val_t{256})) {}
+  ~AlignedBytes() { ::operator delete (bytes, std::align_val_t{256}); }
+  AlignedBytes(const AlignedBytes&) = delete;
+  AlignedBytes& operator=(const AlignedBytes&) = delete;
+  void* bytes;
+};
+
+struct Row {
+  Explanation plan;
+  int threads = 1;
+  Timing timing;
+  double rate = 0, peak = 0;  ///< GFLOP/s; peak 0 when it is not known
+  Timing unfused;
+  std::string why_not_unfused;
+};
+
+// 0 when the kernel is none of the CPU's.
+double peak_of(const std::string& kernel, int threads) {
+  const auto unit = micro::unit_of_kernel(kernel);
+  return unit ? micro::peak(*unit).best * threads : 0;
+}
+
+Row bench(const problem::Line& line, const Options& options) {
+  if (options.verify) {
+    const check::Report report = check::check_line(line);
+    FOVEAL_CHECK(report.pass, "not timed, because its result is wrong: ", report.line, ": ", report.failure);
+  }
+  problem::CaseData data(line);
+  const bool is_forward = line.pass == Pass::forward;
+  const Attention& attention = line.attention;
+  Row row;
+  row.threads = line.options.threads > 0 ? line.options.threads : num_threads();
+  const ForwardInputs forward_inputs = data.forward_inputs();
+  const ForwardOutputs forward_outputs = data.forward_outputs();
+  const Plan plan = is_forward ? foveal::plan(attention, forward_inputs, forward_outputs, line.options)
+                               : foveal::plan(attention, data.backward_inputs(), data.backward_outputs(), line.options);
+  row.plan = plan.explain();
+  const AlignedBytes workspace(plan.workspace_bytes());
+  if (is_forward) {
+    row.timing = measure([&] { plan.run(forward_inputs, forward_outputs, workspace.bytes); }, options.seconds, row.threads);
+  } else {
+    forward(attention, forward_inputs, forward_outputs, {}, line.options);
+    const BackwardInputs inputs = data.backward_inputs();
+    const BackwardOutputs outputs = data.backward_outputs();
+    row.timing = measure([&] { plan.run(inputs, outputs, workspace.bytes); }, options.seconds, row.threads);
+  }
+  row.rate = row.plan.flops_nominal / row.timing.median / 1e9;
+  row.peak = peak_of(row.plan.kernel, row.threads);
+  if (!options.unfused) {
+    row.why_not_unfused = "not asked for";
+  } else if (const auto unfused = make_unfused(data, row.threads, row.why_not_unfused)) {
+    row.unfused = measure([&] { unfused->run(); }, options.seconds, row.threads);
+  }
+  return row;
+}
+
+void print(const Row& row) {
+  const Timing& t = row.timing;
+  fmt::print("{:10.3f} ms  +-{:4.1f}% {:9.1f} GFLOP/s", t.median * 1e3, 50 * (t.high - t.low) / t.median, row.rate);
+  fmt::print("  {:<14}", row.peak > 0 ? fmt::format("{:5.1f}% of peak", 100 * row.rate / row.peak) : "");
+  if (row.unfused.median > 0) {
+    fmt::print("  unfused {:10.3f} ms ({:4.1f}x)", row.unfused.median * 1e3, row.unfused.median / t.median);
+  } else {
+    fmt::print("  unfused: {}", row.why_not_unfused);
+  }
+  fmt::print("  {}  {}\n", row.plan.kernel, row.plan.problem);
+  std::fflush(stdout);
+}
+
+Json to_json(const Timing& t) {
+  return {{"median_s", t.median}, {"quartile_low_s", t.low}, {"quartile_high_s", t.high}, {"repeats", t.repeats}, {"quiet", t.quiet}};
+}
+
+Json to_json(const Row& row) {
+  Json json{{"problem", row.plan.problem},
+            {"kernel", row.plan.kernel},
+            {"threads", row.threads},
+            {"timing", to_json(row.timing)},
+            {"gflops", row.rate},
+            {"peak_gflops", row.peak},
+            {"share_of_peak", row.peak > 0 ? Json(row.rate / row.peak) : Json(nullptr)},
+            {"workspace_bytes", row.plan.workspace_bytes}};
+  json["unfused"] = row.unfused.median > 0 ? to_json(row.unfused) : Json(row.why_not_unfused);
+  return json;
+}
+
+void run(const Options& options) {
+  const std::vector<problem::Line> lines = gather_lines(options.lines);
+  FOVEAL_CHECK(!lines.empty(), "bench: no problem line given");
+  Json rows = Json::array();
+  bool failed = false;
+  for (const problem::Line& line : lines) {
+    try {
+      const Row row = bench(line, options);
+      print(row);
+      rows.push_back(to_json(row));
+    } catch (const Error& error) {
+      fmt::print(stderr, "foveal: {}\n", error.what());
+      failed = failed || error.code() != ErrorCode::unsupported;
+    }
+  }
+  if (!options.json.empty()) write_json(rows, options.json);
+  if (failed) throw Exit{exit_check_failed};
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("bench", "Time problem lines: median, spread, GFLOP/s, share of peak, and the unfused computation");
+  const auto options = std::make_shared<Options>();
+  add_line_options(*command, options->lines);
+  command->add_option("--seconds", options->seconds, "of measuring for each line")->capture_default_str();
+  command->add_flag("!--no-verify", options->verify, "time without checking the results first (the reference is slow on large problems)");
+  command->add_flag("!--no-unfused", options->unfused, "leave out the unfused computation");
+  command->add_option("--json", options->json, "write all figures to this file");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace foveal::cli

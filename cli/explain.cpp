@@ -1,0 +1,85 @@
+// foveal explain: what a plan would do, and why.
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "base/check.h"
+#include "command.h"
+#include "json.h"
+#include "lines.h"
+#include "problem/case_data.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Options {
+  LineOptions lines;
+  bool as_json = false;
+};
+
+Explanation explain(const problem::Line& line) {
+  const problem::CaseData data(line);
+  if (line.pass == Pass::forward) return plan(line.attention, data.forward_inputs(), data.forward_outputs(), line.options).explain();
+  return plan(line.attention, data.backward_inputs(), data.backward_outputs(), line.options).explain();
+}
+
+// A plan for each backward strategy by name, so that those that were not chosen say why.
+std::vector<Explanation> explain_strategies(problem::Line line) {
+  std::vector<Explanation> found;
+  for (const BackwardStrategy strategy : {BackwardStrategy::fused, BackwardStrategy::split, BackwardStrategy::two_scan}) {
+    line.attention.backward = strategy;
+    try {
+      found.push_back(explain(line));
+    } catch (const Error& error) {
+      Explanation refused;
+      refused.strategy = to_string(strategy);
+      refused.refusals.push_back({to_string(strategy), error.what()});
+      found.push_back(std::move(refused));
+    }
+  }
+  return found;
+}
+
+void print_strategies(const std::vector<Explanation>& strategies, const std::string& chosen) {
+  fmt::print("strategies\n");
+  for (const Explanation& e : strategies) {
+    if (e.kernel.empty()) {
+      fmt::print("  {:<9} refused: {}\n", e.strategy, e.refusals.back().reason);
+    } else {
+      fmt::print("  {:<9} {} {}: {:.3g} FLOP, workspace {} bytes, {}\n", e.strategy, e.strategy == chosen ? "chosen" : "possible", e.kernel,
+                 e.flops, e.workspace_bytes, e.deterministic ? "deterministic" : "not deterministic");
+    }
+  }
+}
+
+void run(const Options& options) {
+  const std::vector<problem::Line> lines = gather_lines(options.lines);
+  FOVEAL_CHECK(!lines.empty(), "explain: no problem line given");
+  Json rows = Json::array();
+  for (const problem::Line& line : lines) {
+    const Explanation e = explain(line);
+    const bool several = line.pass == Pass::backward && line.attention.backward == BackwardStrategy::automatic;
+    const std::vector<Explanation> strategies = several ? explain_strategies(line) : std::vector<Explanation>{};
+    if (options.as_json) {
+      rows.push_back(to_json(e));
+      for (const Explanation& strategy : strategies) rows.back()["strategies"].push_back(to_json(strategy));
+    } else {
+      fmt::print("{}\n", e.to_string());
+      if (several) print_strategies(strategies, e.strategy);
+      fmt::print("\n");
+    }
+  }
+  if (options.as_json) fmt::print("{}\n", rows.dump(2));
+}
+
+}  // namespace
+
+void add_explain(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("explain", "What a plan would do: kernel, tiles, work, workspace, and why others declined");
+  const auto options = std::make_shared<Options>();
+  add_line_options(*command, options->lines);
+  command->add_flag("--json", options->as_json, "as JSON");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace foveal::cli

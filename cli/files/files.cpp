@@ -1,0 +1,97 @@
+#include "files/files.h"
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/check.h"
+#include "files/npy.h"
+#include "files/npz.h"
+#include "files/safetensors.h"
+
+namespace foveal::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<std::byte> read_bytes(const std::string& path) {
+  std::error_code error;
+  FOVEAL_CHECK(fs::is_regular_file(path, error), path, ": no such file");
+  std::ifstream file(path, std::ios::binary);
+  FOVEAL_CHECK(file, path, ": cannot be opened: ", std::strerror(errno));
+  std::vector<std::byte> bytes(fs::file_size(path));
+  file.read(reinterpret_cast<char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+  FOVEAL_CHECK(file.gcount() == static_cast<std::streamsize>(bytes.size()), path, ": cannot be read");
+  return bytes;
+}
+
+// New files under temporary names until publish(); what was not published is removed.
+class Staged {
+ public:
+  Staged() = default;
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+  ~Staged() {
+    std::error_code ignored;
+    for (const auto& [fresh, path] : files_) fs::remove(fresh, ignored);
+  }
+
+  void write(const std::string& path, const std::vector<std::byte>& bytes) {
+    const std::string fresh = path + ".unfinished";
+    files_.emplace_back(fresh, path);
+    std::ofstream file(fresh, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    file.close();
+    FOVEAL_CHECK(file, path, ": cannot be written: ", std::strerror(errno));
+  }
+
+  void publish() {
+    for (const auto& [fresh, path] : files_) fs::rename(fresh, path);
+    files_.clear();
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> files_;
+};
+
+}  // namespace
+
+std::vector<Tensor> read_tensors(const std::string& path) {
+  const std::vector<std::byte> bytes = read_bytes(path);
+  const std::string ending = fs::path(path).extension();
+  if (ending == ".npz") return parse_npz(bytes, path);
+  if (ending == ".safetensors") return parse_safetensors(bytes, path);
+  FOVEAL_CHECK(ending == ".npy", path, ": ending '", ending, "'; expected .npy, .npz or .safetensors");
+  Tensor tensor = parse_npy(bytes, path);
+  tensor.name = fs::path(path).stem();
+  return {std::move(tensor)};
+}
+
+void check_output_path(const std::string& path) {
+  const fs::path ending = fs::path(path).extension();
+  FOVEAL_CHECK(ending == ".npz" || ending == ".safetensors" || ending.empty(), path, ": ending '", ending.string(),
+               "'; expected .npz, .safetensors, or a folder for .npy files");
+  if (ending.empty()) return;
+  const fs::path folder = fs::path(path).parent_path();
+  FOVEAL_CHECK(folder.empty() || fs::is_directory(folder), path, ": no folder '", folder.string(), "'");
+}
+
+void write_tensors(const std::vector<Tensor>& tensors, const std::string& path) {
+  check_output_path(path);
+  const std::string ending = fs::path(path).extension();
+  Staged staged;
+  if (ending == ".npz") {
+    staged.write(path, format_npz(tensors));
+  } else if (ending == ".safetensors") {
+    staged.write(path, format_safetensors(tensors));
+  } else {
+    std::error_code error;
+    fs::create_directories(path, error);
+    FOVEAL_CHECK(!error, path, ": cannot be made a folder: ", error.message());
+    for (const Tensor& tensor : tensors) staged.write((fs::path(path) / (tensor.name + ".npy")).string(), format_npy(tensor));
+  }
+  staged.publish();
+}
+
+}  // namespace foveal::cli

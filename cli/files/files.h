@@ -1,0 +1,20 @@
+#pragma once
+// Tensors from and to files of any known format, chosen by the file's ending.
+#include <string>
+#include <vector>
+
+#include "files/tensor.h"
+
+namespace foveal::cli {
+
+/// The tensors of an .npy (named after the file), .npz or .safetensors file. Throws invalid_argument, naming the file.
+std::vector<Tensor> read_tensors(const std::string& path);
+
+/// An .npz or .safetensors file, or a folder of .npy files when the path has no ending. Everything is written beside its place first and
+/// renamed when all of it is there: an error leaves the old files, or none.
+void write_tensors(const std::vector<Tensor>& tensors, const std::string& path);
+
+/// Throws invalid_argument when write_tensors() could not take this path: so that no work is done before that is known.
+void check_output_path(const std::string& path);
+
+}  // namespace foveal::cli

@@ -1,0 +1,37 @@
+#include "json.h"
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/check.h"
+
+namespace foveal::cli {
+
+Json to_json(const Explanation& e) {
+  Json json{{"problem", e.problem},
+            {"backend", e.backend},
+            {"kernel", e.kernel},
+            {"strategy", e.strategy},
+            {"reduction", e.reduction},
+            {"flops", e.flops},
+            {"flops_nominal", e.flops_nominal},
+            {"tiles", {{"full", e.tiles_full}, {"partial", e.tiles_partial}, {"empty", e.tiles_empty}}},
+            {"workspace_bytes", e.workspace_bytes},
+            {"deterministic", e.deterministic},
+            {"refusals", Json::array()},
+            {"details", Json::object()}};
+  for (const Refusal& refusal : e.refusals) json["refusals"].push_back({{"candidate", refusal.candidate}, {"reason", refusal.reason}});
+  for (const auto& [name, value] : e.details) json["details"][name] = value;
+  return json;
+}
+
+void write_json(const Json& json, const std::string& path) {
+  const std::string fresh = path + ".unfinished";
+  std::ofstream file(fresh);
+  file << json.dump(2) << '\n';
+  file.close();
+  FOVEAL_CHECK(file, path, ": cannot be written");
+  std::filesystem::rename(fresh, path);
+}
+
+}  // namespace foveal::cli

@@ -1,0 +1,109 @@
+#include "lines.h"
+
+#include <algorithm>
+#include <fstream>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "command.h"
+
+namespace foveal::cli {
+namespace {
+
+std::vector<std::string> read_suite(const std::string& path) {
+  std::ifstream file(path);
+  FOVEAL_CHECK(file, path, ": cannot be opened");
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return lines;
+}
+
+bool is_comment(const std::string& line) {
+  const std::size_t first = line.find_first_not_of(" \t\r");
+  return first == std::string::npos || line[first] == '#';
+}
+
+DType parse_floating(const std::string& name) {
+  const auto dtype = base::parse_dtype(name);
+  FOVEAL_CHECK(dtype && is_floating(*dtype), "--dtype: '", name, "'; expected f64, f32, bf16 or f16");
+  return *dtype;
+}
+
+// A line that is asked for in another type takes its parameters along where they had the type's default.
+problem::Line with_dtype(problem::Line line, DType dtype) {
+  const auto natural = [](DType of) { return of == DType::f64 ? DType::f64 : DType::f32; };
+  for (problem::ParamLine& param : line.params) {
+    if (param.dtype == natural(line.dtype)) param.dtype = natural(dtype);
+    if (param.grad_dtype == natural(line.dtype)) param.grad_dtype = natural(dtype);
+  }
+  line.dtype = dtype;
+  return line;
+}
+
+std::vector<std::string> cpu_targets(const std::vector<std::string>& asked) {
+  if (asked != std::vector<std::string>{"all"}) return asked;
+  std::vector<std::string> names;
+  for (const TargetInfo& target : targets()) {
+    if (target.backend == "cpu" && target.available) names.push_back(target.target);
+  }
+  return names;
+}
+
+}  // namespace
+
+void add_line_options(CLI::App& command, LineOptions& options) {
+  command.add_option("lines", options.lines,
+                     "problem lines, each one quoted argument: 'backward bf16 b2 h12:4 q1024 d64 mask=\"causal()\"'");
+  command.add_option("--suite", options.suites, "files of problem lines")->allow_extra_args(false);
+  command.add_option("--match", options.match, "only lines that contain this text");
+  command.add_option("--dtype", options.dtypes, "in each of these types instead of the line's own")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--target", options.targets, "on each of these targets; all: every CPU target of this machine")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command.add_option("--backend", options.plan.backend, "reference, cpu or cuda; default: the first that can");
+  command.add_option("--threads", options.plan.threads, "CPU threads; default: all")->check(CLI::NonNegativeNumber);
+}
+
+std::vector<problem::Line> read_lines(const LineOptions& options) {
+  std::vector<problem::Line> lines;
+  const auto take = [&](const std::string& text) {
+    if (!is_comment(text) && text.find(options.match) != std::string::npos) lines.push_back(problem::parse_line(text));
+  };
+  for (const std::string& text : options.lines) take(text);
+  for (const std::string& path : options.suites) {
+    std::int64_t number = 0;
+    for (const std::string& text : read_suite(path)) {
+      ++number;
+      try {
+        take(text);
+      } catch (const Error& error) {
+        base::fail(error.code(), path, ":", number, ": ", error.what());
+      }
+    }
+  }
+  return lines;
+}
+
+std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lines, const LineOptions& options) {
+  std::vector<problem::Line> result;
+  const std::vector<std::string> on = cpu_targets(options.targets);
+  for (const problem::Line& line : lines) {
+    std::vector<problem::Line> typed;
+    for (const std::string& name : options.dtypes) typed.push_back(with_dtype(line, parse_floating(name)));
+    if (typed.empty()) typed.push_back(line);
+    for (problem::Line& each : typed) {
+      if (!options.plan.backend.empty()) each.options.backend = options.plan.backend;
+      if (options.plan.threads > 0) each.options.threads = options.plan.threads;
+      for (const std::string& target : on) {
+        each.options.target = target;
+        result.push_back(each);
+      }
+      if (on.empty()) result.push_back(std::move(each));
+    }
+  }
+  return result;
+}
+
+}  // namespace foveal::cli

@@ -1,0 +1,60 @@
+// foveal: the command line. Results on standard output, everything else on standard error.
+#include <fmt/core.h>
+
+#include <cstdio>
+
+#include "command.h"
+
+namespace foveal::cli {
+namespace {
+
+ExitCode exit_code(ErrorCode code) {
+  switch (code) {
+    case ErrorCode::invalid_argument:
+      return exit_usage;
+    case ErrorCode::unsupported:
+      return exit_unsupported;
+    default:
+      return exit_failure;
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
+  app.require_subcommand(1);
+  app.footer("Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing here can do it, 4 a device or system error.");
+  add_targets(app);
+  add_check(app);
+  add_bench(app);
+  add_explain(app);
+  add_run(app);
+  try {
+    app.parse(argc, argv);
+    return exit_ok;
+  } catch (const CLI::Success& asked_for_help) {
+    return app.exit(asked_for_help);
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return exit_usage;
+  } catch (const Exit& end) {
+    return end.code;
+  } catch (const Error& error) {
+    fmt::print(stderr, "foveal: {}: {}\n", to_string(error.code()), error.what());
+    return exit_code(error.code());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "foveal: {}\n", error.what());
+    return exit_failure;
+  }
+}
+
+}  // namespace
+
+void add_plan_options(CLI::App& command, PlanOptions& options) {
+  command.add_option("--backend", options.backend, "reference, cpu or cuda; default: the first that can");
+  command.add_option("--target", options.target, "scalar, avx2, avx512, avx512bf16, amx, sm80, sm90; default: the best here");
+  command.add_option("--threads", options.threads, "CPU threads; default: all")->check(CLI::NonNegativeNumber);
+}
+
+}  // namespace foveal::cli
+
+int main(int argc, char** argv) { return foveal::cli::run(argc, argv); }

@@ -1,0 +1,186 @@
+// foveal run: attention on tensors from files.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "base/check.h"
+#include "command.h"
+#include "files/files.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> inputs;
+  std::string output, score, mask, sink;
+  std::vector<std::string> gradients;
+  std::optional<double> scale;
+  Dropout dropout;
+  bool reproducible = false, checked = false, quiet = false;
+  PlanOptions plan;
+};
+
+// The tensors of all files by name. An input is FILE, or NAME=FILE for a file that holds one tensor.
+class Inputs {
+ public:
+  explicit Inputs(const std::vector<std::string>& arguments) {
+    for (const std::string& argument : arguments) {
+      const std::size_t equals = argument.find('=');
+      const std::string path = equals == std::string::npos ? argument : argument.substr(equals + 1);
+      std::vector<Tensor> read = read_tensors(path);
+      if (equals != std::string::npos) {
+        FOVEAL_CHECK(read.size() == 1, path, ": holds ", read.size(), " tensors; expected one to be named ", argument.substr(0, equals));
+        read.front().name = argument.substr(0, equals);
+      }
+      for (Tensor& tensor : read) {
+        std::string name = tensor.name;
+        FOVEAL_CHECK(tensors_.try_emplace(name, std::move(tensor)).second, path, ": a second tensor named '", name, "'");
+      }
+    }
+  }
+
+  bool has(const std::string& name) const { return tensors_.contains(name); }
+  Tensor& at(const std::string& name) {
+    const auto found = tensors_.find(name);
+    FOVEAL_CHECK(found != tensors_.end(), name, ": no input holds a tensor of this name");
+    return found->second;
+  }
+  TensorView view(const std::string& name) { return has(name) ? at(name).view() : TensorView{}; }
+
+  /// Every tensor that is no argument of attention itself is a parameter.
+  std::vector<Tensor*> params() {
+    static const std::vector<std::string> arguments{"q", "k", "v", "dout", "dlse", "cu_seqlens_q", "cu_seqlens_kv"};
+    std::vector<Tensor*> result;
+    for (auto& [name, tensor] : tensors_) {
+      if (std::ranges::find(arguments, name) == arguments.end()) result.push_back(&tensor);
+    }
+    return result;
+  }
+
+ private:
+  std::map<std::string, Tensor> tensors_;
+};
+
+Param param_of(const Tensor& tensor) {
+  const Type type = is_floating(tensor.dtype) ? Type::real : tensor.dtype == DType::boolean ? Type::boolean : Type::integer;
+  return {tensor.name, tensor.shape, type};
+}
+
+std::optional<Varlen> varlen_of(Inputs& inputs) {
+  if (!inputs.has("cu_seqlens_q") && !inputs.has("cu_seqlens_kv")) return std::nullopt;
+  return Varlen{.cu_seqlens_q = inputs.at("cu_seqlens_q").view(), .cu_seqlens_kv = inputs.at("cu_seqlens_kv").view()};
+}
+
+bool wants_gradient(const Options& options, const Tensor& tensor) {
+  if (options.gradients.empty()) return is_floating(tensor.dtype);
+  return std::ranges::find(options.gradients, tensor.name) != options.gradients.end();
+}
+
+void run(const Options& options) {
+  check_output_path(options.output);
+  Inputs inputs(options.inputs);
+  for (const char* name : {"q", "k", "v"}) inputs.at(name);
+
+  Attention attention;
+  std::vector<Param> declared;
+  std::vector<ParamBinding> bound;
+  for (Tensor* tensor : inputs.params()) {
+    declared.push_back(param_of(*tensor));
+    bound.push_back({declared.back(), tensor->view()});
+  }
+  if (!options.score.empty()) attention.score_mod = parse(options.score, declared);
+  if (!options.mask.empty()) attention.mask = parse(options.mask, declared);
+  if (!options.sink.empty()) attention.sink = param_of(inputs.at(options.sink));
+  attention.scale = options.scale;
+  attention.dropout = options.dropout;
+  attention.determinism = options.reproducible ? Determinism::reproducible : Determinism::fast;
+  attention.checked = options.checked;
+  for (const std::string& name : options.gradients) inputs.at(name);
+
+  const Tensor &q = inputs.at("q"), &v = inputs.at("v");
+  const bool packed = inputs.has("cu_seqlens_q") || inputs.has("cu_seqlens_kv");
+  const std::size_t rank = packed ? 3 : 4;
+  FOVEAL_CHECK(q.shape.size() == rank, "q: rank ", q.shape.size(), "; expected ", rank,
+               packed ? ": [total, heads, head_dim]" : ": [batch, seqlen, heads, head_dim]");
+  FOVEAL_CHECK(v.shape.size() == rank, "v: rank ", v.shape.size(), "; expected ", rank);
+  std::vector<std::int64_t> out_shape = q.shape;
+  out_shape.back() = v.shape.back();
+  const std::vector<std::int64_t> lse_shape =
+      packed ? std::vector{q.shape[1], q.shape[0]} : std::vector{q.shape[0], q.shape[2], q.shape[1]};
+  std::vector<Tensor> results;
+  results.reserve(5 + bound.size());  // views into it stay valid
+  const auto make = [&results](const std::string& name, DType dtype, const std::vector<std::int64_t>& shape) {
+    results.push_back(make_tensor(name, dtype, shape));
+    return results.back().view();
+  };
+  const TensorView out = make("out", q.dtype, out_shape);
+  const TensorView lse = make("lse", q.dtype == DType::f64 ? DType::f64 : DType::f32, lse_shape);
+
+  const ForwardInputs forward_inputs{
+      .q = inputs.view("q"), .k = inputs.view("k"), .v = inputs.view("v"), .params = bound, .varlen = varlen_of(inputs)};
+  const ForwardOutputs forward_outputs{.out = out, .lse = lse};
+  const Plan forward_plan = plan(attention, forward_inputs, forward_outputs, options.plan);
+  std::string kernels = forward_plan.kernel();
+
+  if (!inputs.has("dout")) {
+    forward(attention, forward_inputs, forward_outputs, {}, options.plan);
+  } else {
+    const BackwardInputs backward_inputs{.q = forward_inputs.q,
+                                         .k = forward_inputs.k,
+                                         .v = forward_inputs.v,
+                                         .out = out,
+                                         .lse = lse,
+                                         .dout = inputs.view("dout"),
+                                         .dlse = inputs.view("dlse"),
+                                         .params = bound,
+                                         .varlen = forward_inputs.varlen};
+    BackwardOutputs backward_outputs{
+        .dq = make("dq", q.dtype, q.shape), .dk = make("dk", q.dtype, inputs.at("k").shape), .dv = make("dv", q.dtype, v.shape)};
+    for (const ParamBinding& binding : bound) {
+      const Tensor& tensor = inputs.at(binding.param.name());
+      if (!wants_gradient(options, tensor)) continue;
+      const DType dtype = tensor.dtype == DType::f64 ? DType::f64 : DType::f32;
+      backward_outputs.dparams.push_back({binding.param, make("d" + tensor.name, dtype, tensor.shape)});
+    }
+    const Plan backward_plan = plan(attention, backward_inputs, backward_outputs, options.plan);  // refused before any work starts
+    kernels += " " + backward_plan.kernel();
+    forward(attention, forward_inputs, forward_outputs, {}, options.plan);
+    backward(attention, backward_inputs, backward_outputs, {}, options.plan);
+  }
+  write_tensors(results, options.output);
+  if (options.quiet) return;
+  for (const Tensor& tensor : results) fmt::print("{:<12} {}\n", tensor.name, Tensor(tensor).view().describe());
+  fmt::print("kernels      {}\n", kernels);
+}
+
+}  // namespace
+
+void add_run(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("run", "Attention on tensors from files: out, lse and, when dout is given, all gradients");
+  const auto options = std::make_shared<Options>();
+  command
+      ->add_option("inputs", options->inputs,
+                   "FILE or NAME=FILE (.npy, .npz, .safetensors) with q, k, v, and as wanted dout, dlse, cu_seqlens_q, cu_seqlens_kv; "
+                   "every other tensor is a parameter that the score and the mask may read")
+      ->required();
+  command->add_option("-o,--output", options->output, "an .npz or .safetensors file, or a folder of .npy files")->required();
+  command->add_option("--score", options->score, "the score, e.g. 'score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]'");
+  command->add_option("--mask", options->mask, "the mask, e.g. 'causal() & window(128)'");
+  command->add_option("--sink", options->sink, "the parameter that is a logit per query head in the denominator");
+  command->add_option("--grad", options->gradients, "parameters whose gradient is wanted, with commas between; default: every floating one")
+      ->delimiter(',')
+      ->allow_extra_args(false);
+  command->add_option("--scale", options->scale, "of q . k; default: 1 / sqrt(head_dim)");
+  command->add_option("--dropout", options->dropout.p, "probability");
+  command->add_option("--dropout-seed", options->dropout.seed);
+  command->add_option("--dropout-offset", options->dropout.offset);
+  command->add_flag("--reproducible", options->reproducible, "the same bits from run to run");
+  command->add_flag("--checked", options->checked, "verify every index into a parameter");
+  command->add_flag("-q,--quiet", options->quiet, "print nothing");
+  add_plan_options(*command, options->plan);
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace foveal::cli

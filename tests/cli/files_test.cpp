@@ -1,0 +1,199 @@
+// The readers against files that NumPy and safetensors wrote (data/make.py), against our own writers, and against damage.
+#include "files/files.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "base/float16.h"
+#include "base/random.h"
+#include "files/npy.h"
+#include "files/npz.h"
+#include "files/safetensors.h"
+#include "foveal/error.h"
+
+namespace foveal::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string data(const std::string& name) { return std::string(FOVEAL_TEST_DATA) + "/" + name; }
+
+std::vector<std::byte> bytes_of(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  const auto* begin = reinterpret_cast<const std::byte*>(text.data());
+  return {begin, begin + text.size()};
+}
+
+double element(const Tensor& tensor, std::size_t i) {
+  const std::byte* at = tensor.bytes.data() + i * size_of(tensor.dtype);
+  const auto as = [at]<class T>(T value) {
+    std::memcpy(&value, at, sizeof value);
+    return value;
+  };
+  switch (tensor.dtype) {
+    case DType::f64:
+      return as(double{});
+    case DType::f32:
+      return as(float{});
+    case DType::bf16:
+      return base::bf16_to_float(as(std::uint16_t{}));
+    case DType::f16:
+      return base::f16_to_float(as(std::uint16_t{}));
+    case DType::i64:
+      return static_cast<double>(as(std::int64_t{}));
+    case DType::i32:
+      return as(std::int32_t{});
+    case DType::i16:
+      return as(std::int16_t{});
+    case DType::i8:
+      return as(std::int8_t{});
+    case DType::u8:
+      return as(std::uint8_t{});
+    case DType::boolean:
+      return as(std::uint8_t{});
+  }
+  return -1;
+}
+
+void expect_counting(const Tensor& tensor, DType dtype, const std::vector<std::int64_t>& shape) {
+  SCOPED_TRACE(tensor.name);
+  EXPECT_EQ(tensor.dtype, dtype);
+  EXPECT_EQ(tensor.shape, shape);
+  std::size_t count = 1;
+  for (const std::int64_t size : shape) count *= static_cast<std::size_t>(size);
+  ASSERT_EQ(tensor.bytes.size(), count * size_of(dtype));
+  for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(element(tensor, i), static_cast<double>(dtype == DType::boolean ? i % 2 : i)) << i;
+}
+
+struct Expected {
+  const char* name;
+  DType dtype;
+  std::vector<std::int64_t> shape;
+};
+const std::vector<Expected> arrays{{"f64", DType::f64, {2, 3}},     {"f32", DType::f32, {2, 3, 4}}, {"f16", DType::f16, {5}},
+                                   {"bf16", DType::bf16, {2, 2}},   {"i64", DType::i64, {3}},       {"i32", DType::i32, {}},
+                                   {"i16", DType::i16, {1, 1}},     {"i8", DType::i8, {7}},         {"u8", DType::u8, {0, 3}},
+                                   {"boolean", DType::boolean, {4}}};
+
+class Archive : public testing::TestWithParam<const char*> {};
+
+TEST_P(Archive, HoldsWhatItsWriterPutIn) {
+  const std::vector<Tensor> tensors = read_tensors(data(GetParam()));
+  ASSERT_EQ(tensors.size(), arrays.size());
+  for (const Expected& expected : arrays) {
+    const auto found = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) { return t.name == expected.name; });
+    ASSERT_NE(found, tensors.end()) << expected.name;
+    expect_counting(*found, expected.dtype, expected.shape);
+  }
+}
+
+TEST_P(Archive, IsRefusedWhenCutAnywhere) {
+  const std::vector<std::byte> whole = bytes_of(data(GetParam()));
+  const fs::path path = fs::path(testing::TempDir()) / (std::string("cut_") + GetParam());
+  const auto parse = [&](std::span<const std::byte> bytes) {
+    return path.extension() == ".npz" ? parse_npz(bytes, "cut") : parse_safetensors(bytes, "cut");
+  };
+  EXPECT_NO_THROW(parse(whole));
+  for (std::size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_THROW(parse(std::span(whole).first(size)), Error) << size << " of " << whole.size() << " bytes";
+  }
+}
+
+// A flipped bit is found, or it lies where it changes no tensor's bounds; it never reads outside the file (the sanitizers watch).
+TEST_P(Archive, SurvivesFlippedBits) {
+  const std::vector<std::byte> whole = bytes_of(data(GetParam()));
+  const bool npz = std::string(GetParam()).ends_with(".npz");
+  base::Random random(7);
+  int refused = 0;
+  for (int i = 0; i < 4000; ++i) {
+    std::vector<std::byte> damaged = whole;
+    const auto at = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(whole.size()) - 1));
+    damaged[at] ^= std::byte{1} << random.integer(0, 7);
+    try {
+      npz ? parse_npz(damaged, "damaged") : parse_safetensors(damaged, "damaged");
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+      ++refused;
+    }
+  }
+  EXPECT_GT(refused, 1000);
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, Archive, testing::Values("stored.npz", "deflated.npz", "all.safetensors"),
+                         [](const auto& info) { return fs::path(info.param).stem().string(); });
+
+TEST(Npy, FortranOrderBecomesRowMajor) { expect_counting(read_tensors(data("fortran.npy")).front(), DType::f32, {2, 3, 4}); }
+TEST(Npy, Version2) { expect_counting(read_tensors(data("version2.npy")).front(), DType::f32, {3, 2}); }
+TEST(Npy, NamedAfterItsFile) { EXPECT_EQ(read_tensors(data("fortran.npy")).front().name, "fortran"); }
+
+TEST(Npy, IsRefusedWhenCutAnywhere) {
+  const std::vector<std::byte> whole = bytes_of(data("fortran.npy"));
+  for (std::size_t size = 0; size < whole.size(); ++size) EXPECT_THROW(parse_npy(std::span(whole).first(size), "cut"), Error) << size;
+}
+
+void expect_refused(const std::string& path, const std::string& part_of_message) {
+  try {
+    read_tensors(path);
+    ADD_FAILURE() << path << " was read";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(error.what()).find(part_of_message), std::string::npos) << error.what();
+  }
+}
+
+TEST(Files, WrongOnesAreRefusedByName) {
+  expect_refused(data("big_endian.npy"), "big-endian");
+  expect_refused(data("complex.npy"), "type '<c8'");
+  expect_refused(data("missing.npy"), "no such file");
+  expect_refused(data("make.py"), "expected .npy, .npz or .safetensors");
+  expect_refused(data(""), "no such file");
+}
+
+class RoundTrip : public testing::TestWithParam<const char*> {};
+
+TEST_P(RoundTrip, WhatIsWrittenIsRead) {
+  const fs::path folder = fs::path(testing::TempDir()) / "foveal_round_trip";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  std::vector<Tensor> tensors = read_tensors(data("stored.npz"));
+  const std::string path = (folder / GetParam()).string();
+  write_tensors(tensors, path);
+  for (const Tensor& tensor : tensors) {
+    Tensor found;
+    for (Tensor& t : read_tensors(fs::path(path).has_extension() ? path : path + "/" + tensor.name + ".npy")) {
+      if (t.name == tensor.name) found = t;
+    }
+    EXPECT_EQ(found.dtype, tensor.dtype) << tensor.name;
+    EXPECT_EQ(found.shape, tensor.shape) << tensor.name;
+    EXPECT_EQ(found.bytes, tensor.bytes) << tensor.name;
+  }
+  for (const auto& entry : fs::recursive_directory_iterator(folder)) EXPECT_NE(entry.path().extension(), ".unfinished");
+}
+
+INSTANTIATE_TEST_SUITE_P(Files, RoundTrip, testing::Values("a.npz", "a.safetensors", "folder"), [](const auto& info) {
+  return fs::path(info.param).extension().empty() ? "folder" : fs::path(info.param).extension().string().substr(1);
+});
+
+TEST(Writing, AnErrorLeavesTheOldFilesAlone) {
+  const fs::path folder = fs::path(testing::TempDir()) / "foveal_atomic";
+  fs::remove_all(folder);
+  fs::create_directories(folder / "b.npy.unfinished");  // a folder where the second file would go
+  std::ofstream(folder / "a.npy") << "old";
+  EXPECT_THROW(write_tensors({make_tensor("a", DType::f32, {2}), make_tensor("b", DType::f32, {2})}, folder.string()), Error);
+  EXPECT_EQ(bytes_of((folder / "a.npy").string()).size(), 3u);
+  EXPECT_FALSE(fs::exists(folder / "a.npy.unfinished"));
+  EXPECT_FALSE(fs::exists(folder / "b.npy"));
+}
+
+TEST(Writing, PathsAreCheckedBeforehand) {
+  EXPECT_THROW(check_output_path("out.txt"), Error);
+  EXPECT_THROW(check_output_path("no_such_folder/out.npz"), Error);
+  EXPECT_NO_THROW(check_output_path("out.npz"));
+}
+
+}  // namespace
+}  // namespace foveal::cli
