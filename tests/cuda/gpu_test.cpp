@@ -1,0 +1,139 @@
+// What a plan on a GPU promises: the caller's stream, capture into a graph, many threads and streams, the same bits every time. Skipped where there is
+// no device.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <thread>
+
+#include "check/check.h"
+#include "check/device_case.h"
+#include "cuda/cuda_memory.h"
+#include "cuda/jit/driver.h"
+#include "nvrtc_here.h"
+#include "problem/case_data.h"
+
+namespace foveal::cuda {
+namespace {
+
+class Gpu : public test::NeedsNvrtc {
+ protected:
+  void SetUp() override {
+    NeedsNvrtc::SetUp();
+    if (IsSkipped()) return;
+    if (driver::device_count() == 0) GTEST_SKIP() << "no device: " << driver::unavailable();
+  }
+};
+
+struct OnGpu {
+  explicit OnGpu(const std::string& text) : data(line_of(text)), device(data) {
+    device.upload();
+    const problem::Line& line = data.line();
+    plan = line.pass == Pass::forward ? foveal::plan(line.attention, device.forward_inputs(), device.forward_outputs(), line.options)
+                                      : foveal::plan(line.attention, device.backward_inputs(), device.backward_outputs(), line.options);
+    workspace = cuda_memory(0).allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
+  }
+  ~OnGpu() { cuda_memory(0).release(workspace); }
+
+  static problem::Line line_of(const std::string& text) {
+    problem::Line line = problem::parse_line(text);
+    line.device = {DeviceKind::cuda, 0};
+    line.options.backend = "cuda";
+    return line;
+  }
+  void run(Stream stream) const {
+    if (data.line().pass == Pass::forward) {
+      plan.run(device.forward_inputs(), device.forward_outputs(), workspace, stream);
+    } else {
+      plan.run(device.backward_inputs(), device.backward_outputs(), workspace, stream);
+    }
+  }
+  /// All bytes of all tensors.
+  std::string bytes() {
+    device.download();
+    std::string all;
+    for (const auto& [name, block] : data.blocks()) all.append(reinterpret_cast<const char*>(block.bytes.get()), block.size);
+    return all;
+  }
+
+  problem::CaseData data;
+  check::DeviceCase device;
+  Plan plan;
+  void* workspace = nullptr;
+};
+
+Stream new_stream() {
+  const driver::Current current(0);
+  driver::StreamHandle stream = nullptr;
+  driver::check(driver::api().stream_create(&stream, 1), "cuStreamCreate");
+  return {stream};
+}
+
+constexpr const char* forward_line = "forward bf16 b2 h4:2 q300 d64 mask=\"causal()\"";
+constexpr const char* backward_line =
+    "backward bf16 b2 h4:2 q300 d64 mask=\"doc[q_idx] == doc[kv_idx]\" score=\"score + rel[head, clamp(q_idx - kv_idx, -8, 8) + 8] + "
+    "t[dist[q_idx, kv_idx]]\" param=\"doc: integer[300] segments(4)\" param=\"rel: real[4, 17] grad\" param=\"t: real[9] grad\" "
+    "param=\"dist: integer[300, 300] integers(0, 8)\"";
+
+TEST_F(Gpu, RunsAreBitwiseEqual) {
+  for (const char* line : {forward_line, backward_line}) {
+    OnGpu gpu(line);
+    gpu.run({});
+    const std::string first = gpu.bytes();
+    for (int i = 0; i < 100; ++i) gpu.run({});
+    EXPECT_TRUE(gpu.bytes() == first) << line;
+  }
+}
+
+TEST_F(Gpu, CapturedIntoAGraph) {
+  void* library = dlopen("libcuda.so.1", RTLD_NOW);
+  ASSERT_NE(library, nullptr);
+  const auto begin = reinterpret_cast<int (*)(void*, int)>(dlsym(library, "cuStreamBeginCapture_v2"));
+  const auto end = reinterpret_cast<int (*)(void*, void**)>(dlsym(library, "cuStreamEndCapture"));
+  const auto instantiate = reinterpret_cast<int (*)(void**, void*, unsigned long long)>(dlsym(library, "cuGraphInstantiateWithFlags"));
+  const auto launch = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cuGraphLaunch"));
+  for (const char* line : {forward_line, backward_line}) {
+    OnGpu eager(line), captured(line);
+    eager.run({});
+    const Stream stream = new_stream();
+    void *graph = nullptr, *executable = nullptr;
+    const driver::Current current(0);
+    ASSERT_EQ(begin(stream.handle, 0), 0);  // global mode: a forbidden call anywhere fails the capture
+    captured.run(stream);
+    ASSERT_EQ(end(stream.handle, &graph), 0) << line;
+    ASSERT_EQ(instantiate(&executable, graph, 0), 0);
+    ASSERT_EQ(launch(executable, stream.handle), 0);
+    ASSERT_EQ(launch(executable, stream.handle), 0);
+    cuda_memory(0).synchronize(stream);
+    EXPECT_TRUE(captured.bytes() == eager.bytes()) << line;
+  }
+}
+
+TEST_F(Gpu, ManyThreadsAndStreams) {
+  OnGpu single(backward_line);
+  single.run({});
+  const std::string expected = single.bytes();
+  std::vector<std::thread> threads;
+  std::vector<int> wrong(8, 0);
+  for (std::size_t t = 0; t < wrong.size(); ++t) {
+    threads.emplace_back([&, t] {
+      OnGpu own(backward_line);
+      const Stream stream = new_stream();
+      for (int i = 0; i < 10; ++i) own.run(stream);
+      cuda_memory(0).synchronize(stream);
+      wrong[t] = own.bytes() != expected;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, std::vector<int>(8, 0));
+}
+
+TEST_F(Gpu, OneCallWithoutAPlan) {
+  OnGpu planned(forward_line), direct(forward_line);
+  planned.run({});
+  foveal::forward(direct.data.line().attention, direct.device.forward_inputs(), direct.device.forward_outputs());
+  EXPECT_TRUE(planned.bytes() == direct.bytes());
+}
+
+}  // namespace
+}  // namespace foveal::cuda
