@@ -36,7 +36,7 @@ std::string type_names(std::string_view letters) {
 
 /// The derivatives by x, y, ..., as text; the reads x[] stand for the operands.
 std::string derivatives(const OpRow& row) {
-  if (row.derivative == nullptr || row.signature.back() == 'b' || row.signature.back() == 'i') return "";
+  if (row.signature.back() == 'b' || row.signature.back() == 'i' || row.op == Op::to_real) return "";
   scoring::Graph graph;
   std::vector<scoring::ValueId> operands;
   for (int i = 0; i < row.arity; ++i) {
