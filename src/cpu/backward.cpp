@@ -518,8 +518,14 @@ class Backward final : public planning::Executable {
       const int keys = s_.block_keys(sequence, block);
       const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
       prepare(call, sequence, kv_head, block, wants_dq_, 0, slot);
+      const std::int64_t next_token = sequence.kv_begin + key + s_.ops.block_kv;
+      const int next_keys = std::max(0, s_.block_keys(sequence, block + 1));
+      const NextRows next_k(call.k.keys(sequence.batch, next_token, kv_head), next_keys, s_.dim);
+      const NextRows next_v(call.v.keys(sequence.batch, next_token, kv_head), next_keys, s_.dim_v);
       for (int t = 0; t < count; ++t) {
         const LaneState& state = slot.states[t];
+        next_k.fetch(t, count);
+        next_v.fetch(t, count);
         if (state.block != block) continue;
         const KeyRange range = differentiate(call, sequence, state, keys, slot.k[0], slot.v[0], grads, slot);
         if (range.begin == range.end) continue;

@@ -85,7 +85,7 @@ class Forward final : public planning::Executable {
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + acc_count() * sizeof(Real);
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * max_tiles_per_group(s_.problem, s_.geometry());
     const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
-    return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / 64), 1, 4));
+    return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / 32), 1, 4));
   }
   std::size_t acc_count() const { return static_cast<std::size_t>(padded_dim(s_.dim_v)) * static_cast<std::size_t>(s_.ops.tile_lanes); }
 
@@ -136,9 +136,15 @@ class Forward final : public planning::Executable {
       const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
       const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), keys, s_.dim, true, false, slot.k_scratch);
       const Operand v = s_.ops.prepare(call.v.keys(sequence.batch, token, group.kv_head), keys, s_.dim_v, false, true, slot.v_scratch);
-      for (int t = 0; t < count; ++t)
-        if (slot.states[t].block == block) visit(call, sequence, slot.states[t], keys, k, v, slot);
       from = block + 1;
+      const int next_keys = std::max(0, s_.block_keys(sequence, from));
+      const NextRows next_k(call.k.keys(sequence.batch, token + s_.ops.block_kv, group.kv_head), next_keys, s_.dim);
+      const NextRows next_v(call.v.keys(sequence.batch, token + s_.ops.block_kv, group.kv_head), next_keys, s_.dim_v);
+      for (int t = 0; t < count; ++t) {
+        next_k.fetch(t, count);
+        next_v.fetch(t, count);
+        if (slot.states[t].block == block) visit(call, sequence, slot.states[t], keys, k, v, slot);
+      }
     }
     for (int t = 0; t < count; ++t) finish(call, sequence, slot.states[t], slot);
   }

@@ -123,6 +123,26 @@ class TaskMode {
   void (*leave_)();
 };
 
+/// The rows of the next block, on their way to L2 while this one is worked on: hardware does not follow long strides. A block's visits share them.
+class NextRows {
+ public:
+  NextRows(const KeyRows& rows, int keys, int dim)
+      : data_(static_cast<const char*>(rows.data)),
+        row_bytes_(rows.row_stride * static_cast<std::int64_t>(size_of(rows.dtype))),
+        keys_(rows.stride == 1 ? keys : 0),
+        bytes_(dim * static_cast<int>(size_of(rows.dtype))) {}
+  /// The share of visit i of n.
+  void fetch(int i, int n) const {
+    for (int key = keys_ * i / n; key < keys_ * (i + 1) / n; ++key)
+      for (int byte = 0; byte < bytes_; byte += 64) __builtin_prefetch(data_ + key * row_bytes_ + byte, 0, 2);
+  }
+
+ private:
+  const char* data_;
+  std::int64_t row_bytes_;
+  int keys_, bytes_;
+};
+
 /// Shrinks the range to the rows that keep something in a valid lane: work saved, and what lies in padded keys (NaN, even) is never
 /// touched.
 inline KeyRange trim(const LaneRanges& ranges, int lanes, int key_multiple, KeyRange range) {

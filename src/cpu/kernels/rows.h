@@ -6,9 +6,9 @@
 namespace foveal::cpu {
 namespace {
 
+inline std::int64_t element_bytes(DType dtype) { return dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2; }
 inline const char* element(const void* row, DType dtype, std::int64_t index) {
-  const std::int64_t bytes = dtype == DType::f64 ? 8 : dtype == DType::f32 ? 4 : 2;
-  return static_cast<const char*>(row) + index * bytes;
+  return static_cast<const char*>(row) + index * element_bytes(dtype);
 }
 
 template <class V>
@@ -110,15 +110,29 @@ void copy_lane_rows(const LaneRows& rows, int dim, typename V::Real* packed) {
   }
 }
 
+/// Calls fn(load) with load(p) that reads V::width elements of a type at p: the choice of the type is made once, outside the loops.
+template <class V, class Fn>
+void with_loader(DType dtype, Fn&& fn) {
+  if constexpr (sizeof(typename V::Real) == 4) {
+    if (dtype == DType::bf16) return fn([](const char* p) { return V::load_bf16(reinterpret_cast<const std::uint16_t*>(p)); });
+    if (dtype == DType::f16) return fn([](const char* p) { return V::load_f16(reinterpret_cast<const std::uint16_t*>(p)); });
+  }
+  fn([](const char* p) { return V::loadu(reinterpret_cast<const typename V::Real*>(p)); });
+}
+
 /// packed[key][padded dim]
 template <class V>
 void copy_key_rows(const KeyRows& rows, int keys, int dim, typename V::Real* packed) {
-  const int ld = padded_dim(dim);
-  for (int key = 0; key < keys; ++key) {
-    const void* row = element(rows.data, rows.dtype, key * rows.row_stride);
-    typename V::Real* out = packed + key * ld;
-    for (int d = 0; d < dim; d += V::width) V::store(out + d, load_row<V>(row, rows.dtype, rows.stride, d, dim - d));
-  }
+  const int ld = padded_dim(dim), whole = rows.stride == 1 ? dim / V::width * V::width : 0;
+  with_loader<V>(rows.dtype, [&](auto load) {
+    const std::int64_t bytes = element_bytes(rows.dtype);
+    for (int key = 0; key < keys; ++key) {
+      const char* row = element(rows.data, rows.dtype, key * rows.row_stride);
+      typename V::Real* out = packed + key * ld;
+      for (int d = 0; d < whole; d += V::width) V::store(out + d, load(row + d * bytes));
+      for (int d = whole; d < dim; d += V::width) V::store(out + d, load_row<V>(row, rows.dtype, rows.stride, d, dim - d));
+    }
+  });
 }
 
 template <class V>
