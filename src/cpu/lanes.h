@@ -123,7 +123,8 @@ class TaskMode {
   void (*leave_)();
 };
 
-/// The rows of the next block, on their way to L2 while this one is worked on: hardware does not follow long strides. A block's visits share them.
+/// The rows of the next block, on their way to L2 while this one is worked on: hardware does not follow long strides. A block's visits
+/// share them.
 class NextRows {
  public:
   NextRows(const KeyRows& rows, int keys, int dim)

@@ -23,7 +23,8 @@ struct PlainOps {
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool, bool, void* scratch) {
     const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
     // Rows a multiple of 4 KB apart fall into the same sets of the first-level cache and would push each other out.
-    const bool crowded = keys > 8 && rows.row_stride * static_cast<std::int64_t>(sizeof(Real)) % 4096 == 0 && rows.row_stride > padded_dim(dim);
+    const bool crowded =
+        keys > 8 && rows.row_stride * static_cast<std::int64_t>(sizeof(Real)) % 4096 == 0 && rows.row_stride > padded_dim(dim);
     if (own_type && rows.stride == 1 && !crowded) return {rows.data, rows.row_stride, rows.data, rows.row_stride};
     copy_key_rows<V>(rows, keys, dim, static_cast<Real*>(scratch));
     return {scratch, padded_dim(dim), scratch, padded_dim(dim)};

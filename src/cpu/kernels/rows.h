@@ -34,51 +34,51 @@ void store_element(void* p, DType dtype, typename V::Real x) {
   }
 }
 
-/// Elements d, d + 1, ... of a row as a vector; `count` of them, the rest zeros.
+/// The same as load_row and store_row for rows whose elements are apart, or fewer than a vector.
 template <class V>
-typename V::Vec load_row(const void* row, DType dtype, std::int64_t stride, int d, int count) {
+__attribute__((noinline)) typename V::Vec load_some(const void* row, DType dtype, std::int64_t stride, int d, int count) {
   using Real = typename V::Real;
-  if (stride == 1) {
-    const void* p = element(row, dtype, d);
-    if (sizeof(Real) == 8 || dtype == DType::f32)
-      return count >= V::width ? V::loadu(static_cast<const Real*>(p)) : V::load_first(static_cast<const Real*>(p), count);
-    if constexpr (sizeof(Real) == 4) {
-      if (count >= V::width)
-        return dtype == DType::bf16 ? V::load_bf16(static_cast<const std::uint16_t*>(p))
-                                    : V::load_f16(static_cast<const std::uint16_t*>(p));
-    }
-  }
+  if (stride == 1 && (sizeof(Real) == 8 || dtype == DType::f32) && count < V::width)
+    return V::load_first(static_cast<const Real*>(row) + d, count);
   alignas(64) Real x[V::width];
   for (int i = 0; i < V::width; ++i) x[i] = i < count ? load_element<V>(element(row, dtype, (d + i) * stride), dtype) : Real(0);
   return V::load(x);
 }
 
 template <class V>
-void store_row(void* row, DType dtype, std::int64_t stride, int d, int count, typename V::Vec x) {
+__attribute__((noinline)) void store_some(void* row, DType dtype, std::int64_t stride, int d, int count, typename V::Vec x) {
   using Real = typename V::Real;
-  if (stride == 1) {
-    void* p = const_cast<char*>(element(row, dtype, d));
-    if (sizeof(Real) == 8 || dtype == DType::f32) {
-      if (count >= V::width)
-        V::storeu(static_cast<Real*>(p), x);
-      else
-        V::store_first(static_cast<Real*>(p), x, count);
-      return;
-    }
-    if constexpr (sizeof(Real) == 4) {
-      if (count >= V::width) {
-        if (dtype == DType::bf16)
-          V::store_bf16(static_cast<std::uint16_t*>(p), x);
-        else
-          V::store_f16(static_cast<std::uint16_t*>(p), x);
-        return;
-      }
-    }
-  }
+  if (stride == 1 && (sizeof(Real) == 8 || dtype == DType::f32) && count < V::width)
+    return V::store_first(static_cast<Real*>(row) + d, x, count);
   alignas(64) Real buffer[V::width];
   V::store(buffer, x);
   for (int i = 0; i < count && i < V::width; ++i)
     store_element<V>(const_cast<char*>(element(row, dtype, (d + i) * stride)), dtype, buffer[i]);
+}
+
+/// Elements d, d + 1, ... of a row as a vector; `count` of them, the rest zeros.
+template <class V>
+inline __attribute__((always_inline)) typename V::Vec load_row(const void* row, DType dtype, std::int64_t stride, int d, int count) {
+  using Real = typename V::Real;
+  if (stride != 1 || count < V::width) return load_some<V>(row, dtype, stride, d, count);
+  const char* p = element(row, dtype, d);
+  if constexpr (sizeof(Real) == 4) {
+    if (dtype == DType::bf16) return V::load_bf16(reinterpret_cast<const std::uint16_t*>(p));
+    if (dtype == DType::f16) return V::load_f16(reinterpret_cast<const std::uint16_t*>(p));
+  }
+  return V::loadu(reinterpret_cast<const Real*>(p));
+}
+
+template <class V>
+inline __attribute__((always_inline)) void store_row(void* row, DType dtype, std::int64_t stride, int d, int count, typename V::Vec x) {
+  using Real = typename V::Real;
+  if (stride != 1 || count < V::width) return store_some<V>(row, dtype, stride, d, count, x);
+  char* p = const_cast<char*>(element(row, dtype, d));
+  if constexpr (sizeof(Real) == 4) {
+    if (dtype == DType::bf16) return V::store_bf16(reinterpret_cast<std::uint16_t*>(p), x);
+    if (dtype == DType::f16) return V::store_f16(reinterpret_cast<std::uint16_t*>(p), x);
+  }
+  V::storeu(reinterpret_cast<Real*>(p), x);
 }
 
 /// panel[d][ld] = rows^T * sign
@@ -110,29 +110,15 @@ void copy_lane_rows(const LaneRows& rows, int dim, typename V::Real* packed) {
   }
 }
 
-/// Calls fn(load) with load(p) that reads V::width elements of a type at p: the choice of the type is made once, outside the loops.
-template <class V, class Fn>
-void with_loader(DType dtype, Fn&& fn) {
-  if constexpr (sizeof(typename V::Real) == 4) {
-    if (dtype == DType::bf16) return fn([](const char* p) { return V::load_bf16(reinterpret_cast<const std::uint16_t*>(p)); });
-    if (dtype == DType::f16) return fn([](const char* p) { return V::load_f16(reinterpret_cast<const std::uint16_t*>(p)); });
-  }
-  fn([](const char* p) { return V::loadu(reinterpret_cast<const typename V::Real*>(p)); });
-}
-
 /// packed[key][padded dim]
 template <class V>
 void copy_key_rows(const KeyRows& rows, int keys, int dim, typename V::Real* packed) {
-  const int ld = padded_dim(dim), whole = rows.stride == 1 ? dim / V::width * V::width : 0;
-  with_loader<V>(rows.dtype, [&](auto load) {
-    const std::int64_t bytes = element_bytes(rows.dtype);
-    for (int key = 0; key < keys; ++key) {
-      const char* row = element(rows.data, rows.dtype, key * rows.row_stride);
-      typename V::Real* out = packed + key * ld;
-      for (int d = 0; d < whole; d += V::width) V::store(out + d, load(row + d * bytes));
-      for (int d = whole; d < dim; d += V::width) V::store(out + d, load_row<V>(row, rows.dtype, rows.stride, d, dim - d));
-    }
-  });
+  const int ld = padded_dim(dim);
+  for (int key = 0; key < keys; ++key) {
+    const void* row = element(rows.data, rows.dtype, key * rows.row_stride);
+    typename V::Real* out = packed + key * ld;
+    for (int d = 0; d < dim; d += V::width) V::store(out + d, load_row<V>(row, rows.dtype, rows.stride, d, dim - d));
+  }
 }
 
 template <class V>
