@@ -85,6 +85,11 @@ class Builder {
       if (arg != none) node.rank = join(node.rank, (*this)[arg].rank);
     return add(node);
   }
+  /// A node of its own, shared with nothing: what goes to the caller's tile is written last, after everything that others read.
+  NodeId make_output(TapeOp op, NodeId a, NodeId b) {
+    nodes_.push_back({.op = op, .rank = Rank::full, .arg = {a, b, none}});
+    return static_cast<NodeId>(nodes_.size()) - 1;
+  }
   NodeId make_ranked(TapeOp op, Rank rank, NodeId a, int place = -1) {
     return add({.op = op, .rank = rank, .arg = {a, none, none}, .place = place});
   }
@@ -877,7 +882,7 @@ CompiledTape compile_backward(const TapeSource& source, bool& reads_dots) {
   }
   NodeId output = none;
   if (!lowering.is_real_const(score.dscore, 1)) {
-    output = builder.make(TapeOp::guarded_mul, ds, lowering.plain(score.dscore));
+    output = builder.make_output(TapeOp::guarded_mul, ds, lowering.plain(score.dscore));
   }
   CompiledTape tape = builder.finish(std::move(roots), output);
   reads_dots = std::any_of(tape.steps.begin(), tape.steps.end(), [](const TapeStep& step) {
