@@ -3,6 +3,8 @@
 //   S^T = K Q^T;   S^T = score_mod, mask;   P^T = exp2(S^T - max), sum += column sums;   O^T += V^T P^T
 //
 // and at the end out = O / sum, lse = max + log(sum). Nothing passes between tasks, so the result does not depend on who runs what.
+//
+// Where there are few tiles and many keys (decoding) the keys are cut into pieces, as many as the shape says, that are merged in order.
 #include "cpu/forward.h"
 
 #include <algorithm>
@@ -18,7 +20,7 @@ template <class Real>
 class Forward final : public planning::Executable {
  public:
   Forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
-      : s_(problem, target, ops, options), tiles_per_task_(choose_tiles_per_task()) {
+      : s_(problem, target, ops, options), pieces_(choose_pieces()), tiles_per_task_(choose_tiles_per_task()) {
     if (s_.work) tasks_ = s_.work->tasks(tiles_per_task_);
     Carver carver(nullptr);
     carve(carver, nullptr);
@@ -30,6 +32,7 @@ class Forward final : public planning::Executable {
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, 1.0);
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
+    if (pieces_ > 1) explanation.details.emplace_back("pieces of the keys", std::to_string(pieces_));
   }
 
   void run(const problem::Buffers& buffers, void* workspace, Stream) const override {
@@ -45,9 +48,15 @@ class Forward final : public planning::Executable {
     }
     const Work& work = own ? *own : *s_.work;
     const std::vector<Task>& tasks = own ? own_tasks : tasks_;
-    base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
+    const auto task_count = static_cast<std::int64_t>(tasks.size());
+    base::parallel_for(s_.executor, task_count * pieces_, [&](std::int64_t i, int slot) {
       const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
+      run_task(call, work, tasks[static_cast<std::size_t>(i / pieces_)], static_cast<int>(i % pieces_), slots[slot]);
+    });
+    if (pieces_ == 1) return;
+    base::parallel_for(s_.executor, task_count, [&](std::int64_t i, int slot) {
+      const TaskMode mode(s_.ops.enter, s_.ops.leave);
+      merge_pieces(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
     });
   }
 
@@ -60,6 +69,7 @@ class Forward final : public planning::Executable {
     LaneScalars<Real> lse;
     const TensorView* sink = nullptr;
     void* param_memory = nullptr;
+    Real* pieces = nullptr;  ///< acc, max and sum of each tile and piece, when there are several
     TapeData data;
   };
 
@@ -80,7 +90,16 @@ class Forward final : public planning::Executable {
     std::int32_t *first, *last;
   };
 
+  int choose_pieces() const {
+    constexpr std::int64_t wanted_tasks = 32, blocks_worth_a_task = 8;
+    if (!s_.work) return 1;
+    const std::int64_t blocks = s_.problem.seqlen_kv / s_.ops.block_kv;
+    const auto tiles = static_cast<std::int64_t>(s_.work->tiles.size());
+    return static_cast<int>(
+        std::clamp<std::int64_t>(std::min(wanted_tasks / std::max<std::int64_t>(tiles, 1), blocks / blocks_worth_a_task), 1, 32));
+  }
   int choose_tiles_per_task() const {
+    if (pieces_ > 1) return 1;
     // Several tiles share the conversion of a kv block and its way through the caches; their panels and accumulators should stay in L2.
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + acc_count() * sizeof(Real);
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * max_tiles_per_group(s_.problem, s_.geometry());
@@ -89,10 +108,22 @@ class Forward final : public planning::Executable {
   }
   std::size_t acc_count() const { return static_cast<std::size_t>(padded_dim(s_.dim_v)) * static_cast<std::size_t>(s_.ops.tile_lanes); }
 
+  std::size_t piece_count() const { return acc_count() + 2 * static_cast<std::size_t>(s_.ops.tile_lanes); }
+  /// Lets a state keep its sums where the piece of a tile has its place.
+  void place(const Call& call, std::int64_t tile, int piece, TileState& state) const {
+    state.acc = call.pieces + static_cast<std::size_t>(tile * pieces_ + piece) * piece_count();
+    state.max = state.acc + acc_count();
+    state.sum = state.max + s_.ops.tile_lanes;
+  }
+
   Slot* carve(Carver& carver, Call* call) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
     void* param_memory = carver.bytes(s_.tape.data_bytes());
     if (call) call->param_memory = param_memory;
+    if (pieces_ > 1) {
+      Real* pieces = carver.take<Real>(s_.work->tiles.size() * static_cast<std::size_t>(pieces_) * piece_count());
+      if (call) call->pieces = pieces;
+    }
     Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
     for (int i = 0; i < s_.slots(); ++i) {
       Slot slot;
@@ -120,18 +151,23 @@ class Forward final : public planning::Executable {
     return slots;
   }
 
-  void run_task(const Call& call, const Work& work, const Task& task, Slot& slot) const {
+  void run_task(const Call& call, const Work& work, const Task& task, int piece, Slot& slot) const {
     const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
     const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
-    for (int t = 0; t < count; ++t) start(call, work, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t)], slot.states[t]);
-    for (std::int32_t from = 0;;) {
+    for (int t = 0; t < count; ++t) {
+      if (pieces_ > 1) place(call, task.tile_begin + t, piece, slot.states[t]);
+      start(call, work, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t)], piece == 0, slot.states[t]);
+    }
+    const std::int64_t blocks = (sequence.seqlen_kv + s_.ops.block_kv - 1) / s_.ops.block_kv;
+    const auto end = static_cast<std::int32_t>(blocks * (piece + 1) / pieces_);
+    for (auto from = static_cast<std::int32_t>(blocks * piece / pieces_);;) {
       std::int32_t block = BlockCursor::none;
       for (int t = 0; t < count; ++t) {
         slot.states[t].block = slot.states[t].cursor.next(from);
         block = std::min(block, slot.states[t].block);
       }
-      if (block == BlockCursor::none) break;
+      if (block >= end) break;
       const int keys = s_.block_keys(sequence, block);
       const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
       const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), keys, s_.dim, true, false, slot.k_scratch);
@@ -146,10 +182,11 @@ class Forward final : public planning::Executable {
         if (slot.states[t].block == block) visit(call, sequence, slot.states[t], keys, k, v, slot);
       }
     }
+    if (pieces_ > 1) return;
     for (int t = 0; t < count; ++t) finish(call, sequence, slot.states[t], slot);
   }
 
-  void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
+  void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, bool with_sink, TileState& state) const {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
@@ -160,7 +197,7 @@ class Forward final : public planning::Executable {
     std::fill_n(state.acc, acc_count(), Real(0));
     std::fill_n(state.max, s_.ops.tile_lanes, std::numeric_limits<Real>::lowest());
     std::fill_n(state.sum, s_.ops.tile_lanes, Real(0));
-    if (!call.sink) return;
+    if (!call.sink || !with_sink) return;
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {  // the sink is a score that is there before the first key
       const double logit = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]) * log2e;
       if (logit == -std::numeric_limits<double>::infinity()) return;
@@ -206,6 +243,31 @@ class Forward final : public planning::Executable {
     s_.ops.mix(v, slot.weights, range, lanes, s_.dim_v, state.acc);
   }
 
+  /// Adds the pieces of a tile into the first, in order.
+  void merge_pieces(const Call& call, const Work& work, const Task& task, Slot& slot) const {
+    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
+    const int lanes = s_.ops.tile_lanes;
+    TileState &sum = slot.states[0], part = sum;
+    sum.tile = &work.tiles[static_cast<std::size_t>(task.tile_begin)];
+    place(call, task.tile_begin, 0, sum);
+    for (int piece = 1; piece < pieces_; ++piece) {
+      place(call, task.tile_begin, piece, part);
+      const auto rescale = [&](TileState& state, const Real* max) {
+        for (int lane = 0; lane < lanes; ++lane) {
+          slot.factor[lane] = std::exp2(state.max[lane] - max[lane]);
+          state.sum[lane] *= slot.factor[lane];
+        }
+        s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
+      };
+      for (int lane = 0; lane < lanes; ++lane) slot.lane_max[lane] = std::max(sum.max[lane], part.max[lane]);
+      rescale(sum, slot.lane_max);
+      rescale(part, slot.lane_max);
+      for (std::size_t i = 0; i < acc_count(); ++i) sum.acc[i] += part.acc[i];
+      for (int lane = 0; lane < lanes; ++lane) sum.sum[lane] += part.sum[lane], sum.max[lane] = slot.lane_max[lane];
+    }
+    finish(call, work.sequences[static_cast<std::size_t>(group.sequence)], sum, slot);
+  }
+
   void finish(const Call& call, const Sequence& sequence, TileState& state, Slot& slot) const {
     const LaneTile& tile = *state.tile;
     void* rows[max_lanes] = {};
@@ -225,7 +287,7 @@ class Forward final : public planning::Executable {
   }
 
   Setup<Real> s_;
-  int tiles_per_task_;
+  int pieces_, tiles_per_task_;
   std::vector<Task> tasks_;
   std::size_t workspace_bytes_ = 0;
 };

@@ -50,6 +50,7 @@ const Shape shapes[] = {
     {"wide", "b1 h1 q65:70 d256:130"},
     {"widest", "b1 h1 q20:33 d512"},
     {"decode", "b2 h8:2 q1:150 d64"},
+    {"decode_in_pieces", "b1 h4:2 q1:2100 d24 mask=causal_bottom_right() sink=s param=\"s: real[4] normal(2) grad\""},
     {"few_queries", "b1 h6:2 q11:97 d48:80"},
     {"one_kv_head", "b1 h5:1 q70:64 d32"},
     {"one_key", "b1 h2 q90:1 d40"},
