@@ -75,8 +75,10 @@ void measure(const std::string& text, const std::string& target) {
   const cpu::TapeData bound = tape.bind(params, bound_memory);
   void* scratch = aligned(tape.scratch_bytes(keys, lanes));
   void* sums = aligned(plan.workspace_bytes());
-  plan.clear(sums, base::default_executor(1));
-  const cpu::TapeGrads grads = plan.grads(sums, 0);
+  std::vector<TensorView> dparams;
+  for (std::size_t i = 0; i < problem.params.size(); ++i) dparams.push_back(data.dparam(i));
+  plan.clear(sums, dparams, base::default_executor(1));
+  const cpu::TapeGrads grads = plan.grads(sums, dparams, 0);
   auto* dots = static_cast<float*>(aligned(keys * lanes * 4));
   auto* out = static_cast<float*>(aligned(keys * lanes * 4));
   for (int i = 0; i < keys * lanes; ++i) {

@@ -66,7 +66,7 @@ class Backward final : public planning::Executable {
     const Lists& lists = own_lists ? *own_lists : *lists_;
     call.work = &work;
 
-    grads_.clear(call.grad_memory, s_.executor);
+    grads_.clear(call.grad_memory, buffers.dparams, s_.executor);
     const auto each = [&](std::size_t tasks, auto&& fn) {
       base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks), [&](std::int64_t i, int slot) {
         const TaskMode mode(s_.ops.enter, s_.ops.leave);
@@ -80,7 +80,7 @@ class Backward final : public planning::Executable {
 
     const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
     const auto query_unit = [&](std::size_t u, Slot& slot) {
-      const TapeGrads grads = grads_.empty() ? TapeGrads{} : grads_.grads(call.grad_memory, lists.units[u].partition);
+      const TapeGrads grads = grads_.empty() ? TapeGrads{} : grads_.grads(call.grad_memory, buffers.dparams, lists.units[u].partition);
       for (std::size_t t = lists.units[u].begin; t < lists.units[u].end; ++t)
         query_task(call, lists.query_tasks[t], grads_.empty() ? nullptr : &grads, slot);
     };

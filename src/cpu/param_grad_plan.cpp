@@ -9,7 +9,8 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr std::int64_t most_partitions = 64;
+constexpr std::int64_t most_partitions = 64, enough_partitions = 8;
+constexpr std::size_t large = 16u << 20;
 constexpr std::size_t memory_budget = 64u << 20;  // bytes of accumulators, unless one copy of each needs more
 constexpr std::int64_t elements_per_task = 1 << 14;
 
@@ -17,6 +18,17 @@ std::int64_t numel(const std::vector<std::int64_t>& shape) {
   std::int64_t n = 1;
   for (std::int64_t size : shape) n *= size;
   return n;
+}
+
+/// Contiguous and of this type.
+bool is_plain(const problem::TensorSpec& spec, DType dtype) {
+  std::int64_t stride = 1;
+  for (int d = spec.rank; d-- > 0;) {
+    const auto dim = static_cast<std::size_t>(d);
+    if (spec.sizes[dim] != 1 && spec.strides[dim] != stride) return false;
+    stride *= spec.sizes[dim];
+  }
+  return spec.dtype == dtype;
 }
 
 }  // namespace
@@ -60,8 +72,9 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t split
     std::size_t sum = 0;
     for (Accumulator& a : accumulators_) {
       a.copies = split_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
+      a.direct = a.copies == 1 && is_plain(problem.params[static_cast<std::size_t>(a.param)].gradient, a.wide ? DType::f64 : DType::f32);
       a.offset = sum;
-      sum += a.bytes * static_cast<std::size_t>(a.copies);
+      if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
     }
     return sum;
   };
@@ -87,6 +100,8 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t split
     if (!best) break;
     *best = (*best + 1) / 2;
   }
+  // Large sums go straight to the caller's tensor where the heads (and batches) alone keep the threads busy.
+  if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) split_parts_ = 1;
   workspace_bytes_ = bytes();
 }
 
@@ -110,62 +125,81 @@ std::string ParamGradPlan::reduction() const {
   return text;
 }
 
-void ParamGradPlan::clear(void* workspace, const Executor& executor) const {
-  constexpr std::size_t piece = 1 << 20;
-  base::parallel_for(executor, static_cast<std::int64_t>((workspace_bytes_ + piece - 1) / piece), [&](std::int64_t task, int) {
-    const std::size_t begin = static_cast<std::size_t>(task) * piece;
-    std::memset(static_cast<char*>(workspace) + begin, 0, std::min(piece, workspace_bytes_ - begin));
-  });
+void ParamGradPlan::clear(void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const {
+  const auto clear = [&](void* memory, std::size_t bytes) {
+    constexpr std::size_t piece = 1 << 20;
+    base::parallel_for(executor, static_cast<std::int64_t>((bytes + piece - 1) / piece), [&](std::int64_t task, int) {
+      const std::size_t begin = static_cast<std::size_t>(task) * piece;
+      std::memset(static_cast<char*>(memory) + begin, 0, std::min(piece, bytes - begin));
+    });
+  };
+  clear(workspace, workspace_bytes_);
+  for (const Accumulator& a : accumulators_)
+    if (a.direct) clear(dparams[static_cast<std::size_t>(a.param)].data, static_cast<std::size_t>(a.numel) * (a.wide ? 8 : 4));
 }
 
-TapeGrads ParamGradPlan::grads(void* workspace, std::int64_t partition) const {
+TapeGrads ParamGradPlan::grads(void* workspace, const std::vector<TensorView>& dparams, std::int64_t partition) const {
   TapeGrads grads{};
   for (const Accumulator& a : accumulators_) {
-    const std::size_t offset = a.offset + a.bytes * static_cast<std::size_t>(copy_of(a, partition));
-    grads.params[a.param] = {static_cast<char*>(workspace) + offset, a.wide};
+    void* own = static_cast<char*>(workspace) + a.offset + a.bytes * static_cast<std::size_t>(copy_of(a, partition));
+    grads.params[a.param] = {a.direct ? dparams[static_cast<std::size_t>(a.param)].data : own, a.wide};
   }
   return grads;
 }
 
+namespace {
+
+/// out = value(0), value(1), ... in row-major order.
+template <class Value>
+void write(const TensorView& out, const Executor& executor, Value value) {
+  const std::int64_t count = out.numel(), row = out.rank > 0 ? out.sizes[static_cast<std::size_t>(out.rank - 1)] : 1;
+  const std::int64_t stride = out.rank > 0 ? out.strides[static_cast<std::size_t>(out.rank - 1)] : 1;
+  base::parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
+    const std::int64_t end = std::min(count, (task + 1) * elements_per_task);
+    for (std::int64_t i = task * elements_per_task; i < end;) {  // the rest of a row at a time
+      std::int64_t offset = i % row * stride, rest = i / row;
+      for (int d = out.rank - 1; d-- > 0;) {
+        offset += rest % out.sizes[static_cast<std::size_t>(d)] * out.strides[static_cast<std::size_t>(d)];
+        rest /= out.sizes[static_cast<std::size_t>(d)];
+      }
+      const std::int64_t run = std::min(end - i, row - i % row);
+      switch (out.dtype) {
+        case DType::f32:
+          for (std::int64_t k = 0; k < run; ++k) static_cast<float*>(out.data)[offset + k * stride] = static_cast<float>(value(i + k));
+          break;
+        case DType::f64:
+          for (std::int64_t k = 0; k < run; ++k) static_cast<double*>(out.data)[offset + k * stride] = value(i + k);
+          break;
+        default:
+          for (std::int64_t k = 0; k < run; ++k) base::store(out.data, out.dtype, offset + k * stride, value(i + k));
+      }
+      i += run;
+    }
+  });
+}
+
+}  // namespace
+
 void ParamGradPlan::finish(const void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const {
-  const auto write = [&](const TensorView& out, std::int64_t count, auto value) {
-    base::parallel_for(executor, (count + elements_per_task - 1) / elements_per_task, [&](std::int64_t task, int) {
-      const std::int64_t begin = task * elements_per_task, end = std::min(count, begin + elements_per_task);
-      std::int64_t index[TensorView::max_rank] = {}, offset = 0;
-      for (std::int64_t rest = begin, d = out.rank; d-- > 0;) {
-        const auto dim = static_cast<std::size_t>(d);
-        index[d] = rest % out.sizes[dim];
-        rest /= out.sizes[dim];
-        offset += index[d] * out.strides[dim];
-      }
-      for (std::int64_t i = begin; i < end; ++i) {
-        base::store(out.data, out.dtype, offset, value(i));
-        for (int d = out.rank; d-- > 0;) {  // the next element in row-major order
-          const auto dim = static_cast<std::size_t>(d);
-          offset += out.strides[dim];
-          if (++index[d] < out.sizes[dim]) break;
-          offset -= out.strides[dim] * out.sizes[dim];
-          index[d] = 0;
-        }
-      }
-    });
-  };
   for (int param : zeros_) {
     const TensorView& out = dparams[static_cast<std::size_t>(param)];
-    if (out.present()) write(out, out.numel(), [](std::int64_t) { return 0.0; });
+    if (out.present()) write(out, executor, [](std::int64_t) { return 0.0; });
   }
   for (const Accumulator& a : accumulators_) {
-    const TensorView& out = dparams[static_cast<std::size_t>(a.param)];
-    if (!out.present()) continue;
+    if (a.direct) continue;
     const char* first = static_cast<const char*>(workspace) + a.offset;
-    write(out, a.numel, [&](std::int64_t i) {
-      double sum = 0;
-      for (std::int64_t copy = 0; copy < a.copies; ++copy) {
-        const char* sums = first + a.bytes * static_cast<std::size_t>(copy);
-        sum += a.wide ? reinterpret_cast<const double*>(sums)[i] : static_cast<double>(reinterpret_cast<const float*>(sums)[i]);
-      }
-      return sum;
-    });
+    const auto sum_of = [&]<class Sum>(Sum) {
+      write(dparams[static_cast<std::size_t>(a.param)], executor, [&](std::int64_t i) {
+        double sum = 0;
+        for (std::int64_t copy = 0; copy < a.copies; ++copy)
+          sum += static_cast<double>(reinterpret_cast<const Sum*>(first + a.bytes * static_cast<std::size_t>(copy))[i]);
+        return sum;
+      });
+    };
+    if (a.wide)
+      sum_of(double{});
+    else
+      sum_of(float{});
   }
 }
 

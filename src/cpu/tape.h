@@ -104,9 +104,9 @@ class ParamGradPlan {
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   std::string reduction() const;  ///< for explain(): "rel_bias: diagonal, 12 partitions"
 
-  void clear(void* workspace, const Executor& executor) const;
-  TapeGrads grads(void* workspace, std::int64_t partition) const;
-  /// dparams: like Problem::params; absent views and the sink's are left alone.
+  /// Before the tasks, for each partition, and after the tasks. dparams: like Problem::params; absent views and the sink's are left alone.
+  void clear(void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const;
+  TapeGrads grads(void* workspace, const std::vector<TensorView>& dparams, std::int64_t partition) const;
   void finish(const void* workspace, const std::vector<TensorView>& dparams, const Executor& executor) const;
 
  private:
@@ -114,6 +114,7 @@ class ParamGradPlan {
     int param;
     std::int64_t numel;
     bool wide;                 ///< doubles; otherwise floats
+    bool direct;               ///< one copy, and it is the caller's tensor itself
     bool per_batch, per_head;  ///< the partitions of different batches (heads) need accumulators of their own
     std::int64_t copies;
     std::size_t offset, bytes;  ///< of the first copy; of one copy
