@@ -25,17 +25,18 @@ class Make:
 
     def __init__(self, dtype: torch.dtype, seed: int = 0):
         self.dtype = dtype
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = torch.Generator("cpu").manual_seed(seed)
 
     def real(self, *shape: int) -> torch.Tensor:
-        values = torch.randn(shape, generator=self.generator, dtype=torch.float32).to(torch.bfloat16)  # exact in every dtype
-        return values.to(self.dtype)
+        values = torch.randn(shape, generator=self.generator, dtype=torch.float32, device="cpu").to(torch.bfloat16)  # exact in every dtype
+        return values.to(device=torch.get_default_device(), dtype=self.dtype)
 
     def learn(self, *shape: int) -> torch.Tensor:
         return self.real(*shape).requires_grad_()
 
     def integer(self, low: int, high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(low, high, shape, generator=self.generator, dtype=torch.int32)
+        values = torch.randint(low, high, shape, generator=self.generator, dtype=torch.int32, device="cpu")
+        return values.to(torch.get_default_device())
 
 
 Case = Callable[[Shape, Make], tuple[Any, Any, list[torch.Tensor]]]

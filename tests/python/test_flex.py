@@ -10,8 +10,8 @@ import torch
 import foveal.torch
 from catalogue import ALL, Make, Shape, eager
 
-FUDGE = {torch.float32: 10.0, torch.bfloat16: 1.35}
-FLOOR = {torch.float32: 2e-6, torch.bfloat16: 4e-3}  # relative to the golden tensor's rms: eager can be exact where we round once
+FUDGE = {torch.float32: 10.0, torch.bfloat16: 1.35, torch.float16: 1.35}
+FLOOR = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 1e-3}  # relative to the golden tensor's rms: eager can be exact where we round once
 
 
 def run(attention, case, shape, dtype, weight_seed=1):
@@ -43,9 +43,19 @@ def rms(x):
     return x.double().pow(2).mean().sqrt().item()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+PLACES = [("cpu", torch.float32), ("cpu", torch.bfloat16)]
+if torch.cuda.is_available():
+    PLACES += [("cuda", torch.bfloat16), ("cuda", torch.float16)]
+
+
+@pytest.mark.parametrize("device, dtype", PLACES, ids=lambda value: str(value).removeprefix("torch."))
 @pytest.mark.parametrize("case", ALL)
-def test_catalogue(case, dtype):
+def test_catalogue(case, device, dtype):
+    with torch.device(device):
+        judge(case, dtype)
+
+
+def judge(case, dtype):
     shape = Shape()
     golden, golden_rows = run_seeds(eager, case, shape, torch.float64)
     reference, _ = run_seeds(eager, case, shape, dtype)

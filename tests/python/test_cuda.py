@@ -1,0 +1,71 @@
+"""foveal.torch on a GPU: the kernel that ran, streams, graphs, and agreement with torch. Left out without one."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+import foveal  # noqa: E402
+import foveal.torch  # noqa: E402
+
+
+def tensors(*shape, dtype=torch.bfloat16, grad=True, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return [torch.randn(shape, generator=generator, device="cuda").to(dtype).requires_grad_(grad) for _ in range(3)]
+
+
+def sdpa(q, k, v):
+    return torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True).transpose(1, 2)
+
+
+def test_a_gpu_kernel_runs():
+    q, k, v = tensors(2, 256, 4, 64)
+    for backward in (False, True):
+        report = foveal.explain(q, k, v, mask=foveal.causal(), backward=backward)
+        assert report["backend"] == "cuda" and report["kernel"].startswith("cuda.")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_agrees_with_torch(dtype):
+    q, k, v = tensors(2, 333, 4, 64, dtype=dtype)
+    dout = torch.randn_like(q)
+    expected = torch.autograd.grad(sdpa(*(t.double() for t in (q, k, v))), (q, k, v), dout.double())
+    found = torch.autograd.grad(foveal.torch.attention(q, k, v, mask=foveal.causal()), (q, k, v), dout)
+    bound = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+    for a, b in zip(found, expected):
+        assert (a.double() - b.double()).norm() <= bound * b.double().norm()
+
+
+def test_graph_capture_and_side_stream():
+    q, k, v = tensors(1, 512, 4, 64, grad=False)
+    layer = foveal.torch.Attention(mask=foveal.causal())
+    expected = layer(q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        assert torch.equal(layer(q, k, v), expected)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer(q, k, v)
+    q.mul_(0.5)
+    graph.replay()
+    assert torch.equal(captured, layer(q, k, v)) and not torch.equal(captured, expected)
+
+
+def test_trained_table_is_bitwise_repeatable():
+    q, k, v = tensors(2, 512, 4, 64)
+    table = torch.randn(4, 1024, device="cuda", requires_grad=True)
+    layer = foveal.torch.Attention(lambda s, b, h, i, j: s + table[h, i - j + 512], foveal.causal(), deterministic=True)
+    runs = [torch.autograd.grad(layer(q, k, v).float().pow(2).sum(), (q, k, v, table)) for _ in range(20)]
+    assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(run, runs[0]))
+
+
+def test_compiles_by_inductor():
+    q, k, v = tensors(1, 256, 2, 64)
+    layer = foveal.torch.Attention(mask=foveal.causal())
+    compiled = torch.compile(lambda q, k, v: layer(q * 2, k, v).sin(), fullgraph=True)
+    expected = torch.autograd.grad(layer(q * 2, k, v).sin().sum(), (q, k, v))
+    for a, b in zip(torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v)), expected):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
