@@ -27,7 +27,7 @@ def _peak_memory(job: Any, case: Case, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, budget_s: float) -> list[dict[str, Any]]:
+def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, budget_s: float, rounds: int) -> list[dict[str, Any]]:
     tensors = case.tensors(device)
     gold = golden.compute(case, tensors, device)
     rows: dict[str, dict[str, Any]] = {}
@@ -52,7 +52,7 @@ def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, b
                         print(f"  foveal failed: {error}", file=sys.stderr)
             if reason is not None:
                 rows.setdefault(name, {})["refused"] = reason
-    for name, timing in interleave(clock, jobs, budget_s).items():
+    for name, timing in interleave(clock, jobs, budget_s, rounds).items():
         rows[name] |= {
             "ms": round(timing.median_ms, 5),
             "ms_quartiles": [round(timing.low_ms, 5), round(timing.high_ms, 5)],
@@ -62,24 +62,35 @@ def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, b
     return [{"suite": case.suite, "case": case.name, "contender": name, **row} for name, row in rows.items()]
 
 
-def run(suite: pathlib.Path, device: str, threads: int, output: pathlib.Path, contenders: set[str] | None, budget_s: float) -> int:
+def run(
+    suite: pathlib.Path,
+    device: str,
+    threads: int,
+    output: pathlib.Path,
+    contenders: set[str] | None,
+    budget_s: float,
+    rounds: int = 5,
+    longest: int | None = None,
+) -> int:
     """Appends to `output`; returns how many cases foveal did not answer rightly."""
     import foveal
 
     torch.set_num_threads(threads)
     foveal.set_num_threads(threads)
     clock = CudaClock() if device == "cuda" else CpuClock(threads)
-    cases = read_suite(suite.read_text(), suite.stem)
+    cases = [case for case in read_suite(suite.read_text(), suite.stem) if longest is None or case.seqlen_q <= longest]
     origin = machine.describe(device, threads)
     failures = 0
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
         for number, case in enumerate(cases, 1):
-            rows = run_case(case, device, clock, contenders, budget_s)
+            rows = run_case(case, device, clock, contenders, budget_s, rounds)
             for row in rows:
                 file.write(json.dumps({**row, **origin}) + "\n")
             file.flush()
-            times = "  ".join(f"{r['contender']} {r['ms']:.3f} ms ({r['gflops']:.0f})" if "ms" in r else f"{r['contender']} -" for r in rows)
+            times = "  ".join(
+                f"{r['contender']} {r['ms']:.3f} ms ({r['gflops']:.0f})" if "ms" in r else f"{r['contender']} -" for r in rows
+            )
             print(f"[{number}/{len(cases)}] {case.name}: {times}", flush=True)
             failures += any(r["contender"] == "foveal" and "refused" in r for r in rows)
             gc.collect()

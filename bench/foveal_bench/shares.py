@@ -1,0 +1,68 @@
+"""`foveal-bench shares`: the peaks of this machine, and what share of them the CPU kernels reach, from foveal_micro and `foveal bench`."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import tempfile
+from typing import Any, Iterator
+
+from . import machine
+
+SUITE = "peak-cpu"
+
+
+def _kernels(build: pathlib.Path, seconds: float) -> Iterator[dict[str, Any]]:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [build / "cli/foveal", "bench", "--suite", f"bench/suites/{SUITE}.txt", "--no-verify", "--no-unfused"]
+        subprocess.run([*command, "--seconds", str(seconds), "--json", file.name], check=True)
+        for row in json.load(open(file.name)):
+            yield {
+                "suite": SUITE,
+                "case": row["problem"],
+                "kernel": row["kernel"],
+                "ms": round(row["timing"]["median_s"] * 1e3, 4),
+                "ms_quartiles": [round(row["timing"][f"quartile_{end}_s"] * 1e3, 4) for end in ("low", "high")],
+                "repeats": row["timing"]["repeats"],
+                "quiet": row["timing"]["quiet"],
+                "gflops": round(row["gflops"], 2),
+                "peak_gflops": round(row["peak_gflops"], 2),
+            }
+
+
+def _peaks(build: pathlib.Path) -> Iterator[dict[str, Any]]:
+    measured = json.loads(subprocess.run([build / "bench/micro/foveal_micro", "--json"], check=True, capture_output=True).stdout)
+    for unit in measured["units"]:
+        if unit["available"]:
+            yield {"suite": "peaks", "case": unit["instruction"], "gflops": unit["best"], "two_threads_gflops": unit["threads_cpu"]}
+
+
+def run(build: pathlib.Path, output: pathlib.Path, seconds: float) -> None:
+    """Appends to `output`."""
+    origin = machine.describe("cpu", 1)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("a") as file:
+        for row in [*_peaks(build), *_kernels(build, seconds)]:
+            file.write(json.dumps({**row, **origin}) + "\n")
+
+
+def tables(rows: list[dict[str, Any]]) -> list[str]:
+    peaks = [row for row in rows if row["suite"] == "peaks"]
+    kernels = [row for row in rows if row["suite"] == SUITE]
+    parts = []
+    if peaks:
+        parts.append(f"**Peaks** of {peaks[0]['machine']} (GFLOP/s of CPU time; commit {peaks[0]['commit']}, `{peaks[0]['command']}`)\n")
+        parts.append("| instruction | one core | two cores |\n|---|---|---|")
+        parts.extend(f"| {row['case']} | {row['gflops']:.0f} | {row['two_threads_gflops']:.0f} |" for row in peaks)
+        parts.append("")
+    if kernels:
+        parts.append(
+            f"**Share of peak**, one core of {kernels[0]['machine']} (median; commit {kernels[0]['commit']}, `{kernels[0]['command']}`)\n"
+        )
+        parts.append("| problem | kernel | ms | GFLOP/s | of peak |\n|---|---|---|---|---|")
+        for row in kernels:
+            share = row["gflops"] / row["peak_gflops"]
+            parts.append(f"| {row['case']} | {row['kernel']} | {row['ms']:.2f} | {row['gflops']:.0f} | {share:.2f} |")
+        parts.append("")
+    return parts
