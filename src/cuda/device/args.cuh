@@ -56,6 +56,7 @@ struct DropoutArgs {
   unsigned long long seed, offset;
   unsigned threshold;  ///< a pair is kept when its bits are >= this
   float keep_scale;    ///< 1 / (1 - p)
+  double keep_scale_f64;
 };
 
 struct AttentionArgs {

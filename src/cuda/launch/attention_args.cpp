@@ -40,14 +40,17 @@ const char* element_type(DType dtype) {
 }
 
 int exact_sum_bin_bits(const problem::Problem& p) {
+  // Terms that are summed along lines first are few; a scatter may add every pair to one element.
   std::int64_t elements = 0;
+  bool scatters = false;
   for (const auto& param : p.params) {
     std::int64_t count = 1;
     for (const std::int64_t size : param.param.shape()) count *= size;
     if (param.gradient.present) elements += count;
   }
-  constexpr std::int64_t many = std::int64_t{1} << 21;  // 256 MiB of narrow bins
-  return elements > many ? 16 : 8;
+  for (const scoring::TrainableRead& read : p.score->reads) scatters = scatters || read.reduction == scoring::Reduction::scatter;
+  constexpr std::int64_t many = std::int64_t{1} << 20;  // 256 MiB of narrow bins
+  return scatters && elements <= many ? 8 : 16;
 }
 
 jit::Constants attention_constants(const problem::Problem& p) {
@@ -77,7 +80,7 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;
   args.scale = p.scale;
   const Dropout& dropout = p.attention.dropout;
-  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p))};
+  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p)), 1 / (1 - dropout.p)};
   for (std::size_t i = 0; i < b.params.size(); ++i) {
     device::ParamView& param = args.score.param[i];
     param.data = b.params[i].data;

@@ -14,7 +14,7 @@ device::AttentionArgs attention_args(const problem::Problem& problem, const prob
 
 const char* element_type(DType dtype);  ///< "foveal::device::bf16", ...
 
-/// ExactSum's width in exponent: narrow bins take more memory and more terms.
+/// ExactSum's width of a bin: narrow ones take more terms and more memory.
 int exact_sum_bin_bits(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

@@ -15,7 +15,7 @@ ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace) 
     const problem::TensorSpec& target = p.params[i].gradient;
     for (const std::int64_t size : p.params[i].param.shape()) gradient.elements *= size;
     const auto elements = static_cast<std::size_t>(gradient.elements);
-    if (gradient.storage == GradientStorage::exact_sums) gradient.bytes = elements * static_cast<std::size_t>(128 / bin_bits) * 8;
+    if (gradient.storage == GradientStorage::exact_sums) gradient.bytes = elements * static_cast<std::size_t>(256 / bin_bits) * 8;
     if (gradient.storage == GradientStorage::added) {
       gradient.direct = target.dtype == real;
       gradient.bytes = gradient.direct ? 0 : elements * size_of(real);

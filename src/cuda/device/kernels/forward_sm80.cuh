@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
         factor *= sum == 0 ? R(0) : exp_real(row_lse - joined);
         row_lse = joined;
       }
-      if constexpr (kDropout) factor *= R(args.dropout.keep_scale);
+      if constexpr (kDropout) factor *= keep_scale(args);
 #pragma unroll
       for (int n = 0; n < kHeadDimVPadded / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
       const int row = q_local + 16 * m + 8 * i;

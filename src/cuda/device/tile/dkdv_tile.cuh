@@ -43,8 +43,8 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           if constexpr (kDropout) {
             const bool keep = DropoutRow(args.dropout, u32(at.batch) * args.heads_q + at.head)
                                   .keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
-            dropped = keep ? p * R(args.dropout.keep_scale) : R(0);
-            y = keep ? y * R(args.dropout.keep_scale) : R(0);
+            dropped = keep ? p * keep_scale(args) : R(0);
+            y = keep ? y * keep_scale(args) : R(0);
           }
           R gradient = p * (y - row_delta);
           if constexpr (kMasked) {

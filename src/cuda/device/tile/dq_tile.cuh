@@ -42,7 +42,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
           } else {
             p = exp2_real(((kScaleBefore ? modified : modified * R(args.scale)) - lse2[m][i]) * kLog2eR);
           }
-          if constexpr (kDropout) y = kept_pair[j] ? y * R(args.dropout.keep_scale) : R(0);
+          if constexpr (kDropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
           R gradient = p * (y - delta[m][i]);
           if constexpr (kMasked) {
             bool keep = col < at.seqlen_kv && row < at.seqlen_q;
