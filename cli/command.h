@@ -22,6 +22,8 @@ void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_explain(CLI::App& app);
 void add_run(CLI::App& app);
+void add_cache(CLI::App& app);
+void add_emit(CLI::App& app);
 
 /// Ends the command with this code after all of its output has been written.
 struct Exit {

@@ -28,6 +28,8 @@ int run(int argc, char** argv) {
   add_bench(app);
   add_explain(app);
   add_run(app);
+  add_cache(app);
+  add_emit(app);
   try {
     app.parse(argc, argv);
     return exit_ok;

@@ -5,16 +5,28 @@
 #include <optional>
 #include <string>
 
+#include "cuda/jit/compile.h"
 #include "cuda/jit/driver.h"
 #include "plan/backend.h"
 
 namespace foveal::cuda {
 
+/// Decides everything when it is made, which needs no device; runs after load().
+class GpuExecutable : public planning::Executable {
+ public:
+  const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  /// One image for each source, in their order.
+  virtual void load(const std::vector<std::shared_ptr<const jit::Image>>& images) = 0;
+
+ protected:
+  std::vector<jit::KernelSource> sources_;  ///< arch is left to the caller
+};
+
 struct Candidate {
   const char* target;  ///< "sm90", "sm80": PlanOptions::target
   Pass pass;
   std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
-  std::unique_ptr<planning::Executable> (*prepare)(const problem::Problem& problem, const driver::DeviceFacts& facts);
+  std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
 };
 
 }  // namespace foveal::cuda

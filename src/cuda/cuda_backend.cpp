@@ -4,6 +4,7 @@
 #include "cuda/candidate.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm80.h"
@@ -21,11 +22,10 @@ struct Choice {
   std::string refusals;
 };
 
-Choice choose(const problem::Problem& problem, const PlanOptions& options) {
+Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
   Choice choice;
-  const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
   for (const Candidate* candidate : candidates) {
-    if (candidate->pass != problem.pass || (!options.target.empty() && options.target != candidate->target)) continue;
+    if (candidate->pass != problem.pass || (!target.empty() && target != candidate->target)) continue;
     const auto reason = candidate->refuses(problem, facts);
     if (!reason) {
       choice.candidate = candidate;
@@ -33,8 +33,28 @@ Choice choose(const problem::Problem& problem, const PlanOptions& options) {
     }
     choice.refusals += base::join(choice.refusals.empty() ? "" : "; ", candidate->target, ": ", *reason);
   }
-  if (choice.refusals.empty()) choice.refusals = base::join("no target ", options.target, "; expected sm80 or sm90");
+  if (choice.refusals.empty()) choice.refusals = base::join("no target ", target, "; expected sm80 or sm90");
   return choice;
+}
+
+std::vector<jit::KernelSource> for_arch(std::vector<jit::KernelSource> sources, const std::string& arch) {
+  for (jit::KernelSource& source : sources) source.arch = arch;
+  return sources;
+}
+
+/// What is known about every device of an architecture.
+driver::DeviceFacts facts_of_arch(const std::string& arch) {
+  driver::DeviceFacts facts{
+      .name = arch, .major = 0, .minor = 0, .multiprocessors = 0, .shared_bytes_per_block = 0, .l2_bytes = 0, .context = nullptr};
+  const std::string digits = arch.rfind("sm_", 0) == 0 ? arch.substr(3) : "";
+  const int capability = std::atoi(digits.c_str());
+  FOVEAL_CHECK(capability >= 80 && capability < 200, "arch: ", arch, "; expected sm_80 or later, such as sm_86 or sm_90a");
+  facts.major = capability / 10, facts.minor = capability % 10;
+  const bool large = facts.minor == 0 || capability == 87 || capability == 103;
+  facts.shared_bytes_per_block = !large || facts.major >= 12 ? 101376 : facts.major == 8 ? 166912 : 232448;
+  facts.multiprocessors = facts.major == 8 ? 108 : 132;
+  facts.l2_bytes = std::size_t{40} << 20;
+  return facts;
 }
 
 class CudaBackend : public planning::Backend {
@@ -68,19 +88,29 @@ class CudaBackend : public planning::Backend {
     if (!driver::unavailable().empty()) return driver::unavailable();
     if (!jit::nvrtc_unavailable().empty()) return jit::nvrtc_unavailable();
     if (problem.device.index >= driver::device_count()) return base::join("no device cuda:", problem.device.index);
-    Choice choice = choose(problem, options);
+    Choice choice = choose(problem, driver::device_facts(problem.device.index), options.target);
     if (choice.candidate) return std::nullopt;
     return std::move(choice.refusals);
   }
 
   std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {
-    return choose(problem, options).candidate->prepare(problem, driver::device_facts(problem.device.index));
+    const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
+    auto executable = choose(problem, facts, options.target).candidate->make(problem, facts);
+    executable->load(jit::compile(for_arch(executable->sources(), jit::arch_of(facts.major, facts.minor))));
+    return executable;
   }
 
   planning::DeviceMemory& memory(Device device) const override { return cuda_memory(device.index); }
 };
 
 }  // namespace
+
+std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
+  const driver::DeviceFacts facts = facts_of_arch(arch);
+  const Choice choice = choose(problem, facts, target);
+  if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
+  return for_arch(choice.candidate->make(problem, facts)->sources(), arch);
+}
 
 std::unique_ptr<planning::Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }
 

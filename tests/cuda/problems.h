@@ -1,70 +1,10 @@
 #pragma once
-// Problems from lines, without data: for tests that only compile.
-#include "foveal/attention.h"
-#include "problem/line.h"
-#include "problem/problem.h"
+#include "problem/line_problem.h"
 
 namespace foveal::test {
 
 inline problem::Problem problem_of(const std::string& text) {
-  const problem::Line line = problem::parse_line(text);
-  const Device device{DeviceKind::cuda, 0};
-  const auto view = [&](const char* role, DType dtype) {
-    TensorView v;
-    v.dtype = dtype;
-    v.device = device;
-    const auto sizes = problem::role_sizes(line, role);
-    const bool statistics = std::string(role) == "lse" || std::string(role) == "dlse";
-    const std::size_t first = line.varlen ? 1 : 0;  // packed tensors have no batch
-    std::int64_t stride = 1;
-    v.rank = static_cast<int>(sizes.size() - first);
-    std::vector<std::int64_t> strides(sizes.size());
-    if (statistics) {
-      for (std::size_t d = sizes.size(); d-- > 0;) strides[d] = stride, stride *= sizes[d];
-    } else {
-      strides = problem::layout_strides(line, role);
-    }
-    for (std::size_t d = first; d < sizes.size(); ++d) v.sizes[d - first] = sizes[d], v.strides[d - first] = strides[d];
-    return v;
-  };
-  const auto statistics = [&](const char* role) { return view(role, line.dtype == DType::f64 ? DType::f64 : DType::f32); };
-  const auto contiguous = [&](DType dtype, const std::vector<std::int64_t>& sizes) {
-    TensorView v;
-    v.dtype = dtype;
-    v.device = device;
-    v.rank = static_cast<int>(sizes.size());
-    std::int64_t stride = 1;
-    for (std::size_t d = sizes.size(); d-- > 0;) v.sizes[d] = sizes[d], v.strides[d] = stride, stride *= sizes[d];
-    static char scalar = 0;
-    v.data = &scalar;  // a rank-0 tensor is present by its data
-    return v;
-  };
-  std::vector<ParamBinding> params, gradients;
-  for (const problem::ParamLine& param : line.params) {
-    params.push_back({param.param, contiguous(param.dtype, param.param.shape())});
-    if (param.grad) gradients.push_back({param.param, contiguous(param.grad_dtype, param.param.shape())});
-  }
-  std::optional<Varlen> varlen;
-  if (line.varlen) {
-    const TensorView cu = contiguous(line.cu_seqlens_dtype, {line.batch + 1});
-    varlen = Varlen{cu, cu, line.seqlen_q, line.seqlen_kv};
-  }
-  if (line.pass == Pass::forward) {
-    return problem::make_problem(line.attention,
-                                 ForwardInputs{view("q", line.dtype), view("k", line.dtype), view("v", line.dtype), params, varlen},
-                                 ForwardOutputs{view("out", line.dtype), line.lse ? statistics("lse") : TensorView{}});
-  }
-  BackwardInputs inputs{view("q", line.dtype),   view("k", line.dtype), view("v", line.dtype),
-                        view("out", line.dtype), statistics("lse"),     view("dout", line.dtype)};
-  if (line.dlse) inputs.dlse = statistics("dlse");
-  inputs.params = params;
-  inputs.varlen = varlen;
-  BackwardOutputs outputs;
-  if (line.dq) outputs.dq = view("dq", line.dtype);
-  if (line.dk) outputs.dk = view("dk", line.dtype);
-  if (line.dv) outputs.dv = view("dv", line.dtype);
-  outputs.dparams = gradients;
-  return problem::make_problem(line.attention, inputs, outputs);
+  return problem::problem_of(problem::parse_line(text), {DeviceKind::cuda, 0});
 }
 
 }  // namespace foveal::test

@@ -22,7 +22,7 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   return source;
 }
 
-class BackwardSm80 : public planning::Executable {
+class BackwardSm80 : public GpuExecutable {
  public:
   BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
@@ -53,7 +53,25 @@ class BackwardSm80 : public planning::Executable {
         queries_.emplace(p, Sm80Kernel::dq, config, dq_sm80_source(p, config), workspace_);
       }
     }
-    compile(jit::arch_of(facts.major, facts.minor));
+    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
+    sources_.push_back(delta_sm80_source(p));
+    add(gradients_.sources());
+    if (keys_) add(keys_->sources());
+    if (queries_) add(queries_->sources());
+    add(reads_.sources());
+  }
+
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
+    const auto* next = images.data();
+    delta_ = jit::Kernel(*next++, device_, 0);
+    gradients_.load(next, device_);
+    next += gradients_.sources().size();
+    for (auto* pass : {&keys_, &queries_}) {
+      if (!*pass) continue;
+      (*pass)->load(next, device_);
+      next += (*pass)->sources().size();
+    }
+    reads_.load(next, device_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
@@ -93,29 +111,6 @@ class BackwardSm80 : public planning::Executable {
   }
 
  private:
-  /// Everything at once, on all threads.
-  void compile(const std::string& arch) {
-    std::vector<jit::KernelSource> sources{delta_sm80_source(problem_)};
-    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources.insert(sources.end(), more.begin(), more.end()); };
-    add(gradients_.sources());
-    if (keys_) add(keys_->sources());
-    if (queries_) add(queries_->sources());
-    add(reads_.sources());
-    for (jit::KernelSource& source : sources) source.arch = arch;
-
-    const auto images = jit::compile(sources);
-    const auto* next = images.data();
-    delta_ = jit::Kernel(*next++, device_, 0);
-    gradients_.load(next, device_);
-    next += gradients_.sources().size();
-    for (auto* pass : {&keys_, &queries_}) {
-      if (!*pass) continue;
-      (*pass)->load(next, device_);
-      next += (*pass)->sources().size();
-    }
-    reads_.load(next, device_);
-  }
-
   problem::Problem problem_;
   int device_;
   Workspace workspace_;
@@ -140,13 +135,13 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   return std::nullopt;
 }
 
-std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return std::make_unique<BackwardSm80>(p, facts);
 }
 
 }  // namespace
 
-const Candidate backward_sm80{"sm80", Pass::backward, refuses, prepare};
+const Candidate backward_sm80{"sm80", Pass::backward, refuses, make};
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");

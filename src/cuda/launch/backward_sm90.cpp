@@ -1,6 +1,10 @@
 #include "cuda/launch/backward_sm90.h"
 
+#include <algorithm>
+
 #include "base/check.h"
+#include "cuda/launch/param_gradients.h"
+#include "cuda/launch/pass_sm80.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
@@ -13,14 +17,16 @@ constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
-class BackwardSm90 : public planning::Executable {
+class BackwardSm90 : public GpuExecutable {
  public:
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
         config_(sm90_backward_candidates(problem).front()),
         mask_(sm90_mask(problem)),
-        tables_(problem, config_.block_q, config_.block_kv, true, workspace_) {
+        tables_(problem, config_.block_q, config_.block_kv, true, workspace_),
+        gradients_(problem, workspace_),
+        reads_(problem, facts.shared_bytes_per_block, true, workspace_) {
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -33,15 +39,23 @@ class BackwardSm90 : public planning::Executable {
     order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, true);
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
-    std::vector<jit::KernelSource> sources{backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
-    if (p.dq.present) sources.push_back(backward_convert_sm90_source(p, config_));
-    if (uses_tables() && tables_.source()) sources.push_back(*tables_.source());
-    for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
-    const auto images = jit::compile(sources);
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    prepare_ = jit::Kernel(images[1], device_, 0);
-    if (p.dq.present) convert_ = jit::Kernel(images[2], device_, 0);
+    sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
+    const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
+    if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
+    add(gradients_.sources());
+    add(reads_.sources());
+    if (uses_tables() && tables_.source()) sources_.push_back(*tables_.source());
+  }
+
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
+    const auto* next = images.data();
+    kernel_ = jit::Kernel(*next++, device_, shared_bytes_);
+    prepare_ = jit::Kernel(*next++, device_, 0);
+    if (problem_.dq.present) convert_ = jit::Kernel(*next++, device_, 0);
+    gradients_.load(next, device_);
+    next += gradients_.sources().size();
+    reads_.load(next, device_);
     if (!uses_tables()) return;
     if (tables_.source()) tables_.load(images.back(), device_);
     tables_.upload(device_);
@@ -53,6 +67,7 @@ class BackwardSm90 : public planning::Executable {
   void describe(Explanation& e) const override {
     e.kernel = kernel();
     e.strategy = "fused";
+    e.reduction = gradients_.text();
     e.deterministic = false;  // the order in which tiles add to dq
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.block_kv * 2.0 *
@@ -90,6 +105,7 @@ class BackwardSm90 : public planning::Executable {
     const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
     prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
+    collect_params(args.attention, buffers, workspace, stream);
     if (!p.dq.present) return;
     const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
     convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
@@ -98,12 +114,25 @@ class BackwardSm90 : public planning::Executable {
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
 
+  /// Gradients of parameters, by passes of their own over the same statistics.
+  void collect_params(device::AttentionArgs args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
+    if (!gradients_.any()) return;
+    const long long rows = stat_rows_;
+    args.lse2 = {args.lse2.data, rows * problem_.heads_q, rows, 1};
+    args.delta = {args.delta.data, rows * problem_.heads_q, rows, 1};
+    gradients_.prepare(args, buffers, workspace, stream);
+    reads_.run(problem_, args, workspace, stream);
+    gradients_.finish(args, buffers, stream);
+  }
+
   problem::Problem problem_;
   int device_;
   Sm90BackwardConfig config_;
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
+  ParamGradients gradients_;
+  ReadPasses reads_;
   std::int64_t stat_rows_ = 0;
   std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0;
   device::TaskOrder order_{};
@@ -121,15 +150,15 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
     return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible) return "tiles add to dq in any order, which is not reproducible";
-  for (const problem::ParamSpec& param : p.params) {
-    if (param.gradient.present) return base::join(param.param.name(), ": gradients of parameters are not collected");
-  }
+  if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present) return "the gradient of the sink is not collected";
+  const bool trains = std::any_of(p.params.begin(), p.params.end(), [](const problem::ParamSpec& param) { return param.gradient.present; });
+  if (trains && p.varlen) return "gradients of parameters are not collected from packed sequences";
   const std::size_t needed = sm90_backward_candidates(p).front().shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;
 }
 
-std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return std::make_unique<BackwardSm90>(p, facts);
 }
 
@@ -142,7 +171,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 }  // namespace
 
-const Candidate backward_sm90{"sm90", Pass::backward, refuses, prepare};
+const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_sm90", true);

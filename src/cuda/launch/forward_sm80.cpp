@@ -10,18 +10,19 @@
 namespace foveal::cuda {
 namespace {
 
-class ForwardSm80 : public planning::Executable {
+class ForwardSm80 : public GpuExecutable {
  public:
-  ForwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts, const Sm80Config& config)
+  ForwardSm80(const problem::Problem& problem, const Sm80Config& config)
       : problem_(problem),
         device_(problem.device.index),
         config_(config),
-        tables_(problem, config.block_q, config.block_kv, false, workspace_) {
-    std::vector<jit::KernelSource> sources{forward_sm80_source(problem, config)};
-    if (tables_.source()) sources.push_back(*tables_.source());
-    for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
-    const auto images = jit::compile(sources);
-    shared_bytes_ = static_cast<unsigned>(config.shared_bytes(problem, Sm80Kernel::forward));
+        tables_(problem, config.block_q, config.block_kv, false, workspace_),
+        shared_bytes_(static_cast<unsigned>(config.shared_bytes(problem, Sm80Kernel::forward))) {
+    sources_.push_back(forward_sm80_source(problem, config));
+    if (tables_.source()) sources_.push_back(*tables_.source());
+  }
+
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
     if (tables_.source()) tables_.load(images[1], device_);
     tables_.upload(device_);
@@ -59,8 +60,8 @@ class ForwardSm80 : public planning::Executable {
   Sm80Config config_;
   Workspace workspace_;
   TileTables tables_;
+  unsigned shared_bytes_;
   jit::Kernel kernel_;
-  unsigned shared_bytes_ = 0;
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
@@ -71,13 +72,13 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   return std::nullopt;
 }
 
-std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<ForwardSm80>(p, facts, *sm80_config(p, Sm80Kernel::forward, facts.shared_bytes_per_block));
+std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  return std::make_unique<ForwardSm80>(p, *sm80_config(p, Sm80Kernel::forward, facts.shared_bytes_per_block));
 }
 
 }  // namespace
 
-const Candidate forward_sm80{"sm80", Pass::forward, refuses, prepare};
+const Candidate forward_sm80{"sm80", Pass::forward, refuses, make};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{

@@ -8,7 +8,7 @@
 namespace foveal::cuda {
 namespace {
 
-class ForwardSm90 : public planning::Executable {
+class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
@@ -22,11 +22,12 @@ class ForwardSm90 : public planning::Executable {
     order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, false);
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
-    std::vector<jit::KernelSource> sources{forward_sm90_source(p, config_)};
-    if (uses_tables() && tables_.source()) sources.push_back(*tables_.source());
-    for (jit::KernelSource& source : sources) source.arch = jit::arch_of(facts.major, facts.minor);
-    const auto images = jit::compile(sources);
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
+    sources_.push_back(forward_sm90_source(p, config_));
+    if (uses_tables() && tables_.source()) sources_.push_back(*tables_.source());
+  }
+
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
     if (!uses_tables()) return;
     if (tables_.source()) tables_.load(images[1], device_);
@@ -90,13 +91,13 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   return std::nullopt;
 }
 
-std::unique_ptr<planning::Executable> prepare(const problem::Problem& p, const driver::DeviceFacts& facts) {
+std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return std::make_unique<ForwardSm90>(p, facts);
 }
 
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses, prepare};
+const Candidate forward_sm90{"sm90", Pass::forward, refuses, make};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{

@@ -1,0 +1,56 @@
+// foveal cache: the compiled GPU kernels on disk.
+#include <fmt/core.h>
+
+#include "base/check.h"
+#include "command.h"
+#include "cuda/jit/compile.h"
+#include "cuda/jit/disk_cache.h"
+#include "cuda/kernels_of.h"
+#include "lines.h"
+#include "problem/line_problem.h"
+
+namespace foveal::cli {
+namespace {
+
+void list() {
+  fmt::print("{}\n", cuda::jit::cache_folder());
+  fmt::print("{:<18} {:<9} {:>9} {:>9} {:>7}  {}\n", "kernel", "arch", "bytes", "registers", "spills", "key");
+  std::size_t bytes = 0;
+  for (const auto& entry : cuda::jit::cache_list()) {
+    fmt::print("{:<18} {:<9} {:>9} {:>9} {:>7}  {}\n", entry.stem, entry.arch, entry.bytes, entry.facts.registers, entry.facts.spill_bytes,
+               entry.key.substr(0, 16));
+    bytes += entry.bytes;
+  }
+  fmt::print("{} bytes\n", bytes);
+}
+
+struct Warm {
+  LineOptions lines;
+  std::string arch;
+};
+
+void warm(const Warm& options) {
+  std::vector<cuda::jit::KernelSource> sources;
+  for (const problem::Line& line : gather_lines(options.lines)) {
+    const auto more = cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), options.arch, line.options.target);
+    sources.insert(sources.end(), more.begin(), more.end());
+  }
+  FOVEAL_CHECK(!sources.empty(), "cache warm: no problem line given");
+  for (const auto& image : cuda::jit::compile(sources)) fmt::print("{} {} {}\n", image->stem, image->arch, image->key.substr(0, 16));
+}
+
+}  // namespace
+
+void add_cache(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("cache", "The compiled GPU kernels on disk");
+  command->require_subcommand(1);
+  command->add_subcommand("list", "What is there")->callback(list);
+  command->add_subcommand("clear", "Remove everything")->callback([] { fmt::print("{} files removed\n", cuda::jit::cache_clear()); });
+  CLI::App* warming = command->add_subcommand("warm", "Compile the kernels of problem lines; needs no GPU");
+  const auto options = std::make_shared<Warm>();
+  add_line_options(*warming, options->lines);
+  warming->add_option("--arch", options->arch, "sm_80, sm_86, sm_89, sm_90a, ...")->required();
+  warming->callback([options] { warm(*options); });
+}
+
+}  // namespace foveal::cli

@@ -1,0 +1,55 @@
+// foveal emit: the GPU kernels of a problem as stand-alone files.
+#include <fmt/core.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "base/check.h"
+#include "command.h"
+#include "cuda/jit/compile.h"
+#include "cuda/kernels_of.h"
+#include "lines.h"
+#include "problem/line_problem.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Options {
+  LineOptions lines;
+  std::string arch, folder;
+  bool cubin = false;
+};
+
+void write(const std::filesystem::path& path, const std::string& text) {
+  std::ofstream out(path, std::ios::binary);
+  out << text;
+  if (!out.flush()) base::fail(ErrorCode::device, "emit: cannot write ", path.string());
+  fmt::print("{}\n", path.string());
+}
+
+void run(const Options& options) {
+  const std::vector<problem::Line> lines = gather_lines(options.lines);
+  FOVEAL_CHECK(lines.size() == 1, "emit: ", lines.size(), " problem lines given; expected one");
+  const auto sources = cuda::kernels_of(problem::problem_of(lines[0], {DeviceKind::cuda, 0}), options.arch, lines[0].options.target);
+  std::filesystem::create_directories(options.folder);
+  for (const auto& source : sources) {
+    const std::filesystem::path stem = std::filesystem::path(options.folder) / source.stem;
+    write(stem.string() + ".cu", base::join("// ", problem::to_string(lines[0]), "\n// nvrtc: --gpu-architecture=", source.arch,
+                                            " --std=c++20 -default-device; kernel ", source.entry, "\n", cuda::jit::assemble(source)));
+    if (options.cubin) write(stem.string() + "." + source.arch + ".cubin", cuda::jit::compile(source)->bytes);
+  }
+}
+
+}  // namespace
+
+void add_emit(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("emit", "The GPU kernels of a problem as CUDA sources and machine code; needs no GPU");
+  const auto options = std::make_shared<Options>();
+  add_line_options(*command, options->lines);
+  command->add_option("--arch", options->arch, "sm_80, sm_86, sm_89, sm_90a, ...")->required();
+  command->add_option("-o,--out", options->folder, "Folder to write to")->required();
+  command->add_flag("--cubin", options->cubin, "Machine code too (needs NVRTC)");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace foveal::cli
