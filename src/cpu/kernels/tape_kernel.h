@@ -215,8 +215,8 @@ class TapeRun {
         FOVEAL_REAL_STEP(div_r, a / b);
         FOVEAL_REAL_STEP(neg_r, -a);
         FOVEAL_REAL_STEP(abs_r, bits<V>(bits<typename T::Mask>(a) & ~bits<typename T::Mask>(splat<V>(static_cast<R>(-0.0)))));
-        FOVEAL_REAL_STEP(min_r, b < a ? b : a);
-        FOVEAL_REAL_STEP(max_r, a < b ? b : a);
+        FOVEAL_REAL_STEP(min_r, smaller(a, b));
+        FOVEAL_REAL_STEP(max_r, larger(a, b));
         FOVEAL_REAL_STEP(floor_div_r, M::floor(a / b));
         FOVEAL_REAL_STEP(mod_r, T::remainder(a, b));
         FOVEAL_REAL_STEP(mul_add, a * b + c);
@@ -733,7 +733,7 @@ class TapeRun {
     for (int r = 0; r < rows_; ++r, p += row) {
       for (int k = 0; k < N; ++k) {
         const V x = load<V>(p + k * sizeof(V));
-        high[k] = high[k] < x ? x : high[k];
+        high[k] = larger(high[k], x);
       }
     }
     for (int k = 0; k < N; ++k) store(max + k * sizeof(V), high[k]);

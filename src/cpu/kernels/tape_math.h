@@ -43,8 +43,7 @@ inline V times_power_of_two(V x, IntegerVec<V> i) {
 
 template <class V>
 inline V limit(V x, float low, float high) {  // a NaN stays
-  x = x < low ? splat<V>(low) : x;
-  return x > high ? splat<V>(high) : x;
+  return smaller(larger(x, splat<V>(low)), splat<V>(high));
 }
 
 template <class V>
@@ -116,18 +115,22 @@ struct FloatMath {
     return log_special(x, exponent + fraction * 1.44269504f);
   }
 
+  /// e / (e + 2) with e = exp(2 |x|) - 1, which keeps its digits for small x: 2^n (1 + p) - 1 = 2^n p + (2^n - 1).
   template <class V>
   static V tanh(V x) {
-    const V a = absolute(x), square = x * x;
-    const V small =
-        x + x * square * polynomial(square, {-3.333328392e-01f, 1.333149125e-01f, -5.374349526e-02f, 2.065057900e-02f, -5.717036561e-03f});
-    const V large = with_sign_of(1.0f - 2.0f / (exp(a + a) + 1.0f), x);
-    return a < 0.625f ? small : (x == x ? large : x);
+    const V y = smaller(absolute(x) * 2.0f, splat<V>(20.0f));
+    const V whole = nearest(y * 1.44269504f);
+    V r = y - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    const V p = r + r * r * polynomial(r, {5.000000095e-01f, 1.666651885e-01f, 4.166620587e-02f, 8.368887863e-03f, 1.395048622e-03f});
+    const V power = power_of_two<V>(__builtin_convertvector(whole, IntegerVec<V>));
+    const V e = power * p + (power - 1.0f);
+    return with_sign_of(e * reciprocal(e + 2.0f), x);
   }
 
   template <class V>
   static V sigmoid(V x) {
-    return 1.0f / (1.0f + exp(-x));
+    return reciprocal(1.0f + exp(smaller(-x, splat<V>(87.0f))));
   }
 
   /// x = quadrant * pi / 2 + r, |r| <= pi / 4; reduced in double, good for |x| < 2^20.

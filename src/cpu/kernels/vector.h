@@ -92,6 +92,50 @@ inline U multiply_even(U a, U b) {
   return bits<U>((bits<L>(a) & 0xFFFFFFFFu) * (bits<L>(b) & 0xFFFFFFFFu));
 }
 
+/// b < a ? b : a and a < b ? b : a for reals: one instruction each, where the compiler makes a comparison and a choice.
+template <class V>
+inline V smaller(V a, V b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(a[0]) == 4) return bits<V>(_mm512_maskz_min_ps(-1, bits<__m512>(b), bits<__m512>(a)));
+  if constexpr (sizeof(V) == 64 && sizeof(a[0]) == 8) return bits<V>(_mm512_maskz_min_pd(-1, bits<__m512d>(b), bits<__m512d>(a)));
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(a[0]) == 4) return bits<V>(_mm256_min_ps(bits<__m256>(b), bits<__m256>(a)));
+  if constexpr (sizeof(V) == 32 && sizeof(a[0]) == 8) return bits<V>(_mm256_min_pd(bits<__m256d>(b), bits<__m256d>(a)));
+#endif
+  return b < a ? b : a;
+}
+template <class V>
+inline V larger(V a, V b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64 && sizeof(a[0]) == 4) return bits<V>(_mm512_maskz_max_ps(-1, bits<__m512>(b), bits<__m512>(a)));
+  if constexpr (sizeof(V) == 64 && sizeof(a[0]) == 8) return bits<V>(_mm512_maskz_max_pd(-1, bits<__m512d>(b), bits<__m512d>(a)));
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32 && sizeof(a[0]) == 4) return bits<V>(_mm256_max_ps(bits<__m256>(b), bits<__m256>(a)));
+  if constexpr (sizeof(V) == 32 && sizeof(a[0]) == 8) return bits<V>(_mm256_max_pd(bits<__m256d>(b), bits<__m256d>(a)));
+#endif
+  return a < b ? b : a;
+}
+
+/// 1 / x to a unit in the last place, for normal x with a normal reciprocal.
+template <class V>
+inline V reciprocal(V x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) {
+    const V y = bits<V>(_mm512_maskz_rcp14_ps(-1, bits<__m512>(x)));
+    return y + y * (1.0f - x * y);
+  }
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(V) == 32) {
+    const V y = bits<V>(_mm256_rcp_ps(bits<__m256>(x)));
+    return y + y * (1.0f - x * y);
+  }
+#endif
+  return 1.0f / x;
+}
+
 template <class V>
 inline V square_root(V x) {
   using T = decltype(x[0] + 0);
