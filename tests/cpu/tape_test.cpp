@@ -3,6 +3,9 @@
 #include "cpu/tape.h"
 
 #include <gtest/gtest.h>
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 #include <cmath>
 #include <numbers>
@@ -15,6 +18,7 @@
 #include "problem/case_data.h"
 #include "score/evaluate.h"
 #include "score/op_table.h"
+#include "score/random_expr.h"
 
 namespace foveal::cpu {
 namespace {
@@ -525,6 +529,181 @@ TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {
           seen[static_cast<std::size_t>(p)] = true;
         }
     EXPECT_TRUE(std::all_of(seen.begin(), seen.end(), [](bool s) { return s; }));
+  }
+}
+
+#if defined(__linux__)
+// ---- more than 2^31 elements ----
+
+/// Zeros that take no memory until they are touched.
+struct Sparse {
+  explicit Sparse(std::size_t bytes)
+      : bytes(bytes), data(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {}
+  ~Sparse() {
+    if (data != MAP_FAILED) munmap(data, bytes);
+  }
+  std::size_t bytes;
+  void* data;
+};
+
+TEST(TapeAddresses, ReachBeyondTwoToTheThirtyOneElements) {
+  constexpr std::int64_t rows = 65536, columns = 40000, first_row = rows - 20, first_column = columns - 33;
+  const Sparse values(rows * columns * 4), sums(rows * columns * 4);
+  if (values.data == MAP_FAILED || sums.data == MAP_FAILED) GTEST_SKIP() << "no address space";
+  using namespace symbols;
+  const Param bias("bias", {rows, columns});
+  Attention attention{.score_mod = score + bias(q_idx + first_row, kv_idx + first_column)};
+  // And through an index that varies freely over the tile.
+  Attention indirect{.score_mod = score + bias(q_idx + first_row, min(kv_idx, q_idx + 1000) + first_column)};
+  for (const Attention& a : {attention, indirect}) {
+    BackwardInputs in;
+    BackwardOutputs out;
+    const TensorView shape(nullptr, DType::f32, {1, 20, 1, 8}), keys(nullptr, DType::f32, {1, 33, 1, 8});
+    in.q = in.out = in.dout = out.dq = shape;
+    in.k = in.v = out.dk = out.dv = keys;
+    in.lse = TensorView(nullptr, DType::f32, {1, 1, 20});
+    in.params = {{bias, TensorView(values.data, DType::f32, {rows, columns})}};
+    out.dparams = {{bias, TensorView(sums.data, DType::f32, {rows, columns})}};
+    const problem::Problem problem = problem::make_problem(a, in, out);
+    for (const std::string& target : tape_targets()) {
+      const Tape tape(problem, target);
+      TileFrame frame;
+      frame.keys = 33;
+      frame.lanes = 20;
+      frame.ld = 32;
+      std::vector<std::int32_t> head(32, 0), q_idx(32);
+      for (int i = 0; i < 32; ++i) q_idx[static_cast<std::size_t>(i)] = std::min(i, 19);
+      frame.head = head.data();
+      frame.q_idx = q_idx.data();
+      auto* element = static_cast<float*>(values.data);
+      auto* sum = static_cast<float*>(sums.data);
+      const auto place = [&](int q, int kv) { return (first_row + q) * columns + first_column + kv; };
+      for (int q = 0; q < 20; ++q)
+        for (int kv = 0; kv < 33; ++kv) {
+          element[place(q, kv)] = static_cast<float>(q * 100 + kv);
+          sum[place(q, kv)] = 0;
+        }
+      Aligned<char> memory(tape.data_bytes()), scratch(tape.scratch_bytes(frame.keys, frame.ld));
+      const TapeData bound = tape.bind({in.params[0].tensor}, memory.data);
+      Aligned<float> tile(33 * 32);
+      for (std::size_t i = 0; i < tile.size; ++i) tile[i] = 0;
+      tape.apply<float>(frame, bound, tile.data, tile.data, false, nullptr, scratch.data);
+      TapeGrads grads{};
+      grads.params[0] = {sum, false};
+      Aligned<float> ds(33 * 32);
+      for (int kv = 0; kv < 33; ++kv)
+        for (int lane = 0; lane < 32; ++lane)
+          ds[static_cast<std::size_t>(kv * 32 + lane)] = lane < 20 ? static_cast<float>(kv * 100 + lane) : 0.0f;
+      tape.differentiate<float>(frame, bound, nullptr, ds.data, &grads, scratch.data);
+      for (int q = 0; q < 20; ++q)
+        for (int kv = 0; kv < 33; ++kv) {
+          ASSERT_NEAR(tile[static_cast<std::size_t>(kv * 32 + q)], (q * 100 + kv) * std::numbers::log2e, 1e-3) << target;
+          ASSERT_EQ(sum[place(q, kv)], static_cast<float>(kv * 100 + q)) << target;
+        }
+    }
+  }
+}
+#endif
+
+// ---- random programs ----
+
+/// Pairs of a tile where the tape and scoring::evaluate disagree, for a random score, its derivative and a random mask.
+template <class Real>
+struct Disagreements {
+  int pairs = 0, scores = 0, slopes = 0, masks = 0;
+
+  void count(unsigned seed, const std::string& target) {
+    test::RandomExpr random(seed);
+    problem::Line line =
+        problem::parse_line(std::string("backward ") + (sizeof(Real) == 8 ? "f64" : "f32") +
+                            " b3 h4 q32:29 d8 scale=1 param=\"weights: real[32] normal(1) grad\" param=\"table: real[4, 32] normal(1)\" "
+                            "param=\"scalar: real[] normal(1)\" param=\"ids: integer[32] integers(-4, 20)\" param=\"flags: boolean[32]\"");
+    const Expr weights = line.params[0].param(symbols::kv_idx);
+    line.attention.score_mod = random.real(1 + static_cast<int>(seed % 5)) + 0.1 * symbols::score * weights;
+    line.attention.mask = random.boolean(1 + static_cast<int>(seed % 4));
+    const problem::CaseData data(line);
+    std::optional<problem::Problem> made;
+    try {
+      made = problem::make_problem(line.attention, data.backward_inputs(), data.backward_outputs());
+    } catch (const Error&) {
+      return;  // a mask that reads the score, an integer divided by the constant 0
+    }
+    const problem::Problem& problem = *made;
+    const scoring::ScoreProgram& score = *problem.score;
+    const Tape tape(problem, target);
+    Meaning meaning(problem, data);
+    std::vector<TensorView> params;
+    for (std::size_t i = 0; i < problem.params.size(); ++i) params.push_back(data.param(i));
+    Aligned<char> memory(tape.data_bytes());
+    const TapeData bound = tape.bind(params, memory.data);
+    for (const Lanes& lanes : lane_patterns(4, 32)) {
+      TileFrame frame;
+      frame.lanes = lanes.valid;
+      frame.ld = static_cast<int>(lanes.head.size());
+      frame.keys = 24;
+      frame.kv_idx = 3;
+      frame.batch = 2;
+      frame.seqlen_q = 32;
+      frame.seqlen_kv = 29;
+      frame.head = lanes.head.data();
+      frame.q_idx = lanes.q_idx.data();
+      const auto elements = static_cast<std::size_t>(frame.keys * frame.ld);
+      Aligned<Real> dots(elements), scores(elements), masked(elements), ds(elements);
+      Aligned<char> scratch(tape.scratch_bytes(frame.keys, frame.ld));
+      std::mt19937 numbers(seed);
+      std::normal_distribution<double> normal(0, 2);
+      for (std::size_t i = 0; i < elements; ++i) {
+        dots[i] = static_cast<Real>(normal(numbers));
+        ds[i] = 1;
+      }
+      tape.apply<Real>(frame, bound, dots.data, scores.data, false, nullptr, scratch.data);
+      tape.apply<Real>(frame, bound, dots.data, masked.data, true, nullptr, scratch.data);
+      tape.differentiate<Real>(frame, bound, dots.data, ds.data, nullptr, scratch.data);
+      for (int row = 0; row < frame.keys; ++row) {
+        for (int lane = 0; lane < frame.lanes; ++lane) {
+          const auto at = static_cast<std::size_t>(row * frame.ld + lane), l = static_cast<std::size_t>(lane);
+          const scoring::Point point{.score = static_cast<double>(dots[at]),
+                                     .batch = 2,
+                                     .head = lanes.head[l],
+                                     .q_idx = lanes.q_idx[l],
+                                     .kv_idx = 3 + row,
+                                     .seqlen_q = 32,
+                                     .seqlen_kv = 29};
+          const bool keep = score.mask.empty() || meaning.run(score.mask, point) != 0;
+          const double expected = meaning.run(score.forward, point) * std::numbers::log2e, found = static_cast<double>(scores[at]);
+          meaning.run(score.backward, point);
+          const double slope = meaning.value(score.dscore);
+          ++pairs;
+          masks += keep ? !(masked[at] == scores[at] || (std::isnan(masked[at]) && std::isnan(scores[at])))
+                        : masked[at] != -std::numeric_limits<Real>::infinity();
+          scores_differ(found, expected, this->scores);
+          scores_differ(static_cast<double>(ds[at]), slope, slopes);
+        }
+      }
+    }
+  }
+
+  static void scores_differ(double found, double expected, int& count) {
+    if (std::isnan(expected) || std::abs(expected) > 1e6) return;  // ill-conditioned: nothing to compare
+    count += !(std::abs(found - expected) <= 1e-6 * (1 + std::abs(expected)));
+  }
+};
+
+TEST(TapeFuzz, RandomProgramsMeanWhatTheyMean) {
+  for (const std::string& target : tape_targets()) {
+    Disagreements<double> wide;
+    Disagreements<float> narrow;
+    for (unsigned seed = 0; seed < 400; ++seed) {
+      wide.count(seed, target);
+      narrow.count(seed, target);
+    }
+    EXPECT_GT(wide.pairs, 100000);
+    // Masks do not depend on rounding. A random score may lose all digits by cancellation or sit on an edge, rarely in double.
+    EXPECT_EQ(wide.masks, 0) << target;
+    EXPECT_EQ(narrow.masks, 0) << target;
+    EXPECT_LT(wide.scores, wide.pairs / 1000) << target;
+    EXPECT_LT(wide.slopes, wide.pairs / 1000) << target;
+    EXPECT_LT(narrow.scores, narrow.pairs / 10) << target;
   }
 }
 
