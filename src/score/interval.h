@@ -28,8 +28,9 @@ class ReadRanges {
   virtual Interval range(std::int32_t param, const std::vector<Interval>& index) const;
 };
 
-/// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of the last two dimensions built once in
-/// O(size). Parameters without data, or with data on another device, stay unknown. The tensors must outlive it unchanged.
+/// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of the last two dimensions, built in
+/// O(size) when the parameter is first asked for. Parameters without data, or with data on another device, stay unknown. The tensors must
+/// outlive it unchanged.
 class DataReadRanges : public ReadRanges {
  public:
   DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors);

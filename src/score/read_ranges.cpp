@@ -1,10 +1,11 @@
 // What a parameter can be over a box of indices, from its data.
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
+#include <mutex>
 
+#include "base/dtype.h"
 #include "score/interval.h"
 #include "score/interval_rules.h"
 
@@ -14,44 +15,6 @@ namespace {
 constexpr std::int64_t fan = 8;          // a block of one level is fan x fan blocks of the level below
 constexpr std::int64_t max_slices = 64;  // of the outer dimensions that a query looks at one by one
 constexpr double inf = std::numeric_limits<double>::infinity();
-
-double half_to_double(std::uint16_t bits) {
-  const int exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  const double sign = bits & 0x8000 ? -1 : 1;
-  if (exponent == 31) return fraction ? std::nan("") : sign * inf;
-  return sign * (exponent ? std::ldexp(1024 + fraction, exponent - 25) : std::ldexp(fraction, -24));
-}
-
-double load(const TensorView& tensor, std::int64_t offset) {
-  const auto as = [&]<class T>(T) {
-    T value;
-    std::memcpy(&value, static_cast<const char*>(tensor.data) + offset * static_cast<std::int64_t>(sizeof(T)), sizeof(T));
-    return value;
-  };
-  switch (tensor.dtype) {
-    case DType::f64:
-      return as(double{});
-    case DType::f32:
-      return as(float{});
-    case DType::bf16:
-      return std::bit_cast<float>(std::uint32_t{as(std::uint16_t{})} << 16);
-    case DType::f16:
-      return half_to_double(as(std::uint16_t{}));
-    case DType::i64:
-      return static_cast<double>(as(std::int64_t{}));
-    case DType::i32:
-      return as(std::int32_t{});
-    case DType::i16:
-      return as(std::int16_t{});
-    case DType::i8:
-      return as(std::int8_t{});
-    case DType::u8:
-      return as(std::uint8_t{});
-    case DType::boolean:
-      return as(std::uint8_t{}) != 0;
-  }
-  return 0;
-}
 
 void include(Interval& range, const Interval& more) {
   range.low = std::min(range.low, more.low);
@@ -75,10 +38,10 @@ class DataReadRanges::Summary {
     outer_ = std::max(0, rank - 2);
     slices_ = 1;
     for (int i = 0; i < outer_; ++i) slices_ *= tensor.sizes[static_cast<std::size_t>(i)];
-    build();
   }
 
   Interval range(const std::vector<Interval>& index) const {
+    std::call_once(built_, [this] { build(); });  // nobody asks for most parameters: large tables that only the score reads
     std::array<std::int64_t, TensorView::max_rank> first{}, last{};
     for (int i = 0; i < tensor_.rank; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -132,13 +95,13 @@ class DataReadRanges::Summary {
   }
 
   Interval element(std::int64_t slice_offset, std::int64_t row, std::int64_t column) const {
-    const double value = load(tensor_, slice_offset + row * row_stride_ + column * column_stride_);
+    const double value = base::load(tensor_.data, tensor_.dtype, slice_offset + row * row_stride_ + column * column_stride_);
     if (std::isnan(value)) return {-inf, inf, true};
     const bool exact = tensor_.dtype != DType::f64 || static_cast<double>(static_cast<float>(value)) == value;
     return exact ? Interval{value, value} : interval_rules::widened({value, value});
   }
 
-  void build() {
+  void build() const {
     std::int64_t rows = rows_, columns = columns_;
     do {  // until one block holds a whole slice
       const std::int64_t below_rows = rows, below_columns = columns;
@@ -185,8 +148,9 @@ class DataReadRanges::Summary {
   TensorView tensor_;
   int outer_ = 0;
   std::int64_t slices_ = 1, rows_ = 1, columns_ = 1, row_stride_ = 0, column_stride_ = 0;
-  std::vector<Level> levels_;
-  Interval everything_{};
+  mutable std::once_flag built_;
+  mutable std::vector<Level> levels_;
+  mutable Interval everything_{};
 };
 
 DataReadRanges::DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors) {
