@@ -75,7 +75,8 @@ class Refinement {
     const std::int64_t rows = row_end - row_begin, columns = column_end - column_begin;
     const Span q{row_begin * tiling_.block_q, std::min(row_end * tiling_.block_q, tiling_.seqlen_q)};
     const Span kv{column_begin * tiling_.block_kv, std::min(column_end * tiling_.block_kv, tiling_.seqlen_kv)};
-    const Kept kept = rows * columns == 1 ? decide(q, kv, halvings_within_a_tile) : evaluate(q, kv);
+    Kept kept = evaluate(q, kv);
+    if (kept == Kept::unknown && rows * columns == 1 && decidable(q, kv)) kept = decide(q, kv, halvings_within_a_tile);
     if (kept == Kept::none) return;
     if (kept == Kept::all || rows * columns == 1) {
       const Run run{static_cast<std::int32_t>(column_begin), static_cast<std::int32_t>(column_end), kept == Kept::all};
@@ -109,15 +110,24 @@ class Refinement {
     return keep.high <= 0 ? Kept::none : keep.low > 0 ? Kept::all : Kept::unknown;
   }
 
-  /// Gives up at the first part that stays unknown or differs from the one before: most border tiles cost a few evaluations.
+  /// False when not even one pair can be decided: parameters without data.
+  bool decidable(const Span& q, const Span& kv) { return evaluate({q.begin, q.begin + 1}, {kv.begin, kv.begin + 1}) != Kept::unknown; }
+
+  /// Looks at the halves of an undecided part. Gives up at the first one that stays undecided or differs from the one before: most border
+  /// tiles cost a few evaluations.
   Kept decide(const Span& q, const Span& kv, int halvings) {
-    const Kept whole = evaluate(q, kv);
-    if (whole != Kept::unknown || halvings == 0 || q.size() * kv.size() == 1) return whole;
+    if (halvings == 0 || q.size() * kv.size() == 1) return Kept::unknown;
     const bool by_rows = q.size() >= kv.size();
-    const Kept first = by_rows ? decide(q.first_half(), kv, halvings - 1) : decide(q, kv.first_half(), halvings - 1);
-    if (first == Kept::unknown) return first;
-    const Kept second = by_rows ? decide(q.second_half(), kv, halvings - 1) : decide(q, kv.second_half(), halvings - 1);
-    return first == second ? first : Kept::unknown;
+    Kept common = Kept::unknown;
+    for (const Span& half : {(by_rows ? q : kv).first_half(), (by_rows ? q : kv).second_half()}) {
+      const Span& half_q = by_rows ? half : q;
+      const Span& half_kv = by_rows ? kv : half;
+      Kept kept = evaluate(half_q, half_kv);
+      if (kept == Kept::unknown) kept = decide(half_q, half_kv, halvings - 1);
+      if (kept == Kept::unknown || (common != Kept::unknown && kept != common)) return Kept::unknown;
+      common = kept;
+    }
+    return common;
   }
 
   scoring::IntervalProgram program_;
