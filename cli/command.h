@@ -24,6 +24,7 @@ void add_explain(CLI::App& app);
 void add_run(CLI::App& app);
 void add_cache(CLI::App& app);
 void add_emit(CLI::App& app);
+void add_support(CLI::App& app);
 
 /// Ends the command with this code after all of its output has been written.
 struct Exit {

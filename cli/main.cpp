@@ -30,6 +30,7 @@ int run(int argc, char** argv) {
   add_run(app);
   add_cache(app);
   add_emit(app);
+  add_support(app);
   try {
     app.parse(argc, argv);
     return exit_ok;

@@ -1,5 +1,9 @@
 // The parts of examples/gpt: gradients by finite differences, fused against unfused attention, resuming, sampling, the tokenizer.
+#include <foveal/foveal.h>
 #include <gtest/gtest.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 #include <cmath>
 #include <filesystem>
@@ -14,6 +18,17 @@
 
 namespace gpt {
 namespace {
+
+// Models this small are slower on two threads than on one, and far slower on a machine that has other work.
+class OneThread : public testing::Environment {
+  void SetUp() override {
+    foveal::set_num_threads(1);
+#ifdef _OPENMP
+    omp_set_num_threads(1);
+#endif
+  }
+};
+[[maybe_unused]] const auto* const one_thread = testing::AddGlobalTestEnvironment(new OneThread);
 
 // Sizes that share no factors with any tile, a reach shorter than the context, and a group of rows longer than a block of columns.
 constexpr Config tiny{.vocabulary = 29, .width = 36, .layers = 2, .heads = 3, .context = 21, .reach = 7};

@@ -1,0 +1,110 @@
+// foveal support: which features each target takes, as the backends themselves answer. The README's table is its output.
+#include <fmt/core.h>
+
+#include "command.h"
+#include "problem/case_data.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Feature {
+  const char* name;
+  const char* words;  ///< of a problem line, with the pass and the type in front
+};
+
+// Each row asks for one thing more than plain attention; the last asks for all that goes together.
+constexpr Feature features[] = {
+    {"plain", "b1 h2 q64 d64"},
+    {"causal, window, prefix masks", "b1 h2 q64 d64 mask=\"causal() & window(9) | prefix_lm(3)\""},
+    {"masks that read tensors (documents, padding)", "b1 h2 q64 d64 mask=\"document(d)\" param=\"d: integer[64] segments(3)\""},
+    {"programmed score", "b1 h2 q64 d64 score=\"5 * tanh(score / 5) + head\""},
+    {"trained relative bias", "b1 h2 q64 d64 score=\"score + r[head, clamp(kv_idx - q_idx, -8, 8) + 8]\" param=\"r: real[2, 17] grad\""},
+    {"trained q x kv bias", "b1 h2 q64 d64 score=\"score + r[head, q_idx, kv_idx]\" param=\"r: real[2, 64, 64] grad\""},
+    {"trained read at any index",
+     "b1 h2 q64 d64 score=\"score + r[i[q_idx, kv_idx]]\" param=\"r: real[5] grad\" param=\"i: integer[64, 64]\""},
+    {"a parameter read twice", "b1 h2 q64 d64 score=\"score + r[q_idx] * r[kv_idx]\" param=\"r: real[64] grad\""},
+    {"grouped queries (GQA, MQA)", "b1 h6:2 q64 d64"},
+    {"seqlen_q != seqlen_kv", "b1 h2 q5:64 d64 mask=\"causal_bottom_right()\""},
+    {"packed sequences (varlen)", "h2 d64 layout=thd lengths=17,1,40"},
+    {"head_dim 1", "b1 h2 q64 d1"},
+    {"head_dim 80", "b1 h2 q64 d80"},
+    {"head_dim 256", "b1 h2 q64 d256"},
+    {"head_dim 512", "b1 h2 q64 d512"},
+    {"head_dim != head_dim_v", "b1 h2 q64 d192:128"},
+    {"packed qkv, any strides", "b1 h2 q64 d64 layout=packed_qkv"},
+    {"head_dim with a stride", "b1 h2 q64 d64 layout=dim_first"},
+    {"attention sinks", "b1 h2 q64 d64 sink=s param=\"s: real[2] grad\""},
+    {"dropout", "b1 h2 q64 d64 dropout=0.1:1"},
+    {"gradient through lse", "b1 h2 q64 d64 dlse"},
+    {"reproducible", "b1 h2 q64 d64 determinism=reproducible"},
+    {"backward: fused", "b1 h2 q64 d64 strategy=fused"},
+    {"backward: split", "b1 h2 q64 d64 strategy=split"},
+    {"backward: two_scan", "b1 h2 q64 d64 strategy=two_scan"},
+    {"together: bias, mask, GQA, sink, dropout, varlen",
+     "h6:2 d64 layout=thd lengths=17,64 mask=\"causal()\" score=\"score + r[head]\" param=\"r: real[6] grad\" sink=s param=\"s: real[6] "
+     "grad\" "
+     "dropout=0.1:1"},
+};
+constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
+
+bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& target) {
+  const bool on_gpu = target.backend == "cuda";
+  problem::Line line = problem::parse_line(std::string(to_string(pass)) + " " + to_string(dtype) + " " + feature.words);
+  line.device.kind = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
+  line.options.backend = target.backend;
+  if (target.backend != "reference") line.options.target = target.target;
+  if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;
+  const problem::CaseData data(line);
+  try {
+    if (pass == Pass::forward) {
+      plan(line.attention, data.forward_inputs(), data.forward_outputs(), line.options);
+    } else {
+      plan(line.attention, data.backward_inputs(), data.backward_outputs(), line.options);
+    }
+    return true;
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return false;
+  }
+}
+
+// "all", "none", or the types that work.
+std::string cell(Pass pass, const Feature& feature, const TargetInfo& target) {
+  std::string works;
+  std::size_t count = 0;
+  for (const DType dtype : types) {
+    if (!plans(pass, dtype, feature, target)) continue;
+    works += (works.empty() ? "" : " ") + std::string(to_string(dtype));
+    ++count;
+  }
+  return count == std::size(types) ? "all" : count == 0 ? "none" : works;
+}
+
+void print() {
+  std::vector<TargetInfo> columns;
+  for (const TargetInfo& target : targets()) {
+    if (target.available) columns.push_back(target);
+  }
+  fmt::print("| forward / backward |");
+  for (const TargetInfo& target : columns) fmt::print(" {} {} |", target.backend, target.target);
+  fmt::print("\n|---|");
+  for (std::size_t i = 0; i < columns.size(); ++i) fmt::print("---|");
+  fmt::print("\n");
+  for (const Feature& feature : features) {
+    fmt::print("| {} |", feature.name);
+    for (const TargetInfo& target : columns) {
+      const std::string forward = cell(Pass::forward, feature, target), backward = cell(Pass::backward, feature, target);
+      fmt::print(" {} |", forward == backward ? forward : forward + " / " + backward);
+    }
+    fmt::print("\n");
+  }
+}
+
+}  // namespace
+
+void add_support(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("support", "Which features and types each target of this machine takes, as a Markdown table");
+  command->callback([] { print(); });
+}
+
+}  // namespace foveal::cli

@@ -1,0 +1,200 @@
+// The command as a shell sees it: exit codes, what goes to which stream, and files that are whole or not there.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "files/files.h"
+#include "foveal/foveal.h"
+
+namespace foveal::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Ran {
+  int code;
+  std::string out, err;
+};
+
+class Command : public testing::Test {
+ protected:
+  void SetUp() override {
+    folder_ =
+        fs::path(testing::TempDir()) / ("foveal_command_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+
+  Ran run(const std::string& arguments) const {
+    const std::string command = std::string("'") + FOVEAL_COMMAND + "' " + arguments + " >" + path("stdout") + " 2>" + path("stderr");
+    const int status = std::system(command.c_str());
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text(path("stdout")), text(path("stderr"))};
+  }
+  static std::string text(const std::string& path) {
+    std::ifstream file(path);
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+
+  static Tensor counted(const std::string& name, std::vector<std::int64_t> shape, float step) {
+    Tensor tensor = make_tensor(name, DType::f32, std::move(shape));
+    for (std::size_t i = 0; i < tensor.bytes.size() / 4; ++i) {
+      const float value = std::sin(step * static_cast<float>(i));
+      std::memcpy(tensor.bytes.data() + 4 * i, &value, 4);
+    }
+    return tensor;
+  }
+  static std::vector<Tensor> inputs() {
+    return {counted("q", {2, 9, 4, 8}, 0.3f), counted("k", {2, 11, 2, 8}, 0.7f), counted("v", {2, 11, 2, 6}, 1.1f),
+            counted("dout", {2, 9, 4, 6}, 0.9f), counted("rel", {4, 5}, 0.5f)};
+  }
+  static constexpr const char* variation = "--mask 'causal_bottom_right()' --score 'score + rel[head, clamp(kv_idx - q_idx, -2, 2) + 2]'";
+
+  fs::path folder_;
+};
+
+TEST_F(Command, HelpIsNoError) {
+  for (const char* arguments : {"--help", "check --help", "run --help", "bench --help", "explain --help", "targets --help"}) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 0) << arguments;
+    EXPECT_NE(ran.out.find("foveal"), std::string::npos) << arguments;
+  }
+}
+
+TEST_F(Command, WrongUsageIsCode2OnStandardError) {
+  for (const char* arguments :
+       {"", "nonsense", "check", "check 'forward f32 b1 h1 q4 d4 mask=\"q_idx <\"'", "check --suite missing.txt", "check --random -1",
+        "run q.npy", "run missing.npz -o out.npz", "explain 'sideways f32'", "check --dtype f99 'forward f32 q4'"}) {
+    const Ran ran = run(arguments);
+    EXPECT_EQ(ran.code, 2) << arguments;
+    EXPECT_EQ(ran.out, "") << arguments;
+    EXPECT_NE(ran.err, "") << arguments;
+  }
+}
+
+TEST_F(Command, WhatNothingCanDoIsCode3) {
+  const Ran ran = run("explain --backend cpu --target nothing 'forward f32 q4 d4'");
+  EXPECT_TRUE(ran.code == 3 || ran.code == 2) << ran.err;
+  EXPECT_NE(ran.err, "");
+}
+
+TEST_F(Command, CheckCountsAndReports) {
+  const Ran ran = run("check --backend reference --json " + path("report.json") +
+                      " 'forward f32 b1 h2 q5 d4' 'backward f32 b1 h2 q5 d4 mask=\"causal()\"'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("2 passed, 0 failed, 0 refused"), std::string::npos) << ran.out;
+  const auto report = nlohmann::json::parse(text(path("report.json")));
+  ASSERT_EQ(report.size(), 2u);
+  EXPECT_EQ(report[1]["kernel"], "reference.f32.backward");
+  EXPECT_EQ(report[1]["tensors"].size(), 3u);
+}
+
+TEST_F(Command, CheckRunsTheLineThatItPrints) {
+  const Ran ran = run("check --random 3 --seed 17 --backend reference");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_NE(ran.out.find("3 passed"), std::string::npos);
+}
+
+TEST_F(Command, Regressions) {
+  const Ran ran = run("check --target all --suite '" + std::string(FOVEAL_REGRESSIONS) + "'");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_EQ(ran.out.find("refused  "), std::string::npos);
+}
+
+TEST_F(Command, ExplainAsJson) {
+  const Ran ran = run("explain --json 'backward f32 b1 h2 q64 d16 mask=\"causal()\"'");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const auto plans = nlohmann::json::parse(ran.out);
+  EXPECT_FALSE(plans[0]["kernel"].get<std::string>().empty());
+  EXPECT_EQ(plans[0]["strategies"].size(), 3u);
+}
+
+TEST_F(Command, BenchGivesFigures) {
+  const Ran ran = run("bench --seconds 0.01 --threads 1 --json " + path("bench.json") + " 'forward f32 b1 h1 q64 d16 mask=\"causal()\"'");
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  const auto rows = nlohmann::json::parse(text(path("bench.json")));
+  EXPECT_GT(rows[0]["timing"]["median_s"].get<double>(), 0);
+  EXPECT_GT(rows[0]["gflops"].get<double>(), 0);
+}
+
+// What `run` writes is what the library computes, for every file format.
+TEST_F(Command, RunEqualsTheLibrary) {
+  std::vector<Tensor> tensors = inputs();
+  Tensor out = make_tensor("out", DType::f32, {2, 9, 4, 6}), lse = make_tensor("lse", DType::f32, {2, 4, 9});
+  Tensor dq = make_tensor("dq", DType::f32, tensors[0].shape), dk = make_tensor("dk", DType::f32, tensors[1].shape);
+  Tensor dv = make_tensor("dv", DType::f32, tensors[2].shape), drel = make_tensor("drel", DType::f32, {4, 5});
+  const Param rel("rel", {4, 5});
+  const Attention attention{.score_mod = parse("score + rel[head, clamp(kv_idx - q_idx, -2, 2) + 2]", {rel}),
+                            .mask = causal_bottom_right()};
+  forward(attention, {.q = tensors[0].view(), .k = tensors[1].view(), .v = tensors[2].view(), .params = {{rel, tensors[4].view()}}},
+          {.out = out.view(), .lse = lse.view()});
+  backward(attention,
+           {.q = tensors[0].view(),
+            .k = tensors[1].view(),
+            .v = tensors[2].view(),
+            .out = out.view(),
+            .lse = lse.view(),
+            .dout = tensors[3].view(),
+            .params = {{rel, tensors[4].view()}}},
+           {.dq = dq.view(), .dk = dk.view(), .dv = dv.view(), .dparams = {{rel, drel.view()}}});
+  for (const char* ending : {".npz", ".safetensors"}) {
+    write_tensors(tensors, path(std::string("in") + ending));
+    const Ran ran = run("run " + path(std::string("in") + ending) + " -o " + path(std::string("out") + ending) + " " + variation);
+    ASSERT_EQ(ran.code, 0) << ran.err;
+    const std::vector<Tensor> results = read_tensors(path(std::string("out") + ending));
+    ASSERT_EQ(results.size(), 6u);
+    for (const Tensor* expected : {&out, &lse, &dq, &dk, &dv, &drel}) {
+      const auto found = std::ranges::find(results, expected->name, &Tensor::name);
+      ASSERT_NE(found, results.end()) << expected->name;
+      EXPECT_EQ(found->shape, expected->shape) << expected->name;
+      EXPECT_EQ(found->bytes, expected->bytes) << expected->name;
+    }
+  }
+}
+
+TEST_F(Command, RunForwardOnlyFromSingleFilesIntoAFolder) {
+  const std::vector<Tensor> tensors = inputs();
+  write_tensors({tensors[0], tensors[1], tensors[2]}, path("in"));
+  const Ran ran = run("run q=" + path("in/q.npy") + " " + path("in/k.npy") + " " + path("in/v.npy") + " -o " + path("out"));
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_EQ(read_tensors(path("out/out.npy")).front().shape, (std::vector<std::int64_t>{2, 9, 4, 6}));
+  EXPECT_TRUE(fs::exists(path("out/lse.npy")));
+  EXPECT_FALSE(fs::exists(path("out/dq.npy")));
+}
+
+// Wrong input: code 2, a message, and nothing where the output would be.
+TEST_F(Command, RunLeavesNothingBehindOnErrors) {
+  std::vector<Tensor> tensors = inputs();
+  write_tensors(tensors, path("good.npz"));
+  std::vector<Tensor> wrong_type = tensors, wrong_shape = tensors, no_v = tensors;
+  wrong_type[1] = make_tensor("k", DType::i32, tensors[1].shape);
+  wrong_shape[1] = make_tensor("k", DType::f32, {2, 11, 3, 8});
+  no_v.erase(no_v.begin() + 2);
+  write_tensors(wrong_type, path("wrong_type.npz"));
+  write_tensors(wrong_shape, path("wrong_shape.npz"));
+  write_tensors(no_v, path("no_v.npz"));
+  fs::copy(path("good.npz"), path("cut.npz"));
+  fs::resize_file(path("cut.npz"), fs::file_size(path("cut.npz")) / 2);
+  const std::string good = path("good.npz");
+  for (const std::string& arguments :
+       {path("wrong_type.npz") + " " + variation, path("wrong_shape.npz") + " " + variation, path("no_v.npz") + " " + variation,
+        path("cut.npz") + " " + variation, path("missing.npz"), good + " --score 'score + nothing[head]'", good + " --score 'score +'",
+        good + " --mask 'score'", good + " " + variation + " --sink rel", good + " " + variation + " --grad nothing", good + " " + good}) {
+    const Ran ran = run("run " + arguments + " -o " + path("out.npz"));
+    EXPECT_EQ(ran.code, 2) << arguments << "\n" << ran.err;
+    EXPECT_NE(ran.err, "") << arguments;
+    EXPECT_EQ(ran.out, "") << arguments;
+    EXPECT_FALSE(fs::exists(path("out.npz"))) << arguments;
+    EXPECT_FALSE(fs::exists(path("out.npz.unfinished"))) << arguments;
+  }
+}
+
+}  // namespace
+}  // namespace foveal::cli
