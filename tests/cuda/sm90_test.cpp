@@ -54,7 +54,9 @@ TEST_F(Sm90, PlainConfigurationsDoNotSpill) {
     }
   }
   for (const char* dims : {"d192:128", "d192", "d256"}) {
-    for (const char* mask : {"", causal}) expect_clean(std::string("forward bf16 b2 h4 q2048:2048 ") + dims + mask);
+    for (const char* pass : {"forward", "backward"}) {
+      for (const char* mask : {"", causal}) expect_clean(std::string(pass) + " bf16 b2 h4 q2048:2048 " + dims + mask);
+    }
   }
 }
 
@@ -67,6 +69,16 @@ TEST_F(Sm90, FeaturesStayInFlight) {
         expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + features, 64);
       }
     }
+  }
+}
+
+TEST_F(Sm90, GradientsOfParametersCompile) {
+  for (const char* features : {" score=\"score * t[head]\" param=\"t: real[4] grad\"", " score=\"score + t[q_idx] * score\" param=\"t: real[1000] grad\"",
+                               " score=\"score + t[kv_idx]\" param=\"t: real[1000] grad\"",
+                               " score=\"score + t[head, clamp(q_idx - kv_idx, -64, 64) + 64]\" param=\"t: real[4, 129] grad\"",
+                               " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] grad\""}) {
+    expect_clean(std::string("backward bf16 b2 h4:2 q1000:1000 d64") + causal + features, 400);
+    EXPECT_FALSE(jit::compile(sources_of(problem_of(std::string("backward bf16 b2 h4:2 q1000:1000 d128") + causal + features))).empty());
   }
 }
 
@@ -115,12 +127,19 @@ TEST(Sm90Order, CausalTasksEvenOut) {
     const auto cost = sm90_row_cost(mask, length, 128, length, 128, false);
     EXPECT_LT(cost.front(), cost.back());
     const std::int64_t heads = 8 * 16384 / length;
-    const device::TaskOrder order = sm90_task_order(cost, heads, 1, length * 1024, 50 << 20, 132, false);
+    const device::TaskOrder order = sm90_task_order(cost, heads, 1, length * 1024, 50 << 20, 1.04, 132, false);
     EXPECT_EQ(order.tasks, heads * static_cast<int>(cost.size()));
-    EXPECT_GE(order.section_heads * order.rows, 132) << length;
+    EXPECT_GE(order.section_heads.value * order.rows, 132) << length;
   }
-  const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 132, false);
-  EXPECT_EQ(even.section_heads, 1);
+  for (const int heads : {1, 3, 7, 24, 100, 4097}) {
+    const device::Divisor d = sm90_task_order({1.0, 1.0}, heads, 5, 1, 1, 1.04, 132, false).heads;
+    for (const unsigned n : {0u, 1u, 6u, 7u, 23u, 24u, 99u, 100u, 4096u, 4097u, 123456789u, 2147483647u}) {
+      const auto high = static_cast<unsigned>(std::uint64_t{n} * d.multiplier >> 32);
+      EXPECT_EQ((high + n) >> d.shift, n / static_cast<unsigned>(heads)) << n << " / " << heads;
+    }
+  }
+  const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 1.04, 132, false);
+  EXPECT_EQ(even.section_heads.value, 1);
 }
 
 }  // namespace

@@ -9,13 +9,21 @@ struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
 
+/// Division by a number known before the launch: n / d = (high half of n * multiplier + n) >> shift, for n below 2^31.
+struct Divisor {
+  int value;
+  unsigned multiplier, shift;
+};
+
 /// How the tasks (rows of tiles) of all heads are dealt to the CTAs; see schedule/tasks.cuh.
 struct TaskOrder {
-  int tasks;            ///< of the whole grid
-  int rows;             ///< tasks of one head
-  int heads;            ///< of one sequence
-  int section_heads;    ///< heads (of all sequences) whose tasks are interleaved
-  int first_row_first;  ///< a section begins with row 0 instead of the last row
+  int tasks;               ///< of the whole grid
+  int rows;                ///< tasks of one head
+  int first_row_first;     ///< a section begins with row 0 instead of the last row
+  Divisor heads;           ///< of one sequence
+  Divisor section_heads;   ///< heads (of all sequences) whose tasks are interleaved
+  Divisor last_heads;      ///< the same of the last section, which may be smaller
+  Divisor section_tasks;   ///< section_heads * rows
 };
 
 struct Sm90Args {

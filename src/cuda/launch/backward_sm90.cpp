@@ -26,7 +26,7 @@ class BackwardSm90 : public GpuExecutable {
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.block_kv, true, workspace_),
         gradients_(problem, workspace_),
-        reads_(problem, facts.shared_bytes_per_block, true, workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_) {
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -36,7 +36,7 @@ class BackwardSm90 : public GpuExecutable {
 
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, true);
+    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 1.25, facts.multiprocessors, true);
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -74,7 +74,7 @@ class BackwardSm90 : public GpuExecutable {
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
-    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads, " heads at a time"));
+    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -100,27 +100,28 @@ class BackwardSm90 : public GpuExecutable {
       args.attention.runs_transposed = tables_.runs(workspace);
       tables_.make(args.attention, stream);
     }
+    gradients_.prepare(args.attention, buffers, workspace, stream);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
     const std::int64_t rows_per_block = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
     const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
     prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
-    collect_params(args.attention, buffers, workspace, stream);
-    if (!p.dq.present) return;
-    const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
-    convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
+    if (p.dq.present) {
+      const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
+      convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
+    }
+    if (gradients_.any()) finish_params(args.attention, buffers, workspace, stream);
   }
 
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
 
-  /// Gradients of parameters, by passes of their own over the same statistics.
-  void collect_params(device::AttentionArgs args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
-    if (!gradients_.any()) return;
+  /// Gradients of parameters that the kernel did not collect, by passes of their own over the same statistics; then to the caller's
+  /// tensors.
+  void finish_params(device::AttentionArgs args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
     const long long rows = stat_rows_;
     args.lse2 = {args.lse2.data, rows * problem_.heads_q, rows, 1};
     args.delta = {args.delta.data, rows * problem_.heads_q, rows, 1};
-    gradients_.prepare(args, buffers, workspace, stream);
     reads_.run(problem_, args, workspace, stream);
     gradients_.finish(args, buffers, stream);
   }
@@ -142,17 +143,18 @@ class BackwardSm90 : public GpuExecutable {
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm90(p, facts)) return reason;
-  constexpr std::int64_t most = sm90_backward_max_head_dim;
-  if (p.head_dim > most) return base::join("head_dim ", p.head_dim, " exceeds ", most);
+  if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
+  const std::int64_t most = p.head_dim > 128 ? sm90_max_head_dim : 128;
   if (p.head_dim_v > most) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", most);
   if (p.heads_q > 65535 || p.batch > 65535) return "more than 65535 heads or sequences";
   const BackwardStrategy strategy = p.attention.backward;
   if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
     return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible) return "tiles add to dq in any order, which is not reproducible";
-  if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present) return "the gradient of the sink is not collected";
-  const bool trains = std::any_of(p.params.begin(), p.params.end(), [](const problem::ParamSpec& param) { return param.gradient.present; });
-  if (trains && p.varlen) return "gradients of parameters are not collected from packed sequences";
+  for (const scoring::TrainableRead& read : p.score->reads) {
+    const bool collected = sm90_collects(p) && gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added;
+    if (p.varlen && !collected) return "this gradient of a parameter is not collected from packed sequences";
+  }
   const std::size_t needed = sm90_backward_candidates(p).front().shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;
@@ -166,6 +168,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
   jit::KernelSource source{
       .stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = with_score ? emit_score(p) : std::string(), .arch = {}};
   config.set(source.constants);
+  source.constants.set("kCollects", sm90_collects(p)).set("kKeepScores", sm90_collects(p) && sm90_keeps_scores(p));
   return source;
 }
 
@@ -174,10 +177,10 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_sm90", true);
+  return source_of(p, config, config.kernel(), true);
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_prepare_sm90", false);
+  return source_of(p, config, "backward_prepare_sm90", true);
 }
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_convert_sm90", false);

@@ -1,5 +1,5 @@
 #pragma once
-// The fused backward for Hopper: bf16 and f16, head dims up to 128 that are multiples of 8, rows aligned to 16 bytes. Three launches:
+// The fused backward for Hopper: bf16 and f16, head dims up to 256 that are multiples of 8, rows aligned to 16 bytes. Three launches:
 // statistics and zeros, the five products, dq from its fp32 sum.
 #include "cuda/candidate.h"
 #include "cuda/jit/source.h"

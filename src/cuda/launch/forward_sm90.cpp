@@ -19,7 +19,7 @@ class ForwardSm90 : public GpuExecutable {
     const problem::Problem& p = problem_;
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.block_q(), p.seqlen_kv, config_.block_kv, false);
     const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 / p.group_size;
-    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, facts.multiprocessors, false);
+    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 1.04, facts.multiprocessors, false);
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -44,7 +44,7 @@ class ForwardSm90 : public GpuExecutable {
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
-    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads, " heads at a time"));
+    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");

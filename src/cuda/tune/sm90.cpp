@@ -14,14 +14,23 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 /// A tile in shared memory: chunks of 64 columns, 128 bytes a row.
 std::size_t tile_bytes(int rows, std::int64_t columns) { return static_cast<std::size_t>(divide_up(columns, 64) * rows * 128); }
 
-/// The time of the busiest CTA under an order.
-double makespan(const device::TaskOrder& order, const std::vector<double>& row_cost, std::int64_t all_heads, int grid) {
+device::Divisor divisor(std::int64_t value) {
+  unsigned shift = 0;
+  while (std::int64_t{1} << shift < value) ++shift;
+  const auto multiplier =
+      ((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - static_cast<std::uint64_t>(value))) / static_cast<std::uint64_t>(value) +
+      1;
+  return {static_cast<int>(value), static_cast<unsigned>(multiplier), shift};
+}
+
+/// The time of the busiest CTA when sections of so many heads are interleaved.
+double makespan(std::int64_t section_heads, const std::vector<double>& row_cost, std::int64_t all_heads, int grid, bool first_row_first) {
   std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
   std::int64_t index = 0;
-  for (std::int64_t first = 0; first < all_heads; first += order.section_heads) {
-    const std::int64_t heads = std::min<std::int64_t>(order.section_heads, all_heads - first);
-    for (int step = 0; step < order.rows; ++step) {
-      const double cost = row_cost[static_cast<std::size_t>(order.first_row_first ? step : order.rows - 1 - step)];
+  for (std::int64_t first = 0; first < all_heads; first += section_heads) {
+    const std::int64_t heads = std::min(section_heads, all_heads - first);
+    for (std::size_t step = 0; step < row_cost.size(); ++step) {
+      const double cost = row_cost[first_row_first ? step : row_cost.size() - 1 - step];
       for (std::int64_t head = 0; head < heads; ++head, ++index) {
         const std::int64_t round = index / grid, place = index % grid;
         busy[static_cast<std::size_t>(round & 1 ? grid - 1 - place : place)] += cost;
@@ -90,12 +99,36 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
-  return tiles + static_cast<std::size_t>(2 * stages * 4 * block_q + 32 + 32 * stages);
+  bool diagonal = false;
+  if (sm90_collects(p)) {
+    for (const scoring::TrainableRead& read : p.score->reads) diagonal = diagonal || read.reduction == scoring::Reduction::diagonal;
+  }
+  const int stage = diagonal ? 8 * 4 * 16 * (block_q + 8) : 0;  // of eight warps, 16 keys each
+  return tiles + static_cast<std::size_t>(2 * stages * 4 * block_q + 32 + 32 * stages + stage);
 }
 
 std::string Sm90BackwardConfig::text() const { return base::join(block_q, "x", block_kv, " stages ", stages); }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const { constants.set("kBlockQ", block_q).set("kStages", stages); }
+
+bool sm90_collects(const problem::Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  return !p.score->reads.empty() && (dim <= 64 || (dim <= 128 && !sm90_keeps_scores(p)));
+}
+
+bool sm90_keeps_scores(const problem::Problem& p) {
+  const scoring::ScoreProgram& score = *p.score;
+  if (p.pass != Pass::backward || score.reads.empty()) return false;
+  const auto depends = [&](scoring::ValueId id) {
+    return (score.backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
+  };
+  bool keeps = depends(score.dscore);
+  for (const scoring::TrainableRead& read : score.reads) {
+    keeps = keeps || depends(read.factor);
+    for (const scoring::ValueId index : read.index) keeps = keeps || depends(index);
+  }
+  return keeps;
+}
 
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
@@ -123,9 +156,11 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
 
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen;
-  if (dim <= 64 && plain) return {{128, 2}, {64, 2}};
-  return {{64, 2}};
+  const bool plain =
+      !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
+  if (p.head_dim > 128) return {{64, 64, 2}};
+  if (dim <= 64 && plain) return {{128, 128, 2}, {64, 128, 2}};
+  return {{64, 128, 2}};
 }
 
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
@@ -142,33 +177,35 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, int multiprocessors, bool first_row_first) {
-  const std::int64_t all_heads = heads * batch;
-  device::TaskOrder order{static_cast<int>(all_heads * static_cast<std::int64_t>(row_cost.size())), static_cast<int>(row_cost.size()),
-                          static_cast<int>(heads), 1, first_row_first ? 1 : 0};
-  const int grid = std::max(1, std::min(multiprocessors, order.tasks));
-  const bool even =
-      row_cost.empty() || *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
-  if (even) return order;  // one head after the other: its keys and values stay in L2
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first) {
+  const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
+  const auto order = [&](std::int64_t section_heads) {
+    const std::int64_t last = all_heads % section_heads;
+    return device::TaskOrder{static_cast<int>(tasks),      static_cast<int>(rows),
+                             first_row_first ? 1 : 0,      divisor(heads),
+                             divisor(section_heads),       divisor(last == 0 ? section_heads : last),
+                             divisor(section_heads * rows)};
+  };
+  const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
+  if (even) return order(1);  // one head after the other: its keys and values stay in L2
 
+  const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));
   const std::int64_t fitting =
       std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));
-  const auto rounds = [&](std::int64_t n) { return divide_up(n * grid, order.rows); };
+  const auto heads_of_rounds = [&](std::int64_t rounds) { return divide_up(rounds * grid, rows); };
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
-  double best = 0;
-  int best_section = 1;
-  for (std::int64_t section : {fitting, rounds(2), rounds(4), rounds(8), all_heads}) {
+  double best_time = 0;
+  std::int64_t best = 1;
+  for (std::int64_t section : {fitting, heads_of_rounds(2), heads_of_rounds(4), heads_of_rounds(8), all_heads}) {
     section = std::clamp<std::int64_t>(section, 1, all_heads);
-    order.section_heads = static_cast<int>(section);
-    const double spilling = section > fitting ? 1.04 : 1.0;  // reading again what L2 lost
-    const double time = order.tasks > most_tasks ? spilling : spilling * makespan(order, row_cost, all_heads, grid);
-    if (best == 0 || time < best) {
-      best = time;
-      best_section = order.section_heads;
+    const double spilling = section > fitting ? spilling_cost : 1.0;
+    const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first));
+    if (best_time == 0 || time < best_time) {
+      best_time = time;
+      best = section;
     }
   }
-  order.section_heads = best_section;
-  return order;
+  return order(best);
 }
 
 }  // namespace foveal::cuda

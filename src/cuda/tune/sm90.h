@@ -38,25 +38,31 @@ struct Sm90ForwardConfig {
 };
 
 struct Sm90BackwardConfig {
-  int block_q;
+  int block_q, block_kv;
   int stages;  ///< of queries and gradients of the output
 
-  static constexpr int block_kv = 128, threads = 384;
+  static constexpr int threads = 384;
+  const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
   void set(jit::Constants& constants) const;
 };
 
+/// Does the backward kernel collect gradients of parameters itself? Where registers are short, a pass of its own is quicker.
+bool sm90_collects(const problem::Problem& problem);
+/// It needs the scores again for that: a factor, or the slope of the score_mod beside one, depends on them.
+bool sm90_keeps_scores(const problem::Problem& problem);
+
 /// Everything that may be chosen for head dims like these, the best for this problem first.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
 
-constexpr std::int64_t sm90_max_head_dim = 256, sm90_backward_max_head_dim = 128;
+constexpr std::int64_t sm90_max_head_dim = 256;
 
 /// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
 /// of tiles of one head; head_bytes: what the tasks of one head read again and again.
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, int multiprocessors, bool first_row_first);
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first);
 
 /// Tiles that each row of tiles visits, plus what starting and ending a row costs.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,

@@ -9,9 +9,10 @@
 namespace foveal::device {
 
 constexpr int kSumColumns = round_up(kHeadDim, 64);
+// The parts that the kernel added: 64 rows, and these columns of them.
+constexpr int kParts = 2;
 constexpr bool kSplitColumns = kBlockQ == 64;
-constexpr int kParts = 2;                                                     // what one warpgroup added: 64 rows
-constexpr int kGroupColumns = kSplitColumns ? kSumColumns / 2 : kSumColumns;  // of these columns
+constexpr int kPartColumns = !kSplitColumns ? kSumColumns : kSumColumns > 128 ? 128 : kSumColumns / 2;
 
 }  // namespace foveal::device
 
@@ -23,13 +24,14 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, batch);
   if (tile * kBlockQ >= sequence.len_q) return;
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
-  const int column = kSplitColumns ? kGroupColumns * part : 0;
+  const int column = kSplitColumns ? kPartColumns * part : 0;
 
   const float* from = args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns +
-                      part * 64 * kGroupColumns + 4 * threadIdx.x;
-  float acc[kGroupColumns / 2];
+                      part * 64 * kPartColumns + 4 * threadIdx.x;
+  float acc[kPartColumns / 2] = {};
 #pragma unroll
-  for (int i = 0; i < kGroupColumns / 2; i += 4) {
+  for (int i = 0; i < kPartColumns / 2; i += 4) {
+    if (kSplitColumns && column + 2 * i >= kSumColumns) break;  // the second part may be narrower
     const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
     acc[i] = value.x;
     acc[i + 1] = value.y;

@@ -1,11 +1,11 @@
-// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, and zeros where dq is summed.
+// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed, and the gradient
+// of the sink, -exp(sink - lse) delta.
 // One group of lanes for each row of statistics, rows beyond the sequence included.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kVarlen.
-#include "element.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kVarlen, kBinBits.
 #include "schedule/tasks.cuh"
-
-#include "config.cuh"
+#include "score/exact_sum.cuh"
+#include "score/score.cuh"
 
 namespace foveal::device {
 
@@ -53,23 +53,36 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   }
 #pragma unroll
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-  if (!stands) return;
 
   const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
-  if (lane == 0) {
+  float sink_term = 0;
+  if (lane == 0 && stands) {
     float lse2 = infinity(), delta = 0;
     if (exists) {
       const float lse = row_value(attention.lse);
       if (lse != -infinity()) {
         lse2 = lse * kLog2e;
         delta = attention.dlse.data == nullptr ? sum : sum - row_value(attention.dlse);
+        if constexpr (kSinkParam >= 0) sink_term = -exp2_real(sink_logit(head, attention.score) * kLog2e - lse2) * delta;
       }
     }
     static_cast<float*>(attention.lse2.data)[stat] = lse2;
     static_cast<float*>(attention.delta.data)[stat] = delta;
   }
-  if (args.dq_sum == nullptr) return;
-  float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
+  if (stands) {
+    float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
 #pragma unroll
-  for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
+    for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
+  }
+  if constexpr (kSinkParam >= 0) {
+    __shared__ float terms[kRowsPerBlock];
+    if (lane == 0) terms[threadIdx.x / kRowLanes] = sink_term;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      float total = 0;
+      for (int r = 0; r < kRowsPerBlock; ++r) total += terms[r];
+      const ParamGradient& gradient = attention.gradient[kSinkParam];
+      ExactSum<kBinBits>::add(gradient.bins, gradient.elements, head, total);
+    }
+  }
 }

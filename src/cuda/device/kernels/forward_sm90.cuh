@@ -60,7 +60,7 @@ struct ForwardTask {
   FOVEAL_DEVICE int first_row() const { return task.row * kBlockQ; }
 
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
-    if (!task_at(round, args.order, args.attention.batch, task)) return false;
+    if (!task_at(round, args.order, task)) return false;
     sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
     return true;
   }

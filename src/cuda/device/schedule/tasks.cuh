@@ -12,21 +12,22 @@ struct Task {
   int row, head, batch;
 };
 
+FOVEAL_DEVICE int divide(int n, const Divisor& d) { return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift); }
+
 /// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro so that long and short
 /// ones even out.
-FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, int batch, Task& task) {
+FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int grid = gridDim.x;
   const int index = round * grid + ((round & 1) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
   if (index >= order.tasks) return false;
-  const int section = index / (order.section_heads * order.rows);
-  const int inside = index - section * (order.section_heads * order.rows);
-  const int first_head = section * order.section_heads;
-  const int section_heads = min(order.section_heads, order.heads * batch - first_head);
-  const int step = inside / section_heads;
-  const int flat_head = first_head + inside - step * section_heads;
+  const int section = divide(index, order.section_tasks);
+  const int inside = index - section * order.section_tasks.value;
+  const bool last = index - inside + order.section_tasks.value >= order.tasks;
+  const int step = last ? divide(inside, order.last_heads) : divide(inside, order.section_heads);
+  const int flat_head = section * order.section_heads.value + inside - step * (last ? order.last_heads.value : order.section_heads.value);
   task.row = order.first_row_first ? step : order.rows - 1 - step;
-  task.batch = flat_head / order.heads;
-  task.head = flat_head - task.batch * order.heads;
+  task.batch = divide(flat_head, order.heads);
+  task.head = flat_head - task.batch * order.heads.value;
   return true;
 }
 

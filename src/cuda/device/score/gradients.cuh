@@ -2,13 +2,10 @@
 // Gradients of trainable parameters, collected by the kernel that owns tiles of queries. Each read is first summed along the lines on which its
 // indices are constant, in a fixed order; what is left is added to exact sums (score/exact_sum.cuh), so that the result does not depend
 // on the order in which blocks run. Nothing of size S x S is kept, unless the parameter itself has that size.
-#include "score/exact_sum.cuh"
+#include "score/read_targets.cuh"
 #include "tile/problem.cuh"
 
 namespace foveal::device {
-
-constexpr int kReadSlots = kReads > 0 ? kReads : 1;
-using Bins = ExactSum<kBinBits>;
 
 /// Is a read summed through a tile in shared memory?
 constexpr bool staged_reads() {
@@ -44,29 +41,6 @@ struct ReadSums {
     }
   }
 };
-
-template <int r>
-FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, R score, const Position& at, R term) {
-  if (term == 0) return;
-  int index[kMaxParamRank];
-  read_index<r>(score, at, args.score, index);
-  i64 element = 0;
-#pragma unroll
-  for (int d = 0; d < kReadRank[r]; ++d) element = element * args.score.param[kReadParam[r]].size[d] + index[d];
-  const ParamGradient& gradient = args.gradient[kReadParam[r]];
-  Bins::add(gradient.bins, gradient.elements, element, term);
-}
-
-template <int r>
-FOVEAL_DEVICE void store_to_read(const AttentionArgs& args, R score, const Position& at, R term) {
-  int index[kMaxParamRank];
-  read_index<r>(score, at, args.score, index);
-  const ParamGradient& gradient = args.gradient[kReadParam[r]];
-  i64 offset = 0;
-#pragma unroll
-  for (int d = 0; d < kReadRank[r]; ++d) offset += index[d] * gradient.stride[d];
-  from_real(static_cast<ReadGradient<r>*>(gradient.values)[offset], term);
-}
 
 /// Adds a tile: s holds scaled raw scores, ds the gradient of the modified scores, exactly 0 where a pair is not kept.
 /// Rows of this thread start at row_in_tile + g, tile at (q_begin, kv_begin), all local positions.

@@ -1,0 +1,40 @@
+#pragma once
+// Where the terms of a parameter's gradient go: exact sums, or an element of their own.
+#include "score/exact_sum.cuh"
+#include "score/score.cuh"
+
+namespace foveal::device {
+
+constexpr int kReadSlots = kReads > 0 ? kReads : 1;
+using Bins = ExactSum<kBinBits>;
+
+/// The element that a read touches, in row-major order.
+template <int r>
+FOVEAL_DEVICE i64 read_element(const AttentionArgs& args, real score, const Position& at) {
+  int index[kMaxParamRank];
+  read_index<r>(score, at, args.score, index);
+  i64 element = 0;
+#pragma unroll
+  for (int d = 0; d < kReadRank[r]; ++d) element = element * args.score.param[kReadParam[r]].size[d] + index[d];
+  return element;
+}
+
+template <int r>
+FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, real score, const Position& at, real term) {
+  if (term == 0) return;
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  Bins::add(gradient.bins, gradient.elements, read_element<r>(args, score, at), term);
+}
+
+template <int r>
+FOVEAL_DEVICE void store_to_read(const AttentionArgs& args, real score, const Position& at, real term) {
+  int index[kMaxParamRank];
+  read_index<r>(score, at, args.score, index);
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  i64 offset = 0;
+#pragma unroll
+  for (int d = 0; d < kReadRank[r]; ++d) offset += index[d] * gradient.stride[d];
+  from_real(static_cast<ReadGradient<r>*>(gradient.values)[offset], term);
+}
+
+}  // namespace foveal::device
