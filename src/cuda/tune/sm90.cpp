@@ -103,7 +103,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   if (sm90_collects(p)) {
     for (const scoring::TrainableRead& read : p.score->reads) diagonal = diagonal || read.reduction == scoring::Reduction::diagonal;
   }
-  const int stage = diagonal ? 8 * 4 * 16 * (block_q + 8) : 0;  // of eight warps, 16 keys each
+  const int stage = diagonal ? 8 * 4 * 8 * (block_q + 8) : 0;  // of eight warps
   return tiles + static_cast<std::size_t>(2 * stages * 4 * block_q + 32 + 32 * stages + stage);
 }
 
@@ -113,7 +113,7 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const { constants.set("k
 
 bool sm90_collects(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  return !p.score->reads.empty() && (dim <= 64 || (dim <= 128 && !sm90_keeps_scores(p)));
+  return !p.score->reads.empty() && dim <= 64;
 }
 
 bool sm90_keeps_scores(const problem::Problem& p) {

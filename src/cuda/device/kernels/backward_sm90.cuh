@@ -25,9 +25,6 @@ static_assert(kPartColumns <= 64);
 
 namespace foveal::device {
 
-/// Gradients of parameters are collected beside the last products when registers allow it, else before them.
-constexpr bool kCollectBeside = kDim <= 64 && kDimV <= 64;
-
 /// One warpgroup: 64 keys of every task.
 struct Consumer : BackwardGroup {
   const int group;
@@ -100,7 +97,6 @@ struct Consumer : BackwardGroup {
       }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
-      if constexpr (kCollects && !kCollectBeside) warp_pairs(work).collect<0>(raws, grad_p, sums);
       fence_async_proxy();
       named_barrier_sync(kScoresBarrier, 128 * kConsumers);
 
@@ -113,7 +109,7 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       float* sum = dq_sum(work);
       const WarpPairs pairs = warp_pairs(work);
-      if constexpr (kCollects && kCollectBeside) pairs.collect<0>(raws, grad_p, sums);
+      if constexpr (kCollects) pairs.collect<0>(raws, grad_p, sums);
       const bool more = work.next_tile(args, partial);
       if constexpr (kCollects) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {

@@ -16,8 +16,9 @@ constexpr bool has_diagonal_reads() {
 
 constexpr int kRawScores = kKeepScores ? kBlockQ / 2 : 1;  // kKeepScores: factors or slopes depend on the score
 constexpr int kWarpKeys = 16;
+constexpr int kStageRows = kWarpKeys / 2;
 constexpr int kStagePitch = kBlockQ + 8;  // floats; the pairs of a warp fall on different banks
-constexpr int kStageBytes = has_diagonal_reads() ? 4 * kWarpKeys * kStagePitch : 0;  // of one warp
+constexpr int kStageBytes = has_diagonal_reads() ? 4 * kStageRows * kStagePitch : 0;  // of one warp
 
 /// Sums that last while a warp stays with its keys and one query head.
 struct ReadSums {
@@ -77,11 +78,15 @@ struct WarpPairs {
       add_rows<r>(sum);
     }
     if constexpr (kReadKind[r] == kDiagonal) {
+      // A key and the one 8 after it share diagonals, 8 queries apart: folded, 8 rows by kBlockQ + 8 columns are left.
       float* row = stage + lane_id() / 4 * kStagePitch + fragment_first_column(lane_id());
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < kBlockQ / 2; i += 2) {
-        *reinterpret_cast<float2*>(row + 8 * fragment_row(i) * kStagePitch + fragment_column(i)) = make_float2(term(i), term(i + 1));
+      for (int k = 0; k <= kBlockQ / 8; ++k) {
+        float2 folded = make_float2(0, 0);
+        if (k > 0) folded = make_float2(term(4 * (k - 1)), term(4 * (k - 1) + 1));
+        if (k < kBlockQ / 8) folded = make_float2(folded.x + term(4 * k + 2), folded.y + term(4 * k + 3));
+        *reinterpret_cast<float2*>(row + 8 * k) = folded;
       }
       __syncwarp();
       add_diagonals<r>(sums);
@@ -111,35 +116,39 @@ struct WarpPairs {
     }
   }
 
-  /// Sums along the diagonals of the staged tile, a diagonal each lane.
+  /// Sums along the diagonals of the folded tile, a diagonal each lane.
   template <int r>
   FOVEAL_DEVICE void add_diagonals(ReadSums& sums) const {
     const int tile_q = first_q - fragment_first_column(lane_id()), tile_key = first_key - lane_id() / 4;
-    constexpr int kDiagonals = kBlockQ + kWarpKeys - 1;
-#pragma unroll 1
-    for (int begin = 0; begin < kDiagonals; begin += kWarp) {
-      const int diagonal = begin + lane_id() - (kWarpKeys - 1);  // query minus key
-      float sum = 0;
+    constexpr int kDiagonals = kStagePitch + kStageRows - 1, kRounds = divide_up(kDiagonals, kWarp);
+    float sum[kRounds];
 #pragma unroll
-      for (int key = 0; key < kWarpKeys; ++key) {
-        const int query = diagonal + key;
-        if (query >= 0 && query < kBlockQ) sum += stage[key * kStagePitch + query];
+    for (int round = 0; round < kRounds; ++round) {
+      const int first = kWarp * round + lane_id() - (kStageRows - 1);  // column in row 0
+      sum[round] = 0;
+#pragma unroll
+      for (int row = 0; row < kStageRows; ++row) {
+        const int column = first + row;
+        if (column >= 0 && column < kStagePitch) sum[round] += stage[row * kStagePitch + column];
       }
-      const int key = max(0, -diagonal);
-      const Position first = at(tile_q + diagonal + key, tile_key + key);
-      const i64 element = read_element<r>(args, 0.0f, first);
-      const i64 any = __shfl_sync(~0u, element, kDiagonals - 1 - begin < kWarp ? 0 : kWarp / 2);
-      if (__all_sync(~0u, element == any || sum == 0)) {  // clamped indices: one element for all
+    }
 #pragma unroll
-        for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    for (int round = 0; round < kRounds; ++round) {
+      const int diagonal = kWarp * round + lane_id() - (kStageRows - 1) - 8;  // query minus key
+      const int key = max(0, -diagonal);
+      const i64 element = read_element<r>(args, 0.0f, at(tile_q + diagonal + key, tile_key + key));
+      const i64 any = __shfl_sync(~0u, element, kWarp / 2 - 2);
+      if (__all_sync(~0u, element == any || sum[round] == 0)) {  // clamped indices: one element for all
+#pragma unroll
+        for (int lane = kWarp / 2; lane > 0; lane /= 2) sum[round] += __shfl_xor_sync(~0u, sum[round], lane);
         if (sums.repeated[r] != any) {
           add_repeated<r>(sums);
           sums.repeated[r] = any;
         }
-        sums.repeated_sum[r] += sum;
-      } else if (sum != 0) {
+        sums.repeated_sum[r] += sum[round];
+      } else if (sum[round] != 0) {
         const ParamGradient& gradient = args.gradient[kReadParam[r]];
-        Bins::add(gradient.bins, gradient.elements, element, sum);
+        Bins::add(gradient.bins, gradient.elements, element, sum[round]);
       }
     }
   }
