@@ -210,8 +210,20 @@ class Backward final : public planning::Executable {
     std::int32_t block;
     bool any_empty;  ///< some lane has nothing to attend
     LaneSymbols* symbols;
+    LaneView lanes;
     void *q_panel, *dout_panel, *q_rows, *dout_rows;
     Real *lse, *delta, *dq;
+
+    /// dim: of q; dim_v: of dout.
+    LaneState slice(int begin, int end, int dim, int dim_v) const {
+      LaneState part = *this;
+      part.lanes = lanes.slice(begin, end);
+      part.q_panel = static_cast<Real*>(q_panel) + begin, part.dout_panel = static_cast<Real*>(dout_panel) + begin;
+      part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(dim);
+      part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(dim_v);
+      part.lse += begin, part.delta += begin, part.dq += begin;
+      return part;
+    }
   };
 
   struct Slot {
@@ -223,6 +235,13 @@ class Backward final : public planning::Executable {
     Operand *k, *v;  ///< one for each block of a key task
     void **k_scratch, **v_scratch;
     Real *dk, *dv;  ///< accumulators of this task
+
+    Slot slice(int begin) const {
+      Slot part = *this;
+      part.p += begin, part.ds += begin, part.dots += begin, part.dropped += begin, part.first += begin, part.last += begin;
+      part.p_spread = part.dropped, part.ds_spread = part.ds_mix = part.ds;
+      return part;
+    }
   };
 
   // ---------------------------------------------------------------------------------------------------------------- planning
@@ -386,6 +405,7 @@ class Backward final : public planning::Executable {
     state.tile = &tile;
     state.cursor = BlockCursor(call.work->runs.data() + tile.run_begin, call.work->runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
     state.any_empty = false;
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
@@ -409,18 +429,39 @@ class Backward final : public planning::Executable {
     if (for_keys && wants_dv_) s_.ops.pack_rows(dout_rows, s_.dim_v, state.dout_rows);
   }
 
-  /// P and dS of one tile and block, in the slot's tiles and weights. The result is the range of keys that take part.
+  /// What a tile and block add to dk, dv (null: nothing) and dq.
+  void visit(const Call& call, const Sequence& sequence, const LaneState& state, int keys, const Operand& k, const Operand& v,
+             const TapeGrads* grads, Real* dk, Real* dv, bool with_dq, Slot& slot) const {
+    const auto visit_lanes = [&](const LaneState& lanes, Slot& tiles) {
+      const KeyRange range = differentiate(call, sequence, lanes, keys, k, v, grads, tiles);
+      if (range.begin == range.end) return;
+      const int count = lanes.lanes.padded();
+      if (dv) s_.ops.spread(tiles.p_spread, lanes.dout_rows, range, count, s_.dim_v, dv);
+      if (dk) s_.ops.spread(tiles.ds_spread, lanes.q_rows, range, count, s_.dim, dk);
+      if (with_dq) s_.ops.mix(k, tiles.ds_mix, range, count, s_.dim, lanes.dq);
+    };
+    const int count = state.lanes.count;
+    int lower = count;
+    if (!state.cursor.full() && s_.tape.mask_is_ranges()) {
+      const KeyRange all{0, keys};
+      s_.tape.lane_ranges(s_.frame(sequence, state.lanes, state.block, all), call.data, slot.first, slot.last, slot.tape_scratch);
+      if (s_.ops.weights_in_tile) lower = first_slice({slot.first, slot.last}, count, s_.ops.tile_lanes / 2, all);
+    }
+    if (lower == count) return visit_lanes(state, slot);
+    visit_lanes(state.slice(0, lower, s_.dim, s_.dim_v), slot);
+    Slot rest = slot.slice(lower);
+    visit_lanes(state.slice(lower, count, s_.dim, s_.dim_v), rest);
+  }
+
+  /// P and dS of lanes and block, in the slot's tiles and weights. The result is the range of keys that take part.
   KeyRange differentiate(const Call& call, const Sequence& sequence, const LaneState& state, int keys, const Operand& k, const Operand& v,
                          const TapeGrads* grads, Slot& slot) const {
-    const int ld = s_.ops.tile_lanes, valid = state.tile->lanes(), lanes = padded_lanes(*state.tile);
+    const int ld = s_.ops.tile_lanes, valid = state.lanes.count, lanes = state.lanes.padded();
     const bool partial = !state.cursor.full(), by_ranges = partial && s_.tape.mask_is_ranges();
     KeyRange range{0, keys};
     LaneRanges ranges;
     if (by_ranges || lanes > valid) {
-      if (by_ranges) {
-        const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
-        s_.tape.lane_ranges(frame, call.data, slot.first, slot.last, slot.tape_scratch);
-      } else {
+      if (!by_ranges) {
         std::fill_n(slot.first, valid, 0);
         std::fill_n(slot.last, valid, keys);
       }
@@ -430,7 +471,7 @@ class Backward final : public planning::Executable {
       range = trim(ranges, valid, s_.ops.key_multiple, range);
       if (range.begin == range.end) return range;
     }
-    TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+    TileFrame frame = s_.frame(sequence, state.lanes, state.block, range);
     s_.ops.dot(k, state.q_panel, range, lanes, s_.dim, slot.dots);
     if (s_.tape.has_score() || (partial && !by_ranges)) {
       const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
@@ -438,18 +479,18 @@ class Backward final : public planning::Executable {
       if (partial && !by_ranges) {
         range = trim(slot.p, ld, valid, s_.ops.key_multiple, range);
         if (range.begin == range.end) return range;
-        frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+        frame = s_.frame(sequence, state.lanes, state.block, range);
       }
     } else if (slot.dots != slot.p) {
-      std::copy(slot.dots + range.begin * ld, slot.dots + range.end * ld, slot.p + range.begin * ld);
+      copy_tile(slot.dots, range, lanes, slot.p);
     }
-    const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld, count = std::ptrdiff_t{range.end - range.begin} * ld;
+    const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
     const bool own_weights = !s_.ops.weights_in_tile, dropout = s_.has_dropout();
     const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
     s_.ops.probabilities(slot.p, range, lanes, s_.natural_multiplier(), ranges, state.lse, dropout ? Weights{} : p_weights);
     if (wants_ds_) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
     if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
-      std::copy_n(slot.p + at, count, slot.dropped + at);
+      copy_tile(slot.p, range, lanes, slot.dropped);
       Real* second = wants_ds_ ? slot.ds + at : nullptr;
       apply_dropout<Real>(s_.target, frame, s_.dropout(), slot.dropped + at, second);
       if (own_weights) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
@@ -467,10 +508,8 @@ class Backward final : public planning::Executable {
     return range;
   }
 
-  void spread(const LaneState& state, KeyRange range, Real* dk, Real* dv, const Slot& slot) const {
-    const int lanes = padded_lanes(*state.tile);
-    if (wants_dv_) s_.ops.spread(slot.p_spread, state.dout_rows, range, lanes, s_.dim_v, dv);
-    if (wants_dk_) s_.ops.spread(slot.ds_spread, state.q_rows, range, lanes, s_.dim, dk);
+  void copy_tile(const Real* from, KeyRange range, int lanes, Real* to) const {
+    for (int key = range.begin; key < range.end; ++key) std::copy_n(from + key * s_.ops.tile_lanes, lanes, to + key * s_.ops.tile_lanes);
   }
 
   void write_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t key, int keys, const Real* dk,
@@ -527,10 +566,8 @@ class Backward final : public planning::Executable {
         next_k.fetch(t, count);
         next_v.fetch(t, count);
         if (state.block != block) continue;
-        const KeyRange range = differentiate(call, sequence, state, keys, slot.k[0], slot.v[0], grads, slot);
-        if (range.begin == range.end) continue;
-        if (fused()) spread(state, range, dk + key * dk_ld(), dv + key * dv_ld(), slot);
-        if (wants_dq_) s_.ops.mix(slot.k[0], slot.ds_mix, range, padded_lanes(*state.tile), s_.dim, state.dq);
+        visit(call, sequence, state, keys, slot.k[0], slot.v[0], grads, fused() && wants_dk_ ? dk + key * dk_ld() : nullptr,
+              fused() && wants_dv_ ? dv + key * dv_ld() : nullptr, wants_dq_, slot);
       }
       from = block + 1;
     }
@@ -608,10 +645,9 @@ class Backward final : public planning::Executable {
       for (state.block = state.cursor.next(task.block_begin); state.block < task.block_end;
            state.block = state.cursor.next(state.block + 1)) {
         const int at = state.block - task.block_begin;
-        const KeyRange range =
-            differentiate(call, sequence, state, s_.block_keys(sequence, state.block), slot.k[at], slot.v[at], nullptr, slot);
         const std::int64_t row = std::int64_t{at} * s_.ops.block_kv;
-        if (range.begin != range.end) spread(state, range, slot.dk + row * dk_ld(), slot.dv + row * dv_ld(), slot);
+        visit(call, sequence, state, s_.block_keys(sequence, state.block), slot.k[at], slot.v[at], nullptr,
+              wants_dk_ ? slot.dk + row * dk_ld() : nullptr, wants_dv_ ? slot.dv + row * dv_ld() : nullptr, false, slot);
       }
     }
     write_keys(call, sequence, group.kv_head, first_key, static_cast<int>(keys), slot.dk, slot.dv);

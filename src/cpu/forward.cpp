@@ -79,8 +79,17 @@ class Forward final : public planning::Executable {
     BlockCursor cursor;
     std::int32_t block;  ///< the next to visit
     LaneSymbols* symbols;
+    LaneView lanes;
     void* panel;
     Real *acc, *max, *sum;
+
+    TileState slice(int begin, int end) const {
+      TileState part = *this;
+      part.lanes = lanes.slice(begin, end);
+      part.panel = static_cast<Real*>(panel) + begin;
+      part.acc += begin, part.max += begin, part.sum += begin;
+      return part;
+    }
   };
 
   struct Slot {
@@ -88,6 +97,13 @@ class Forward final : public planning::Executable {
     Real *tile, *lane_max, *factor;
     void *weights, *k_scratch, *v_scratch, *tape_scratch;
     std::int32_t *first, *last;
+
+    Slot slice(int begin) const {
+      Slot part = *this;
+      part.tile += begin, part.lane_max += begin, part.factor += begin, part.first += begin, part.last += begin;
+      part.weights = part.tile;
+      return part;
+    }
   };
 
   int choose_pieces() const {
@@ -190,6 +206,7 @@ class Forward final : public planning::Executable {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
     const void* rows[max_lanes] = {};
     for_each_lane(
         tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
@@ -206,28 +223,39 @@ class Forward final : public planning::Executable {
     });
   }
 
-  void visit(const Call& call, const Sequence& sequence, TileState& state, int keys, const Operand& k, const Operand& v, Slot& slot) const {
-    const int ld = s_.ops.tile_lanes, lanes = padded_lanes(*state.tile);
+  void visit(const Call& call, const Sequence& sequence, const TileState& state, int keys, const Operand& k, const Operand& v,
+             Slot& slot) const {
+    const KeyRange all{0, keys};
+    if (state.cursor.full() || !s_.tape.mask_is_ranges()) return visit_lanes(call, sequence, state, all, k, v, slot);
+    s_.tape.lane_ranges(s_.frame(sequence, state.lanes, state.block, all), call.data, slot.first, slot.last, slot.tape_scratch);
+    const int count = state.lanes.count;
+    const int lower = s_.ops.weights_in_tile ? first_slice({slot.first, slot.last}, count, s_.ops.tile_lanes / 2, all) : count;
+    if (lower == count) return visit_lanes(call, sequence, state, all, k, v, slot);
+    visit_lanes(call, sequence, state.slice(0, lower), all, k, v, slot);
+    Slot rest = slot.slice(lower);
+    visit_lanes(call, sequence, state.slice(lower, count), all, k, v, rest);
+  }
+
+  void visit_lanes(const Call& call, const Sequence& sequence, const TileState& state, KeyRange range, const Operand& k, const Operand& v,
+                   Slot& slot) const {
+    const int ld = s_.ops.tile_lanes, valid = state.lanes.count, lanes = state.lanes.padded();
     const bool partial = !state.cursor.full();
-    KeyRange range{0, keys};
     LaneRanges ranges;
     if (partial && s_.tape.mask_is_ranges()) {
-      const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
-      s_.tape.lane_ranges(frame, call.data, slot.first, slot.last, slot.tape_scratch);
-      range = trim({slot.first, slot.last}, state.tile->lanes(), s_.ops.key_multiple, range);
+      range = trim({slot.first, slot.last}, valid, s_.ops.key_multiple, range);
       if (range.begin == range.end) return;
       if (!s_.tape.has_score()) ranges = {slot.first, slot.last};
     }
-    const TileFrame frame = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+    const TileFrame frame = s_.frame(sequence, state.lanes, state.block, range);
     s_.ops.dot(k, state.panel, range, lanes, s_.dim, slot.tile);
     if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data, slot.tile + range.begin * ld);
     const Real* lane_max = nullptr;
     if (s_.tape.has_score() || (partial && !ranges.first)) {
       Real* scores = slot.tile + range.begin * ld;
-      std::fill_n(slot.lane_max, ld, -std::numeric_limits<Real>::infinity());
+      std::fill_n(slot.lane_max, lanes, -std::numeric_limits<Real>::infinity());
       s_.tape.apply(frame, call.data, scores, scores, partial, s_.tape.has_score() ? slot.lane_max : nullptr, slot.tape_scratch);
       if (s_.tape.has_score()) lane_max = slot.lane_max;
-      if (partial) range = trim(slot.tile, ld, state.tile->lanes(), s_.ops.key_multiple, range);
+      if (partial) range = trim(slot.tile, ld, valid, s_.ops.key_multiple, range);
       if (range.begin == range.end) return;
     }
     const bool dropout = s_.has_dropout();
@@ -236,7 +264,7 @@ class Forward final : public planning::Executable {
                        dropout ? Weights{} : weights))
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
     if (dropout) {
-      const TileFrame kept = s_.frame(sequence, *state.tile, *state.symbols, state.block, range);
+      const TileFrame kept = s_.frame(sequence, state.lanes, state.block, range);
       apply_dropout<Real>(s_.target, kept, s_.dropout(), slot.tile + range.begin * ld, nullptr);
       if (weights.mix) s_.ops.round_weights(slot.tile, range, lanes, weights);
     }

@@ -85,6 +85,15 @@ struct LaneSymbols {
   }
 };
 
+/// The valid lanes of a tile, or of a slice of it.
+struct LaneView {
+  int count = 0;
+  const std::int32_t *head = nullptr, *q_idx = nullptr;
+
+  int padded() const { return round_up(count, TileFrame::lane_multiple); }
+  LaneView slice(int begin, int end) const { return {end - begin, head + begin, q_idx + begin}; }
+};
+
 /// Walks the kv blocks of a tile in order.
 class BlockCursor {
  public:
@@ -167,6 +176,16 @@ KeyRange trim(const Real* tile, int ld, int lanes, int key_multiple, KeyRange ra
   int begin = range.begin;
   while (begin < range.end && empty(begin)) ++begin;
   return {std::max(range.begin, begin / key_multiple * key_multiple), range.end};
+}
+
+/// Where the lower half of the lanes should be worked on apart from the upper one, because they need fewer keys together than as one (the
+/// diagonal of a causal mask); otherwise all lanes.
+inline int first_slice(const LaneRanges& ranges, int lanes, int half, KeyRange all) {
+  if (lanes <= half) return lanes;
+  const KeyRange lower = trim(ranges, half, 1, all), upper = trim({ranges.first + half, ranges.last + half}, lanes - half, 1, all);
+  const KeyRange together = trim(ranges, lanes, 1, all);
+  const int apart = lower.end - lower.begin + upper.end - upper.begin;
+  return 8 * apart <= 7 * 2 * (together.end - together.begin) ? half : lanes;
 }
 
 }  // namespace foveal::cpu

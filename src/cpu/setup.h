@@ -38,15 +38,15 @@ struct Setup {
   Real natural_multiplier() const { return static_cast<Real>(static_cast<double>(multiplier) * 0.69314718055994530942); }
   int slots() const { return std::max(1, executor.concurrency); }
 
-  TileFrame frame(const Sequence& sequence, const LaneTile& tile, const LaneSymbols& symbols, std::int32_t block, KeyRange range) const {
+  TileFrame frame(const Sequence& sequence, const LaneView& lanes, std::int32_t block, KeyRange range) const {
     TileFrame f;
     f.keys = range.end - range.begin;
-    f.lanes = tile.lanes();
+    f.lanes = lanes.count;
     f.ld = ops.tile_lanes;
     f.batch = sequence.index;
     f.seqlen_q = sequence.seqlen_q, f.seqlen_kv = sequence.seqlen_kv;
     f.kv_idx = static_cast<std::int32_t>(problem.attention.kv_offset + std::int64_t{block} * ops.block_kv + range.begin);
-    f.head = symbols.head, f.q_idx = symbols.q_idx;
+    f.head = lanes.head, f.q_idx = lanes.q_idx;
     return f;
   }
   int block_keys(const Sequence& sequence, std::int32_t block) const {

@@ -90,6 +90,7 @@ struct BlockOps {
   int tile_lanes;
   int block_kv;
   int key_multiple;
+  /// (then all of a tile's pointers may be moved to one of its lanes, a multiple of 16, to work on the lanes from there)
   bool weights_in_tile;  ///< weights are the tile itself; otherwise buffers of block_kv * tile_lanes elements of 2 bytes
 
   // Packing. Sizes in bytes.
