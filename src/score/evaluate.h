@@ -22,6 +22,7 @@ class ParamReader {
 enum class Precision : std::uint8_t { f64, f32 };
 
 /// Fills values[0 .. program.code.size()) and returns the first output. Allocates nothing.
-double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values, Precision precision = Precision::f64);
+double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values,
+                Precision precision = Precision::f64);
 
 }  // namespace foveal::scoring

@@ -3,7 +3,8 @@
 // is made. Equal ids mean equal values; a value that two ways of writing have in common is computed once.
 //
 // The simplifications are exact: for reals only those that IEEE arithmetic allows for finite values (up to the sign of zero), for integers
-// everything that holds for integers; pow(x, 2) is x * x and pow(x, -1) is 1 / x by definition. simplify.cpp holds them; this file holds the storage and the canonical order.
+// everything that holds for integers; pow(x, 2) is x * x and pow(x, -1) is 1 / x by definition. simplify.cpp holds them; this file holds
+// the storage and the canonical order.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -8,12 +8,10 @@ namespace foveal::scoring::interval_rules {
 Interval everything(Type type);  ///< the interval of a value of which nothing is known
 Interval widened(Interval x);    ///< by the rounding of one real operation
 
-#define FOVEAL_X(name) Interval name(Type type, const Interval& a, const Interval& b, const Interval& c);
-FOVEAL_X(add) FOVEAL_X(sub) FOVEAL_X(mul) FOVEAL_X(div) FOVEAL_X(floor_div) FOVEAL_X(mod) FOVEAL_X(neg) FOVEAL_X(abs) FOVEAL_X(min)
-FOVEAL_X(max) FOVEAL_X(exp) FOVEAL_X(exp2) FOVEAL_X(log) FOVEAL_X(log2) FOVEAL_X(sqrt) FOVEAL_X(rsqrt) FOVEAL_X(tanh) FOVEAL_X(sigmoid)
-FOVEAL_X(sin) FOVEAL_X(cos) FOVEAL_X(tan) FOVEAL_X(erf) FOVEAL_X(floor) FOVEAL_X(pow) FOVEAL_X(eq) FOVEAL_X(ne) FOVEAL_X(lt) FOVEAL_X(le)
-FOVEAL_X(logical_and) FOVEAL_X(logical_or) FOVEAL_X(logical_not) FOVEAL_X(logical_xor) FOVEAL_X(select) FOVEAL_X(to_real)
-FOVEAL_X(to_integer) FOVEAL_X(to_boolean)
-#undef FOVEAL_X
+using Rule = Interval(Type type, const Interval& a, const Interval& b, const Interval& c);
+
+Rule add, sub, mul, div, floor_div, mod, neg, abs, min, max, exp, exp2, log, log2, sqrt, rsqrt, tanh, sigmoid, sin, cos, tan, erf, floor,
+    pow;
+Rule eq, ne, lt, le, logical_and, logical_or, logical_not, logical_xor, select, to_real, to_integer, to_boolean;
 
 }  // namespace foveal::scoring::interval_rules

@@ -245,6 +245,19 @@ const std::vector<Row> rows{
        c.params = {{c.table, c.table_data}, {c.ids, {far.data(), DType::i32, {8}}}}, c.options.backend = "reference", c.forward();
      },
      "parameter table: index 8 in dimension 0; expected 0 to 7 (at batch 0, head 0, q_idx 0, kv_idx 3)"},
+    {"IndexOutsideAtEveryPair",
+     [](Calls& c) {
+       c.attention.score_mod = score + c.table(kv_idx + 8), c.params = {{c.table, c.table_data}}, c.forward();
+     },
+     "score_mod: parameter table: index 0 is 8 to 13, outside at every pair; expected 0 to 7"},
+    {"IndexOutsideAtEveryKeptPair",
+     [](Calls& c) {
+       c.attention.mask = kv_idx < q_idx;
+       c.attention.score_mod = score + c.table(kv_idx - q_idx), c.params = {{c.table, c.table_data}}, c.forward();
+     },
+     "score_mod: parameter table: index 0 is -7 to -1, outside at every pair; expected 0 to 7"},
+    {"IntegerBeyond32Bits", [](Calls& c) { c.attention.score_mod = score + 2000000000 * (q_idx + kv_idx), c.forward(); },
+     "score_mod: an integer reaches from 0 to 2.4e+10; expected integers of 32 bits (compute it in reals with to_real)"},
     {"SinkUnbound", [](Calls& c) { c.attention.sink = c.sink, c.forward(); }, "sink: parameter sink is not bound in params"},
     {"SinkShape",
      [](Calls& c) {
