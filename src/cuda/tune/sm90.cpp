@@ -1,6 +1,7 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -196,9 +197,11 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   double best_time = 0;
   std::int64_t best = 1;
-  for (std::int64_t section : {fitting, heads_of_rounds(2), heads_of_rounds(4), heads_of_rounds(8), all_heads}) {
+  for (std::int64_t section : {fitting, heads_of_rounds(1), heads_of_rounds(2), heads_of_rounds(3), heads_of_rounds(4), heads_of_rounds(6),
+                               heads_of_rounds(8), all_heads}) {
     section = std::clamp<std::int64_t>(section, 1, all_heads);
-    const double spilling = section > fitting ? spilling_cost : 1.0;
+    const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
+    const double spilling = 1 + spilling_cost * doublings;
     const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first));
     if (best_time == 0 || time < best_time) {
       best_time = time;

@@ -184,7 +184,7 @@ struct BackwardGroup {
     int low[2], high[2], kv[2];  // columns (queries) that the keys keep
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      kv[r] = min(key + 8 * r, work.sequence.len_kv - 1);
+      kv[r] = partial ? min(key + 8 * r, work.sequence.len_kv - 1) : key + 8 * r;
       high[r] = key + 8 * r < work.sequence.len_kv ? last_q - first_q : -1;
       if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key + 8 * r - args.band_low - first_q);
       if constexpr (Walk::kLimitLow) low[r] = key + 8 * r - args.band_high - first_q;
@@ -210,7 +210,7 @@ struct BackwardGroup {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = fragment_row(j), column = first_column + (j & 1);
-        const int q = min(first_q + column, last_q);
+        const int q = partial ? min(first_q + column, last_q) : first_q + column;
         const Position at{work.task.batch,     head, q + static_cast<int>(attention.q_offset), kv[r] + static_cast<int>(attention.kv_offset),
                           work.sequence.len_q, work.sequence.len_kv};
         const float raw = kHasScore ? scores[i + j] * scale : scores[i + j];
@@ -254,7 +254,7 @@ struct BackwardGroup {
         p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : product;  // what is not kept may hold NaN
         if constexpr (kCollects) {
           grad_p[i + j] = p[i + j];
-          const float sloped = p[i + j] * score_backward(raws[kKeepScores ? i + j : 0], pairs.pair(i + j), args.attention.score);
+          const float sloped = p[i + j] * score_backward(raws[kKeepScores ? i + j : 0], pairs.template pair<partial>(i + j), args.attention.score);
           p[i + j] = p[i + j] == 0.0f ? 0.0f : sloped;
         }
       }

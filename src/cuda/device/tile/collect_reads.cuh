@@ -49,7 +49,16 @@ struct WarpPairs {
     position.kv = static_cast<int>(args.kv_offset) + min(key, base.seqlen_kv - 1);
     return position;
   }
-  FOVEAL_DEVICE Position pair(int i) const { return at(first_q + fragment_column(i), first_key + 8 * fragment_row(i)); }
+  /// partial: some pairs of the tile may not exist.
+  template <bool partial = true>
+  FOVEAL_DEVICE Position pair(int i) const {
+    const int q = first_q + fragment_column(i), key = first_key + 8 * fragment_row(i);
+    if constexpr (partial) return at(q, key);
+    Position position = base;
+    position.q = static_cast<int>(args.q_offset) + q;
+    position.kv = static_cast<int>(args.kv_offset) + key;
+    return position;
+  }
 
   /// Adds a tile. raws: scaled raw scores, where kept; gradients: of the modified scores, 0 where a pair is not kept.
   template <int r>
