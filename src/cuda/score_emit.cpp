@@ -1,5 +1,6 @@
 #include "cuda/score_emit.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <limits>
@@ -88,7 +89,10 @@ bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 21
 class Writer {
  public:
   Writer(const Problem& problem, const Program& program)
-      : problem_(problem), program_(program), bounds_(scoring::evaluate(program, whole_problem(problem), TypeRanges(problem))) {}
+      : problem_(problem),
+        program_(program),
+        bounds_(scoring::evaluate(program, whole_problem(problem), TypeRanges(problem))),
+        decides_(find_deciders(program)) {}
 
   /// Declarations of everything that `outputs` need.
   std::string body(const std::vector<ValueId>& outputs) const {
@@ -117,6 +121,22 @@ class Writer {
 
  private:
   static std::size_t at(ValueId id) { return static_cast<std::size_t>(id); }
+
+  /// Real values that an index, a comparison or a rounding is made from: they are computed exactly, because a small error there is a wrong
+  /// answer.
+  static std::vector<bool> find_deciders(const Program& program) {
+    std::vector<bool> decides(program.code.size(), false);
+    for (std::size_t i = program.code.size(); i-- > 0;) {
+      const Instr& instr = program.code[i];
+      const bool rounds = instr.op == Op::floor || instr.op == Op::floor_div || instr.op == Op::mod;
+      const bool chooses = instr.type != Type::real || rounds || decides[i];
+      // Comparisons with the score itself are as inexact as the score.
+      if (!chooses || (program.depends[i] & scoring::depends_score)) continue;
+      for (const ValueId arg : instr.arg)
+        if (arg >= 0) decides[at(arg)] = true;
+    }
+    return decides;
+  }
 
   bool is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !fits_int(bounds_[i]); }
 
@@ -198,9 +218,12 @@ class Writer {
     if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
     bool wide = is_wide(i);
     for (int a = first; a < row.arity; ++a) wide = wide || is_wide(at(instr.arg[static_cast<std::size_t>(a)]));
+    constexpr Op approximated[] = {Op::div, Op::exp, Op::exp2, Op::log, Op::log2, Op::tanh, Op::sigmoid};
+    const bool exact = decides_[i] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
     std::string text;
     for (std::size_t c = 0; c < form.size(); ++c) {
       if (form[c] != '$') {
+        if (exact && form[c] == '(') text += "<false>";
         text.push_back(form[c]);
         continue;
       }
@@ -215,6 +238,7 @@ class Writer {
   const Problem& problem_;
   const Program& program_;
   std::vector<Interval> bounds_;
+  std::vector<bool> decides_;
 };
 
 constexpr const char* signature = "(real score, const Position& at, const ScoreArgs& args)";

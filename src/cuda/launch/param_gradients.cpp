@@ -59,7 +59,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
     target.elements = gradient.elements;
     if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
     if (gradient.storage == GradientStorage::stored || gradient.direct) {
-      convert(gradient, nullptr, nullptr, buffers, stream);
+      clear(gradient, buffers, stream);
       target.values = view.data;
       for (int d = 0; d < view.rank; ++d) target.stride[d] = view.strides[static_cast<std::size_t>(d)];
     } else if (gradient.storage == GradientStorage::added) {
@@ -71,6 +71,23 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
       }
     }
   }
+}
+
+/// Zeros in the caller's tensor: what no pair writes stays so.
+void ParamGradients::clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const {
+  const TensorView& view = buffers.dparams[gradient.param];
+  std::int64_t dense = 1;
+  bool contiguous = true;
+  for (int d = view.rank; d-- > 0;) {
+    const auto at = static_cast<std::size_t>(d);
+    contiguous = contiguous && (view.sizes[at] == 1 || view.strides[at] == dense);
+    dense *= view.sizes[at];
+  }
+  if (!contiguous) return convert(gradient, nullptr, nullptr, buffers, stream);
+  driver::check(
+      driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(view.data), 0, static_cast<std::size_t>(dense) * size_of(view.dtype),
+                              static_cast<driver::StreamHandle>(stream.handle)),
+      "cuMemsetD8Async");
 }
 
 void ParamGradients::finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const {

@@ -33,6 +33,7 @@ class ParamGradients {
     bool direct = false;                ///< values are the caller's tensor
     jit::Kernel convert{};
   };
+  void clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const;
   void convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
                Stream stream) const;
 

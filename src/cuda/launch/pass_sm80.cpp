@@ -60,8 +60,8 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool querie
   if (queries && collects_reads(p)) {
     problem::Problem reads_only = p;
     reads_only.dq = {};
-    const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, limit);
-    queries_.emplace(p, Sm80Kernel::dq, config, dq_sm80_source(reads_only, config), workspace);
+    const Sm80Config config = *sm80_config(p, Sm80Kernel::reads, limit);
+    queries_.emplace(p, Sm80Kernel::reads, config, dq_sm80_source(reads_only, config), workspace);
   }
   for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
     const scoring::TrainableRead& read = p.score->reads[r];

@@ -79,6 +79,7 @@ std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kerne
               2 * round_up(stages * block_q * real, 16);
       break;
     case Sm80Kernel::dq:
+    case Sm80Kernel::reads:
     case Sm80Kernel::pairs:
       bytes = tile(block_q, dim) + tile(block_q, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
               round_up(block_kv, 16) + round_up(warps * real, 16);
@@ -107,6 +108,11 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel ke
       return dkdv_table(p.dtype, dim);
     case Sm80Kernel::dq:
       return dq_table(p.dtype, dim);
+    case Sm80Kernel::reads: {
+      std::vector<Sm80Config> table = dq_table(p.dtype, dim);
+      if (size_of(p.dtype) == 2 && dim <= 128) table.insert(table.begin(), Sm80Config{128, 64, 4, 2, 2, 1, 1});
+      return table;
+    }
     case Sm80Kernel::pairs: {
       std::vector<Sm80Config> table = dq_table(p.dtype, dim);
       for (Sm80Config& config : table) config.stages = 1;

@@ -10,7 +10,8 @@
 
 namespace foveal::cuda {
 
-enum class Sm80Kernel { forward, dq, dkdv, pairs };
+/// reads: the dq kernel without dq, for gradients of parameters alone.
+enum class Sm80Kernel { forward, dq, dkdv, reads, pairs };
 
 struct Sm80Config {
   int block_q, block_kv;

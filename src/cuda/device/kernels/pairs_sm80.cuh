@@ -25,24 +25,41 @@ FOVEAL_DEVICE void pair_terms(const AttentionArgs& args, Position at, int q_loca
   }
 }
 
+struct alignas(2 * sizeof(R)) Pair {
+  R x, y;
+};
+
+/// values[index] += term. Neighbours along kv are often neighbours in memory.
 FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
   const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
+  R* values = static_cast<R*>(gradient.values);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < kBlockKv / 8; ++n) {
+    for (int i = 0; i < 2; ++i) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = q_local + 16 * m + e / 2 * 8, col = kv_local + 8 * n + 2 * (lane_id() % 4) + e % 2;
-        if (terms[m][n][e] == 0) continue;  // not kept, or beyond the end
-        at.q = int(args.q_offset) + row;
-        at.kv = int(args.kv_offset) + col;
-        int index[kMaxParamRank];
-        read_index<kPairsRead>(R(0), at, args.score, index);
-        i64 offset = 0;
+      for (int n = 0; n < kBlockKv / 8; ++n) {
+        i64 offset[2];
 #pragma unroll
-        for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset += index[d] * gradient.stride[d];
-        static_cast<R*>(gradient.values)[offset] += terms[m][n][e];
+        for (int j = 0; j < 2; ++j) {
+          at.q = int(args.q_offset) + min(q_local + 16 * m + 8 * i, at.seqlen_q - 1);
+          at.kv = int(args.kv_offset) + min(kv_local + 8 * n + 2 * (lane_id() % 4) + j, at.seqlen_kv - 1);
+          int index[kMaxParamRank];
+          read_index<kPairsRead>(R(0), at, args.score, index);
+          offset[j] = 0;
+#pragma unroll
+          for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset[j] += index[d] * gradient.stride[d];
+        }
+        // A term is exactly 0 where a pair is not kept, or lies beyond the end.
+        const R x = terms[m][n][2 * i], y = terms[m][n][2 * i + 1];
+        Pair* both = reinterpret_cast<Pair*>(values + offset[0]);
+        if (x != 0 && y != 0 && offset[1] == offset[0] + 1 && reinterpret_cast<u64>(both) % sizeof(Pair) == 0) {
+          const Pair before = *both;
+          *both = {before.x + x, before.y + y};
+        } else {
+          if (x != 0) values[offset[0]] += x;
+          if (y != 0) values[offset[1]] += y;
+        }
       }
     }
   }

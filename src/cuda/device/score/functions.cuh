@@ -22,9 +22,6 @@ FOVEAL_DEVICE float log2_approx(float x) {
   return y;
 }
 
-FOVEAL_DEVICE float fv_divide(float a, float b) { return kFastMath ? __fdividef(a, b) : a / b; }
-FOVEAL_DEVICE double fv_divide(double a, double b) { return a / b; }
-
 FOVEAL_DEVICE int fv_floor_div(int a, int b) {
   if (b == 0) return 0;
   const int quotient = a / b;
@@ -70,27 +67,69 @@ FOVEAL_DEVICE T fv_max(T a, T b) {
   return a < b ? b : a;
 }
 
-FOVEAL_DEVICE float fv_exp2(float x) { return kFastMath ? exp2_real(x) : exp2f(x); }
-FOVEAL_DEVICE double fv_exp2(double x) { return exp2(x); }
-FOVEAL_DEVICE float fv_exp(float x) { return kFastMath ? exp2_real(x * kLog2e) : expf(x); }
-FOVEAL_DEVICE double fv_exp(double x) { return exp(x); }
-FOVEAL_DEVICE float fv_log2(float x) { return kFastMath ? log2_approx(x) : log2f(x); }
-FOVEAL_DEVICE double fv_log2(double x) { return log2(x); }
-FOVEAL_DEVICE float fv_log(float x) { return kFastMath ? log2_approx(x) * kLn2 : logf(x); }
-FOVEAL_DEVICE double fv_log(double x) { return log(x); }
+// kFast = false where a value decides something (an index, a comparison): there a small error is a wrong answer.
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_divide(float a, float b) {
+  return kFast ? __fdividef(a, b) : a / b;
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_divide(double a, double b) {
+  return a / b;
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_exp2(float x) {
+  return kFast ? exp2_real(x) : exp2f(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_exp2(double x) {
+  return exp2(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_exp(float x) {
+  return kFast ? exp2_real(x * kLog2e) : expf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_exp(double x) {
+  return exp(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_log2(float x) {
+  return kFast ? log2_approx(x) : log2f(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_log2(double x) {
+  return log2(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_log(float x) {
+  return kFast ? log2_approx(x) * kLn2 : logf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_log(double x) {
+  return log(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_sigmoid(float x) {
+  return kFast ? reciprocal_approx(1 + exp2_real(-kLog2e * x)) : 1 / (1 + expf(-x));
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_sigmoid(double x) {
+  return 1 / (1 + exp(-x));
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_tanh(float x) {
+  // 1 - 2 / (1 + e^2x): absolute error 1e-7, and saturates cleanly.
+  return kFast ? fmaf(-2, reciprocal_approx(1 + exp2_real(2 * kLog2e * x)), 1) : tanhf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_tanh(double x) {
+  return tanh(x);
+}
+
 FOVEAL_DEVICE float fv_sqrt(float x) { return sqrtf(x); }
 FOVEAL_DEVICE double fv_sqrt(double x) { return sqrt(x); }
 FOVEAL_DEVICE float fv_rsqrt(float x) { return rsqrtf(x); }
 FOVEAL_DEVICE double fv_rsqrt(double x) { return 1 / sqrt(x); }
-FOVEAL_DEVICE float fv_sigmoid(float x) {
-  return kFastMath ? reciprocal_approx(1 + exp2_real(-kLog2e * x)) : 1 / (1 + expf(-x));
-}
-FOVEAL_DEVICE double fv_sigmoid(double x) { return 1 / (1 + exp(-x)); }
-FOVEAL_DEVICE float fv_tanh(float x) {
-  // 1 - 2 / (1 + e^2x): absolute error 1e-7, and saturates cleanly.
-  return kFastMath ? fmaf(-2, reciprocal_approx(1 + exp2_real(2 * kLog2e * x)), 1) : tanhf(x);
-}
-FOVEAL_DEVICE double fv_tanh(double x) { return tanh(x); }
 FOVEAL_DEVICE float fv_sin(float x) { return sinf(x); }
 FOVEAL_DEVICE double fv_sin(double x) { return sin(x); }
 FOVEAL_DEVICE float fv_cos(float x) { return cosf(x); }

@@ -94,9 +94,12 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
   if constexpr (kReadKind[r] == kDiagonal) {
     __syncthreads();
     for (int diagonal = int(threadIdx.x) - (kRows - 1); diagonal < kCols; diagonal += kThreads) {
+      // Rows that some diagonal of this warp crosses.
+      const int warp_diagonal = diagonal - lane_id();
+      const int row_begin = max(0, -(warp_diagonal + kWarp - 1)), row_end = min(kRows, kCols - warp_diagonal);
       R sum = 0;
 #pragma unroll 8
-      for (int row = 0; row < kRows; ++row) {
+      for (int row = row_begin; row < row_end; ++row) {
         const int col = row + diagonal;
         if (col >= 0 && col < kCols) sum += stage.data[row * stage.kPitch + col];
       }

@@ -1,0 +1,97 @@
+// The text of every operation compiles, in every element type and for both kinds of operands.
+#include "cuda/score_emit.h"
+
+#include "cuda/jit/compile.h"
+#include "cuda/launch/backward_sm80.h"
+#include "nvrtc_here.h"
+#include "problems.h"
+#include "score/op_table.h"
+
+namespace foveal::cuda {
+namespace {
+
+using scoring::Op;
+using test::problem_of;
+
+class ScoreEmit : public test::NeedsNvrtc {};
+
+/// An operation applied to operands of its types, as a real.
+std::string use_of(const scoring::OpRow& row, bool integers) {
+  const std::string real[] = {"score", "(0.5 * score + 2)", "(score - 1)"};
+  const std::string integer[] = {"q_idx", "(kv_idx + 1)", "head"};
+  const std::string boolean[] = {"(q_idx < kv_idx)", "(head == 0)", "(batch == 1)"};
+  std::vector<std::string> operands;
+  for (int a = 0; a < row.arity; ++a) {
+    const auto at = static_cast<std::size_t>(a);
+    const char kind = row.signature[at];
+    operands.push_back(kind == 'b' ? boolean[at] : kind == 'i' || (kind != 'r' && integers) ? integer[at] : real[at]);
+  }
+  const std::string text(row.text);
+  std::string call;
+  if (row.op == Op::select) {
+    call = "where(" + operands[0] + ", " + operands[1] + ", " + operands[2] + ")";
+  } else if (row.arity == 1) {
+    call = std::isalpha(static_cast<unsigned char>(text[0])) ? text + "(" + operands[0] + ")" : text + operands[0];
+  } else {
+    const bool named = std::isalpha(static_cast<unsigned char>(text[0]));
+    call = named ? text + "(" + operands[0] + ", " + operands[1] + ")" : "(" + operands[0] + " " + text + " " + operands[1] + ")";
+  }
+  return "to_real(" + call + ")";
+}
+
+TEST_F(ScoreEmit, EveryOperationCompiles) {
+  std::string sum = "score";
+  int used = 0;
+  for (const scoring::OpRow& row : scoring::op_rows()) {
+    if (row.arity == 0) continue;
+    const bool real_form = !row.cuda_real.empty(), integer_form = !row.cuda_integer.empty();
+    EXPECT_TRUE(real_form || integer_form) << row.text;
+    if (real_form) sum += " + " + use_of(row, false), ++used;
+    if (integer_form && row.op != Op::to_integer) sum += " + " + use_of(row, true), ++used;
+  }
+  EXPECT_GT(used, 40);
+  for (const char* dtype : {"bf16", "f32", "f64"}) {
+    const std::string line = std::string("backward ") + dtype + " b2 h2 q64 d16 score=\"" + sum + " * t[head]\" param=\"t: real[2] grad\"";
+    jit::KernelSource source = delta_sm80_source(problem_of(line));  // the smallest kernel that carries the text
+    source.arch = "sm_80";
+    EXPECT_GT(jit::compile(source)->bytes.size(), 1000u) << dtype;
+  }
+}
+
+TEST_F(ScoreEmit, IntegersAreAsWideAsTheyNeed) {
+  const std::string narrow = emit_score(problem_of("forward bf16 b1 h1 q1000 d16 score=\"score + to_real(q_idx * kv_idx)\""));
+  EXPECT_EQ(narrow.find("i64 v"), std::string::npos) << narrow;
+  const std::string wide =
+      emit_score(problem_of("forward bf16 b1 h1 q1000 d16 mask=\"t[q_idx] == t[kv_idx]\" param=\"t: integer[1000] i64\""));
+  EXPECT_NE(wide.find("i64 v"), std::string::npos) << wide;
+}
+
+TEST_F(ScoreEmit, IndicesAreClampedOnlyWhereTheyCanLeave) {
+  const std::string inside =
+      emit_score(problem_of("forward bf16 b1 h1 q64 d16 score=\"score + t[q_idx - kv_idx + 63]\" param=\"t: real[127]\""));
+  EXPECT_EQ(inside.find("fv_clamp"), std::string::npos) << inside;
+  const std::string outside =
+      emit_score(problem_of("forward bf16 b1 h1 q64 d16 score=\"score + t[q_idx - kv_idx + 63]\" param=\"t: real[100]\""));
+  EXPECT_NE(outside.find("fv_clamp"), std::string::npos) << outside;
+}
+
+TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
+  const std::string text = emit_score(problem_of(
+      "forward bf16 b1 h1 q64 d16 score=\"tanh(score) + t[to_integer(log(to_real(max(q_idx - kv_idx, 1))))]\" param=\"t: real[9]\""));
+  EXPECT_NE(text.find("fv_log<false>"), std::string::npos) << text;
+  EXPECT_NE(text.find("fv_tanh(v"), std::string::npos) << text;
+}
+
+TEST_F(ScoreEmit, StorageFollowsFromTheReads) {
+  const auto storage = [](const std::string& score, const std::string& param) {
+    return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""), 0);
+  };
+  EXPECT_EQ(storage("score + t[head]", "real[2]"), GradientStorage::zero);
+  EXPECT_EQ(storage("score * t[head]", "real[2]"), GradientStorage::exact_sums);
+  EXPECT_EQ(storage("score + t[batch, head, q_idx, kv_idx]", "real[2, 2, 64, 64]"), GradientStorage::stored);
+  EXPECT_EQ(storage("score + t[head, q_idx, kv_idx]", "real[2, 64, 64]"), GradientStorage::added);
+  EXPECT_EQ(storage("score + t[q_idx, kv_idx] + t[kv_idx, q_idx]", "real[64, 64]"), GradientStorage::added);
+}
+
+}  // namespace
+}  // namespace foveal::cuda
