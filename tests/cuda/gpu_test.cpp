@@ -1,5 +1,5 @@
-// What a plan on a GPU promises: the caller's stream, capture into a graph, many threads and streams, the same bits every time. Skipped where there is
-// no device.
+// What a plan on a GPU promises: the caller's stream, capture into a graph, many threads and streams, the same bits every time. Skipped
+// where there is no device.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 

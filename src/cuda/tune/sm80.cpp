@@ -115,7 +115,9 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel ke
     }
     case Sm80Kernel::pairs: {
       std::vector<Sm80Config> table = dq_table(p.dtype, dim);
-      for (Sm80Config& config : table) config.stages = 1;
+      for (Sm80Config& config : table) config.stages = 1, config.blocks = 1;
+      // Nothing is loaded ahead: other blocks fill the wait.
+      if (size_of(p.dtype) == 2 && dim <= 64) table.insert(table.begin(), Sm80Config{64, 32, 4, 1, 1, 1, 4});
       return table;
     }
   }

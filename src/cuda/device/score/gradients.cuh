@@ -84,18 +84,21 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
   }
   if constexpr (kReadKind[r] == kColumn) {
     __syncthreads();
-    for (int col = threadIdx.x; col < kCols; col += kThreads) {
+    for (int first = warp_id() * kWarp; first < kCols; first += kThreads) {
+      const int col = first + lane_id();
       R sum = 0;
+      if (col < kCols) {
 #pragma unroll 8
-      for (int row = 0; row < kRows; ++row) sum += stage.data[row * stage.kPitch + col];
-      add_to_read<r>(args, R(0), position(0, col), sum);
+        for (int row = 0; row < kRows; ++row) sum += stage.data[row * stage.kPitch + col];
+      }
+      add_warp_to_read<r>(args, position(0, col), sum);
     }
   }
   if constexpr (kReadKind[r] == kDiagonal) {
     __syncthreads();
-    for (int diagonal = int(threadIdx.x) - (kRows - 1); diagonal < kCols; diagonal += kThreads) {
+    for (int warp_diagonal = warp_id() * kWarp - (kRows - 1); warp_diagonal < kCols; warp_diagonal += kThreads) {
+      const int diagonal = warp_diagonal + lane_id();
       // Rows that some diagonal of this warp crosses.
-      const int warp_diagonal = diagonal - lane_id();
       const int row_begin = max(0, -(warp_diagonal + kWarp - 1)), row_end = min(kRows, kCols - warp_diagonal);
       R sum = 0;
 #pragma unroll 8
@@ -104,7 +107,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
         if (col >= 0 && col < kCols) sum += stage.data[row * stage.kPitch + col];
       }
       const int first = max(0, -diagonal);
-      add_to_read<r>(args, R(0), position(first, first + diagonal), sum);
+      add_warp_to_read<r>(args, position(first, first + diagonal), sum);
     }
   }
   if constexpr (r + 1 < kReads) {

@@ -26,6 +26,24 @@ FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, real score, const Posi
   Bins::add(gradient.bins, gradient.elements, read_element<r>(args, score, at), term);
 }
 
+/// The same for a whole warp, whose lanes often mean one element: the far buckets of a table of distances, the ends of a clamped one.
+template <int r>
+FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, const Position& at, real term) {
+  const u32 active = __ballot_sync(~0u, term != 0);
+  if (active == 0) return;
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  const i64 element = read_element<r>(args, real(0), at);
+  const int leader = __ffs(active) - 1;
+  const i64 leaders_element = __shfl_sync(~0u, element, leader);
+  if (__all_sync(~0u, term == 0 || element == leaders_element)) {
+#pragma unroll
+    for (int lane = 16; lane > 0; lane /= 2) term += __shfl_xor_sync(~0u, term, lane);
+    if (lane_id() == leader) Bins::add(gradient.bins, gradient.elements, element, term);
+  } else if (term != 0) {
+    Bins::add(gradient.bins, gradient.elements, element, term);
+  }
+}
+
 template <int r>
 FOVEAL_DEVICE void store_to_read(const AttentionArgs& args, real score, const Position& at, real term) {
   int index[kMaxParamRank];
