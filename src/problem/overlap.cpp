@@ -13,7 +13,7 @@ struct Term {
 };
 
 struct Equation {
-  std::array<Term, 2 * TensorView::max_rank + 1> terms{};
+  std::array<Term, 2 * TensorView::max_rank + 1> terms{};  // by stride, largest first
   std::size_t count = 0;
 
   void add(std::int64_t stride, std::int64_t low, std::int64_t high) {
@@ -23,18 +23,18 @@ struct Equation {
       std::swap(low, high);
       low = -low, high = -high;
     }
-    for (std::size_t i = 0; i < count; ++i)
-      if (terms[i].stride == stride) {
-        terms[i].low += low, terms[i].high += high;
-        return;
-      }
-    terms[count++] = {stride, low, high};
+    std::size_t i = 0;
+    while (i < count && terms[i].stride > stride) ++i;
+    if (i < count && terms[i].stride == stride) {
+      terms[i].low += low, terms[i].high += high;
+      return;
+    }
+    for (std::size_t later = count++; later > i; --later) terms[later] = terms[later - 1];
+    terms[i] = {stride, low, high};
   }
 
   /// Largest strides first: what the inner terms can still reach leaves only a few values for each outer one.
-  bool solvable(std::int64_t target) {
-    std::sort(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(count),
-              [](const Term& a, const Term& b) { return a.stride > b.stride; });
+  bool solvable(std::int64_t target) const {
     int budget = 4096;
     return search(0, target, budget);
   }
