@@ -65,6 +65,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
         where = f"{machine}, {threads} thread{'s' if threads != 1 else ''}" if threads else machine
         unit = "TFLOP/s" if any(g[OURS]["gflops"] >= 20000 for k in kinds.values() for g in k.values()) else "GFLOP/s"
         parts.append(f"**{suite}** on {where} ({unit}; commit {first['commit']}, `{first['command']}`)\n")
+        ratios_of: dict[str, list[float]] = collections.defaultdict(list)
         lengths = sorted({length for kind in kinds.values() for length in kind}, key=lambda s: int(s.split(":")[0]))
         parts.append("| case | " + " | ".join(lengths) + " | to the best rival | to each |")
         parts.append("|---" * (len(lengths) + 3) + "|")
@@ -80,11 +81,17 @@ def tables(rows: list[dict[str, Any]]) -> str:
                 others = {name: row["ms"] for name, row in group.items() if name not in (OURS, "unfused") and "ms" in row}
                 if others:
                     best.append(min(others.values()) / ours["ms"])
+                    ratios_of[" ".join(kind.split()[:2])].append(best[-1])
                 for name, row in group.items():
                     if name != OURS and "ms" in row:
                         each[name].append(row["ms"] / ours["ms"])
             ratios = ", ".join(f"{name} {geomean(values):.2f}" for name, values in sorted(each.items()))
             parts.append(f"| {kind} | " + " | ".join(cells) + f" | {f'{geomean(best):.2f}x' if best else '-'} | {ratios} |")
+        parts.append("")
+        for pass_and_type, values in sorted(ratios_of.items()):
+            parts.append(
+                f"- {pass_and_type}: {geomean(values):.2f}x the best rival (geometric mean of {len(values)}), least {min(values):.2f}x"
+            )
         parts.append("")
     parts.extend(shares.tables(rows))
     overhead = [row for row in rows if row["suite"] == "overhead"]
@@ -160,7 +167,9 @@ def _page(markdown: str, images: list[pathlib.Path]) -> str:
         body.append("</table>")
     for image in images:
         if image.suffix == ".png":
-            body.append(f'<img alt="{html.escape(image.stem)}" src="data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}">')
+            body.append(
+                f'<img alt="{html.escape(image.stem)}" src="data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}">'
+            )
     style = "body{font:15px system-ui;margin:2em auto;max-width:1200px}table{border-collapse:collapse}td,th{padding:2px 9px;border:1px solid #ccc}img{max-width:100%}"
     return f"<!doctype html><meta charset=utf-8><title>foveal beside its rivals</title><style>{style}</style>" + "\n".join(body)
 
