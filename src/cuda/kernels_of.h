@@ -8,8 +8,8 @@
 
 namespace foveal::cuda {
 
-/// arch: "sm_80", "sm_90a", ...; target: "" for the first that can, or "sm80", "sm90". Throws invalid_argument for an arch that is not known,
-/// unsupported when no target can.
+/// arch: "sm_80", "sm_90a", ...; target: "" for the first that can, or "sm80", "sm90". Throws invalid_argument for an arch that is not
+/// known, unsupported when no target can.
 std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target);
 
 }  // namespace foveal::cuda

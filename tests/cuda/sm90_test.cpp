@@ -73,10 +73,11 @@ TEST_F(Sm90, FeaturesStayInFlight) {
 }
 
 TEST_F(Sm90, GradientsOfParametersCompile) {
-  for (const char* features : {" score=\"score * t[head]\" param=\"t: real[4] grad\"", " score=\"score + t[q_idx] * score\" param=\"t: real[1000] grad\"",
-                               " score=\"score + t[kv_idx]\" param=\"t: real[1000] grad\"",
-                               " score=\"score + t[head, clamp(q_idx - kv_idx, -64, 64) + 64]\" param=\"t: real[4, 129] grad\"",
-                               " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] grad\""}) {
+  for (const char* features :
+       {" score=\"score * t[head]\" param=\"t: real[4] grad\"", " score=\"score + t[q_idx] * score\" param=\"t: real[1000] grad\"",
+        " score=\"score + t[kv_idx]\" param=\"t: real[1000] grad\"",
+        " score=\"score + t[head, clamp(q_idx - kv_idx, -64, 64) + 64]\" param=\"t: real[4, 129] grad\"",
+        " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] grad\""}) {
     expect_clean(std::string("backward bf16 b2 h4:2 q1000:1000 d64") + causal + features, 400);
     EXPECT_FALSE(jit::compile(sources_of(problem_of(std::string("backward bf16 b2 h4:2 q1000:1000 d128") + causal + features))).empty());
   }

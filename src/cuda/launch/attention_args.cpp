@@ -80,7 +80,8 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;
   args.scale = p.scale;
   const Dropout& dropout = p.attention.dropout;
-  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p)), 1 / (1 - dropout.p)};
+  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p)),
+                  1 / (1 - dropout.p)};
   for (std::size_t i = 0; i < b.params.size(); ++i) {
     device::ParamView& param = args.score.param[i];
     param.data = b.params[i].data;
