@@ -169,7 +169,7 @@ def run(options):
     import torch
     library = Library(options.library)
     result = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), commit=options.commit,
-                  command="python bench/" + " ".join(sys.argv).split("/")[-1], plain=[], trained=[])
+                  command="python bench/gpu_grid.py " + " ".join(sys.argv[1:]), plain=[], trained=[])
     for case in itertools.product(HEAD_DIMS, (False, True), LENGTHS):
         result["plain"].append(plain_case(library, *case))
     for case in TRAINED:

@@ -14,6 +14,7 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers;
+constexpr int kReleases = 1;  // after a barrier that all have passed
 // A warpgroup computes a part of dQ of 64 rows: all rows and half the columns when kBlockQ is 64, else half the rows and all columns.
 constexpr bool kSplitColumns = kBlockQ == 64;
 constexpr int kPartColumns = (kHeadDim + 63) / 64 * 64 / (kSplitColumns ? 2 : 1);

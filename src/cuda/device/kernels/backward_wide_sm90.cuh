@@ -12,6 +12,7 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64;
+constexpr int kReleases = 4;  // each warp for itself: it also reads statistics
 constexpr int kPartColumns = 128;  // dQ is computed in two parts of columns
 
 }  // namespace foveal::device
@@ -25,6 +26,12 @@ static_assert(kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a bet
 
 /// Gradients of scores on their way from one warpgroup to the other: two buffers.
 constexpr u32 kFullBarrier = 1, kFreeBarrier = 3;
+
+template <int stages>
+FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
+  __syncwarp();
+  if (lane_id() == 0) ring.release(use);
+}
 
 struct ValueSide : BackwardGroup {
   using BackwardGroup::BackwardGroup;
@@ -80,7 +87,7 @@ struct ValueSide : BackwardGroup {
         } else {
           probabilities<false>(scores, p, dropped, raws, work, rings.lse(tile));
         }
-        if (leader) rings.query.release(tile);
+        release(rings.query, tile);
 
         rings.grad_out.wait_full(tile);
         wgmma_pin(dv);
@@ -90,7 +97,7 @@ struct ValueSide : BackwardGroup {
         if (sum != nullptr) query_gradients(tile - 1, sum);  // waits for dV as well
         wgmma_wait<0>();
         wgmma_pin(dv);
-        if (leader) rings.grad_out.release(tile);
+        release(rings.grad_out, tile);
         sum = dq_sum(work);
         ++tile;
       }
@@ -153,7 +160,7 @@ struct KeySide : BackwardGroup {
         } else {
           score_gradients<false>(scores, grad_p, dropped, raws, grad_scores, work, rings.delta(tile));
         }
-        if (leader) rings.grad_out.release(tile);
+        release(rings.grad_out, tile);
 
         named_barrier_sync(kFreeBarrier + tile % 2, 256);
         store_fragment<kBlockQ>(uniform(rings.grad_score_tile(tile)), 0, grad_scores, thread);
@@ -165,7 +172,7 @@ struct KeySide : BackwardGroup {
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(dk);
-        if (leader) rings.query.release(tile);
+        release(rings.query, tile);
         ++tile;
       }
       if (!first) {

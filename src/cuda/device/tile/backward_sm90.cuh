@@ -2,7 +2,7 @@
 // What the backward kernels for Hopper share: shared memory, the walk of a task, the warp that loads, and the arithmetic on scores. A CTA owns kBlockKv keys
 // and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
 //
-// From the kernel: kConsumers, kBlockKv, kPartColumns.
+// From the kernel: kConsumers, kBlockKv, kPartColumns; kReleases: arrivals of a warpgroup that give a stage of queries back.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -60,8 +60,8 @@ struct Rings {
     if (threadIdx.x == 0) {
       key.init(1, kConsumers);
       value.init(1, kConsumers);
-      query.init(1, kConsumers);
-      grad_out.init(1, kConsumers);
+      query.init(1, kConsumers * kReleases);
+      grad_out.init(1, kConsumers * kReleases);
       fence_mbarrier_init();
     }
     __syncthreads();
