@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Writes the generated parts of README.md: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+
+usage: write_tables.py [--check] [BUILD_DIR]
+
+example    the first example, word for word
+support    what `foveal support` prints on this machine (needs a build)
+cpu        speed on CPUs, from bench/results/cpu-*.jsonl
+
+--check writes nothing; it exits with 1 when the example is not the one that the tests build and run.
+"""
+import collections
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def example():
+    return "```cpp\n" + (ROOT / "examples/01_forward.cpp").read_text() + "```"
+
+
+def support(build):
+    return subprocess.run([build / "cli/foveal", "support"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def geometric_mean(values):
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def cpu():
+    """For each machine, pass, type and number of threads: our rate and how it compares with PyTorch, over the cases that both ran."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
+    for path in sorted((ROOT / "bench/results").glob("cpu-*.jsonl")):
+        for row in map(json.loads, path.read_text().splitlines()):
+            if row.get("suite") != "peers-cpu" or not row.get("ms"):
+                continue
+            name, dtype = row["case"].split()[:2]
+            group = groups[row["machine"], name, dtype, row["threads"]]
+            group[row["case"]][row["contender"]] = row
+    lines = ["| machine | pass | type | threads | cases | foveal, GFLOP/s | PyTorch SDPA, GFLOP/s | ratio (lowest) |", "|---|---|---|---|---|---|---|---|"]
+    for (machine, name, dtype, threads), cases in sorted(groups.items()):
+        both = [case for case in cases.values() if {"foveal", "torch_sdpa"} <= case.keys()]
+        if not both:
+            continue
+        ours, theirs = ([case[who]["gflops"] for case in both] for who in ("foveal", "torch_sdpa"))
+        ratios = [case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in both]
+        lines.append(f"| {machine} | {name} | {dtype} | {threads} | {len(both)} | {geometric_mean(ours):.0f} | {geometric_mean(theirs):.0f} "
+                     f"| {geometric_mean(ratios):.2f} ({min(ratios):.2f}) |")
+    return "\n".join(lines)
+
+
+def replace(text, name, body):
+    pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.S)
+    if not pattern.search(text):
+        sys.exit(f"README.md has no place for {name}")
+    return pattern.sub(lambda found: found[1] + body + "\n" + found[2], text)
+
+
+def main():
+    arguments = sys.argv[1:]
+    check = "--check" in arguments
+    folders = [a for a in arguments if a != "--check"]
+    path = ROOT / "README.md"
+    text = path.read_text()
+    fresh = replace(text, "example", example())
+    if check:
+        if fresh != text:
+            sys.exit("README.md is stale: run ./dev docs")
+        return
+    fresh = replace(fresh, "cpu", cpu())
+    fresh = replace(fresh, "support", support(pathlib.Path(folders[0] if folders else ROOT / "build/release")))
+    path.write_text(fresh)
+
+
+if __name__ == "__main__":
+    main()
