@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDE = re.compile(r"^-m(avx|fma|f16c|amx|bmi)|^-march=")
 # COMDAT copies of what the compiler itself makes for a thunk or a type are named here when they are harmless.
 HARMLESS = re.compile(r"^DW\.ref\.__gxx_personality_v0$")
@@ -22,7 +23,8 @@ HARMLESS = re.compile(r"^DW\.ref\.__gxx_personality_v0$")
 def wide_objects(build):
     for entry in json.loads((build / "compile_commands.json").read_text()):
         words = entry.get("arguments") or shlex.split(entry["command"])
-        if any(WIDE.match(word) for word in words):
+        ours = pathlib.Path(entry["file"]).is_relative_to(ROOT / "src")  # not tests and benchmarks, which run where they can
+        if ours and any(WIDE.match(word) for word in words):
             yield pathlib.Path(entry["directory"]) / words[words.index("-o") + 1]
 
 
