@@ -6,6 +6,8 @@ usage: write_tables.py [--check] [BUILD_DIR]
 example    the first example, word for word
 support    what `foveal support` prints on this machine (needs a build)
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
+gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
+scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
 --check writes nothing; it exits with 1 when the example is not the one that the tests build and run.
 """
@@ -54,6 +56,40 @@ def cpu():
     return "\n".join(lines)
 
 
+def gpu():
+    """Kernel times beside cuDNN in one run: geometric means over the lengths of the grid."""
+    result = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())
+    groups = collections.defaultdict(list)
+    for row in result["plain"]:
+        for name in ("forward", "backward"):
+            groups[row["head_dim"], row["causal"], name].append((row[f"{name}_ms"], row[f"cudnn_{name}_ms"], row["length"]))
+    lines = [f"{result['device']}, bf16, 16k tokens, hidden size 2048, lengths 512 to 16k, commit `{result['commit']}`:", "",
+             "| head dim | mask | pass | to cuDNN, mean over lengths | lowest |", "|---|---|---|---|---|"]
+    for (head_dim, causal, name), times in sorted(groups.items()):
+        ratios = [theirs / ours for ours, theirs, _ in times]
+        lines.append(f"| {head_dim} | {'causal' if causal else 'none'} | {name} | {geometric_mean(ratios):.2f} | {min(ratios):.2f} |")
+    return "\n".join(lines)
+
+
+def scores():
+    """Each score's time and FlexAttention's, in ms, from one run."""
+    cases = collections.defaultdict(dict)
+    for row in map(json.loads, (ROOT / "bench/results/h200.jsonl").read_text().splitlines()):
+        if row["suite"] == "scores-gpu":
+            cases[row["case"]][row["contender"]] = row
+    origin = next(iter(cases.values()))["foveal"]
+    lines = [f"{origin['machine']}, `{' '.join(next(iter(cases)).split()[1:])}`, ms, commit `{origin['commit']}`; - : FlexAttention failed or refused "
+             "with its default options:", "", "| score | forward | FlexAttention | backward | FlexAttention |", "|---|---|---|---|---|"]
+    names = dict.fromkeys(case.partition("score=")[2] for case in cases)
+    for score in names:
+        cells = []
+        for name in ("forward", "backward"):
+            case = next(found for key, found in cases.items() if key.startswith(name) and key.partition("score=")[2] == score)
+            cells += [f"{case[who]['ms']:.2f}" if "ms" in case.get(who, {}) else "-" for who in ("foveal", "flex")]
+        lines.append(f"| {score.replace('_', ' ') or 'plain'} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def replace(text, name, body):
     pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.S)
     if not pattern.search(text):
@@ -73,6 +109,8 @@ def main():
             sys.exit("README.md is stale: run ./dev docs")
         return
     fresh = replace(fresh, "cpu", cpu())
+    fresh = replace(fresh, "gpu", gpu())
+    fresh = replace(fresh, "scores", scores())
     fresh = replace(fresh, "support", support(pathlib.Path(folders[0] if folders else ROOT / "build/release")))
     path.write_text(fresh)
 
