@@ -46,15 +46,15 @@ struct Dropout {
 
 /// What to compute: a cheap value, shared by both passes so that they cannot disagree.
 struct Attention {
-  Expr score_mod{};                 ///< real; absent means `score`
-  Expr mask{};                      ///< boolean, must not read `score`; absent means everything
-  std::optional<double> scale{};    ///< default 1 / sqrt(head_dim)
-  std::optional<Param> sink{};      ///< real, shape {heads_q}: a logit per query head that joins the denominator
+  Expr score_mod{};               ///< real; absent means `score`
+  Expr mask{};                    ///< boolean, must not read `score`; absent means everything
+  std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
+  std::optional<Param> sink{};    ///< real, shape {heads_q}: a logit per query head that joins the denominator
   Dropout dropout{};
   Determinism determinism = Determinism::fast;
   BackwardStrategy backward = BackwardStrategy::automatic;
-  bool checked = false;             ///< verify every parameter index at run time (CPU and reference); slow
-  std::int64_t q_offset = 0;        ///< added to local positions to give q_idx: a shard or a decode step
+  bool checked = false;       ///< verify every parameter index at run time (CPU and reference); slow
+  std::int64_t q_offset = 0;  ///< added to local positions to give q_idx: a shard or a decode step
   std::int64_t kv_offset = 0;
 };
 
@@ -90,8 +90,9 @@ struct BackwardInputs {
 };
 
 struct BackwardOutputs {
-  TensorView dq{}, dk{}, dv{};               ///< each optional; written, not accumulated; each with its own strides
-  std::vector<ParamBinding> dparams{};       ///< gradients wanted (the sink's too): same shape as the parameter; f32 or f64, or the parameter's own dtype
+  TensorView dq{}, dk{}, dv{};  ///< each optional; written, not accumulated; each with its own strides
+  std::vector<ParamBinding>
+      dparams{};  ///< gradients wanted (the sink's too): same shape as the parameter; f32 or f64, or the parameter's own dtype
 };
 
 /// Runs `tasks` calls fn(task, slot), slot < concurrency, in any order and on any threads; two calls that run at once have different slots.
@@ -119,17 +120,17 @@ struct Refusal {
 
 /// What a plan will do. Figures are for the whole problem.
 struct Explanation {
-  std::string problem;              ///< one line
-  std::string backend;              ///< "cpu"
-  std::string kernel;               ///< "cpu.avx512.f32.backward.fused"
-  std::string strategy;             ///< backward strategy that runs, "" in a forward plan
-  std::string reduction;            ///< how parameter gradients are reduced, "" without
-  double flops = 0;                 ///< floating-point operations of the tiles that are visited
-  double flops_nominal = 0;         ///< 4 B H Sq Skv D (2.5 times that backward) times the density of the mask
+  std::string problem;       ///< one line
+  std::string backend;       ///< "cpu"
+  std::string kernel;        ///< "cpu.avx512.f32.backward.fused"
+  std::string strategy;      ///< backward strategy that runs, "" in a forward plan
+  std::string reduction;     ///< how parameter gradients are reduced, "" without
+  double flops = 0;          ///< floating-point operations of the tiles that are visited
+  double flops_nominal = 0;  ///< 4 B H Sq Skv D (2.5 times that backward) times the density of the mask
   std::int64_t tiles_full = 0, tiles_partial = 0, tiles_empty = 0;
   std::size_t workspace_bytes = 0;
   bool deterministic = true;
-  std::vector<Refusal> refusals{};  ///< every candidate that was asked before, and why it declined
+  std::vector<Refusal> refusals{};                             ///< every candidate that was asked before, and why it declined
   std::vector<std::pair<std::string, std::string>> details{};  ///< backend's own facts, in order
 
   FOVEAL_API std::string to_string() const;
@@ -159,8 +160,10 @@ class FOVEAL_API Plan {
 };
 
 /// Plans from views; their data may be null. Throws invalid_argument for a wrong call, unsupported when every backend declines.
-FOVEAL_API Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options = {});
-FOVEAL_API Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, const PlanOptions& options = {});
+FOVEAL_API Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs,
+                     const PlanOptions& options = {});
+FOVEAL_API Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs,
+                     const PlanOptions& options = {});
 
 /// Contiguous tensors of these sizes, all gradients and lse included: for planning before anything is allocated.
 struct Shapes {

@@ -106,10 +106,10 @@ FOVEAL_API Expr operator~(const Expr& a);  ///< the same as !
 
 FOVEAL_API Expr floor_div(const Expr& a, const Expr& b);
 FOVEAL_API Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false);
-FOVEAL_API Expr min(const Expr& a, const Expr& b);  ///< a tie takes a's derivative
-FOVEAL_API Expr max(const Expr& a, const Expr& b);  ///< a tie takes a's derivative
+FOVEAL_API Expr min(const Expr& a, const Expr& b);                        ///< a tie takes a's derivative
+FOVEAL_API Expr max(const Expr& a, const Expr& b);                        ///< a tie takes a's derivative
 FOVEAL_API Expr clamp(const Expr& x, const Expr& low, const Expr& high);  ///< min(max(x, low), high)
-FOVEAL_API Expr abs(const Expr& x);                                      ///< derivative 0 at 0
+FOVEAL_API Expr abs(const Expr& x);                                       ///< derivative 0 at 0
 FOVEAL_API Expr exp(const Expr& x);
 FOVEAL_API Expr exp2(const Expr& x);
 FOVEAL_API Expr log(const Expr& x);

@@ -45,8 +45,8 @@ struct FOVEAL_API TensorView {
   /// A contiguous (row-major) view. Throws invalid_argument when there are more than max_rank sizes or one is negative.
   TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> sizes, Device device = {});
   /// A view with explicit strides, one for each size, in elements.
-  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> sizes,
-             std::initializer_list<std::int64_t> strides, Device device = {});
+  TensorView(void* data, DType dtype, std::initializer_list<std::int64_t> sizes, std::initializer_list<std::int64_t> strides,
+             Device device = {});
 
   /// True when the view stands for a tensor, even one without data (a shape to plan with). A rank-0 scalar with data is present.
   bool present() const { return rank > 0 || data != nullptr; }

@@ -50,23 +50,38 @@ void bind_attention(nb::module_& m) {
       .value("split", BackwardStrategy::split)
       .value("two_scan", BackwardStrategy::two_scan);
   nb::enum_<DType>(m, "DType")
-      .value("f64", DType::f64).value("f32", DType::f32).value("bf16", DType::bf16).value("f16", DType::f16)
-      .value("i64", DType::i64).value("i32", DType::i32).value("i16", DType::i16).value("i8", DType::i8)
-      .value("u8", DType::u8).value("boolean", DType::boolean);
+      .value("f64", DType::f64)
+      .value("f32", DType::f32)
+      .value("bf16", DType::bf16)
+      .value("f16", DType::f16)
+      .value("i64", DType::i64)
+      .value("i32", DType::i32)
+      .value("i16", DType::i16)
+      .value("i8", DType::i8)
+      .value("u8", DType::u8)
+      .value("boolean", DType::boolean);
 
   nb::class_<Attention>(m, "Attention")
-      .def("__init__",
-           [](Attention* self, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask, std::optional<double> scale,
-              const std::optional<Param>& sink, double dropout_p, std::uint64_t seed, std::uint64_t offset, Determinism determinism,
-              BackwardStrategy strategy, bool checked, std::int64_t q_offset, std::int64_t kv_offset) {
-             new (self) Attention{.score_mod = score_mod.value_or(Expr()), .mask = mask.value_or(Expr()), .scale = scale, .sink = sink,
-                                  .dropout = {dropout_p, seed, offset}, .determinism = determinism, .backward = strategy,
-                                  .checked = checked, .q_offset = q_offset, .kv_offset = kv_offset};
-           },
-           nb::arg("score_mod").none() = nb::none(), nb::arg("mask").none() = nb::none(), nb::arg("scale").none() = nb::none(),
-           nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0, nb::arg("offset") = 0,
-           nb::arg("determinism") = Determinism::fast, nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false,
-           nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0);
+      .def(
+          "__init__",
+          [](Attention* self, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask, std::optional<double> scale,
+             const std::optional<Param>& sink, double dropout_p, std::uint64_t seed, std::uint64_t offset, Determinism determinism,
+             BackwardStrategy strategy, bool checked, std::int64_t q_offset, std::int64_t kv_offset) {
+            new (self) Attention{.score_mod = score_mod.value_or(Expr()),
+                                 .mask = mask.value_or(Expr()),
+                                 .scale = scale,
+                                 .sink = sink,
+                                 .dropout = {dropout_p, seed, offset},
+                                 .determinism = determinism,
+                                 .backward = strategy,
+                                 .checked = checked,
+                                 .q_offset = q_offset,
+                                 .kv_offset = kv_offset};
+          },
+          nb::arg("score_mod").none() = nb::none(), nb::arg("mask").none() = nb::none(), nb::arg("scale").none() = nb::none(),
+          nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0, nb::arg("offset") = 0,
+          nb::arg("determinism") = Determinism::fast, nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false,
+          nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0);
 
   nb::class_<Spec>(m, "Spec").def(
       "__init__",
@@ -76,16 +91,17 @@ void bind_attention(nb::module_& m) {
       nb::arg("dtype"), nb::arg("cuda"), nb::arg("index"), nb::arg("sizes"), nb::arg("strides"));
 
   nb::class_<Call>(m, "Call")
-      .def("__init__",
-           [](Call* self, const Attention& attention, Pass pass, const Call::Specs& specs, const Call::Params& params,
-              const Call::Params& dparams, std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const std::string& backend,
-              const std::string& target, int threads) {
-             const PlanOptions options{.backend = backend, .target = target, .threads = threads};
-             new (self) Call(attention, pass, specs, params, dparams, max_seqlen_q, max_seqlen_kv, options);
-           },
-           nb::arg("attention"), nb::arg("pass_"), nb::arg("specs"), nb::arg("params") = Call::Params{},
-           nb::arg("dparams") = Call::Params{}, nb::arg("max_seqlen_q") = 0, nb::arg("max_seqlen_kv") = 0, nb::arg("backend") = "",
-           nb::arg("target") = "", nb::arg("threads") = 0)
+      .def(
+          "__init__",
+          [](Call* self, const Attention& attention, Pass pass, const Call::Specs& specs, const Call::Params& params,
+             const Call::Params& dparams, std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const std::string& backend,
+             const std::string& target, int threads) {
+            const PlanOptions options{.backend = backend, .target = target, .threads = threads};
+            new (self) Call(attention, pass, specs, params, dparams, max_seqlen_q, max_seqlen_kv, options);
+          },
+          nb::arg("attention"), nb::arg("pass_"), nb::arg("specs"), nb::arg("params") = Call::Params{}, nb::arg("dparams") = Call::Params{},
+          nb::arg("max_seqlen_q") = 0, nb::arg("max_seqlen_kv") = 0, nb::arg("backend") = "", nb::arg("target") = "",
+          nb::arg("threads") = 0)
       .def(
           "run",
           [](const Call& call, const std::vector<std::uintptr_t>& pointers, std::uintptr_t workspace, std::uintptr_t stream) {

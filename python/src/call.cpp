@@ -40,8 +40,8 @@ TensorView Spec::view() const {
   return v;
 }
 
-Call::Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams, std::int64_t max_seqlen_q,
-     std::int64_t max_seqlen_kv, const PlanOptions& options)
+Call::Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams,
+           std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options)
     : pass_(pass) {
   const auto view = [&specs](const char* name) {
     const auto it = specs.find(name);
@@ -56,14 +56,20 @@ Call::Call(const Attention& attention, Pass pass, const Specs& specs, const Para
     forward_out_ = {.out = view("out"), .lse = view("lse")};
     plan_ = foveal::plan(attention, forward_in_, forward_out_, options);
   } else {
-    backward_in_ = {.q = view("q"), .k = view("k"), .v = view("v"), .out = view("out"), .lse = view("lse"), .dout = view("dout"),
-                    .dlse = view("dlse"), .params = bound, .varlen = varlen};
+    backward_in_ = {.q = view("q"),
+                    .k = view("k"),
+                    .v = view("v"),
+                    .out = view("out"),
+                    .lse = view("lse"),
+                    .dout = view("dout"),
+                    .dlse = view("dlse"),
+                    .params = bound,
+                    .varlen = varlen};
     backward_out_ = {.dq = view("dq"), .dk = view("dk"), .dv = view("dv")};
     for (const auto& [param, spec] : dparams) backward_out_.dparams.push_back({param, spec.view()});
     plan_ = foveal::plan(attention, backward_in_, backward_out_, options);
   }
 }
-
 
 void Call::run(const std::vector<std::uintptr_t>& pointers, void* workspace, Stream stream) const {
   void* scratch = workspace != nullptr ? workspace : cpu_workspace(plan_.workspace_bytes());
@@ -93,6 +99,5 @@ void Call::run(const std::vector<std::uintptr_t>& pointers, void* workspace, Str
     plan_.run(in, out, scratch, stream);
   }
 }
-
 
 }  // namespace foveal::python

@@ -27,8 +27,8 @@ class Call {
   Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams, std::int64_t max_seqlen_q,
        std::int64_t max_seqlen_kv, const PlanOptions& options);
 
-  /// Addresses: forward q k v out lse, backward q k v out lse dout dlse dq dk dv; then the two cu_seqlens of a packed batch; then params; then
-  /// dparams. 0 for absent tensors. workspace null: the calling thread's own (CPU).
+  /// Addresses: forward q k v out lse, backward q k v out lse dout dlse dq dk dv; then the two cu_seqlens of a packed batch; then params;
+  /// then dparams. 0 for absent tensors. workspace null: the calling thread's own (CPU).
   void run(const std::vector<std::uintptr_t>& pointers, void* workspace, Stream stream) const;
 
   const Plan& plan() const { return plan_; }

@@ -16,9 +16,14 @@ NB_MODULE(_core, m) {
       std::rethrow_exception(p);
     } catch (const foveal::Error& e) {
       switch (e.code()) {
-        case foveal::ErrorCode::invalid_argument: PyErr_SetString(PyExc_ValueError, e.what()); break;
-        case foveal::ErrorCode::unsupported: PyErr_SetString(PyExc_NotImplementedError, e.what()); break;
-        default: PyErr_SetString(base.ptr(), e.what());
+        case foveal::ErrorCode::invalid_argument:
+          PyErr_SetString(PyExc_ValueError, e.what());
+          break;
+        case foveal::ErrorCode::unsupported:
+          PyErr_SetString(PyExc_NotImplementedError, e.what());
+          break;
+        default:
+          PyErr_SetString(base.ptr(), e.what());
       }
     }
   });

@@ -55,8 +55,11 @@ void bind_score(nb::module_& m) {
       });
   // An operand of another type gets its turn (NotImplemented): a tensor's own operator turns itself into a read.
   const auto binary = [&expr](const char* name, const char* reflected, Binary fn) {
-    expr.def(name, [fn](const Expr& a, nb::object b) { return fn(a, operand(b)); }, nb::is_operator());
-    if (reflected) expr.def(reflected, [fn](const Expr& a, nb::object b) { return fn(operand(b), a); }, nb::is_operator());
+    expr.def(
+        name, [fn](const Expr& a, nb::object b) { return fn(a, operand(b)); }, nb::is_operator());
+    if (reflected)
+      expr.def(
+          reflected, [fn](const Expr& a, nb::object b) { return fn(operand(b), a); }, nb::is_operator());
   };
   binary("__add__", "__radd__", [](const Expr& a, const Expr& b) { return a + b; });
   binary("__sub__", "__rsub__", [](const Expr& a, const Expr& b) { return a - b; });
@@ -80,7 +83,8 @@ void bind_score(nb::module_& m) {
   expr.def("__abs__", [](const Expr& a) { return abs(a); });
 
   const auto unary = [&m](const char* name, Unary fn) {
-    m.def(name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"));
+    m.def(
+        name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"));
   };
   unary("abs", [](const Expr& x) { return abs(x); });
   unary("exp", [](const Expr& x) { return exp(x); });
@@ -100,7 +104,8 @@ void bind_score(nb::module_& m) {
   unary("to_integer", [](const Expr& x) { return to_integer(x); });
   unary("to_boolean", [](const Expr& x) { return to_boolean(x); });
   const auto function2 = [&m](const char* name, Binary fn) {
-    m.def(name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"));
+    m.def(
+        name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"));
   };
   function2("minimum", [](const Expr& a, const Expr& b) { return min(a, b); });
   function2("maximum", [](const Expr& a, const Expr& b) { return max(a, b); });
@@ -109,7 +114,8 @@ void bind_score(nb::module_& m) {
   m.def(
       "where", [](nb::object c, nb::object a, nb::object b) { return where(from_python(c), from_python(a), from_python(b)); },
       nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"));
-  m.def("constant", [](nb::object x) { return from_python(x); }, nb::arg("value"));
+  m.def(
+      "constant", [](nb::object x) { return from_python(x); }, nb::arg("value"));
 
   nb::class_<Param>(m, "Param", "A named tensor that a score or mask reads.")
       .def(nb::init<std::string, std::vector<std::int64_t>, Type>(), nb::arg("name"), nb::arg("shape"), nb::arg("type") = Type::real)

@@ -23,8 +23,8 @@ const std::vector<Target>& all_targets();
 /// none.
 const BlockOps<float>* float_ops(const Target& target, DType dtype);
 
-/// Whether a target that nobody asked for by name should serve a type: not where it only borrows the tables of another, and not where its bf16
-/// products are slower than fp32 ones (VDPBF16PS runs at a quarter of the rate on some processors), which is measured once.
+/// Whether a target that nobody asked for by name should serve a type: not where it only borrows the tables of another, and not where its
+/// bf16 products are slower than fp32 ones (VDPBF16PS runs at a quarter of the rate on some processors), which is measured once.
 bool worthwhile(const Target& target, DType dtype);
 
 }  // namespace foveal::cpu

@@ -1,5 +1,6 @@
 #pragma once
-// Block masks by interval evaluation: a mask program and a tiling give, for each tile row, the runs of tiles that must be visited. No S x S work.
+// Block masks by interval evaluation: a mask program and a tiling give, for each tile row, the runs of tiles that must be visited. No S x S
+// work.
 #include <cstdint>
 #include <vector>
 
@@ -29,10 +30,11 @@ struct BlockMask {
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles
 };
 
-/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head (both known). `reads` gives the range of what a
-/// parameter read can return over a range of indices; an unknown read makes its tile partial. Sound: a tile called full or empty is.
-/// An empty program gives everything full. Time and memory are proportional to the tiles on the borders of the mask.
-BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads);
+/// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head (both known). `reads` gives the
+/// range of what a parameter read can return over a range of indices; an unknown read makes its tile partial. Sound: a tile called full or
+/// empty is. An empty program gives everything full. Time and memory are proportional to the tiles on the borders of the mask.
+BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
+                   const scoring::ReadRanges& reads);
 BlockMask transpose(const BlockMask& mask);
 
 }  // namespace foveal::mask

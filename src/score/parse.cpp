@@ -341,7 +341,7 @@ class Parser {
   }
 
   Expr power() {
-    const Expr base = atom();
+    Expr base = atom();
     if (!in_.is("**")) return base;
     const Nesting guard(*this);
     const std::size_t position = in_.take().position;

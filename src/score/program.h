@@ -15,15 +15,16 @@ using ValueId = std::int32_t;
 
 struct Instr {
   Op op{};
-  Type type{};                              ///< of the result
-  std::array<ValueId, 3> arg{-1, -1, -1};   ///< operands, as many as the op's arity; they already have the op's operand types
-  double real = 0;                          ///< Op::real_const
-  std::int64_t integer = 0;                 ///< Op::integer_const, Op::boolean_const (0 or 1)
-  std::int32_t param = -1;                  ///< Op::read: position in ScoreProgram::params
-  std::vector<ValueId> index{};             ///< Op::read: one integer value per dimension
+  Type type{};                             ///< of the result
+  std::array<ValueId, 3> arg{-1, -1, -1};  ///< operands, as many as the op's arity; they already have the op's operand types
+  double real = 0;                         ///< Op::real_const
+  std::int64_t integer = 0;                ///< Op::integer_const, Op::boolean_const (0 or 1)
+  std::int32_t param = -1;                 ///< Op::read: position in ScoreProgram::params
+  std::vector<ValueId> index{};            ///< Op::read: one integer value per dimension
 };
 
-/// Which symbols a value depends on. A value that depends on neither q nor kv is uniform over a tile; q only: one per row; kv only: one per column.
+/// Which symbols a value depends on. A value that depends on neither q nor kv is uniform over a tile; q only: one per row; kv only: one per
+/// column.
 enum Depends : std::uint8_t { depends_score = 1, depends_batch = 2, depends_head = 4, depends_q = 8, depends_kv = 16 };
 
 struct Program {
@@ -46,12 +47,12 @@ const char* to_string(Reduction reduction);
 
 /// One read of a trainable parameter, found in the score_mod. In ScoreProgram::backward: dparam[index] += dscore_out * factor.
 struct TrainableRead {
-  std::int32_t param;           ///< position in ScoreProgram::params
-  std::vector<ValueId> index;   ///< values of the backward program, integer, one per dimension
-  ValueId factor;               ///< value of the backward program, real: d score_mod / d (this read)
+  std::int32_t param;          ///< position in ScoreProgram::params
+  std::vector<ValueId> index;  ///< values of the backward program, integer, one per dimension
+  ValueId factor;              ///< value of the backward program, real: d score_mod / d (this read)
   Reduction reduction;
-  bool reads_head = false;      ///< one dimension's index is exactly `head`: different heads touch different elements
-  bool reads_batch = false;     ///< likewise `batch`
+  bool reads_head = false;   ///< one dimension's index is exactly `head`: different heads touch different elements
+  bool reads_batch = false;  ///< likewise `batch`
 };
 
 struct ParamInfo {
@@ -66,20 +67,21 @@ struct ParamInfo {
 
 /// Everything about the score and the mask of one problem, ready to execute. `score` in the programs is the scaled raw score q . k * scale.
 struct ScoreProgram {
-  std::vector<ParamInfo> params;      ///< in the order of the problem's parameters
-  Program forward;                    ///< outputs {modified score: real}; empty when score_mod is the identity
-  Program backward;                   ///< outputs {d modified / d raw: real, factor and indices of each read..., modified score}
-  ValueId dscore = -1;                ///< value in backward: d modified / d raw; a constant 1 when the score_mod only adds
-  ValueId modified = -1;              ///< value in backward: the modified score, sharing work with the rest (a pass that runs backward needs no forward)
-  std::vector<TrainableRead> reads;   ///< of parameters whose gradient is wanted
-  Program mask;                       ///< outputs {keep: boolean}; empty when everything is kept. Also holds what a score_mod where(c, x, -inf) keeps
-  std::string text;                   ///< canonical `score_mod=...; mask=...; params...`: the identity for caches
+  std::vector<ParamInfo> params;  ///< in the order of the problem's parameters
+  Program forward;                ///< outputs {modified score: real}; empty when score_mod is the identity
+  Program backward;               ///< outputs {d modified / d raw: real, factor and indices of each read..., modified score}
+  ValueId dscore = -1;            ///< value in backward: d modified / d raw; a constant 1 when the score_mod only adds
+  ValueId modified =
+      -1;  ///< value in backward: the modified score, sharing work with the rest (a pass that runs backward needs no forward)
+  std::vector<TrainableRead> reads;  ///< of parameters whose gradient is wanted
+  Program mask;      ///< outputs {keep: boolean}; empty when everything is kept. Also holds what a score_mod where(c, x, -inf) keeps
+  std::string text;  ///< canonical `score_mod=...; mask=...; params...`: the identity for caches
 };
 
 struct Request {
-  Expr score_mod{}, mask{};                ///< may be absent
-  std::vector<Param> params{};             ///< bound parameters, in the problem's order
-  std::vector<bool> wants_gradient{};      ///< one per param
+  Expr score_mod{}, mask{};            ///< may be absent
+  std::vector<Param> params{};         ///< bound parameters, in the problem's order
+  std::vector<bool> wants_gradient{};  ///< one per param
   bool backward = false;
   bool row_constant_terms_matter = false;  ///< a sink or dlse makes terms constant along kv contribute after all
 };

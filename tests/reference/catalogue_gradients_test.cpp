@@ -63,7 +63,8 @@ TEST_P(CatalogueGradients, EqualDifferencesAlongRandomDirections) {
   objective(data);
   backward(data.line().attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
   for (const char* role : {"q", "k", "v"})
-    if (const TensorView gradient = data.view(std::string("d") + role); gradient.present()) expect_gradient(data, data.view(role), gradient, role);
+    if (const TensorView gradient = data.view(std::string("d") + role); gradient.present())
+      expect_gradient(data, data.view(role), gradient, role);
   for (std::size_t i = 0; i < data.line().params.size(); ++i)
     if (data.line().params[i].grad) expect_gradient(data, data.param(i), data.dparam(i), data.line().params[i].param.name());
 }
