@@ -22,7 +22,7 @@ std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std
   std::vector<Tensor> tensors;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    const std::string what = source + ": '" + name + "'";
+    const std::string what = base::join(source, ": '", name, "'");
     try {
       const auto spelling = entry.at("dtype").get<std::string>();
       const auto found = std::ranges::find(dtype_names(), spelling, [](const DTypeName& row) { return std::string(row.safetensors); });

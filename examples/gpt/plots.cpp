@@ -60,8 +60,9 @@ void plot_bias(const Config& config, const std::vector<float>& parameters, const
   const std::int64_t columns = std::min<std::int64_t>(config.layers, 3), rows = (config.layers + columns - 1) / columns;
   std::string commands = fmt::format(
       "set multiplot layout {},{} title 'learned bias of the score, by distance (one line for each head)'\nset grid\nset logscale x\nset "
+      "xrange [1:{}]\nset "
       "xlabel 'distance q\\_idx - kv\\_idx + 1'\n",
-      rows, columns);
+      rows, columns, config.reach + 1);
   for (std::int64_t layer = 0; layer < config.layers; ++layer) {
     commands += fmt::format("set title 'layer {}'\nplot for [head=2:{}] '{}' index {} using ($1+1):head with lines lw 1.5 notitle\n",
                             layer + 1, config.heads + 1, data, layer);
