@@ -15,11 +15,14 @@ namespace foveal::cuda {
 class GpuExecutable : public planning::Executable {
  public:
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  void set_arch(const std::string& arch) {
+    for (jit::KernelSource& source : sources_) source.arch = arch;
+  }
   /// One image for each source, in their order.
   virtual void load(const std::vector<std::shared_ptr<const jit::Image>>& images) = 0;
 
  protected:
-  std::vector<jit::KernelSource> sources_;  ///< arch is left to the caller
+  std::vector<jit::KernelSource> sources_;  ///< without an arch until set_arch()
 };
 
 struct Candidate {

@@ -37,11 +37,6 @@ Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts,
   return choice;
 }
 
-std::vector<jit::KernelSource> for_arch(std::vector<jit::KernelSource> sources, const std::string& arch) {
-  for (jit::KernelSource& source : sources) source.arch = arch;
-  return sources;
-}
-
 /// What is known about every device of an architecture.
 driver::DeviceFacts facts_of_arch(const std::string& arch) {
   driver::DeviceFacts facts{
@@ -96,7 +91,8 @@ class CudaBackend : public planning::Backend {
   std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {
     const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
     auto executable = choose(problem, facts, options.target).candidate->make(problem, facts);
-    executable->load(jit::compile(for_arch(executable->sources(), jit::arch_of(facts.major, facts.minor))));
+    executable->set_arch(jit::arch_of(facts.major, facts.minor));
+    executable->load(jit::compile(executable->sources()));
     return executable;
   }
 
@@ -105,11 +101,17 @@ class CudaBackend : public planning::Backend {
 
 }  // namespace
 
-std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
+std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
   const driver::DeviceFacts facts = facts_of_arch(arch);
   const Choice choice = choose(problem, facts, target);
   if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
-  return for_arch(choice.candidate->make(problem, facts)->sources(), arch);
+  auto executable = choice.candidate->make(problem, facts);
+  executable->set_arch(arch);
+  return executable;
+}
+
+std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
+  return executable_of(problem, arch, target)->sources();
 }
 
 std::unique_ptr<planning::Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }

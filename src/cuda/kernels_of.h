@@ -1,8 +1,10 @@
 #pragma once
 // The kernels that would run for a problem on a GPU that need not be here: to fill caches, to emit them, and for tests.
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda/candidate.h"
 #include "cuda/jit/source.h"
 #include "problem/problem.h"
 
@@ -11,5 +13,8 @@ namespace foveal::cuda {
 /// arch: "sm_80", "sm_90a", ...; target: "" for the first that can, or "sm80", "sm90". Throws invalid_argument for an arch that is not
 /// known, unsupported when no target can.
 std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target);
+
+/// The same before it is loaded; its sources carry the arch.
+std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target);
 
 }  // namespace foveal::cuda

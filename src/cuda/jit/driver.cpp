@@ -47,11 +47,21 @@ const Loaded& loaded() {
   return value;
 }
 
+struct Redirection {
+  const Api* api = nullptr;
+  const DeviceFacts* facts = nullptr;
+};
+thread_local Redirection redirection;
+
 }  // namespace
+
+Redirected::Redirected(const Api& api, const DeviceFacts& facts) { redirection = {&api, &facts}; }
+Redirected::~Redirected() { redirection = {}; }
 
 const std::string& unavailable() { return loaded().unavailable; }
 
 const Api& api() {
+  if (redirection.api) return *redirection.api;
   if (!loaded().unavailable.empty()) base::fail(ErrorCode::device, loaded().unavailable);
   return loaded().api;
 }
@@ -73,6 +83,7 @@ int device_count() {
 }
 
 const DeviceFacts& device_facts(int device) {
+  if (redirection.facts) return *redirection.facts;
   static std::mutex mutex;
   static std::vector<std::unique_ptr<DeviceFacts>> known;
   const int count = (api(), device_count());

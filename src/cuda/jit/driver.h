@@ -37,7 +37,7 @@ enum class FunctionAttribute : int {
 };
 
 struct LaunchAttribute {
-  enum Id : int { cluster_dimension = 4, programmatic_stream_serialization = 6 };
+  enum Id : int { cooperative = 2, cluster_dimension = 4, programmatic_stream_serialization = 6 };
   int id;
   int pad;
   union {
@@ -45,6 +45,7 @@ struct LaunchAttribute {
     struct {
       unsigned x, y, z;
     } cluster;
+    int cooperative;
     int programmatic_stream_serialization_allowed;
   } value;
 };
@@ -123,6 +124,16 @@ struct DeviceFacts {
 };
 int device_count();                           ///< 0 when there is no driver
 const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
+
+/// While it lives, this thread's calls go to another table of functions and find devices with these facts: a plan runs and shows what it
+/// would do, without a driver.
+class Redirected {
+ public:
+  Redirected(const Api& api, const DeviceFacts& facts);
+  ~Redirected();
+  Redirected(const Redirected&) = delete;
+  Redirected& operator=(const Redirected&) = delete;
+};
 
 /// Makes the device's primary context current for a scope.
 class Current {

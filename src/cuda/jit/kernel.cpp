@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <tuple>
 
 #include "base/check.h"
 
@@ -15,7 +16,7 @@ struct Handle {
 
 // Loaded functions live as long as the process: unloading would have to wait for every stream.
 std::mutex handles_mutex;
-std::map<std::pair<std::string, int>, Handle> handles;
+std::map<std::tuple<std::string, int, const driver::Api*>, Handle> handles;
 
 }  // namespace
 
@@ -23,7 +24,7 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
   driver::Current current(device);
   const driver::Api& api = driver::api();
   std::lock_guard lock(handles_mutex);
-  Handle& handle = handles[{image_->key, device}];
+  Handle& handle = handles[{image_->key, device, &api}];
   if (!handle.function) {
     driver::Library library = nullptr;
     driver::KernelHandle kernel = nullptr;
@@ -46,12 +47,18 @@ int Kernel::max_blocks_per_multiprocessor(unsigned threads, unsigned shared_byte
   return blocks;
 }
 
-void Kernel::launch_raw(const LaunchShape& shape, void** arguments, Stream stream) const {
-  driver::LaunchAttribute attributes[2] = {};
+void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
+  void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
+  driver::LaunchAttribute attributes[3] = {};
   unsigned count = 0;
   if (shape.cluster_x > 1) {
     attributes[count].id = driver::LaunchAttribute::cluster_dimension;
     attributes[count].value.cluster = {shape.cluster_x, 1, 1};
+    ++count;
+  }
+  if (shape.cooperative) {
+    attributes[count].id = driver::LaunchAttribute::cooperative;
+    attributes[count].value.cooperative = 1;
     ++count;
   }
   if (shape.after_programmatic) {

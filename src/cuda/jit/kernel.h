@@ -13,6 +13,7 @@ struct LaunchShape {
   unsigned threads = 1;
   unsigned shared_bytes = 0;  ///< dynamic
   unsigned cluster_x = 1;
+  bool cooperative = false;         ///< all blocks run at the same time, or the launch fails: they wait for each other
   bool after_programmatic = false;  ///< may start before the kernel ahead of it ends (griddepcontrol)
 };
 
@@ -31,12 +32,12 @@ class Kernel {
   /// (driver::Current).
   template <class Params>
   void launch(const LaunchShape& shape, const Params& params, Stream stream) const {
-    void* arguments[] = {const_cast<Params*>(&params)};
-    launch_raw(shape, arguments, stream);
+    launch_raw(shape, const_cast<Params*>(&params), sizeof params, stream);
   }
-  void launch_raw(const LaunchShape& shape, void** arguments, Stream stream) const;
 
  private:
+  void launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const;
+
   std::shared_ptr<const Image> image_;
   driver::Function function_ = nullptr;
 };

@@ -1,0 +1,251 @@
+#include "cuda/recording.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "cuda/jit/driver.h"
+#include "cuda/kernels_of.h"
+
+namespace foveal::cuda {
+namespace {
+
+using Word = std::uint64_t;
+
+constexpr int map_block = 255;  ///< stands for a tensor map, its offset for which
+
+/// The run as it was called, with made-up addresses: `tag`, block and offset in one word.
+struct RawLaunch {
+  driver::LaunchConfig config;
+  driver::Function function;
+  bool cooperative;
+  std::string argument;
+};
+struct RawFill {
+  Word address;
+  unsigned char value;
+  std::size_t bytes;
+};
+struct RawMap {
+  Word address;
+  Recording::TensorMap map;
+};
+
+struct Recorder {
+  Word tag;
+  int blocks;  ///< those of the caller, the workspace, then tables as they are made
+  std::vector<std::string> tables{};
+  std::vector<std::variant<RawLaunch, RawFill>> steps{};
+  std::vector<RawMap> maps{};
+
+  Word address(int block, std::uint64_t offset = 0) const { return tag << 48 | static_cast<Word>(block) << 40 | offset; }
+};
+thread_local Recorder* recorder = nullptr;
+
+Recording::Address place_of(Word address) { return {static_cast<int>(address >> 40 & 0xff), address & ((Word{1} << 40) - 1)}; }
+
+template <class... Arguments>
+driver::Result not_recorded(Arguments...) {
+  return 801;  // not supported
+}
+
+driver::Result record_launch(const driver::LaunchConfig* config, driver::Function function, void** arguments, void**) {
+  bool cooperative = false;
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    if (config->attributes[i].id != driver::LaunchAttribute::cooperative) return 801;
+    cooperative = true;
+  }
+  const std::size_t bytes = *static_cast<const std::size_t*>(arguments[1]);
+  recorder->steps.emplace_back(RawLaunch{*config, function, cooperative, std::string(static_cast<const char*>(arguments[0]), bytes)});
+  return 0;
+}
+
+driver::Result record_map(driver::TensorMap* map, int type, unsigned rank, void* address, const std::uint64_t* dims,
+                          const std::uint64_t* strides_bytes, const unsigned* box, const unsigned* element_strides, int interleave,
+                          int swizzle, int l2_promotion, int outside) {
+  std::memset(map, 0, sizeof *map);
+  map->opaque[0] = recorder->address(map_block, recorder->maps.size());
+  Recording::TensorMap recorded{.address = {},
+                                .type = type,
+                                .dims = {dims, dims + rank},
+                                .strides_bytes = {strides_bytes, strides_bytes + rank - 1},
+                                .box = {box, box + rank},
+                                .element_strides = {element_strides, element_strides + rank},
+                                .interleave = interleave,
+                                .swizzle = swizzle,
+                                .l2_promotion = l2_promotion,
+                                .outside = outside};
+  recorder->maps.push_back({reinterpret_cast<Word>(address), std::move(recorded)});
+  return 0;
+}
+
+/// A driver that writes down. A function's handle is the address of its machine code.
+driver::Api recording_api() {
+  driver::Api api;
+#define FOVEAL_X(name, symbol, parameters) api.name = not_recorded;
+  FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
+#undef FOVEAL_X
+  api.error_name = [](driver::Result, const char** text) { return *text = "not recorded", 0; };
+  api.error_string = [](driver::Result, const char** text) { return *text = "this call cannot be repeated by an emitted program", 0; };
+  api.context_push = [](driver::Context) { return 0; };
+  api.context_pop = [](driver::Context*) { return 0; };
+  api.library_load = [](driver::Library* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {
+    *library = static_cast<driver::Library>(const_cast<void*>(image));
+    return 0;
+  };
+  api.library_kernel = [](driver::KernelHandle* kernel, driver::Library library, const char*) {
+    *kernel = reinterpret_cast<driver::KernelHandle>(library);
+    return 0;
+  };
+  api.kernel_function = [](driver::Function* function, driver::KernelHandle kernel) {
+    *function = reinterpret_cast<driver::Function>(kernel);
+    return 0;
+  };
+  api.function_set_attribute = [](driver::Function, driver::FunctionAttribute, int) { return 0; };
+  api.memory_alloc = [](driver::DevicePointer* pointer, std::size_t) {
+    *pointer = recorder->address(recorder->blocks + static_cast<int>(recorder->tables.size()));
+    recorder->tables.emplace_back();
+    return 0;
+  };
+  api.memory_free = [](driver::DevicePointer) { return 0; };
+  api.copy_to_device = [](driver::DevicePointer to, const void* from, std::size_t bytes) {
+    recorder->tables[static_cast<std::size_t>(place_of(to).block - recorder->blocks)].assign(static_cast<const char*>(from), bytes);
+    return 0;
+  };
+  api.set_bytes = [](driver::DevicePointer to, unsigned char value, std::size_t bytes, driver::StreamHandle) {
+    recorder->steps.emplace_back(RawFill{to, value, bytes});
+    return 0;
+  };
+  api.launch = record_launch;
+  api.tensor_map_encode_tiled = record_map;
+  return api;
+}
+
+std::string about(const problem::TensorSpec& spec) {
+  const auto list = [&](const auto& values) {
+    std::string text;
+    for (int d = 0; d < spec.rank; ++d) text += base::join(d > 0 ? ", " : "", values[static_cast<std::size_t>(d)]);
+    return text;
+  };
+  return base::join(to_string(spec.dtype), " [", list(spec.sizes), "], strides [", list(spec.strides), "]");
+}
+
+/// The caller's blocks, and the call's buffers with one made-up address for each.
+class Caller {
+ public:
+  Caller(const problem::Problem& p, Word tag) : tag_(tag) {
+    const bool backward = p.pass == Pass::backward;
+    add("q", p.q, false, buffers.q), add("k", p.k, false, buffers.k), add("v", p.v, false, buffers.v);
+    add("out", p.out, !backward, buffers.out), add("lse", p.lse, !backward, buffers.lse);
+    add("dout", p.dout, false, buffers.dout), add("dlse", p.dlse, false, buffers.dlse);
+    add("dq", p.dq, true, buffers.dq), add("dk", p.dk, true, buffers.dk), add("dv", p.dv, true, buffers.dv);
+    if (p.varlen) {
+      problem::TensorSpec lengths{.present = true, .dtype = p.cu_seqlens_dtype, .rank = 1};
+      lengths.sizes[0] = p.batch + 1;
+      lengths.strides[0] = 1;
+      add("cu_seqlens_q", lengths, false, buffers.cu_seqlens_q);
+      add("cu_seqlens_kv", lengths, false, buffers.cu_seqlens_kv);
+    }
+    for (const problem::ParamSpec& param : p.params) {
+      add("param_" + param.param.name(), param.tensor, false, buffers.params.emplace_back());
+      add("dparam_" + param.param.name(), param.gradient, true, buffers.dparams.emplace_back());
+    }
+  }
+
+  problem::Buffers buffers;
+  std::vector<Recording::Block> blocks;
+
+ private:
+  void add(const std::string& name, const problem::TensorSpec& spec, bool written, TensorView& view) {
+    if (!spec.present) return;
+    view.data = reinterpret_cast<void*>(tag_ << 48 | static_cast<Word>(blocks.size()) << 40);
+    view.dtype = spec.dtype;
+    view.rank = spec.rank;
+    view.sizes = spec.sizes, view.strides = spec.strides;
+    blocks.push_back({name, about(spec), {}, written});
+  }
+
+  Word tag_;
+};
+
+/// What moved between two runs whose addresses differ in their tags is an address, and nothing else is.
+void find_addresses(Recording::Launch& launch, const std::string& other, const std::vector<Recording::TensorMap>& maps) {
+  for (std::size_t at = 0; at + sizeof(Word) <= launch.argument.size(); at += sizeof(Word)) {
+    Word here, there;
+    std::memcpy(&here, launch.argument.data() + at, sizeof here);
+    std::memcpy(&there, other.data() + at, sizeof there);
+    if (here == there) continue;
+    const Recording::Address place = place_of(here);
+    if (place.block == map_block) {
+      launch.maps.emplace_back(at, maps[place.offset]);
+    } else {
+      launch.addresses.emplace_back(at, place);
+    }
+    std::memset(launch.argument.data() + at, 0, sizeof here);
+  }
+}
+
+}  // namespace
+
+Recording record(const problem::Problem& p, const std::string& arch, const std::string& target) {
+  static const driver::Api api = recording_api();
+  const auto images = jit::compile(executable_of(p, arch, target)->sources());
+  std::vector<std::shared_ptr<const jit::Image>> kernels;  // equal sources have one image
+  for (const auto& image : images)
+    if (std::find(kernels.begin(), kernels.end(), image) == kernels.end()) kernels.push_back(image);
+  driver::DeviceFacts facts;
+
+  Recording recording{.problem = p.line(),
+                      .kernel = {},
+                      .kernels = kernels,
+                      .shared_bytes = std::vector<unsigned>(kernels.size()),
+                      .blocks = Caller(p, 0).blocks,
+                      .workspace_bytes = 0,
+                      .steps = {}};
+  const int workspace_block = static_cast<int>(recording.blocks.size());
+  const auto run_with = [&](Word tag) {
+    Recorder run{.tag = tag, .blocks = workspace_block + 1};
+    recorder = &run;
+    const driver::Redirected redirected(api, facts);
+    const auto executable = executable_of(p, arch, target);
+    executable->load(images);
+    executable->run(Caller(p, tag).buffers, reinterpret_cast<void*>(run.address(workspace_block)), {});
+    recording.kernel = executable->kernel();
+    recording.workspace_bytes = executable->workspace_bytes();
+    return run;
+  };
+  Recorder run = run_with(0x5a), again = run_with(0xa5);
+  recording.blocks.push_back({"workspace", base::join(recording.workspace_bytes, " bytes, aligned to 256"), {}, true});
+  for (std::string& table : run.tables) recording.blocks.push_back({"", "", std::move(table), false});
+
+  std::vector<Recording::TensorMap> maps;
+  for (RawMap& raw : run.maps) {
+    raw.map.address = place_of(raw.address);
+    maps.push_back(std::move(raw.map));
+  }
+  for (std::size_t i = 0; i < run.steps.size(); ++i) {
+    if (const auto* fill = std::get_if<RawFill>(&run.steps[i])) {
+      recording.steps.emplace_back(Recording::Fill{place_of(fill->address), fill->value, fill->bytes});
+      continue;
+    }
+    const auto& raw = std::get<RawLaunch>(run.steps[i]);
+    const auto image = std::find_if(kernels.begin(), kernels.end(), [&](const auto& candidate) {
+      return static_cast<const void*>(candidate->bytes.c_str()) == static_cast<const void*>(raw.function);
+    });
+    Recording::Launch launch{.kernel = static_cast<int>(image - kernels.begin()),
+                             .grid = {raw.config.grid_x, raw.config.grid_y, raw.config.grid_z},
+                             .threads = raw.config.block_x,
+                             .shared_bytes = raw.config.shared_bytes,
+                             .cooperative = raw.cooperative,
+                             .argument = raw.argument,
+                             .addresses = {},
+                             .maps = {}};
+    find_addresses(launch, std::get<RawLaunch>(again.steps[i]).argument, maps);
+    unsigned& most = recording.shared_bytes[static_cast<std::size_t>(launch.kernel)];
+    most = std::max(most, launch.shared_bytes);
+    recording.steps.emplace_back(std::move(launch));
+  }
+  return recording;
+}
+
+}  // namespace foveal::cuda
