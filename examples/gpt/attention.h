@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 
+#include "machine.h"
+
 namespace gpt {
 
 struct AttentionShape {
@@ -13,7 +15,7 @@ struct AttentionShape {
   std::int64_t bias_size() const { return heads * (reach + 1); }
 };
 
-/// One attention layer of a training step; what the backward pass needs again is kept inside.
+/// One attention layer of a training step, on arrays of a machine's memory; what the backward pass needs again is kept inside.
 template <class T>
 class AttentionLayer {
  public:
@@ -26,14 +28,16 @@ class AttentionLayer {
 
 enum class AttentionKind { fused, unfused };
 
+/// foveal on the machine's device; the machine outlives the layer.
 template <class T>
-std::unique_ptr<AttentionLayer<T>> make_fused_attention(const AttentionShape& shape);
+std::unique_ptr<AttentionLayer<T>> make_fused_attention(const AttentionShape& shape, Machine<T>& machine);
+/// On the host only; throws for another machine.
 template <class T>
-std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape);
+std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape, Machine<T>& machine);
 
 template <class T>
-std::unique_ptr<AttentionLayer<T>> make_attention(AttentionKind kind, const AttentionShape& shape) {
-  return kind == AttentionKind::fused ? make_fused_attention<T>(shape) : make_unfused_attention<T>(shape);
+std::unique_ptr<AttentionLayer<T>> make_attention(AttentionKind kind, const AttentionShape& shape, Machine<T>& machine) {
+  return kind == AttentionKind::fused ? make_fused_attention<T>(shape, machine) : make_unfused_attention<T>(shape, machine);
 }
 
 }  // namespace gpt

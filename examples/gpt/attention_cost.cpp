@@ -36,7 +36,8 @@ AttentionCost measure_attention(AttentionKind kind, const AttentionShape& shape)
   const std::vector<float> qkv = drawn(rows * 3 * shape.width()), bias = drawn(shape.bias_size()), dout = drawn(rows * shape.width());
   std::vector<float> out(dout.size()), dqkv(qkv.size()), dbias(bias.size());
   const std::int64_t before = peak_resident_bytes();
-  const auto attention = make_attention<float>(kind, shape);
+  const auto machine = make_host<float>();
+  const auto attention = make_attention<float>(kind, shape, *machine);
   double best = 1e30, total = 0;
   for (int repeat = 0; repeat < 2 || total < 0.5; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();

@@ -19,12 +19,13 @@ constexpr foveal::DType dtype_of = sizeof(T) == 4 ? foveal::DType::f32 : foveal:
 
 /// foveal takes writable pointers; inputs are only read.
 template <class T>
-foveal::TensorView view(const T* data, std::initializer_list<std::int64_t> sizes, std::initializer_list<std::int64_t> strides) {
-  return {const_cast<T*>(data), dtype_of<T>, sizes, strides};
+foveal::TensorView view(const T* data, std::initializer_list<std::int64_t> sizes, std::initializer_list<std::int64_t> strides,
+                        foveal::Device device = {}) {
+  return {const_cast<T*>(data), dtype_of<T>, sizes, strides, device};
 }
 template <class T>
-foveal::TensorView view(const T* data, std::initializer_list<std::int64_t> sizes) {
-  return {const_cast<T*>(data), dtype_of<T>, sizes};
+foveal::TensorView view(const T* data, std::initializer_list<std::int64_t> sizes, foveal::Device device = {}) {
+  return {const_cast<T*>(data), dtype_of<T>, sizes, device};
 }
 
 }  // namespace gpt

@@ -34,6 +34,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--stop-after", o.training.stop_after, "stop here and save; --resume goes on");
   app.add_option("--batch", o.training.batch, "sequences in a batch")->capture_default_str();
   app.add_option("--rate", o.training.schedule.peak, "peak learning rate")->capture_default_str();
+  app.add_option("--place", o.training.place, "where to train: host, or gpu (foveal, cuBLAS and kernels compiled at run time)")
+      ->transform(CLI::CheckedTransformer(std::map<std::string, gpt::Place>{{"host", gpt::Place::host}, {"gpu", gpt::Place::gpu}}));
   app.add_option("--seed", o.seed, "of the weights, the batches and the sample")->capture_default_str();
   app.add_option("--vocabulary", o.config.vocabulary, "word pieces; 256 is bytes only")->capture_default_str();
   app.add_option("--width", o.config.width)->capture_default_str();
@@ -41,7 +43,8 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--heads", o.config.heads)->capture_default_str();
   app.add_option("--context", o.config.context, "tokens that attend to each other")->capture_default_str();
   app.add_option("--reach", o.config.reach, "distances with a bias of their own")->capture_default_str();
-  app.add_option("--unfused-steps", o.unfused_steps, "first steps to run again with materialised attention")->capture_default_str();
+  app.add_option("--unfused-steps", o.unfused_steps, "first steps to run again with materialised attention on the host")
+      ->capture_default_str();
   app.add_option("--prompt", o.prompt, "what the sample begins with")->capture_default_str();
   app.add_option("--sample", o.sample_tokens, "tokens of the sample")->capture_default_str();
   app.add_flag("!--no-costs", o.costs, "leave out the table of speed and memory at long contexts");
@@ -61,16 +64,17 @@ void train_with_bar(gpt::Checkpoint& state, const gpt::Dataset& data, const Opti
   });
 }
 
-// The same seed with materialised attention: the losses must agree to rounding.
+// The same seed with materialised attention on the host: the losses must agree to rounding.
 void compare_with_unfused(const gpt::Checkpoint& fused, const gpt::Tokenizer& tokenizer, const gpt::Dataset& data, const Options& o) {
   gpt::TrainingOptions training = o.training;
   training.attention = gpt::AttentionKind::unfused;
+  training.place = gpt::Place::host;
   training.stop_after = std::min<std::int64_t>(o.unfused_steps, static_cast<std::int64_t>(fused.history.size()));
   gpt::Checkpoint state = gpt::start(o.config, o.seed, tokenizer);
   gpt::train(state, data, training, [](const gpt::Progress&) {});
   const double ours = fused.history[state.history.size() - 1].training, theirs = state.history.back().training;
-  fmt::print("\nthe first {} steps again with materialised attention: loss {:.6f}, fused {:.6f}, relative difference {:.1e}\n", state.step,
-             theirs, ours, std::abs(ours - theirs) / theirs);
+  fmt::print("\nthe first {} steps again with materialised attention on the host: loss {:.6f}, fused {:.6f}, relative difference {:.1e}\n",
+             state.step, theirs, ours, std::abs(ours - theirs) / theirs);
 }
 
 void print_costs(const Options& o) {

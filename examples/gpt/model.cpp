@@ -7,8 +7,6 @@
 #include <random>
 #include <stdexcept>
 
-#include "layers.h"
-
 namespace gpt {
 namespace {
 
@@ -79,10 +77,17 @@ std::vector<float> initial_parameters(const Config& config, std::uint64_t seed) 
 }
 
 template <class T>
-Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, std::vector<T> parameters)
-    : config_(config), rows_(batch * config.context), parameters_(std::move(parameters)), gradients_(parameters_.size()) {
+Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, std::unique_ptr<Machine<T>> machine,
+                std::vector<T> parameters)
+    : config_(config),
+      rows_(batch * config.context),
+      machine_(std::move(machine)),
+      parameters_(std::move(parameters)),
+      gradients_(parameters_.size()) {
   config.validate();
-  const auto sized = [this](std::int64_t width) { return std::vector<T>(static_cast<std::size_t>(rows_ * width)); };
+  parameters_there_ = machine_->allocate(count_parameters(config));
+  gradients_there_ = machine_->allocate(count_parameters(config));
+  const auto sized = [this](std::int64_t width) { return machine_->allocate(rows_ * width); };
   const std::int64_t width = config.width, hidden = config.hidden();
   for (std::int64_t i = 0; i < config.layers; ++i) {
     layers_.push_back({.input = sized(width),
@@ -97,7 +102,7 @@ Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, st
                        .norm2 = sized(width),
                        .up = sized(hidden),
                        .active = sized(hidden),
-                       .attention = make_attention<T>(kind, config.attention(batch))});
+                       .attention = make_attention<T>(kind, config.attention(batch), *machine_)});
   }
   output_ = sized(width), mean_ = sized(1), rstd_ = sized(1), norm_ = sized(width), logits_ = sized(config.vocabulary);
   dx_ = sized(width), dwidth_ = sized(width), dqkv_ = sized(3 * width), dhidden_ = sized(hidden);
@@ -105,55 +110,55 @@ Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, st
 
 template <class T>
 double Model<T>::forward(const Batch& batch) {
-  const Parameters<T> p(config_, parameters_.data());
+  Machine<T>& m = *machine_;
+  m.write(parameters_there_, parameters_);
+  const Parameters<T> p(config_, parameters_there_);
   const std::int64_t width = config_.width, hidden = config_.hidden(), size = rows_ * width;
-  embed(layers_.front().input.data(), p.embedding, batch.tokens.data(), rows_, width);
+  m.embed(layers_.front().input, p.embedding, batch.tokens, width);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto& w = p.blocks[i];
     Activations& a = layers_[i];
-    std::vector<T>& next = i + 1 < layers_.size() ? layers_[i + 1].input : output_;
-    layer_norm(a.norm1.data(), a.mean1.data(), a.rstd1.data(), a.input.data(), w.norm1_gain, w.norm1_shift, rows_, width);
-    linear(a.qkv.data(), a.norm1.data(), w.qkv, rows_, width, 3 * width);
-    a.attention->forward(a.qkv.data(), w.bias, a.attended.data());
-    linear(a.middle.data(), a.attended.data(), w.projection, rows_, width, width);
-    add(a.middle.data(), a.input.data(), size);
-    layer_norm(a.norm2.data(), a.mean2.data(), a.rstd2.data(), a.middle.data(), w.norm2_gain, w.norm2_shift, rows_, width);
-    linear(a.up.data(), a.norm2.data(), w.up, rows_, width, hidden);
-    gelu(a.active.data(), a.up.data(), rows_ * hidden);
-    linear(next.data(), a.active.data(), w.down, rows_, hidden, width);
-    add(next.data(), a.middle.data(), size);
+    T* const next = i + 1 < layers_.size() ? layers_[i + 1].input : output_;
+    m.layer_norm(a.norm1, a.mean1, a.rstd1, a.input, w.norm1_gain, w.norm1_shift, rows_, width);
+    m.linear(a.qkv, a.norm1, w.qkv, rows_, width, 3 * width);
+    a.attention->forward(a.qkv, w.bias, a.attended);
+    m.linear(a.middle, a.attended, w.projection, rows_, width, width);
+    m.add(a.middle, a.input, size);
+    m.layer_norm(a.norm2, a.mean2, a.rstd2, a.middle, w.norm2_gain, w.norm2_shift, rows_, width);
+    m.linear(a.up, a.norm2, w.up, rows_, width, hidden);
+    m.gelu(a.active, a.up, rows_ * hidden);
+    m.linear(next, a.active, w.down, rows_, hidden, width);
+    m.add(next, a.middle, size);
   }
-  layer_norm(norm_.data(), mean_.data(), rstd_.data(), output_.data(), p.norm_gain, p.norm_shift, rows_, width);
-  linear(logits_.data(), norm_.data(), p.embedding, rows_, width, config_.vocabulary);
-  return cross_entropy(logits_.data(), batch.targets.data(), rows_, config_.vocabulary);
+  m.layer_norm(norm_, mean_, rstd_, output_, p.norm_gain, p.norm_shift, rows_, width);
+  m.linear(logits_, norm_, p.embedding, rows_, width, config_.vocabulary);
+  return m.cross_entropy(logits_, batch.targets, config_.vocabulary);
 }
 
 template <class T>
 void Model<T>::backward(const Batch& batch) {
-  const Parameters<T> p(config_, parameters_.data());
-  std::fill(gradients_.begin(), gradients_.end(), T(0));
-  const Parameters<T> g(config_, gradients_.data());
+  Machine<T>& m = *machine_;
+  const Parameters<T> p(config_, parameters_there_), g(config_, gradients_there_);
+  m.zero(gradients_there_, static_cast<std::int64_t>(gradients_.size()));
   const std::int64_t width = config_.width, hidden = config_.hidden();
-  linear_backward(dwidth_.data(), g.embedding, logits_.data(), norm_.data(), p.embedding, rows_, width, config_.vocabulary);
-  std::fill(dx_.begin(), dx_.end(), T(0));
-  layer_norm_backward(dx_.data(), g.norm_gain, g.norm_shift, dwidth_.data(), output_.data(), p.norm_gain, mean_.data(), rstd_.data(), rows_,
-                      width);
+  m.linear_backward(dwidth_, g.embedding, logits_, norm_, p.embedding, rows_, width, config_.vocabulary);
+  m.zero(dx_, rows_ * width);
+  m.layer_norm_backward(dx_, g.norm_gain, g.norm_shift, dwidth_, output_, p.norm_gain, mean_, rstd_, rows_, width);
   for (std::size_t i = layers_.size(); i-- > 0;) {  // dx_ is the gradient of the block's output, then of its input
     const auto& w = p.blocks[i];
     const auto& dw = g.blocks[i];
     Activations& a = layers_[i];
-    linear_backward(dhidden_.data(), dw.down, dx_.data(), a.active.data(), w.down, rows_, hidden, width);
-    gelu_backward(dhidden_.data(), a.up.data(), rows_ * hidden);
-    linear_backward(dwidth_.data(), dw.up, dhidden_.data(), a.norm2.data(), w.up, rows_, width, hidden);
-    layer_norm_backward(dx_.data(), dw.norm2_gain, dw.norm2_shift, dwidth_.data(), a.middle.data(), w.norm2_gain, a.mean2.data(),
-                        a.rstd2.data(), rows_, width);
-    linear_backward(dwidth_.data(), dw.projection, dx_.data(), a.attended.data(), w.projection, rows_, width, width);
-    a.attention->backward(a.qkv.data(), w.bias, a.attended.data(), dwidth_.data(), dqkv_.data(), dw.bias);
-    linear_backward(dwidth_.data(), dw.qkv, dqkv_.data(), a.norm1.data(), w.qkv, rows_, width, 3 * width);
-    layer_norm_backward(dx_.data(), dw.norm1_gain, dw.norm1_shift, dwidth_.data(), a.input.data(), w.norm1_gain, a.mean1.data(),
-                        a.rstd1.data(), rows_, width);
+    m.linear_backward(dhidden_, dw.down, dx_, a.active, w.down, rows_, hidden, width);
+    m.gelu_backward(dhidden_, a.up, rows_ * hidden);
+    m.linear_backward(dwidth_, dw.up, dhidden_, a.norm2, w.up, rows_, width, hidden);
+    m.layer_norm_backward(dx_, dw.norm2_gain, dw.norm2_shift, dwidth_, a.middle, w.norm2_gain, a.mean2, a.rstd2, rows_, width);
+    m.linear_backward(dwidth_, dw.projection, dx_, a.attended, w.projection, rows_, width, width);
+    a.attention->backward(a.qkv, w.bias, a.attended, dwidth_, dqkv_, dw.bias);
+    m.linear_backward(dwidth_, dw.qkv, dqkv_, a.norm1, w.qkv, rows_, width, 3 * width);
+    m.layer_norm_backward(dx_, dw.norm1_gain, dw.norm1_shift, dwidth_, a.input, w.norm1_gain, a.mean1, a.rstd1, rows_, width);
   }
-  embed_backward(g.embedding, dx_.data(), batch.tokens.data(), rows_, width);
+  m.embed_backward(g.embedding, dx_, batch.tokens, config_.vocabulary, width);
+  m.read(gradients_, gradients_there_);
 }
 
 template struct Parameters<float>;

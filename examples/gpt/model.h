@@ -44,7 +44,8 @@ std::vector<float> initial_parameters(const Config& config, std::uint64_t seed);
 template <class T>
 class Model {
  public:
-  Model(const Config& config, std::int64_t batch, AttentionKind kind, std::vector<T> parameters);
+  /// Computes on the machine; parameters and gradients are the host's.
+  Model(const Config& config, std::int64_t batch, AttentionKind kind, std::unique_ptr<Machine<T>> machine, std::vector<T> parameters);
 
   /// The mean loss in nats per token; keeps what backward() needs.
   double forward(const Batch& batch);
@@ -58,16 +59,18 @@ class Model {
 
  private:
   struct Activations {
-    std::vector<T> input, mean1, rstd1, norm1, qkv, attended, middle, mean2, rstd2, norm2, up, active;
+    T *input, *mean1, *rstd1, *norm1, *qkv, *attended, *middle, *mean2, *rstd2, *norm2, *up, *active;
     std::unique_ptr<AttentionLayer<T>> attention;
   };
 
   Config config_;
   std::int64_t rows_;  // batch * context
+  std::unique_ptr<Machine<T>> machine_;
   std::vector<T> parameters_, gradients_;
+  T *parameters_there_, *gradients_there_;  // on the machine, as everything below
   std::vector<Activations> layers_;
-  std::vector<T> output_, mean_, rstd_, norm_, logits_;
-  std::vector<T> dx_, dwidth_, dqkv_, dhidden_;
+  T *output_, *mean_, *rstd_, *norm_, *logits_;
+  T *dx_, *dwidth_, *dqkv_, *dhidden_;
 };
 
 }  // namespace gpt

@@ -18,7 +18,7 @@ Checkpoint start(const Config& config, std::uint64_t seed, const Tokenizer& toke
 }
 
 void train(Checkpoint& state, const Dataset& data, const TrainingOptions& options, const std::function<void(const Progress&)>& report) {
-  Model<float> model(state.config, options.batch, options.attention, std::move(state.parameters));
+  Model<float> model(state.config, options.batch, options.attention, make_machine(options.place), std::move(state.parameters));
   Adam adam(0);
   adam.mean = std::move(state.mean);
   adam.square = std::move(state.square);

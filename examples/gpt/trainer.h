@@ -15,6 +15,7 @@ struct TrainingOptions {
   std::int64_t validate_every = 25;  ///< steps
   std::int64_t validation_batches = 6;
   AttentionKind attention = AttentionKind::fused;
+  Place place = Place::host;
   std::int64_t stop_after = 0;  ///< 0: at the schedule's end
 };
 

@@ -1,6 +1,7 @@
 // The textbook form: the probabilities of every pair are written to memory and kept for the backward pass, context x context for each head.
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <vector>
 
 #include "attention.h"
@@ -89,10 +90,11 @@ class UnfusedAttention final : public AttentionLayer<T> {
 }  // namespace
 
 template <class T>
-std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape) {
+std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape, Machine<T>& machine) {
+  if (machine.device().kind != foveal::DeviceKind::cpu) throw std::runtime_error("attention: the materialised form is for the host only");
   return std::make_unique<UnfusedAttention<T>>(shape);
 }
-template std::unique_ptr<AttentionLayer<float>> make_unfused_attention(const AttentionShape&);
-template std::unique_ptr<AttentionLayer<double>> make_unfused_attention(const AttentionShape&);
+template std::unique_ptr<AttentionLayer<float>> make_unfused_attention(const AttentionShape&, Machine<float>&);
+template std::unique_ptr<AttentionLayer<double>> make_unfused_attention(const AttentionShape&, Machine<double>&);
 
 }  // namespace gpt

@@ -67,7 +67,7 @@ class Attentions : public testing::TestWithParam<AttentionKind> {};
 
 TEST_P(Attentions, GradientsEqualFiniteDifferences) {
   const Batch batch = random_batch(tiny, 2);
-  Model<double> model(tiny, 2, GetParam(), shaken_parameters(tiny));
+  Model<double> model(tiny, 2, GetParam(), make_host<double>(), shaken_parameters(tiny));
   model.forward(batch);
   model.backward(batch);
   const std::vector<double> gradients = model.gradients();
@@ -120,6 +120,34 @@ TEST(Training, FusedAndUnfusedAgreeToRounding) {
     EXPECT_NEAR(fused.history[i].training, unfused.history[i].training, 1e-4) << "step " << i;
   }
   EXPECT_NE(fused.parameters, unfused.parameters) << "two ways of computing that never round differently are one way";
+}
+
+TEST(Training, TheGpuAgreesWithTheHostToRounding) {
+  if (!gpu_unavailable().empty()) GTEST_SKIP() << gpu_unavailable();
+  SmallRun run;
+  const Checkpoint host = run.trained(run.fresh());
+  run.options.place = Place::gpu;
+  const Checkpoint gpu = run.trained(run.fresh()), again = run.trained(run.fresh());
+  ASSERT_EQ(gpu.history.size(), 30u);
+  for (std::size_t i = 0; i < gpu.history.size(); ++i) {
+    EXPECT_NEAR(gpu.history[i].training, host.history[i].training, 1e-4) << "step " << i;
+  }
+  EXPECT_NE(gpu.parameters, host.parameters) << "two machines that never round differently are one machine";
+  EXPECT_EQ(gpu.parameters, again.parameters) << "every sum has one order";
+}
+
+TEST(Training, TheGpusGradientsAreTheHosts) {
+  if (!gpu_unavailable().empty()) GTEST_SKIP() << gpu_unavailable();
+  const std::vector<double> shaken = shaken_parameters(tiny);
+  const std::vector<float> parameters(shaken.begin(), shaken.end());
+  const Batch batch = random_batch(tiny, 2);
+  Model<double> exact(tiny, 2, AttentionKind::unfused, make_host<double>(), {parameters.begin(), parameters.end()});
+  Model<float> gpu(tiny, 2, AttentionKind::fused, make_gpu(), parameters);
+  EXPECT_NEAR(gpu.forward(batch), exact.forward(batch), 1e-5);
+  gpu.backward(batch);
+  exact.backward(batch);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    EXPECT_NEAR(gpu.gradients()[i], exact.gradients()[i], 1e-5 + 1e-4 * std::abs(exact.gradients()[i])) << "parameter " << i;
 }
 
 TEST(Training, LossFalls) {
@@ -177,7 +205,7 @@ TEST(Decoder, AgreesWithTheModel) {
     for (const float logit : logits) sum += std::exp(static_cast<double>(logit));
     total += std::log(sum) - static_cast<double>(logits[static_cast<std::size_t>(batch.targets[i])]);
   }
-  Model<float> model(tiny, 1, AttentionKind::unfused, parameters);
+  Model<float> model(tiny, 1, AttentionKind::unfused, make_host<float>(), parameters);
   EXPECT_NEAR(total / static_cast<double>(tiny.context), model.forward(batch), 1e-4);
   EXPECT_THROW(decoder.next(0), std::runtime_error);
 }
