@@ -10,8 +10,12 @@
 #include "check/device_case.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
+#include "cuda/jit/nvrtc.h"
+#include "cuda/recording.h"
+#include "emitted_program.h"
 #include "nvrtc_here.h"
 #include "problem/case_data.h"
+#include "problem/line_problem.h"
 
 namespace foveal::cuda {
 namespace {
@@ -75,13 +79,87 @@ constexpr const char* backward_line =
     "t[dist[q_idx, kv_idx]]\" param=\"doc: integer[300] segments(4)\" param=\"rel: real[4, 17] grad\" param=\"t: real[9] grad\" "
     "param=\"dist: integer[300, 300] integers(0, 8)\"";
 
+// The same bits in every run, by the kernels that are meant to give them.
+constexpr std::pair<const char*, const char*> reproducible_lines[] = {
+    {"cuda.sm90.bf16.backward.fused.reproducible", "backward bf16 b2 h4:2 q1500 d64 determinism=reproducible"},
+    {"cuda.sm90.bf16.backward.fused.reproducible", "backward bf16 b2 h4:2 q1500 d128 mask=\"kv_idx <= q_idx\" determinism=reproducible"},
+    {"cuda.sm90.f16.backward.fused.reproducible",
+     "backward f16 b1 h9 q2100 d80 mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 300)\" determinism=reproducible"},
+    {"cuda.sm90.bf16.backward.fused.reproducible", "backward bf16 b1 h3 q900:1700 d256 mask=\"kv_idx <= q_idx\" determinism=reproducible"},
+    {"cuda.sm90.bf16.backward.fused.reproducible",
+     "backward bf16 b3 h4 q900 lengths=900,1,333 d64 mask=\"kv_idx <= q_idx\" score=\"score * t[head]\" param=\"t: real[4] grad\" "
+     "determinism=reproducible"},
+    {"cuda.sm80.bf16.backward.split", "backward bf16 b1 h4 q700 d64 mask=\"(kv_idx <= q_idx) | (kv_idx < 9)\" determinism=reproducible"},
+};
+
 TEST_F(Gpu, RunsAreBitwiseEqual) {
-  for (const char* line : {forward_line, backward_line}) {
+  std::vector<std::pair<const char*, const char*>> lines(std::begin(reproducible_lines), std::end(reproducible_lines));
+  lines.insert(lines.end(), {{"", forward_line}, {"", backward_line}});
+  for (const auto& [kernel, line] : lines) {
     OnGpu gpu(line);
+    if (*kernel && driver::device_facts(0).capability() == 90) {
+      EXPECT_EQ(gpu.plan.kernel(), kernel) << line;
+    }
     gpu.run({});
     const std::string first = gpu.bytes();
-    for (int i = 0; i < 100; ++i) gpu.run({});
-    EXPECT_TRUE(gpu.bytes() == first) << line;
+    for (int i = 0; i < 100; ++i) {
+      gpu.data.clear_outputs(gpu.data.line().pass);
+      gpu.device.upload();
+      gpu.run({});
+      ASSERT_TRUE(gpu.bytes() == first) << line << " run " << i;
+    }
+  }
+}
+
+TEST_F(Gpu, ReproducibleResultsAreRight) {
+  for (const auto& [kernel, text] : reproducible_lines) {
+    const check::Report report = check::check_line(OnGpu::line_of(text));
+    EXPECT_TRUE(report.pass) << text << "\n" << report.failure;
+  }
+}
+
+TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
+  const driver::DeviceFacts& facts = driver::device_facts(0);
+  const std::string arch = jit::arch_of(facts.major, facts.minor);
+  ASSERT_NE(dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL), nullptr);  // what a program links
+  for (const char* line :
+       {forward_line, "forward f32 b2 h4 q100 d40 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[100] segments(4)\"",
+        "forward bf16 b1 h2 q300:500 d192:128 mask=\"(kv_idx <= q_idx) | (kv_idx < 40)\"", reproducible_lines[1].second,
+        reproducible_lines[4].second, reproducible_lines[5].second, backward_line}) {
+    OnGpu planned(line), emitted(line);
+    planned.run({});
+
+    const problem::Problem problem = problem::problem_of(emitted.data.line(), {DeviceKind::cuda, 0});
+    test::EmittedProgram program(record(problem, arch, ""));
+    problem::Buffers buffers;
+    if (problem.pass == Pass::forward) {
+      problem::fill_buffers(problem, emitted.device.forward_inputs(), emitted.device.forward_outputs(), buffers);
+    } else {
+      problem::fill_buffers(problem, emitted.device.backward_inputs(), emitted.device.backward_outputs(), buffers);
+    }
+    std::map<std::string, void*> addresses{{"q", buffers.q.data},
+                                           {"k", buffers.k.data},
+                                           {"v", buffers.v.data},
+                                           {"out", buffers.out.data},
+                                           {"lse", buffers.lse.data},
+                                           {"dout", buffers.dout.data},
+                                           {"dlse", buffers.dlse.data},
+                                           {"dq", buffers.dq.data},
+                                           {"dk", buffers.dk.data},
+                                           {"dv", buffers.dv.data},
+                                           {"cu_seqlens_q", buffers.cu_seqlens_q.data},
+                                           {"cu_seqlens_kv", buffers.cu_seqlens_kv.data}};
+    for (std::size_t i = 0; i < problem.params.size(); ++i) {
+      addresses["param_" + problem.params[i].param.name()] = buffers.params[i].data;
+      addresses["dparam_" + problem.params[i].param.name()] = buffers.dparams[i].data;
+    }
+    const driver::Current current(0);
+    const Stream stream = new_stream();
+    ASSERT_EQ(program.load(), 0) << line;
+    ASSERT_EQ(program.run(addresses, emitted.workspace, stream.handle), 0) << line;
+    cuda_memory(0).synchronize(stream);
+    EXPECT_TRUE(emitted.bytes() == planned.bytes()) << line;
+    EXPECT_EQ(program.unload(), 0);
   }
 }
 

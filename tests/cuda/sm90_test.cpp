@@ -83,6 +83,13 @@ TEST_F(Sm90, GradientsOfParametersCompile) {
   }
 }
 
+TEST_F(Sm90, ReproducibleBackwardDoesNotSpill) {
+  for (const char* line : {"d64", "d128", "d128 mask=\"kv_idx <= q_idx\"", "d128 mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"",
+                           "d256 mask=\"kv_idx <= q_idx\""}) {
+    expect_clean(std::string("backward bf16 b2 h4:2 q2048:2048 ") + line + " determinism=reproducible");
+  }
+}
+
 TEST(Sm90Mask, BandsAreFound) {
   const auto mask_of = [](const char* mask) {
     return sm90_mask(problem_of(std::string("forward bf16 b1 h1 q1000:1200 d64 mask=\"") + mask + "\""));
@@ -141,6 +148,7 @@ TEST(Sm90Order, CausalTasksEvenOut) {
   }
   const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false);
   EXPECT_EQ(even.section_heads.value, 1);
+  EXPECT_EQ(sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false, 20).section_heads.value, 20);
 }
 
 }  // namespace

@@ -35,6 +35,7 @@ struct Sm90Args {
   /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added, for each warp that adds to a tile of queries
 };
 
 }  // namespace foveal::device

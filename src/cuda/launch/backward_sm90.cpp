@@ -12,7 +12,9 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
+constexpr int stat_step = 128;        ///< rows of statistics of a sequence are a multiple of this
+constexpr int turns_of_tile = 8;      ///< DqTarget of the kernel
+constexpr int most_rows_in_turn = 4;  ///< rows of keys of one head that run at a time, and wait for each other when reproducible
 constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
@@ -33,10 +35,13 @@ class BackwardSm90 : public GpuExecutable {
     lse2_offset_ = workspace_.reserve(rows * sizeof(float));
     delta_offset_ = workspace_.reserve(rows * sizeof(float));
     dq_sum_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(round_up(p.head_dim, 64)) * sizeof(float));
+    if (reproducible())
+      dq_turns_offset_ = workspace_.reserve(rows / static_cast<std::size_t>(config_.block_q) * turns_of_tile * sizeof(unsigned));
 
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true);
+    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true,
+                             reproducible() ? facts.multiprocessors / most_rows_in_turn : 1);
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -62,13 +67,15 @@ class BackwardSm90 : public GpuExecutable {
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
-  std::string kernel() const override { return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused"); }
+  std::string kernel() const override {
+    return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
+  }
 
   void describe(Explanation& e) const override {
     e.kernel = kernel();
     e.strategy = "fused";
     e.reduction = gradients_.text();
-    e.deterministic = false;  // the order in which tiles add to dq
+    e.deterministic = reproducible();  // the order in which tiles add to dq
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.block_kv * 2.0 *
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
@@ -94,6 +101,7 @@ class BackwardSm90 : public GpuExecutable {
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
     args.attention.delta.data = Workspace::at<void>(workspace, delta_offset_);
     args.dq_sum = Workspace::at<float>(workspace, dq_sum_offset_);
+    args.dq_turns = Workspace::at<unsigned>(workspace, dq_turns_offset_);
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
@@ -105,7 +113,8 @@ class BackwardSm90 : public GpuExecutable {
     const std::int64_t rows_per_block = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
     const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
     prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
-    kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
+    kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
+                   args, stream);
     if (p.dq.present) {
       const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
       convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
@@ -115,6 +124,7 @@ class BackwardSm90 : public GpuExecutable {
 
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
   /// Gradients of parameters that the kernel did not collect, by passes of their own over the same statistics; then to the caller's
   /// tensors.
@@ -135,7 +145,7 @@ class BackwardSm90 : public GpuExecutable {
   ParamGradients gradients_;
   ReadPasses reads_;
   std::int64_t stat_rows_ = 0;
-  std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0;
+  std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
   device::TaskOrder order_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
@@ -150,7 +160,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   const BackwardStrategy strategy = p.attention.backward;
   if (strategy != BackwardStrategy::automatic && strategy != BackwardStrategy::fused)
     return base::join("has no ", to_string(strategy), " backward");
-  if (p.attention.determinism == Determinism::reproducible) return "tiles add to dq in any order, which is not reproducible";
+  if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
+    return "tiles of this mask add to dq in any order, which is not reproducible";
   for (const scoring::TrainableRead& read : p.score->reads) {
     const bool collected = sm90_collects(p) && gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added;
     if (p.varlen && !collected) return "this gradient of a parameter is not collected from packed sequences";
@@ -168,6 +179,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
   jit::KernelSource source{
       .stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = with_score ? emit_score(p) : std::string(), .arch = {}};
   config.set(source.constants);
+  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible);
   source.constants.set("kCollects", sm90_collects(p)).set("kKeepScores", sm90_collects(p) && sm90_keeps_scores(p));
   return source;
 }

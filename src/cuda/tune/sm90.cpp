@@ -178,7 +178,8 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first) {
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first,
+                                  std::int64_t least_section_heads) {
   const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
   const auto order = [&](std::int64_t section_heads) {
     const std::int64_t last = all_heads % section_heads;
@@ -188,7 +189,8 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
                              divisor(section_heads * rows)};
   };
   const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
-  if (even) return order(1);  // one head after the other: its keys and values stay in L2
+  const std::int64_t least = std::min(std::max<std::int64_t>(1, least_section_heads), all_heads);
+  if (even) return order(least);  // one head after the other: its keys and values stay in L2
 
   const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));
   const std::int64_t fitting =
@@ -196,10 +198,10 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
   const auto heads_of_rounds = [&](std::int64_t rounds) { return divide_up(rounds * grid, rows); };
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   double best_time = 0;
-  std::int64_t best = 1;
+  std::int64_t best = least;
   for (std::int64_t section : {fitting, heads_of_rounds(1), heads_of_rounds(2), heads_of_rounds(3), heads_of_rounds(4), heads_of_rounds(6),
                                heads_of_rounds(8), all_heads}) {
-    section = std::clamp<std::int64_t>(section, 1, all_heads);
+    section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
     const double spilling = 1 + spilling_cost * doublings;
     const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first));

@@ -1,8 +1,9 @@
-// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed, and the gradient
+// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
+// of those who sum it), and the gradient
 // of the sink, -exp(sink - lse) delta.
 // One group of lanes for each row of statistics, rows beyond the sequence included.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kVarlen, kBinBits.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits.
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
 #include "score/score.cuh"
@@ -73,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
 #pragma unroll
     for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
+    if (kReproducible && row % kBlockQ == 0 && lane < 8) args.dq_turns[stat / kBlockQ * 8 + lane] = 0;
   }
   if constexpr (kSinkParam >= 0) {
     __shared__ float terms[kRowsPerBlock];

@@ -5,7 +5,7 @@
 // barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource); kVarlen, kDropout, kCollects, kKeepScores, kBinBits.
+// TileSource); kVarlen, kDropout, kReproducible, kCollects, kKeepScores, kBinBits.
 #include "element.cuh"
 
 #include "config.cuh"
@@ -108,7 +108,7 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
-      float* sum = dq_sum(work);
+      const DqTarget target = dq_target(work);
       const WarpPairs pairs = warp_pairs(work);
       if constexpr (kCollects) pairs.collect<0>(raws, grad_p, sums);
       const bool more = work.next_tile(args, partial);
@@ -121,7 +121,7 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
-      add_dq(sum, group, dq);
+      add_dq(target, group, dq);
       wgmma_wait<0>();
       wgmma_pin(dk);
       wgmma_pin(dv);

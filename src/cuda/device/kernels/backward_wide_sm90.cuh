@@ -3,7 +3,7 @@
 // dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV, dQ: three products a tile) and the other dk (S, dP, dK): both
 // compute the scores, which saves every exchange but one: dS^T goes through shared memory to the first, which makes dQ of it one tile later.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kCollects, kKeepScores, kBinBits.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kKeepScores, kBinBits.
 #include "element.cuh"
 
 #include "config.cuh"
@@ -37,16 +37,16 @@ struct ValueSide : BackwardGroup {
   using BackwardGroup::BackwardGroup;
 
   /// Adds the dQ of a tile.
-  FOVEAL_DEVICE void query_gradients(u32 use, float* sum) const {
+  FOVEAL_DEVICE void query_gradients(u32 use, const DqTarget& target) const {
     named_barrier_sync(kFullBarrier + use % 2, 256);
     const KvTile grad_scores = uniform(rings.grad_score_tile(use));
-    query_part<kPartColumns>(grad_scores, sum, 0);
-    query_part<kSumColumns - kPartColumns>(grad_scores, sum, 1);
+    query_part<kPartColumns>(grad_scores, target, 0);
+    query_part<kSumColumns - kPartColumns>(grad_scores, target, 1);
     named_barrier_arrive(kFreeBarrier + use % 2, 256);
   }
 
   template <int columns>
-  FOVEAL_DEVICE void query_part(KvTile grad_scores, float* sum, int part) const {
+  FOVEAL_DEVICE void query_part(KvTile grad_scores, const DqTarget& target, int part) const {
     float dq[columns / 2];
     wgmma_pin(dq);
     wgmma_fence();
@@ -54,7 +54,7 @@ struct ValueSide : BackwardGroup {
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(dq);
-    add_dq(sum, part, dq);
+    add_dq(target, part, dq);
   }
 
   FOVEAL_DEVICE void run() const {
@@ -68,10 +68,10 @@ struct ValueSide : BackwardGroup {
       float dv[kDimV / 2];
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
-      float* sum = nullptr;
+      DqTarget target{};  // of the tile before
       bool partial;
       while (work.next_tile(args, partial)) {
-        if (sum == nullptr) rings.key.wait_full(tasks);
+        if (target.sum == nullptr) rings.key.wait_full(tasks);
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         float raws[kRawScores];
@@ -94,15 +94,15 @@ struct ValueSide : BackwardGroup {
         wgmma_fence();
         multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(rings.grad_out_tile(tile)), true);
         wgmma_commit();
-        if (sum != nullptr) query_gradients(tile - 1, sum);  // waits for dV as well
+        if (target.sum != nullptr) query_gradients(tile - 1, target);  // waits for dV as well
         wgmma_wait<0>();
         wgmma_pin(dv);
         release(rings.grad_out, tile);
-        sum = dq_sum(work);
+        target = dq_target(work);
         ++tile;
       }
-      if (sum != nullptr) {
-        query_gradients(tile - 1, sum);
+      if (target.sum != nullptr) {
+        query_gradients(tile - 1, target);
         if (leader) {
           rings.key.release(tasks);
           rings.value.release(tasks);

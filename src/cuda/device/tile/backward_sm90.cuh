@@ -20,6 +20,7 @@ constexpr int kSumColumns = kChunkColumns * chunk_count(kDim);  // of dq's sum
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, true>;
+static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 
@@ -152,6 +153,28 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   }
 }
 
+/// Where dQ of a query tile is summed. Reproducible: rows of keys add one after the other, in their order; a row waits only for tasks that were
+/// dealt before it, so that with all CTAs running somebody can always go on.
+struct DqTarget {
+  static constexpr int kTurns = 8;  // two parts of four warps, each for itself
+  float* sum;
+  u32* turns;
+  u32 turn;
+
+  FOVEAL_DEVICE void wait_turn(int part) const {
+    const u32* now = turns + 4 * part + warp_id() % 4;
+    u32 value;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(now) : "memory");
+    } while (value != turn);
+  }
+  FOVEAL_DEVICE void end_turn(int part) const {
+    __syncwarp();
+    if (lane_id() == 0)
+      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + 4 * part + warp_id() % 4), "r"(turn + 1) : "memory");
+  }
+};
+
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
   const Sm90Args& args;
@@ -269,21 +292,30 @@ struct BackwardGroup {
     return {args.attention, base, work.walk.tile * kBlockQ + fragment_first_column(thread), key_of(work), stage};
   }
 
-  /// Adds a part of dQ to the sum of the query tile at `sum`: register by four registers, thread after thread.
+  /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.
   template <int count>
-  FOVEAL_DEVICE void add_dq(float* sum, int part, const float (&dq)[count]) const {
-    float* to = sum + part * 64 * kPartColumns + 4 * thread;
+  FOVEAL_DEVICE void add_dq(const DqTarget& target, int part, const float (&dq)[count]) const {
+    if constexpr (kReproducible) target.wait_turn(part);
+    float* to = target.sum + part * 64 * kPartColumns + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]), "f"(dq[i + 2]),
                    "f"(dq[i + 3])
                    : "memory");
     }
+    if constexpr (kReproducible) target.end_turn(part);
   }
 
-  /// The sum of the query tile that a task stands at.
-  FOVEAL_DEVICE float* dq_sum(const BackwardTask& work) const {
-    return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.walk.tile * kBlockQ) * kSumColumns;
+  /// For the query tile that a task stands at.
+  FOVEAL_DEVICE DqTarget dq_target(const BackwardTask& work) const {
+    const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.walk.tile * kBlockQ;
+    DqTarget target{args.dq_sum + row * kSumColumns, nullptr, 0};
+    if constexpr (kReproducible) {
+      const int first_key = kSource == TileSource::band ? work.walk.tile * kBlockQ + args.band_low : 0;
+      target.turns = args.dq_turns + row / kBlockQ * DqTarget::kTurns;
+      target.turn = work.task.row - max(first_key, 0) / kBlockKv;
+    }
+    return target;
   }
 
   template <int columns, int count>
