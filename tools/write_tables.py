@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
 """Writes the generated parts of README.md: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
-usage: write_tables.py [--check] [BUILD_DIR]
+usage: write_tables.py [--check]
 
 example    the first example, word for word
-support    what `foveal support` prints on this machine (needs a build)
+support    the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
+             (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
 gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
---check writes nothing; it exits with 1 when the example is not the one that the tests build and run.
+--check writes nothing; it exits with 1 when README.md is not what the example and the result files make of it.
 """
 import collections
 import json
 import math
 import pathlib
 import re
-import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -26,8 +26,22 @@ def example():
     return "```cpp\n" + (ROOT / "examples/01_forward.cpp").read_text() + "```"
 
 
-def support(build):
-    return subprocess.run([build / "cli/foveal", "support"], capture_output=True, text=True, check=True).stdout.strip()
+def support():
+    """One table from those of several machines: the first file that has a target's column provides it."""
+    table = {}
+    origins = []
+    for path in sorted((ROOT / "bench/results").glob("support-*.md")):
+        origin, header, _, *rows = path.read_text().splitlines()
+        origins.append(origin.removeprefix("<!-- ").removesuffix(" -->"))
+        features, *targets = (cell.strip() for cell in header.strip("|").split("|"))
+        for row in rows:
+            feature, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+            for target, cell in zip(targets, cells, strict=True):
+                table.setdefault(feature, {}).setdefault(target, cell)
+    columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
+    lines = [f"| {features} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| {feature} | " + " | ".join(cells.get(target, "") for target in columns) + " |" for feature, cells in table.items()]
+    return "\n".join(lines) + "\n\n" + "; ".join(origins)
 
 
 def geometric_mean(values):
@@ -98,21 +112,15 @@ def replace(text, name, body):
 
 
 def main():
-    arguments = sys.argv[1:]
-    check = "--check" in arguments
-    folders = [a for a in arguments if a != "--check"]
     path = ROOT / "README.md"
-    text = path.read_text()
-    fresh = replace(text, "example", example())
-    if check:
+    text = fresh = path.read_text()
+    for part in (example, support, cpu, gpu, scores):
+        fresh = replace(fresh, part.__name__, part())
+    if "--check" in sys.argv[1:]:
         if fresh != text:
             sys.exit("README.md is stale: run ./dev docs")
-        return
-    fresh = replace(fresh, "cpu", cpu())
-    fresh = replace(fresh, "gpu", gpu())
-    fresh = replace(fresh, "scores", scores())
-    fresh = replace(fresh, "support", support(pathlib.Path(folders[0] if folders else ROOT / "build/release")))
-    path.write_text(fresh)
+    else:
+        path.write_text(fresh)
 
 
 if __name__ == "__main__":
