@@ -1,41 +1,125 @@
-"""`foveal-bench overhead`: host time of calls on problems so small that only the call itself is left."""
+"""`foveal-bench overhead`: what one call of a planned problem costs the host beyond its kernels, on a problem so small that only that is left.
+
+    us        the call
+    kernel_us of it, the planned call alone: memory given, nothing looked up (on a GPU: its launches)
+    torch_us  of it, torch's autograd around a function that only allocates the same results
+    beyond_us what is left: looking at the tensors, finding the plan, allocating results
+"""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any, Callable
 
+import numpy as np
 import torch
 
+import foveal
 import foveal.torch
 
 from . import machine
-from .timing import call_overhead_us
+from .timing import host_us
+
+
+class _Null(torch.autograd.Function):
+    """What torch itself costs: saves and allocates what an attention does, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.save_for_backward(q, k, v)
+        ctx.set_materialize_grads(False)
+        return q.detach(), k.detach()
+
+    @staticmethod
+    def backward(ctx: Any, dout: torch.Tensor, dlse: torch.Tensor | None) -> Any:
+        return tuple(t.detach() for t in ctx.saved_tensors)
+
+
+def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q >= k
+
+
+def _gradients(graph: torch.Tensor, inputs: list[torch.Tensor], dout: torch.Tensor) -> Callable[[], Any]:
+    return lambda: torch.autograd.grad(graph, inputs, dout, retain_graph=True)
+
+
+def rows(device: str) -> list[dict[str, Any]]:
+    """dim 64 and bf16 on a GPU: what its tensor-core kernels take."""
+    dim, dtype = (64, torch.bfloat16) if device == "cuda" else (16, torch.float32)
+    q, k, v = (torch.randn(1, 1, 1, dim, device=device, dtype=dtype) for _ in range(3))
+    wanting = [t.clone().requires_grad_() for t in (q, k, v)]
+    dout = torch.ones_like(q)
+    layer = foveal.torch.Attention(mask=foveal.causal())
+    mask = foveal.causal()
+    out, lse = layer(q, k, v, return_lse=True)
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+
+    forward = foveal.plan(q, k, v, mask=mask)
+    backward = foveal.plan(q, k, v, mask=mask, backward=True)
+    scratch = backward.workspace(), forward.workspace()
+    kernel = {
+        "forward": host_us(forward.bind(q=q, k=k, v=v, out=out, lse=lse, workspace=scratch[1]), device),
+        "backward": host_us(
+            backward.bind(q=q, k=k, v=v, out=out, lse=lse, dout=dout, dq=dq, dk=dk, dv=dv, workspace=scratch[0]), device
+        ),
+        "": 0.0,
+    }
+    null, _ = _Null.apply(*wanting)
+    torchs = {"": 0.0, "record": host_us(lambda: _Null.apply(*wanting), device), "backward": host_us(_gradients(null, wanting, dout), device)}
+
+    def sdpa(*inputs: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+
+    calls: list[tuple[str, Callable[[], Any], str, str]] = [
+        ("foveal.torch.Attention, no gradient", lambda: layer(q, k, v), "forward", ""),
+        ("foveal.torch.Attention, recorded", lambda: layer(*wanting), "forward", "record"),
+        ("its backward", _gradients(layer(*wanting), wanting, dout), "backward", "backward"),
+        ("foveal.torch.attention, no gradient", lambda: foveal.torch.attention(q, k, v, mask=mask), "forward", ""),
+        ("foveal.torch.flex_attention, no gradient", lambda: foveal.torch.flex_attention(q, k, v, None, _causal), "forward", ""),
+        ("foveal.Plan.run", lambda: forward.run(q=q, k=k, v=v, out=out, lse=lse, workspace=scratch[1]), "forward", ""),
+        ("torch SDPA, no gradient", lambda: sdpa(q, k, v), "", ""),
+        ("torch SDPA, recorded", lambda: sdpa(*wanting), "", ""),
+        ("its backward (SDPA)", _gradients(sdpa(*wanting), wanting, dout), "", ""),
+    ]
+    if device == "cpu":
+        arrays = [t.numpy() for t in (q, k, v)]
+        calls.insert(6, ("foveal.attention on NumPy", lambda: foveal.attention(*arrays, mask=mask), "forward", ""))
+    found = []
+    for name, call, ours, theirs in calls:
+        us = host_us(call, device)
+        row = {"suite": "overhead", "case": name, "device": device, "us": round(us, 2)}
+        if ours:
+            row |= {"kernel_us": round(kernel[ours], 2), "torch_us": round(torchs[theirs], 2)}
+            row["beyond_us"] = round(us - kernel[ours] - torchs[theirs], 2)
+        found.append(row)
+    return found
 
 
 def run(device: str, output: pathlib.Path) -> None:
     foveal.set_num_threads(1)
     torch.set_num_threads(1)
-    q, k, v = (torch.randn(1, 1, 1, 16, device=device) for _ in range(3))
-    wanting = [t.clone().requires_grad_() for t in (q, k, v)]
-    layer = foveal.torch.Attention(mask=foveal.causal())
-    dout = torch.ones_like(q)
-    graph = layer(*wanting)
-    calls = {
-        "forward, no gradient": lambda: layer(q, k, v),
-        "forward, recorded for a gradient": lambda: layer(*wanting),
-        "backward": lambda: torch.autograd.grad(graph, wanting, dout, retain_graph=True),
-        "flex_attention front door": lambda: foveal.torch.flex_attention(q, k, v, None, _causal),
-        "torch sdpa, no gradient": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True),
-    }
     origin = machine.describe(device, 1)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file:
-        for name, call in calls.items():
-            microseconds = call_overhead_us(call, device)
-            file.write(json.dumps({"suite": "overhead", "case": name, "device": device, "us": round(microseconds, 2), **origin}) + "\n")
-            print(f"{name}: {microseconds:.1f} us")
+    with output.open("w") as file:  # one machine, one moment: not mixed with older ones
+        for row in rows(device):
+            file.write(json.dumps({**row, **origin}) + "\n")
+            beyond = f", beyond kernels and torch {row['beyond_us']:.1f} us" if "beyond_us" in row else ""
+            print(f"{row['case']}: {row['us']:.1f} us{beyond}")
 
 
-def _causal(b, h, q, k):
-    return q >= k
+def tables(rows: list[dict[str, Any]]) -> list[str]:
+    found = [row for row in rows if row["suite"] == "overhead"]
+    parts = []
+    for machine_name in dict.fromkeys(row["machine"] for row in found):
+        group = [row for row in found if row["machine"] == machine_name]
+        parts.append(
+            f"**Host time of one call** of a planned problem on {machine_name}, in us (commit {group[0]['commit']}, `{group[0]['command']}`). "
+            "Kernels: the launch alone, everything given. torch: its autograd around a function that does nothing.\n"
+        )
+        parts.append("| call | whole | kernels | torch | beyond both |\n|---|---|---|---|---|")
+        for row in group:
+            cells = [f"{row[key]:.1f}" if key in row else "" for key in ("us", "kernel_us", "torch_us", "beyond_us")]
+            parts.append(f"| {row['case']} | " + " | ".join(cells) + " |")
+        parts.append("")
+    return parts

@@ -69,15 +69,18 @@ def interleave(clock: Any, jobs: dict[str, Callable[[], Any]], budget_s: float, 
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
-def call_overhead_us(run: Callable[[], Any], device: str, calls: int = 300) -> float:
-    """Host time of one call of a tiny problem, median: what a call costs beyond its kernels (which the GPU runs meanwhile)."""
+def host_us(run: Callable[[], Any], device: str, batches: int = 60, calls: int = 20) -> float:
+    """Host time of one call, median over batches: CPU time of the process on the CPU, so that other work on the machine does not count;
+    wall time on a GPU, whose kernels run meanwhile."""
+    now = time.process_time_ns if device == "cpu" else time.perf_counter_ns
     for _ in range(20):
         run()
     samples = []
-    for _ in range(calls):
-        start = time.perf_counter_ns()
-        run()
-        samples.append((time.perf_counter_ns() - start) / 1e3)
-    if device == "cuda":
-        torch.cuda.synchronize()
+    for _ in range(batches):
+        if device == "cuda":
+            torch.cuda.synchronize()  # never wait for room in the queue
+        start = now()
+        for _ in range(calls):
+            run()
+        samples.append((now() - start) / calls / 1e3)
     return statistics.median(samples)

@@ -51,7 +51,7 @@ from ._core import (
     window,
 )
 from ._core import abs as abs  # noqa: A004 - the name of the score language
-from .api import attention, backward, explain, forward
+from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
 
 

@@ -2,106 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+import functools
+from dataclasses import dataclass
+from typing import Any, Callable, Mapping
 
-from . import arrays
-from ._core import DType, Pass
-from .describe import BACKWARD_ROLES, FORWARD_ROLES, Description, Mask, Options, ScoreMod, describe, find_call, pointers
+from . import _core, arrays
+from ._core import Pass
+from .describe import Bound, Mask, Options, ScoreMod, trace, wanted_gradients
 
-
-def _framework(array: Any) -> str:
-    return type(array).__module__.partition(".")[0].removesuffix("lib")
-
-
-def _lse_dtype(q: Any) -> DType:
-    return DType.f64 if arrays.dtype_of(q, "q") == DType.f64 else DType.f32
-
-
-def output_shapes(q: Any, v: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes of out and lse."""
-    shape = tuple(q.shape)
-    if len(shape) not in (3, 4) or len(tuple(v.shape)) != len(shape):
-        raise ValueError(
-            f"q: rank {len(shape)}, v: rank {len(tuple(v.shape))}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
-        )
-    lse = (shape[1], shape[0]) if len(shape) == 3 else (shape[0], shape[2], shape[1])
-    return (*shape[:-1], int(v.shape[-1])), lse
-
-
-def _workspace(call: Any, like: Any) -> tuple[Any, int]:
-    """GPU calls take their scratch from the framework that owns the stream; CPU calls from the thread's own pool."""
-    if not arrays.spec(like).cuda:
-        return None, 0
-    scratch = arrays.empty((max(call.workspace_bytes, 1) + 256,), DType.u8, like)
-    return scratch, (arrays.pointer(scratch) + 255) // 256 * 256
-
-
-def _stream(like: Any) -> int:
-    if not arrays.spec(like).cuda:
-        return 0
-    if _framework(like) == "cupy":
-        import cupy
-
-        return cupy.cuda.get_current_stream().ptr
-    import torch
-
-    return torch.cuda.current_stream(like.device).cuda_stream
-
-
-def run_forward(
-    description: Description,
-    q: Any,
-    k: Any,
-    v: Any,
-    *,
-    want_lse: bool = True,
-    cu_seqlens: tuple[Any, Any] | None = None,
-    max_seqlens: tuple[int, int] = (0, 0),
-    options: Options = Options(),
-) -> tuple[Any, Any]:
-    out_shape, lse_shape = output_shapes(q, v)
-    tensors = {"q": q, "k": k, "v": v, "out": arrays.empty(out_shape, None, q)}
-    tensors["lse"] = arrays.empty(lse_shape, _lse_dtype(q), q) if want_lse else None
-    if cu_seqlens is not None:
-        tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = cu_seqlens
-    call = find_call(description, Pass.forward, tensors, {}, max_seqlens, options)
-    scratch, address = _workspace(call, q)
-    call.run(pointers(description, FORWARD_ROLES, tensors, {}), address, _stream(q))
-    del scratch
-    return tensors["out"], tensors["lse"]
-
-
-def run_backward(
-    description: Description,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    *,
-    dlse: Any = None,
-    want: tuple[bool, bool, bool] = (True, True, True),
-    want_params: tuple[bool, ...] = (),
-    cu_seqlens: tuple[Any, Any] | None = None,
-    max_seqlens: tuple[int, int] = (0, 0),
-    options: Options = Options(),
-) -> tuple[Any, Any, Any, list[Any]]:
-    tensors = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    for wanted, role, of in zip(want, ("dq", "dk", "dv"), (q, k, v)):
-        tensors[role] = arrays.empty(tuple(of.shape), None, of) if wanted else None
-    if cu_seqlens is not None:
-        tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = cu_seqlens
-    dparams = {
-        i: arrays.empty(tuple(array.shape), DType.f64 if arrays.dtype_of(array) == DType.f64 else DType.f32, q)
-        for i, array in enumerate(description.arrays)
-        if i < len(want_params) and want_params[i]
-    }
-    call = find_call(description, Pass.backward, tensors, dparams, max_seqlens, options)
-    scratch, address = _workspace(call, q)
-    call.run(pointers(description, BACKWARD_ROLES, tensors, dparams), address, _stream(q))
-    del scratch
-    return tensors["dq"], tensors["dk"], tensors["dv"], [dparams.get(i) for i in range(len(description.arrays))]
+_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
+_FORWARD_ROLES = _ROLES[:5]
 
 
 def attention(
@@ -132,35 +42,57 @@ def attention(
 
     score_mod: a function of (score, batch, head, q_idx, kv_idx) -> new score, an expression, or text; score is q . k * scale.
     mask: a function of (batch, head, q_idx, kv_idx) -> keep this pair?, an expression, or text.
-    Arrays these functions read become parameters; `params` names them. With torch tensors, those that require a gradient get one;
+    Arrays these functions read become parameters; `params` names them. With torch tensors and JAX arrays they get gradients;
     elsewhere use foveal.backward.
     sink: [heads_q], a logit per query head that joins the softmax's denominator.
+    dropout_p, seed, offset: each pair is dropped by a generator of its global position: the same bits on every device.
+    deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
     [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.
-    Raises ValueError for a wrong call, NotImplementedError when no backend can do it.
+    Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
     """
     arguments = dict(
         scale=scale, sink=sink, dropout_p=dropout_p, seed=seed, offset=offset, deterministic=deterministic, strategy=strategy, params=params
     )
-    framework = _framework(q)
-    if framework == "torch":
-        from . import torch as front
-
+    front = _front(q)
+    if front is not None:
         return front.attention(
             q, k, v, score_mod, mask, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, return_lse=return_lse, options=options, **arguments
         )
-    description = describe(score_mod, mask, **arguments)
-    out, lse = run_forward(
-        description, q, k, v, want_lse=return_lse, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, options=options
-    )
+    bound = trace(score_mod, mask, options, arguments)
+    out, lse = bound.program.forward(q, k, v, bound.arrays, return_lse, *(cu_seqlens or (None, None)), *max_seqlens)
     return (out, lse) if return_lse else out
 
 
+def _front(q: Any) -> Any:
+    """The module with gradients for q's framework, if there is one."""
+    framework = arrays.framework(q)
+    if framework == "torch":
+        from . import torch as front
+
+        return front
+    if framework == "jax":
+        from . import jax as front
+
+        return front
+    return None
+
+
+def _split(arguments: dict[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Options, dict[str, Any]]:
+    rest = dict(arguments)
+    return rest.pop("cu_seqlens", None) or (None, None), rest.pop("max_seqlens", (0, 0)), rest.pop("options", Options()), rest
+
+
 def forward(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Any) -> tuple[Any, Any]:
-    """(out, lse), without autograd: the arguments of attention(). Pass both to backward()."""
+    """(out, lse), without autograd: the arguments and shapes of attention(). Pass both to backward()."""
+    if arrays.framework(q) == "jax":
+        from . import jax as front
+
+        return front.attention(q, k, v, score_mod, mask, return_lse=True, **arguments)
     cu_seqlens, max_seqlens, options, described = _split(arguments)
-    return run_forward(describe(score_mod, mask, **described), q, k, v, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, options=options)
+    bound = trace(score_mod, mask, options, described, _tracer(q))
+    return bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens)
 
 
 def backward(
@@ -179,38 +111,193 @@ def backward(
 ) -> tuple[Any, Any, Any, dict[str, Any]]:
     """(dq, dk, dv, {name: gradient}): the gradients of sum(out * dout) + sum(lse * dlse).
 
+    out, lse: what forward() returned; dout: like out; dlse: like lse, or None.
     gradients: names of parameters (keys of `params`, "sink", or p0, p1, ... in the order of their first read) that want one; accumulated
-    in float32 or wider. The other arguments are those of attention().
+    in float32 or wider. The other arguments are those of attention(). Raises ValueError for a name that is no parameter's.
+    """
+    if arrays.framework(q) == "jax":
+        from . import jax as front
+
+        return front.backward(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
+    cu_seqlens, max_seqlens, options, described = _split(arguments)
+    bound = trace(score_mod, mask, options, described, _tracer(q))
+    wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
+    dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens)
+    return dq, dk, dv, {name: dparam for name, dparam in zip(bound.names, dparams) if dparam is not None}
+
+
+def _tracer(q: Any) -> Any:
+    if arrays.framework(q) == "torch":
+        from .torch_trace import TorchTracer
+
+        return TorchTracer
+    from .trace import Tracer
+
+    return Tracer
+
+
+class Plan:
+    """An attention planned for arrays of fixed shapes: made once by foveal.plan(), run many times, with memory that the caller owns."""
+
+    def __init__(self, call: _core.Call, bound: Bound, arrays_by_role: Mapping[str, Any], cu_seqlens: tuple[Any, Any], backward: bool):
+        self._call = call
+        self._bound = bound
+        self._planned = dict(arrays_by_role)
+        self._cu_seqlens = cu_seqlens
+        self._roles = _ROLES if backward else _FORWARD_ROLES
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that runs, e.g. "cpu.avx512.f32.forward"."""
+        return self._call.kernel
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of scratch memory that a run needs, aligned to 256."""
+        return self._call.workspace_bytes
+
+    def explain(self) -> dict[str, Any]:
+        """As foveal.explain()."""
+        return self._call.explain()
+
+    def workspace(self) -> Any:
+        """New scratch memory for run(), an array of bytes of q's framework on its device. Not for two runs at once."""
+        q = self._planned["q"]
+        found = arrays.maker((max(1, self.workspace_bytes),), _core.DType.u8, q)()
+        if arrays.read(found, "workspace")[5] % 256 == 0:
+            return found
+        found = arrays.maker((self.workspace_bytes + 256,), _core.DType.u8, q)()
+        first = -arrays.read(found, "workspace")[5] % 256
+        return found[first : first + max(1, self.workspace_bytes)]
+
+    def run(self, *, workspace: Any = None, params: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None, **tensors: Any) -> None:
+        """Computes into the given outputs; nothing is allocated on a GPU when `workspace` is given (None: made for this run; the thread's
+        own on the CPU).
+
+        tensors, by name: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse (when planned), dq, dk, dv, with the planned
+        shapes, strides, dtypes and device. Packed batches: cu_seqlens=(q's, kv's), by default the planned ones.
+        params: by name, arrays instead of the captured ones. gradients: by name, where the planned parameters' gradients go.
+        Raises ValueError when an array is not what was planned.
+        """
+        self.bind(workspace=workspace, params=params, gradients=gradients, **tensors)()
+
+    def bind(self, *, workspace: Any = None, params: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None, **tensors: Any) -> Callable[[], None]:
+        """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
+        cu_seqlens = tensors.pop("cu_seqlens", self._cu_seqlens)
+        unknown = set(tensors) - set(self._roles)
+        if unknown:
+            raise ValueError(f"{sorted(unknown)[0]}: not a tensor of this pass; expected some of {', '.join(self._roles)}")
+        bound = dict(zip(self._bound.names, self._bound.arrays))
+        for name, array in (params or {}).items():
+            if name not in bound:
+                raise ValueError(f"params: no parameter is called {name!r}; expected some of {list(bound)}")
+            bound[name] = array
+        slots = [*(tensors.get(role) for role in self._roles), *cu_seqlens, *bound.values()]
+        if self._roles is _ROLES:
+            slots += [(gradients or {}).get(name) for name in bound]
+        if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
+            workspace = self.workspace()
+        return functools.partial(self._call.run, slots, workspace)
+
+
+def plan(
+    q: Any,
+    k: Any,
+    v: Any,
+    score_mod: ScoreMod = None,
+    mask: Mask = None,
+    *,
+    backward: bool = False,
+    dlse: bool = False,
+    lse: bool = True,
+    gradients: tuple[str, ...] = (),
+    **arguments: Any,
+) -> Plan:
+    """A Plan for arrays that look like q, k, v (shapes, strides, dtype, device): forward, or backward with the gradients of q, k, v and of the
+    parameters named in `gradients`. dlse: a gradient of lse will be given. lse: a forward pass gives it. Outputs are planned contiguous.
+
+        plan = foveal.plan(q, k, v, mask=foveal.causal())
+        out, lse, scratch = np.empty_like(q), np.empty((batch, heads, seqlen), np.float32), plan.workspace()
+        plan.run(q=q, k=k, v=v, out=out, lse=lse, workspace=scratch)
+
+    The other arguments are those of attention(). Raises as attention() does, before anything runs.
     """
     cu_seqlens, max_seqlens, options, described = _split(arguments)
-    description = describe(score_mod, mask, **described)
-    names = [param.name for param in description.params]
-    for name in gradients:
-        if name not in names:
-            raise ValueError(f"gradients: no parameter is called {name!r}; expected some of {names}")
-    dq, dk, dv, dparams = run_backward(
-        description, q, k, v, out, lse, dout, dlse=dlse, want_params=tuple(name in gradients for name in names),
-        cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, options=options,
-    )  # fmt: skip
-    return dq, dk, dv, {name: dparam for name, dparam in zip(names, dparams) if dparam is not None}
+    bound = trace(score_mod, mask, options, described, _tracer(q))
+    wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
+    slots: list[Any] = [q, k, v, None, None]
+    if backward:
+        slots += [None, _like_lse(q) if dlse else None, None, None, None]
+    call = bound.program.plan(Pass.backward if backward else Pass.forward, [*slots, *cu_seqlens], bound.arrays, wanted, *max_seqlens)
+    return Plan(call, bound, {"q": q, "k": k, "v": v}, cu_seqlens, backward)
 
 
-def _split(arguments: dict[str, Any]) -> tuple[Any, tuple[int, int], Options, dict[str, Any]]:
-    rest = dict(arguments)
-    return rest.pop("cu_seqlens", None), rest.pop("max_seqlens", (0, 0)), rest.pop("options", Options()), rest
+def _like_lse(q: Any) -> Any:
+    shape = tuple(q.shape)
+    lse = (shape[1], shape[0]) if len(shape) == 3 else (shape[0], shape[2], shape[1])
+    dtype = _core.DType.f64 if arrays.dtype_of(q) == _core.DType.f64 else _core.DType.f32
+    return arrays.maker(lse, dtype, q)()
 
 
 def explain(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Any) -> dict[str, Any]:
     """What a call with these arguments would run, and why: backend, kernel, tiles visited and skipped, workspace, FLOPs, refusals.
 
-    Only the shapes, strides and dtypes of q, k, v are used. The key "text" holds the same as a printable report.
+    Only the shapes, strides, dtypes and device of q, k, v are used. The key "text" holds the same as a printable report.
     """
+    return plan(q, k, v, score_mod, mask, backward=backward, **arguments).explain()
+
+
+@dataclass(frozen=True)
+class Report:
+    """What foveal.check() found; true when everything is within the tolerance."""
+
+    passed: bool
+    refused: bool  # no backend can run it: neither a pass nor a failure
+    kernel: str
+    line: str  # the problem in one line
+    failure: str  # what is wrong, and where; empty when nothing is
+    tensors: list[dict[str, Any]]  # for each result: name, passed, max_error, max_bound, rms_error, rms_bound, naive_max_error, failure
+
+    def __bool__(self) -> bool:
+        return self.passed
+
+    def __str__(self) -> str:
+        rows = [f"{t['name']}: error {t['max_error']:.2e}, allowed {t['max_bound']:.2e}{'' if t['passed'] else ': ' + t['failure']}" for t in self.tensors]
+        verdict = "ok" if self.passed else "refused" if self.refused else "FAILED"
+        return "\n".join([f"{verdict}  {self.kernel}  {self.line}", *rows, *([self.failure] if self.failure else [])])
+
+
+def check(
+    q: Any,
+    k: Any = None,
+    v: Any = None,
+    score_mod: ScoreMod = None,
+    mask: Mask = None,
+    *,
+    dout: Any = None,
+    dlse: Any = None,
+    gradients: tuple[str, ...] = (),
+    **arguments: Any,
+) -> Report:
+    """Runs a call and compares its results with the fp64 reference, by the rule that foveal's own tests use: the error may be at most twice
+    that of the unfused computation in the same precision, plus one unit in the last place.
+
+    Either a problem line (docs/problem-lines.md), whose data are made up:  foveal.check('backward f32 b1 h4 q300 d64 mask="causal()"')
+    or the arguments of attention(), whose data are used: the forward pass, and with dout (like out) the backward pass, with the gradients of
+    the parameters named in `gradients`. The reference visits every pair: keep the sizes small.
+    Returns a Report, true when all is well. Raises as attention() does.
+    """
+    if isinstance(q, str):
+        return Report(**_core.check_line(q))
+    if k is None or v is None:
+        raise TypeError("check: expected a problem line, or q, k and v")
     cu_seqlens, max_seqlens, options, described = _split(arguments)
-    description = describe(score_mod, mask, **described)
-    out_shape, lse_shape = output_shapes(q, v)
-    tensors = {"q": q, "k": k, "v": v, "out": arrays.empty(out_shape, None, q), "lse": arrays.empty(lse_shape, _lse_dtype(q), q)}
-    if cu_seqlens is not None:
-        tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = cu_seqlens
-    if backward:
-        tensors |= {"dout": tensors["out"], "dq": q, "dk": k, "dv": v}
-    return find_call(description, Pass.backward if backward else Pass.forward, tensors, {}, max_seqlens, options).explain()
+    bound = trace(score_mod, mask, options, described, _tracer(q))
+    backward = dout is not None
+    planned = plan(
+        q, k, v, score_mod, mask, backward=backward, dlse=dlse is not None, gradients=gradients,
+        cu_seqlens=arguments.get("cu_seqlens"), max_seqlens=max_seqlens, options=options, **described,
+    )  # fmt: skip
+    slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *cu_seqlens, *bound.arrays]
+    on_host = [None if array is None else arrays.on_host(array) for array in slots]
+    return Report(**_core.check_call(planned._call, on_host, options.backend, options.target, options.threads))

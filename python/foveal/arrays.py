@@ -1,12 +1,13 @@
-"""What foveal needs to know of an array, whatever made it: NumPy, torch, JAX, CuPy, or anything else with DLPack."""
+"""What foveal needs to know of an array, whatever made it: NumPy, torch, JAX, CuPy, or anything else with DLPack.
+
+The compiled part reads torch tensors and NumPy arrays by itself; it calls read(), maker() and stream() for the rest, and once for each plan.
+"""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+import functools
+from typing import Any, Callable
 
-from . import _core
 from ._core import DType, Type
 
 _DTYPES = {
@@ -21,26 +22,26 @@ _DTYPES = {
     "uint8": DType.u8,
     "bool": DType.boolean,
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _REAL = {DType.f64, DType.f32, DType.bf16, DType.f16}
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    dtype: DType
-    cuda: bool
-    index: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]  # in elements
+@functools.cache
+def _framework_of(kind: type) -> str:
+    names = [base.__module__.partition(".")[0].removesuffix("lib") for base in kind.__mro__]
+    return next((name for name in names if name in ("torch", "jax", "numpy", "cupy")), names[0])
 
-    def core(self) -> _core.Spec:
-        return _core.Spec(self.dtype, self.cuda, self.index, list(self.shape), list(self.strides))
+
+def framework(array: Any) -> str:
+    """"torch", "jax", "numpy", "cupy", or the package of the array's type."""
+    return _framework_of(type(array))
 
 
 def is_array(value: Any) -> bool:
     """JAX's tracers count: they have no memory yet, but shape and dtype."""
     if not (hasattr(value, "shape") and hasattr(value, "dtype")):
         return False
-    return hasattr(value, "__dlpack__") or type(value).__module__.partition(".")[0] in ("jax", "jaxlib")
+    return hasattr(value, "__dlpack__") or framework(value) == "jax"
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -68,33 +69,36 @@ def type_of(array: Any) -> Type:
     return Type.boolean if dtype == DType.boolean else Type.integer
 
 
-def spec(array: Any, argument: str = "array") -> ArraySpec:
-    """Shape, strides, dtype and device of an array."""
+def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:
+    """(dtype, is it on a GPU, which one, shape, strides in elements, address) of an array that the compiled part does not know."""
     if not is_array(array):
         raise TypeError(f"{argument}: found {type(array).__name__}; expected an array with DLPack (NumPy, torch, JAX, CuPy)")
     shape = tuple(int(extent) for extent in array.shape)
-    kind, index = _device(array)
+    cuda, index = _device(array, argument)
     stride = getattr(array, "stride", None)
     if callable(stride):  # torch
         strides = tuple(stride())
     elif getattr(array, "strides", None) is not None:  # NumPy, CuPy: bytes
-        itemsize = array.dtype.itemsize
-        strides = tuple(step // itemsize for step in array.strides)
+        strides = tuple(step // array.dtype.itemsize for step in array.strides)
     else:
         strides = row_major(shape)
-    return ArraySpec(dtype_of(array, argument), kind, index, shape, strides)
+    return dtype_of(array, argument), cuda, index, shape, strides, _address(array)
 
 
-def _device(array: Any) -> tuple[bool, int]:
+def _device(array: Any, argument: str) -> tuple[bool, int]:
     kind, index = array.__dlpack_device__()
     if kind in (1, 3):  # CPU, pinned CPU
         return False, 0
     if kind in (2, 13):  # CUDA, CUDA managed
         return True, int(index)
-    raise ValueError(f"an array lives on DLPack device type {int(kind)}; expected CPU or CUDA")
+    raise ValueError(f"{argument}: on DLPack device type {int(kind)}; expected CPU or CUDA")
 
 
-def pointer(array: Any) -> int:
+def on_cpu(array: Any) -> bool:
+    return not _device(array, "array")[0]
+
+
+def _address(array: Any) -> int:
     if hasattr(array, "data_ptr"):
         return array.data_ptr()
     if hasattr(array, "__array_interface__"):
@@ -106,22 +110,46 @@ def pointer(array: Any) -> int:
     raise TypeError(f"cannot find the memory of a {type(array).__name__}")
 
 
-def empty(shape: tuple[int, ...], dtype: DType | None, like: Any) -> Any:
-    """A new array of `like`'s kind, on its device; dtype None means its dtype."""
-    module = type(like).__module__.partition(".")[0]
-    name = {v: k for k, v in _DTYPES.items()}[dtype] if dtype is not None else None
-    if module == "torch":
+def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
+    """A function that makes a new array of `like`'s kind, on its device, contiguous, its contents anything."""
+    name = _NAMES[dtype]
+    if framework(like) == "torch":
         import torch
 
-        return torch.empty(shape, dtype=getattr(torch, name) if name else like.dtype, device=like.device)
-    if module == "cupy":
+        return functools.partial(torch.empty, shape, dtype=getattr(torch, name), device=like.device)
+    if framework(like) == "cupy":
         import cupy
 
-        return cupy.empty(shape, dtype=name or like.dtype)
+        return functools.partial(cupy.empty, shape, dtype=name)
     import numpy
 
-    return numpy.empty(shape, dtype=name or like.dtype)
+    if name == "bfloat16":  # NumPy has none of its own
+        import ml_dtypes
+
+        return functools.partial(numpy.empty, shape, dtype=ml_dtypes.bfloat16)
+    return functools.partial(numpy.empty, shape, dtype=name)
 
 
-def default_scale(head_dim: int) -> float:
-    return 1.0 / math.sqrt(head_dim)
+def stream(like: Any) -> int:
+    """The current stream of the framework of an array that lives on a GPU."""
+    if framework(like) == "cupy":
+        import cupy
+
+        return cupy.cuda.get_current_stream().ptr
+    import torch
+
+    return torch.cuda.current_stream(like.device).cuda_stream
+
+
+def on_host(array: Any) -> Any:
+    """The array's values on the CPU."""
+    if framework(array) == "torch":
+        return array.detach().cpu()
+    if framework(array) == "cupy":
+        return array.get()
+    if framework(array) == "jax":
+        import numpy
+
+        return numpy.asarray(array)
+    return array
+

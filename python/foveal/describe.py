@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Sequence
 
-from . import _core, arrays
-from ._core import BackwardStrategy, Determinism, Expr, Param, Pass
-from .trace import Tracer
+from . import _core
+from ._core import BackwardStrategy, Determinism, Expr, Param
+from .trace import Tracer, mentions, signature
 
 ScoreMod = Callable[..., Any] | Expr | str | None
 Mask = Callable[..., Any] | Expr | str | None
@@ -30,6 +31,8 @@ class Description:
     text: str  # canonical: equal texts compute the same function of their inputs
     score_mod: Expr | None
     mask: Expr | None
+    sink: Param | None = None
+    dropout: bool = False
 
 
 def describe(
@@ -91,53 +94,81 @@ def describe(
             *(f"{p.name}: {p.type}{p.shape}" for p in tracer.params),
         ]
     )
-    return Description(attention, tracer.params, tracer.arrays, text, score_expr, mask_expr)
+    return Description(attention, tracer.params, tracer.arrays, text, score_expr, mask_expr, sink_param, dropout_p > 0)
 
 
-FORWARD_ROLES = ("q", "k", "v", "out", "lse")
-BACKWARD_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
-_MAX_CALLS = 4096
-_calls: dict[Any, _core.Call] = {}
+@dataclass
+class Bound:
+    """What a call needs of its attention: the compiled program, and the arrays that its parameters are."""
+
+    program: _core.Program
+    key: str  # finds the program again from text, as operators of torch.compile need
+    names: tuple[str, ...]
+    arrays: list[Any]
 
 
-def find_call(
-    description: Description,
-    pass_: Pass,
-    tensors: Mapping[str, Any],
-    dparams: Mapping[int, Any],
-    max_seqlens: tuple[int, int] = (0, 0),
-    options: Options = Options(),
-) -> _core.Call:
-    """The planned call for these shapes; planned on first use, then found by its key."""
-    specs = {role: arrays.spec(tensor, role) for role, tensor in tensors.items() if tensor is not None}
-    bound = [arrays.spec(array, param.name) for param, array in zip(description.params, description.arrays)]
-    gradients = {i: arrays.spec(array, f"d{description.params[i].name}") for i, array in dparams.items()}
-    key = (description.text, pass_, tuple(specs.items()), tuple(bound), tuple(gradients.items()), max_seqlens, options)
-    call = _calls.get(key)
-    if call is None:
-        call = _core.Call(
-            description.attention,
-            pass_,
-            {role: spec.core() for role, spec in specs.items()},
-            [(param, spec.core()) for param, spec in zip(description.params, bound)],
-            [(description.params[i], spec.core()) for i, spec in gradients.items()],
-            *max_seqlens,
-            options.backend,
-            options.target,
-            options.threads,
-        )
-        if len(_calls) >= _MAX_CALLS:
-            _calls.pop(next(iter(_calls)))
-        _calls[key] = call
-    return call
+_programs: dict[str, _core.Program] = {}  # by key; never shrinks: programs are few
+_traces: dict[Any, tuple[Bound, list[Any]]] = {}  # by signature; how to find each array again beside it
+_MAX_TRACES = 1024
 
 
-def pointers(description: Description, roles: tuple[str, ...], tensors: Mapping[str, Any], dparams: Mapping[int, Any]) -> list[int]:
-    """Addresses in the order that Call.run expects."""
-    found = [arrays.pointer(tensors[role]) if tensors.get(role) is not None else 0 for role in roles]
-    for role in ("cu_seqlens_q", "cu_seqlens_kv"):
-        if tensors.get(role) is not None:
-            found.append(arrays.pointer(tensors[role]))
-    found.extend(arrays.pointer(array) for array in description.arrays)
-    found.extend(arrays.pointer(array) for array in dparams.values())
-    return found
+def wanted_gradients(gradients: tuple[str, ...], names: Sequence[str]) -> tuple[bool, ...]:
+    """For each parameter, whether its gradient was asked for by name."""
+    for name in gradients:
+        if name not in names:
+            raise ValueError(f"gradients: no parameter is called {name!r}; expected some of {list(names)}")
+    return tuple(name in gradients for name in names)
+
+
+def program(key: str) -> _core.Program:
+    return _programs[key]
+
+
+def bind(description: Description, options: Options) -> Bound:
+    key = f"{description.text} {options}"
+    found = _programs.get(key)
+    if found is None:
+        found = _core.Program(description.attention, description.params, options.backend, options.target, options.threads)
+        _programs[key] = found
+    return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
+
+
+def trace(score_mod: ScoreMod, mask: Mask, options: Options, arguments: Mapping[str, Any], tracer: Callable[[], Tracer] = Tracer) -> Bound:
+    """describe() and bind(), done anew only when something that the functions see has changed."""
+    parts = (signature(score_mod), signature(mask))
+    rest = dict(arguments)
+    given = dict(rest.pop("params", None) or {})
+    if rest.get("sink") is not None:
+        given["sink"] = rest.pop("sink")
+    found_key = None
+    if None not in parts:
+        # Given arrays count by their look, unless a function may have captured the very same one.
+        captures = callable(score_mod) or callable(mask)
+        looks = tuple((name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items())
+        found_key = (parts, tracer, looks, options, tuple(rest.items()))
+        hit = _traces.get(found_key)
+        if hit is not None:
+            bound, sources = hit
+            found = [given[source] if type(source) is str else source() for source in sources]
+            if not any(array is None for array in found):
+                return Bound(bound.program, bound.key, bound.names, found)
+    description = describe(score_mod, mask, tracer=tracer(), **arguments)
+    bound = bind(description, options)
+    if found_key is not None:
+        sources = [_source(array, parts, given) for array in bound.arrays]
+        if None not in sources:
+            if len(_traces) >= _MAX_TRACES:
+                _traces.pop(next(iter(_traces)))
+            _traces[found_key] = (Bound(bound.program, bound.key, bound.names, []), sources)
+    return bound
+
+
+def _source(array: Any, parts: Any, given: Mapping[str, Any]) -> Any:
+    """Where a later call finds this array: under its name among the given ones, or by a weak reference; None when nowhere."""
+    for name, candidate in given.items():
+        if candidate is array:
+            return name
+    try:
+        return weakref.ref(array) if mentions(parts, array) else None
+    except TypeError:
+        return None

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,110 +14,209 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _core, arrays
-from ._core import Pass
-from .arrays import ArraySpec
-from .describe import BACKWARD_ROLES, FORWARD_ROLES, Description, Mask, Options, ScoreMod, describe
+from ._core import Expr, Param, Pass, TensorView
+from .describe import Description, Mask, Options, ScoreMod, describe, wanted_gradients
 from .trace import Tracer
 
 _TARGET = "foveal_call"
 _registered: set[str] = set()
 _ids: dict[Any, tuple[int, int]] = {}
+_FORWARD_ROLES = ("q", "k", "v", "out", "lse")
+_BACKWARD_ROLES = (*_FORWARD_ROLES, "dout", "dlse", "dq", "dk", "dv")
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
 
 
-def _platform() -> str:
-    platform = "CUDA" if jax.default_backend() in ("gpu", "cuda") else "cpu"
+@dataclass(frozen=True)
+class _What:
+    """The static part of a call, hashable: what jit and custom_vjp see. `described` counts by its text."""
+
+    described: "_Described"
+    max_seqlens: tuple[int, int]
+    options: Options
+    cuda: bool
+
+
+class _Described(Description):
+    """A Description without arrays, equal to another when the texts are."""
+
+    def __init__(self, description: Description):
+        super().__init__(**{**vars(description), "arrays": []})
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Described) and self.text == other.text
+
+
+def _on_cuda(q: Any) -> bool:
+    """Where a call will run: where its array is, or, inside jit, where JAX's default device is."""
+    if not isinstance(q, jax.core.Tracer):
+        platform = next(iter(q.devices())).platform
+    else:
+        default = jax.config.jax_default_device
+        platform = default if isinstance(default, str) else default.platform if default is not None else jax.default_backend()
+    return platform in ("gpu", "cuda")
+
+
+def _register(cuda: bool) -> None:
+    platform = "CUDA" if cuda else "cpu"
     if platform not in _registered:
         jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(), platform=platform)
         _registered.add(platform)
-    return platform
 
 
-def _spec(value: Any, cuda: bool) -> ArraySpec:
-    shape = tuple(value.shape)
-    return ArraySpec(arrays.dtype_of(value), cuda, 0, shape, arrays.row_major(shape))
+def _view(value: Any, cuda: bool) -> TensorView:
+    return TensorView(arrays.dtype_of(value), cuda, 0, list(value.shape))
 
 
-def _find(description: Description, pass_: Pass, roles: tuple[str, ...], given: dict[str, Any], results: dict[str, Any], wanted: tuple[int, ...],
-          max_seqlens: tuple[int, int], options: Options) -> tuple[int, int]:  # fmt: skip
-    """(id of the registered call, workspace bytes). given: arguments by role, in the order they are passed, then the parameters;
-    results: by role, then the wanted parameters' gradients."""
-    cuda = _platform() == "CUDA"
-    specs = {role: _spec(value, cuda) for role, value in {**given, **results}.items() if not isinstance(role, int)}
-    params = [_spec(array, cuda) for array in description.arrays]
-    dparams = [(i, _spec(results[i], cuda)) for i in wanted]
-    key = (description.text, pass_, tuple(specs.items()), tuple(params), tuple(dparams), max_seqlens, options)
+def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> tuple[int, int]:
+    """(id of the registered call, workspace bytes). given: the arguments by role; results: by role, gradients of parameters by position."""
+    roles = (*(_FORWARD_ROLES if pass_ == Pass.forward else _BACKWARD_ROLES), *_LENGTHS)
+    looks = tuple((name, tuple(x.shape), str(x.dtype)) for name, x in (*given.items(), *enumerate(params), *results.items()))
+    key = (what, pass_, looks, len(given))
     if key not in _ids:
-        call = _core.Call(
-            description.attention,
-            pass_,
-            {role: spec.core() for role, spec in specs.items()},
-            [(param, spec.core()) for param, spec in zip(description.params, params)],
-            [(description.params[i], spec.core()) for i, spec in dparams],
-            *max_seqlens,
-            options.backend,
-            options.target,
-            options.threads,
-        )
+        _register(what.cuda)
+        described, cuda = what.described, what.cuda
+        tensors = {**given, **results}
+        views = [_view(tensors[role], cuda) if role in tensors else TensorView() for role in roles]
+        views += [_view(param, cuda) for param in params]
         arguments, outputs = list(given), list(results)
-        slots = []
-        packed = ("cu_seqlens_q", "cu_seqlens_kv") if "cu_seqlens_q" in given else ()
-        for role in (*roles, *packed):
-            slots.append(arguments.index(role) if role in given else ~outputs.index(role) if role in results else _core.xla_absent)
-        slots.extend(len(arguments) + i for i in range(len(params)))
-        slots.extend(~outputs.index(i) for i in wanted)
+        slots = [arguments.index(r) if r in given else ~outputs.index(r) if r in results else _core.xla_absent for r in roles]
+        slots += [len(arguments) + i for i in range(len(params))]
+        trained = [i in results for i in range(len(params))]
+        if pass_ == Pass.backward:
+            views += [_view(results[i], cuda) if wanted else TensorView() for i, wanted in enumerate(trained)]
+            slots += [~outputs.index(i) if wanted else _core.xla_absent for i, wanted in enumerate(trained)]
+        call = _core.Call(
+            described.attention, pass_, described.params, views, trained, *what.max_seqlens, what.options.backend, what.options.target,
+            what.options.threads,
+        )  # fmt: skip
         workspace = ~len(outputs) if cuda else _core.xla_absent
         _ids[key] = (_core.xla_register(call, slots, workspace, cuda), call.workspace_bytes)
     return _ids[key]
 
 
-def _invoke(description: Description, pass_: Pass, roles: tuple[str, ...], given: dict[str, Any], results: dict[Any, Any], wanted: tuple[int, ...],
-            max_seqlens: tuple[int, int], options: Options) -> list[Any]:  # fmt: skip
-    identity, workspace = _find(description, pass_, roles, given, results, wanted, max_seqlens, options)
-    shapes = list(results.values())
-    if _platform() == "CUDA":
-        shapes.append(jax.ShapeDtypeStruct((max(workspace, 256),), jnp.uint8))
-    call = jax.ffi.ffi_call(_TARGET, shapes, vmap_method="sequential")
-    return list(call(*given.values(), *description.arrays, call=np.int64(identity)))[: len(results)]
+def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
+    """The results, by the keys of `results`, which says how they look. Under vmap all examples run as one batch where that is possible."""
+    roles = list(given)
+
+    @jax.custom_batching.custom_vmap
+    def call(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
+        identity, workspace = _find(what, pass_, dict(zip(roles, given)), params, results)
+        shapes = list(results.values())
+        if what.cuda:
+            shapes.append(jax.ShapeDtypeStruct((workspace + _core.workspace_alignment,), jnp.uint8))
+        found = jax.ffi.ffi_call(_TARGET, shapes)(*given, *params, call=np.int64(identity))
+        return list(found)[: len(results)]
+
+    @call.def_vmap
+    def batched(size: int, in_batched: Any, given: tuple[Any, ...], params: tuple[Any, ...]) -> tuple[list[Any], list[bool]]:
+        every = [True] * len(results)
+        given_flags, params_flags = in_batched
+        copied = [flag or i in results for i, flag in enumerate(params_flags)]
+        if "cu_seqlens_q" not in roles and _folds(what.described, copied):
+            tensors = dict(zip(roles, _stacked(size, given, given_flags, [True] * len(given))))
+            return _run_folded(what, pass_, size, tensors, _stacked(size, params, params_flags, copied), copied, results), every
+        # One example after the other.
+        stacked = _stacked(size, given, given_flags, [True] * len(given)), _stacked(size, params, params_flags, [True] * len(params))
+        return jax.lax.map(lambda one: call(*one), stacked), every
+
+    return dict(zip(results, call(tuple(given.values()), tuple(params))))
 
 
-def _bind(description: Description, params: Any) -> Description:
-    return Description(description.attention, description.params, list(params), description.text, description.score_mod, description.mask)
+def _stacked(size: int, values: tuple[Any, ...], batched: Any, wanted: list[bool]) -> tuple[Any, ...]:
+    """Those that are wanted with a leading dimension of `size`, one element for each example."""
+    return tuple(
+        x if flag or not want else jnp.broadcast_to(x, (size, *x.shape)) for x, flag, want in zip(values, batched, wanted)
+    )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _attention(description: Description, max_seqlens: tuple[int, int], options: Options, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
-    return _forward(description, max_seqlens, options, q, k, v, cu, params)[0]
+def _folds(described: Description, copied: list[bool]) -> bool:
+    """Whether many examples can run as one batch: dropout would see other positions, and there is one sink for all rows of a batch."""
+    sink_copied = described.sink is not None and copied[[param.name for param in described.params].index(described.sink.name)]
+    return not described.dropout and not sink_copied
 
 
-def _forward(description, max_seqlens, options, q, k, v, cu, params):
+def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], params: tuple[Any, ...], copied: list[bool],
+                results: dict[Any, Any]) -> list[Any]:  # fmt: skip
+    """`size` examples as one batch. `given` and the copied `params` have a leading dimension for the example; so do the results."""
+    described = what.described
+    batch = given["q"].shape[1]
+    merged = lambda shape: (shape[0] * shape[1], *shape[2:])  # noqa: E731 - examples and rows become rows
+    new_params, new_arrays, folded = [], [], {}
+    for param, array, copy in zip(described.params, params, copied):
+        if copy:
+            by_row = len(param.shape) > 0 and param.shape[0] == batch
+            by_row = by_row and all(_core.reads_by_batch(e, param.name) for e in (described.score_mod, described.mask) if e is not None)
+            array = array.reshape(merged(array.shape)) if by_row else array
+            param = folded[param.name] = Param(param.name, list(array.shape), param.type)
+        new_params.append(param)
+        new_arrays.append(array)
+
+    def fold(expr: Expr | None) -> Expr | None:
+        return None if expr is None else _core.fold_batch(expr, batch, folded)
+
+    score_mod, mask = fold(described.score_mod), fold(described.mask)
+    text = f"{described.text}; {size} examples, copies of {sorted((p.name, tuple(p.shape)) for p in folded.values())}"
+    fresh = Description(described.attention.with_scores(score_mod, mask), new_params, [], text, score_mod, mask, described.sink)
+    shapes = {
+        key: jax.ShapeDtypeStruct(tuple(new_arrays[key].shape) if isinstance(key, int) else merged((size, *x.shape)), x.dtype)
+        for key, x in results.items()
+    }
+    tensors = {role: x.reshape(merged(x.shape)) for role, x in given.items()}
+    found = _run(_What(_Described(fresh), what.max_seqlens, what.options, what.cuda), pass_, tensors, tuple(new_arrays), shapes)
+    return [found[key].reshape((size, *x.shape)) for key, x in results.items()]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
+    return _forward(what, q, k, v, cu, params)[0]
+
+
+def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
+    if q.ndim not in (3, 4) or v.ndim != q.ndim:
+        raise ValueError(
+            f"q: rank {q.ndim}, v: rank {v.ndim}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
+        )
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
     lse = jax.ShapeDtypeStruct(lse_shape, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
-    given = {"q": q, "k": k, "v": v, **({"cu_seqlens_q": cu[0], "cu_seqlens_kv": cu[1]} if cu is not None else {})}
-    result = _invoke(_bind(description, params), Pass.forward, FORWARD_ROLES, given, {"out": out, "lse": lse}, (), max_seqlens, options)
-    return tuple(result), (q, k, v, cu, params, *result)
+    found = _run(what, Pass.forward, _given(cu, q=q, k=k, v=v), params, {"out": out, "lse": lse})
+    return (found["out"], found["lse"]), (q, k, v, cu, params, found["out"], found["lse"])
 
 
-def _backward(description, max_seqlens, options, saved, cotangents):
-    q, k, v, cu, params, out, lse = saved
-    dout, dlse = cotangents
-    given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    if cu is not None:
-        given |= {"cu_seqlens_q": cu[0], "cu_seqlens_kv": cu[1]}
+def _given(cu: Any, **tensors: Any) -> dict[str, Any]:
+    return tensors if cu is None else {**tensors, **dict(zip(_LENGTHS, cu))}
+
+
+def _gradients(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any, out: Any, lse: Any, dout: Any, dlse: Any, wanted: Any) -> dict[Any, Any]:
+    """dq, dk, dv by name, and the wanted parameters' gradients by position, in float32 or wider."""
+    given = _given(cu, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
     results: dict[Any, Any] = {role: jax.ShapeDtypeStruct(x.shape, x.dtype) for role, x in (("dq", q), ("dk", k), ("dv", v))}
-    wanted = tuple(i for i, p in enumerate(params) if jnp.issubdtype(p.dtype, jnp.floating))
     for i in wanted:
         results[i] = jax.ShapeDtypeStruct(params[i].shape, jnp.float64 if params[i].dtype == jnp.float64 else jnp.float32)
-    found = _invoke(_bind(description, params), Pass.backward, BACKWARD_ROLES, given, results, wanted, max_seqlens, options)
-    gradients = dict(zip(results, found))
-    dparams = tuple(
-        gradients[i].astype(p.dtype) if i in wanted else np.zeros(p.shape, jax.dtypes.float0) for i, p in enumerate(params)
-    )
+    return _run(what, Pass.backward, given, params, results)
+
+
+def _backward(what: _What, saved: Any, cotangents: Any) -> Any:
+    q, k, v, cu, params, out, lse = saved
+    wanted = [i for i, p in enumerate(params) if jnp.issubdtype(p.dtype, jnp.floating)]
+    found = _gradients(what, q, k, v, cu, params, out, lse, *cotangents, wanted)
+    dparams = tuple(found[i].astype(p.dtype) if i in found else np.zeros(p.shape, jax.dtypes.float0) for i, p in enumerate(params))
     dcu = None if cu is None else tuple(np.zeros(c.shape, jax.dtypes.float0) for c in cu)
-    return gradients["dq"], gradients["dk"], gradients["dv"], dcu, dparams
+    return found["dq"], found["dk"], found["dv"], dcu, dparams
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
+    """(what to do, the arrays of its parameters, their names)."""
+    description = describe(score_mod, mask, tracer=Tracer(), **arguments)
+    params = tuple(jnp.asarray(array) for array in description.arrays)
+    what = _What(_Described(description), max_seqlens, options, _on_cuda(q))
+    return what, params, [param.name for param in description.params]
 
 
 def attention(
@@ -135,22 +235,33 @@ def attention(
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
     Inside score_mod and mask use Python operators and foveal's functions (foveal.where, foveal.exp, ...), not jnp's.
-    Shapes and the other arguments as in foveal.attention().
+    Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
+    sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """
-    description = describe(score_mod, mask, tracer=Tracer(), **arguments)
-    params = tuple(jnp.asarray(array) for array in description.arrays)
-    out, lse = _attention(_Static(_bind(description, ())), max_seqlens, options, q, k, v, cu_seqlens, params)
+    what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
+    out, lse = _attention(what, q, k, v, cu_seqlens, params)
     return (out, lse) if return_lse else out
 
 
-class _Static(Description):
-    """A Description without arrays, equal when its text is: what jit and custom_vjp hash."""
-
-    def __init__(self, description: Description):
-        super().__init__(**vars(description))
-
-    def __hash__(self) -> int:
-        return hash(self.text)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and self.text == other.text
+def backward(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    out: jax.Array,
+    lse: jax.Array,
+    dout: jax.Array,
+    score_mod: ScoreMod = None,
+    mask: Mask = None,
+    *,
+    dlse: jax.Array | None = None,
+    gradients: tuple[str, ...] = (),
+    cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
+    max_seqlens: tuple[int, int] = (0, 0),
+    options: Options = Options(),
+    **arguments: Any,
+) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
+    """foveal.backward() for JAX arrays."""
+    what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
+    wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
+    found = _gradients(what, q, k, v, cu_seqlens, params, out, lse, dout, dlse, wanted)
+    return found["dq"], found["dk"], found["dv"], {names[i]: found[i] for i in wanted}

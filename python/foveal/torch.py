@@ -9,48 +9,24 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from typing import Any, Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 
 from . import _core
-from ._core import Pass
-from .api import output_shapes
-from .describe import BACKWARD_ROLES, Description, Mask, Options, ScoreMod, describe, find_call
-from .torch_trace import TorchTracer, signature
+from .describe import Mask, Options, ScoreMod, bind, describe, program, trace
+from .torch_trace import TorchTracer
 
-_descriptions: dict[str, tuple[Description, Options]] = {}  # canonical text -> what to run; never shrinks: programs are few
-_traces: dict[Any, tuple[Description, str, list[Any]]] = {}  # signature of the functions -> their trace
-_MAX_TRACES = 1024
-
-
-def _register(description: Description, options: Options) -> str:
-    key = f"{description.text} {options}"
-    if key not in _descriptions:
-        stripped = Description(description.attention, description.params, [], description.text, description.score_mod, description.mask)
-        _descriptions[key] = (stripped, options)
-    return key
-
-
-def _bind(key: str, params: list[Tensor]) -> tuple[Description, Options]:
-    description, options = _descriptions[key]
-    bound = Description(
-        description.attention, description.params, params, description.text, description.score_mod, description.mask
-    )
-    return bound, options
-
-
-# The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same bodies.
-# Tensors first, then `key`, which names a registered description.
+# The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
+# Tensors first, then `key`, which names the program.
 
 
 @torch.library.custom_op("foveal::forward", mutates_args=())
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, key: str
 ) -> tuple[Tensor, Tensor]:
-    return _forward(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key)
+    return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv)
 
 
 @torch.library.custom_op("foveal::backward", mutates_args=())
@@ -58,86 +34,27 @@ def _backward_op(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, params: list[Tensor], cu_q: Tensor | None,
     cu_kv: Tensor | None, max_q: int, max_kv: int, key: str, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    return _backward(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want)
+    found = _gradients(program(key), (q, k, v, out, lse, dout, dlse), params, want, (cu_q, cu_kv, max_q, max_kv))
+    return [gradient for gradient in found if gradient is not None]
 
 
-_plans: dict[Any, tuple[Any, ...]] = {}  # what a forward or backward needs once its shapes have been seen
-_MAX_PLANS = 4096
+def _gradients(found: _core.Program, tensors: tuple[Any, ...], params: Any, want: Any, lengths: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
+    """Of q, k, v and the parameters, each in its own dtype, None where not wanted."""
+    gradients = found.backward(*tensors, params, want, *lengths)
+    if all(gradient is None or gradient.dtype == param.dtype for gradient, param in zip(gradients[3:], params)):
+        return gradients
+    rounded = (gradient if gradient is None else gradient.to(param.dtype) for gradient, param in zip(gradients[3:], params))
+    return (*gradients[:3], *rounded)
 
 
-def _remember(found_key: Any, *entry: Any) -> tuple[Any, ...]:
-    if len(_plans) >= _MAX_PLANS:
-        _plans.pop(next(iter(_plans)))
-    _plans[found_key] = entry
-    return entry
-
-
-def _identity(tensor: Tensor | None) -> Any:
-    return None if tensor is None else (tensor.dtype, tensor.device, tensor.shape, tensor.stride())
-
-
-def _scratch(call: Any, device: torch.device) -> tuple[Tensor | None, int, int]:
-    """(owner, address, stream): GPU scratch comes from torch's allocator, which orders its reuse on the stream."""
-    if device.type != "cuda":
-        return None, 0, 0
-    memory = torch.empty(call.workspace_bytes + 256, dtype=torch.uint8, device=device)
-    return memory, (memory.data_ptr() + 255) // 256 * 256, torch.cuda.current_stream(device).cuda_stream
-
-
-def _forward(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
-    found_key = (key, _identity(q), _identity(k), _identity(v), _identity(cu_q), max_q, max_kv, *(_identity(p) for p in params))
-    entry = _plans.get(found_key)
-    if entry is None:
-        description, options = _bind(key, params)
-        out_shape, lse_shape = output_shapes(q, v)
-        tensors = {"q": q, "k": k, "v": v, "out": q.new_empty(out_shape), "lse": q.new_empty(lse_shape, dtype=_lse_dtype(q))}
-        if cu_q is not None:
-            tensors |= {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
-        call = find_call(description, Pass.forward, tensors, {}, (max_q, max_kv), options)
-        entry = _remember(found_key, call, out_shape, lse_shape, _lse_dtype(q))
-    call, out_shape, lse_shape, lse_dtype = entry
-    out, lse = q.new_empty(out_shape), q.new_empty(lse_shape, dtype=lse_dtype)
-    packed = () if cu_q is None else (cu_q, cu_kv)
-    memory, workspace, stream = _scratch(call, q.device)
-    call.run([t.data_ptr() for t in (q, k, v, out, lse, *packed, *params)], workspace, stream)
-    del memory
-    return out, lse
-
-
-def _backward(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want) -> list[Tensor]:
-    """Gradients of the wanted ones among (q, k, v, *params), in order; parameters' in their own dtype."""
-    inputs = (q, k, v, out, lse, dout, dlse, cu_q, *params)
-    found_key = (key, max_q, max_kv, *want, *(_identity(t) for t in inputs))
-    gradients = [torch.empty(t.shape, dtype=t.dtype, device=t.device) if w else None for t, w in zip((q, k, v), want)]
-    dparams = {
-        i: torch.empty(p.shape, dtype=torch.float64 if p.dtype == torch.float64 else torch.float32, device=p.device)
-        for i, p in enumerate(params)
-        if want[3 + i]
-    }
-    entry = _plans.get(found_key)
-    if entry is None:
-        description, options = _bind(key, params)
-        tensors = dict(zip(BACKWARD_ROLES, (q, k, v, out, lse, dout, dlse, *gradients)))
-        if cu_q is not None:
-            tensors |= {"cu_seqlens_q": cu_q, "cu_seqlens_kv": cu_kv}
-        entry = _remember(found_key, find_call(description, Pass.backward, tensors, dparams, (max_q, max_kv), options))
-    (call,) = entry
-    packed = () if cu_q is None else (cu_q, cu_kv)
-    memory, workspace, stream = _scratch(call, q.device)
-    everything = (q, k, v, out, lse, dout, dlse, *gradients, *packed, *params, *dparams.values())
-    call.run([0 if t is None else t.data_ptr() for t in everything], workspace, stream)
-    del memory
-    return [t for t in (*gradients, *(d.to(params[i].dtype) for i, d in dparams.items())) if t is not None]
-
-
-def _lse_dtype(q: Tensor) -> torch.dtype:
-    return torch.float64 if q.dtype == torch.float64 else torch.float32
+def _lse_shape(q: Tensor) -> tuple[int, ...]:
+    return (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
 
 
 @_forward_op.register_fake
 def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return out, q.new_empty(output_shapes(q, v)[1], dtype=_lse_dtype(q))
+    return out, q.new_empty(_lse_shape(q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
 @_backward_op.register_fake
@@ -168,54 +85,64 @@ class _Attention(torch.autograd.Function):
     """The eager path: the operators' bodies without the dispatcher."""
 
     @staticmethod
-    def forward(ctx, key, max_q, max_kv, cu_q, cu_kv, q, k, v, *params):
-        out, lse = _forward(q, k, v, list(params), cu_q, cu_kv, max_q, max_kv, key)
-        ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, *params)
-        ctx.rest = (max_q, max_kv, key)
+    def forward(ctx, program, lengths, q, k, v, *params):
+        out, lse = program.forward(q, k, v, params, True, *lengths)
+        ctx.save_for_backward(q, k, v, out, lse, *params)
+        ctx.program, ctx.lengths = program, lengths
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dout, dlse):
-        q, k, v, out, lse, cu_q, cu_kv, *params = ctx.saved_tensors
-        want = list(ctx.needs_input_grad[5:])
-        if dout is None:
-            if dlse is None:
-                return (None,) * (5 + len(want))
-            dout = torch.zeros_like(out)
-        found = iter(_backward(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, *ctx.rest, want))
-        return (None, None, None, None, None, *(next(found) if wanted else None for wanted in want))
+        if torch.is_grad_enabled():  # create_graph=True
+            return _once_differentiable(ctx, dout, dlse)
+        return _backward(ctx, dout, dlse)
 
 
-def _call(q, k, v, params, cu_seqlens, max_seqlens, key) -> tuple[Tensor, Tensor]:
-    cu_q, cu_kv = cu_seqlens if cu_seqlens is not None else (None, None)
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, *params = ctx.saved_tensors
+    want = ctx.needs_input_grad[2:]
+    if dout is None:
+        if dlse is None:
+            return (None,) * (2 + len(want))
+        dout = torch.zeros_like(out)
+    return (None, None, *_gradients(ctx.program, (q, k, v, out, lse, dout, dlse), params, want, ctx.lengths))
+
+
+_once_differentiable = torch.autograd.function.once_differentiable(_backward)
+_record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which _call has done
+
+
+def _call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any) -> tuple[Tensor, Tensor]:
+    kind = "cpu" if q.is_cpu else q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if torch.compiler.is_compiling():
-        return _forward_op(q, k, v, params, cu_q, cu_kv, *max_seqlens, key)
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in (q, k, v, *params)):
-        return _forward(q, k, v, params, cu_q, cu_kv, *max_seqlens, key)
-    return _Attention.apply(key, *max_seqlens, cu_q, cu_kv, q, k, v, *params)
+    lengths = (*(cu_seqlens or (None, None)), *max_seqlens)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return _forward_op(q, k, v, params, *lengths, key)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
+        return _record(program(key), lengths, q, k, v, *params)
+    return program(key).forward(q, k, v, params, True, *lengths)
 
 
 class Attention(torch.nn.Module):
     """A score and a mask, traced once: call it on q, k, v as often as you like, also inside torch.compile (no graph break).
 
-    Tensors that the functions capture are kept by reference; learnable ones (torch.nn.Parameter) are registered as parameters of this module.
-    Arguments as in foveal.attention().
+    Tensors that the functions capture become parameters (torch.nn.Parameter) or buffers (the others, not in the state dict) of this module,
+    under their names in `params`, or p0, p1, ... in the order of their first read. Arguments as in foveal.attention().
     """
 
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Any):
         super().__init__()
-        description = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
-        self.key = _register(description, options)
-        self.names = [param.name for param in description.params]
-        self.captured = list(description.arrays)
-        for name, array in zip(self.names, self.captured):
+        bound = bind(describe(score_mod, mask, tracer=TorchTracer(), **arguments), options)
+        self.key = bound.key
+        self.names = bound.names
+        for name, array in zip(bound.names, bound.arrays):
             if isinstance(array, torch.nn.Parameter):
                 self.register_parameter(name, array)
+            else:
+                self.register_buffer(name, array, persistent=False)
 
     def extra_repr(self) -> str:
         return self.key
@@ -230,38 +157,10 @@ class Attention(torch.nn.Module):
         max_seqlens: tuple[int, int] = (0, 0),
         return_lse: bool = False,
     ) -> Any:
-        out, lse = _call(q, k, v, self.captured, cu_seqlens, max_seqlens, self.key)
+        """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention()."""
+        captured = [getattr(self, name) for name in self.names]
+        out, lse = _call(self.key, captured, q, k, v, cu_seqlens, max_seqlens)
         return (out, lse) if return_lse else out
-
-
-def _trace(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any]) -> tuple[str, list[Tensor]]:
-    """The registered key and the captured tensors; traced anew unless nothing that the functions see has changed."""
-    parts = (signature(score_mod), signature(mask))
-    cacheable = parts[0] is not None and parts[1] is not None and not arguments.get("params") and arguments.get("sink") is None
-    found_key = (*parts, options, tuple(arguments.items())) if cacheable else None
-    if cacheable:
-        hit = _traces.get(found_key)
-        if hit is not None:
-            tensors = [reference() for reference in hit[2]]
-            if all(tensor is not None for tensor in tensors):
-                return hit[1], tensors
-    description = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
-    key = _register(description, options)
-    if cacheable and all(_mentions(parts, tensor) for tensor in description.arrays):
-        if len(_traces) >= _MAX_TRACES:
-            _traces.pop(next(iter(_traces)))
-        _traces[found_key] = (description, key, [weakref.ref(tensor) for tensor in description.arrays])
-        description.arrays = list(description.arrays)
-    return key, description.arrays
-
-
-def _mentions(parts: Any, tensor: Tensor) -> bool:
-    """True when the tensor itself was in the signature; a view made while tracing is new every time and must not be cached."""
-    if isinstance(parts, tuple):
-        if len(parts) == 4 and parts[0] == "tensor" and parts[1] == id(tensor):
-            return True
-        return any(_mentions(part, tensor) for part in parts)
-    return False
 
 
 def attention(
@@ -281,8 +180,8 @@ def attention(
 
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     """
-    key, params = _trace(score_mod, mask, options, arguments)
-    out, lse = _call(q, k, v, params, cu_seqlens, max_seqlens, key)
+    bound = trace(score_mod, mask, options, arguments, TorchTracer)
+    out, lse = _call(bound.key, bound.arrays, q, k, v, cu_seqlens, max_seqlens)
     return (out, lse) if return_lse else out
 
 
@@ -350,7 +249,7 @@ def scaled_dot_product_attention(
         read = _core.Param("attn_mask", list(bias.shape), kind).read(index)
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (_core.score + read, None)
-    seed = int(torch.randint(0, 2**62, (), dtype=torch.int64)) if dropout_p > 0 else 0
+    seed = int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu")) if dropout_p > 0 else 0
     out = attention(
         query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), score_mod, mask,
         scale=scale, dropout_p=dropout_p, seed=seed, params=params,

@@ -5,9 +5,7 @@ A symbol in a torch call is noticed through __torch_function__; a captured tenso
 
 from __future__ import annotations
 
-import functools
 import operator
-import types
 from typing import Any, Callable
 
 import torch
@@ -260,47 +258,3 @@ class TorchTracer(Tracer):
             return super().expression(fn, kind)
         with _Mode(self):
             return super().expression(fn, kind)
-
-
-def signature(fn: Any) -> Any:
-    """A key that is equal for calls whose trace is the same, or None when that cannot be known. Tensors count by identity."""
-    if fn is None or isinstance(fn, str):
-        return (fn,)
-    if isinstance(fn, Expr):
-        return ("expr", fn.__hash__())
-    if isinstance(fn, functools.partial):
-        parts = [signature(fn.func), *(_value(v) for v in fn.args), *(_value(v) for v in fn.keywords.values())]
-        return None if any(part is None for part in parts) else (*parts, tuple(fn.keywords))
-    if not isinstance(fn, types.FunctionType):
-        return None
-    parts: list[Any] = [fn.__code__]
-    for cell in fn.__closure__ or ():
-        try:
-            parts.append(_value(cell.cell_contents))
-        except ValueError:
-            return None
-    parts.extend(_value(v) for v in fn.__defaults__ or ())
-    parts.extend(_value(v) for v in (fn.__kwdefaults__ or {}).values())
-    for name in fn.__code__.co_names:
-        if name in fn.__globals__:
-            parts.append(_value(fn.__globals__[name]))
-    return None if any(part is None for part in parts) else tuple(parts)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str)):
-        return (type(value), value)
-    if isinstance(value, torch.Tensor):
-        return ("tensor", id(value), tuple(value.shape), value.dtype)
-    if isinstance(value, Expr):
-        return ("expr", value.__hash__())
-    if isinstance(value, types.ModuleType):
-        return ("module", value.__name__)
-    if isinstance(value, (types.BuiltinFunctionType, type, torch.dtype)) or value is None:
-        return ("object", id(value))
-    if isinstance(value, (tuple, list)):
-        parts = tuple(_value(v) for v in value)
-        return None if any(part is None for part in parts) else parts
-    if isinstance(value, types.FunctionType) and value.__module__ is not None and value.__module__.partition(".")[0] in ("torch", "foveal"):
-        return ("object", id(value))
-    return signature(value) if isinstance(value, (types.FunctionType, functools.partial)) else None

@@ -6,6 +6,7 @@ symbols gives a read, indexing it partly gives a `Vector` of reads over what is 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
 from dataclasses import dataclass, field
@@ -255,3 +256,60 @@ def _filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
+
+
+def signature(fn: Any) -> Any:
+    """A key that is equal for calls whose trace is the same, or None when that cannot be known. Arrays count by identity."""
+    if fn is None or isinstance(fn, str):
+        return (fn,)
+    if isinstance(fn, Expr):
+        return ("expr", fn.structure())
+    if isinstance(fn, functools.partial):
+        parts = [signature(fn.func), *(_value(v) for v in fn.args), *(_value(v) for v in fn.keywords.values())]
+        return None if None in parts else (*parts, tuple(fn.keywords))
+    if not isinstance(fn, types.FunctionType):
+        return None
+    parts: list[Any] = [fn.__code__]
+    for cell in fn.__closure__ or ():
+        try:
+            parts.append(_value(cell.cell_contents))
+        except ValueError:
+            return None
+    if fn.__defaults__:
+        parts.extend(_value(v) for v in fn.__defaults__)
+    if fn.__kwdefaults__:
+        parts.extend(_value(v) for v in fn.__kwdefaults__.values())
+    for name in fn.__code__.co_names:
+        if name in fn.__globals__:
+            parts.append(_value(fn.__globals__[name]))
+    return None if None in parts else tuple(parts)
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, (bool, int, float, str)):
+        return (type(value), value)
+    if value is None or isinstance(value, (types.BuiltinFunctionType, type)):
+        return ("object", id(value))
+    if isinstance(value, types.ModuleType):
+        return ("module", value.__name__)
+    if isinstance(value, Expr):
+        return ("expr", value.structure())
+    if isinstance(value, (tuple, list)):
+        parts = tuple(_value(v) for v in value)
+        return None if None in parts else parts
+    if isinstance(value, types.FunctionType) and (value.__module__ or "").partition(".")[0] in ("torch", "foveal", "numpy", "math"):
+        return ("object", id(value))
+    if isinstance(value, (types.FunctionType, functools.partial)):
+        return signature(value)
+    if arrays.is_array(value):
+        return ("array", id(value), tuple(value.shape), value.dtype)
+    return ("object", id(value)) if type(value).__module__ == "torch" and type(value).__name__ == "dtype" else None
+
+
+def mentions(parts: Any, array: Any) -> bool:
+    """True when the array itself is in a signature; a view made while tracing is new every time."""
+    if not isinstance(parts, tuple):
+        return False
+    if len(parts) == 4 and parts[0] == "array" and parts[1] == id(array):
+        return True
+    return any(mentions(part, array) for part in parts)

@@ -1,14 +1,15 @@
-// attention.h, and Calls.
+// attention.h, Calls and Programs.
 #include "foveal/attention.h"
 
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "array.h"
 #include "call.h"
 #include "module.h"
+#include "program.h"
 
 namespace nb = nanobind;
 
@@ -37,6 +38,25 @@ nb::dict to_dict(const Explanation& e) {
   d["details"] = details;
   d["text"] = e.to_string();
   return d;
+}
+
+std::vector<bool> flags(nb::handle sequence) {
+  std::vector<bool> values;
+  for (const nb::handle value : nb::iter(sequence)) values.push_back(PyObject_IsTrue(value.ptr()) == 1);
+  return values;
+}
+
+void run_call(const Call& call, const nb::list& arrays, nb::handle workspace) {
+  std::vector<TensorView> tensors;
+  for (const nb::handle array : arrays) {
+    const std::size_t slot = tensors.size();
+    const char* name = slot < slot_count(call.pass()) ? slot_names[slot] : "params";
+    tensors.push_back(array.is_none() ? TensorView{} : view_of(array, name));
+  }
+  void* const scratch = workspace.is_none() ? nullptr : view_of(workspace, "workspace").data;
+  const Stream stream = tensors.empty() ? Stream{} : stream_of(arrays[0], tensors[0].device);
+  const nb::gil_scoped_release release;
+  call.run(tensors, scratch, stream);
 }
 
 }  // namespace
@@ -81,37 +101,83 @@ void bind_attention(nb::module_& m) {
           nb::arg("score_mod").none() = nb::none(), nb::arg("mask").none() = nb::none(), nb::arg("scale").none() = nb::none(),
           nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0, nb::arg("offset") = 0,
           nb::arg("determinism") = Determinism::fast, nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false,
-          nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0);
+          nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0)
+      .def(
+          "with_scores",
+          [](Attention attention, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask) {
+            attention.score_mod = score_mod.value_or(Expr());
+            attention.mask = mask.value_or(Expr());
+            return attention;
+          },
+          nb::arg("score_mod").none(), nb::arg("mask").none(), "The same with another score and mask.");
 
-  nb::class_<Spec>(m, "Spec").def(
-      "__init__",
-      [](Spec* self, DType dtype, bool cuda, int index, std::vector<std::int64_t> sizes, std::vector<std::int64_t> strides) {
-        new (self) Spec{dtype, {cuda ? DeviceKind::cuda : DeviceKind::cpu, index}, std::move(sizes), std::move(strides)};
-      },
-      nb::arg("dtype"), nb::arg("cuda"), nb::arg("index"), nb::arg("sizes"), nb::arg("strides"));
-
-  nb::class_<Call>(m, "Call")
+  nb::class_<TensorView>(m, "TensorView", "A tensor without its data: what a call is planned for.")
+      .def(nb::init<>(), "An absent tensor.")
       .def(
           "__init__",
-          [](Call* self, const Attention& attention, Pass pass, const Call::Specs& specs, const Call::Params& params,
-             const Call::Params& dparams, std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const std::string& backend,
-             const std::string& target, int threads) {
-            const PlanOptions options{.backend = backend, .target = target, .threads = threads};
-            new (self) Call(attention, pass, specs, params, dparams, max_seqlen_q, max_seqlen_kv, options);
+          [](TensorView* self, DType dtype, bool cuda, int index, const std::vector<std::int64_t>& sizes) {
+            new (self) TensorView(
+                contiguous_view(dtype, {cuda ? DeviceKind::cuda : DeviceKind::cpu, index}, sizes.data(), static_cast<int>(sizes.size())));
           },
-          nb::arg("attention"), nb::arg("pass_"), nb::arg("specs"), nb::arg("params") = Call::Params{}, nb::arg("dparams") = Call::Params{},
-          nb::arg("max_seqlen_q") = 0, nb::arg("max_seqlen_kv") = 0, nb::arg("backend") = "", nb::arg("target") = "",
-          nb::arg("threads") = 0)
+          nb::arg("dtype"), nb::arg("cuda"), nb::arg("index"), nb::arg("sizes"), "A contiguous tensor.");
+
+  nb::class_<Call>(m, "Call", "One attention, planned for tensors of fixed shapes.")
       .def(
-          "run",
-          [](const Call& call, const std::vector<std::uintptr_t>& pointers, std::uintptr_t workspace, std::uintptr_t stream) {
-            nb::gil_scoped_release release;
-            call.run(pointers, reinterpret_cast<void*>(workspace), Stream{reinterpret_cast<void*>(stream)});
+          "__init__",
+          [](Call* self, const Attention& attention, Pass pass, const std::vector<Param>& params, const std::vector<TensorView>& tensors,
+             const std::vector<bool>& trained, std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const std::string& backend,
+             const std::string& target, int threads) {
+            new (self) Call(attention, pass, params, tensors, trained, max_seqlen_q, max_seqlen_kv,
+                            {.backend = backend, .target = target, .threads = threads});
           },
-          nb::arg("pointers"), nb::arg("workspace") = 0, nb::arg("stream") = 0)
+          nb::arg("attention"), nb::arg("pass_"), nb::arg("params"), nb::arg("tensors"), nb::arg("trained"), nb::arg("max_seqlen_q"),
+          nb::arg("max_seqlen_kv"), nb::arg("backend"), nb::arg("target"), nb::arg("threads"))
+      .def("run", &run_call, nb::arg("arrays"), nb::arg("workspace").none(),
+           "Runs on arrays by slot (None: absent); throws when they are not what was planned. workspace None: the thread's own (CPU).")
       .def_prop_ro("workspace_bytes", [](const Call& c) { return c.plan().workspace_bytes(); })
       .def_prop_ro("kernel", [](const Call& c) { return c.plan().kernel(); })
       .def("explain", [](const Call& c) { return to_dict(c.plan().explain()); });
+
+  nb::class_<Program>(m, "Program", "One attention with its parameters; finds or makes the planned call for the arrays it is given.")
+      .def(
+          "__init__",
+          [](Program* self, const Attention& attention, const std::vector<Param>& params, const std::string& backend,
+             const std::string& target,
+             int threads) { new (self) Program(attention, params, {.backend = backend, .target = target, .threads = threads}); },
+          nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0)
+      .def(
+          "forward",
+          [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,
+             nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv) {
+            const nb::handle none = Py_None;
+            return program.run({Pass::forward, {q, k, v, none, none, cu_q, cu_kv}, params, {want_lse}, max_q, max_kv});
+          },
+          nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("params"), nb::arg("want_lse"), nb::arg("cu_q").none() = nb::none(),
+          nb::arg("cu_kv").none() = nb::none(), nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
+          "(out, lse), newly made; lse None when not wanted.")
+      .def(
+          "backward",
+          [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout, nb::handle dlse,
+             nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv) {
+            const nb::handle none = Py_None;
+            return program.run(
+                {Pass::backward, {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv}, params, flags(wanted), max_q, max_kv});
+          },
+          nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"), nb::arg("dlse").none(),
+          nb::arg("params"), nb::arg("wanted"), nb::arg("cu_q").none() = nb::none(), nb::arg("cu_kv").none() = nb::none(),
+          nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
+          "(dq, dk, dv, gradient of each parameter...), newly made; None where `wanted`, one bool for each, says so.")
+      .def(
+          "plan",
+          [](Program& program, Pass pass, const nb::list& arrays, nb::handle params, nb::handle wanted, std::int64_t max_q,
+             std::int64_t max_kv) {
+            std::vector<nb::handle> handles(arrays.begin(), arrays.end());
+            return program.plan({pass, std::move(handles), params, flags(wanted), max_q, max_kv});
+          },
+          nb::arg("pass_"), nb::arg("arrays"), nb::arg("params"), nb::arg("wanted"), nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
+          "The call for these arrays by slot (q, k, v, out, lse, then dout, dlse, dq, dk, dv in a backward pass; then both cu_seqlens); "
+          "None for\n"
+          "absent ones, contiguous ones are planned for then.");
 
   m.def("set_num_threads", &set_num_threads, nb::arg("threads"), "Threads of the CPU backend; 0 = all that the process may use.");
   m.def("num_threads", &num_threads);

@@ -1,10 +1,10 @@
 #include "call.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <optional>
+#include <string>
 
 namespace foveal::python {
 namespace {
@@ -29,75 +29,53 @@ void* cpu_workspace(std::size_t bytes) {
 
 }  // namespace
 
-TensorView Spec::view() const {
-  if (sizes.size() > TensorView::max_rank) throw Error(ErrorCode::invalid_argument, "a tensor has more than 6 dimensions");
-  TensorView v;
-  v.dtype = dtype;
-  v.device = device;
-  v.rank = static_cast<int>(sizes.size());
-  std::copy(sizes.begin(), sizes.end(), v.sizes.begin());
-  std::copy(strides.begin(), strides.end(), v.strides.begin());
-  return v;
-}
-
-Call::Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams,
-           std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options)
-    : pass_(pass) {
-  const auto view = [&specs](const char* name) {
-    const auto it = specs.find(name);
-    return it == specs.end() ? TensorView{} : it->second.view();
-  };
+/// use(inputs, outputs) of the pass.
+template <class Do>
+void Call::with_arguments(const std::vector<TensorView>& t, Do&& use) const {
+  const std::size_t lengths = slot_count(pass_), params = lengths + 2, dparams = params + params_.size();
+  if (t.size() != (pass_ == Pass::forward ? dparams : dparams + params_.size()))
+    throw Error(ErrorCode::invalid_argument, "tensors: found " + std::to_string(t.size()) + " of them; expected one for each slot");
   std::optional<Varlen> varlen;
-  if (specs.count("cu_seqlens_q") != 0) varlen = Varlen{view("cu_seqlens_q"), view("cu_seqlens_kv"), max_seqlen_q, max_seqlen_kv};
+  if (t[lengths].present()) varlen = Varlen{t[lengths], t[lengths + 1], max_seqlen_q_, max_seqlen_kv_};
   std::vector<ParamBinding> bound;
-  for (const auto& [param, spec] : params) bound.push_back({param, spec.view()});
-  if (pass == Pass::forward) {
-    forward_in_ = {.q = view("q"), .k = view("k"), .v = view("v"), .params = bound, .varlen = varlen};
-    forward_out_ = {.out = view("out"), .lse = view("lse")};
-    plan_ = foveal::plan(attention, forward_in_, forward_out_, options);
-  } else {
-    backward_in_ = {.q = view("q"),
-                    .k = view("k"),
-                    .v = view("v"),
-                    .out = view("out"),
-                    .lse = view("lse"),
-                    .dout = view("dout"),
-                    .dlse = view("dlse"),
-                    .params = bound,
-                    .varlen = varlen};
-    backward_out_ = {.dq = view("dq"), .dk = view("dk"), .dv = view("dv")};
-    for (const auto& [param, spec] : dparams) backward_out_.dparams.push_back({param, spec.view()});
-    plan_ = foveal::plan(attention, backward_in_, backward_out_, options);
+  bound.reserve(params_.size());
+  for (std::size_t i = 0; i < params_.size(); ++i) bound.push_back({params_[i], t[params + i]});
+  if (pass_ == Pass::forward) {
+    use(ForwardInputs{.q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen},
+        ForwardOutputs{.out = t[slots::out], .lse = t[slots::lse]});
+    return;
   }
+  BackwardOutputs outputs{.dq = t[slots::dq], .dk = t[slots::dk], .dv = t[slots::dv]};
+  for (std::size_t i = 0; i < params_.size(); ++i)
+    if (trained_[i]) outputs.dparams.push_back({params_[i], t[dparams + i]});
+  use(BackwardInputs{.q = t[slots::q],
+                     .k = t[slots::k],
+                     .v = t[slots::v],
+                     .out = t[slots::out],
+                     .lse = t[slots::lse],
+                     .dout = t[slots::dout],
+                     .dlse = t[slots::dlse],
+                     .params = std::move(bound),
+                     .varlen = varlen},
+      outputs);
 }
 
-void Call::run(const std::vector<std::uintptr_t>& pointers, void* workspace, Stream stream) const {
-  void* scratch = workspace != nullptr ? workspace : cpu_workspace(plan_.workspace_bytes());
-  std::size_t next = 0;
-  const auto take = [&](TensorView& view) { view.data = reinterpret_cast<void*>(pointers.at(next++)); };
-  const auto take_varlen = [&](std::optional<Varlen>& varlen) {
-    if (!varlen) return;
-    take(varlen->cu_seqlens_q);
-    take(varlen->cu_seqlens_kv);
-  };
-  if (pass_ == Pass::forward) {
-    ForwardInputs in = forward_in_;
-    ForwardOutputs out = forward_out_;
-    for (TensorView* v : {&in.q, &in.k, &in.v, &out.out, &out.lse}) take(*v);
-    take_varlen(in.varlen);
-    for (ParamBinding& p : in.params) take(p.tensor);
-    if (next != pointers.size()) throw Error(ErrorCode::invalid_argument, "run: wrong number of pointers");
-    plan_.run(in, out, scratch, stream);
-  } else {
-    BackwardInputs in = backward_in_;
-    BackwardOutputs out = backward_out_;
-    for (TensorView* v : {&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &in.dlse, &out.dq, &out.dk, &out.dv}) take(*v);
-    take_varlen(in.varlen);
-    for (ParamBinding& p : in.params) take(p.tensor);
-    for (ParamBinding& p : out.dparams) take(p.tensor);
-    if (next != pointers.size()) throw Error(ErrorCode::invalid_argument, "run: wrong number of pointers");
-    plan_.run(in, out, scratch, stream);
-  }
+Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std::vector<TensorView> tensors, std::vector<bool> trained,
+           std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options)
+    : pass_(pass),
+      params_(std::move(params)),
+      tensors_(std::move(tensors)),
+      trained_(std::move(trained)),
+      max_seqlen_q_(max_seqlen_q),
+      max_seqlen_kv_(max_seqlen_kv) {
+  trained_.resize(params_.size());
+  for (TensorView& tensor : tensors_) tensor.data = nullptr;
+  with_arguments(tensors_, [&](const auto& inputs, const auto& outputs) { plan_ = foveal::plan(attention, inputs, outputs, options); });
+}
+
+void Call::run(const std::vector<TensorView>& tensors, void* workspace, Stream stream) const {
+  if (workspace == nullptr && tensors[slots::q].device.kind == DeviceKind::cpu) workspace = cpu_workspace(plan_.workspace_bytes());
+  with_arguments(tensors, [&](const auto& inputs, const auto& outputs) { plan_.run(inputs, outputs, workspace, stream); });
 }
 
 }  // namespace foveal::python

@@ -1,45 +1,46 @@
 #pragma once
-// A Call: one attention, planned for fixed shapes. Running it needs only pointers, in a fixed order of roles.
+// A Call: one attention, planned for tensors of fixed shapes. Its tensors stand in a fixed order of slots, absent ones too.
+#include <array>
 #include <cstdint>
-#include <map>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "foveal/attention.h"
 
 namespace foveal::python {
 
-/// What Python knows of a tensor without its data: dtype, device, sizes, strides in elements.
-struct Spec {
-  DType dtype;
-  Device device;
-  std::vector<std::int64_t> sizes, strides;
+/// After the slots of a pass come cu_seqlens of q and of kv, then the parameters, then, in a backward pass, their gradients.
+namespace slots {
+enum Slot : std::size_t { q, k, v, out, lse, forward_count, dout = forward_count, dlse, dq, dk, dv, backward_count };
+}
+constexpr std::array<const char*, slots::backward_count> slot_names{"q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv"};
 
-  TensorView view() const;
-};
+constexpr std::size_t slot_count(Pass pass) { return pass == Pass::forward ? slots::forward_count : slots::backward_count; }
 
 class Call {
  public:
-  using Specs = std::map<std::string, Spec>;  ///< by role: q, k, v, out, lse, dout, dlse, dq, dk, dv, cu_seqlens_q, cu_seqlens_kv
-  using Params = std::vector<std::pair<Param, Spec>>;
+  /// tensors: one view for each slot; their data may be null. trained: which parameters' gradients a backward pass wants.
+  Call(const Attention& attention, Pass pass, std::vector<Param> params, std::vector<TensorView> tensors, std::vector<bool> trained,
+       std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options);
 
-  Call(const Attention& attention, Pass pass, const Specs& specs, const Params& params, const Params& dparams, std::int64_t max_seqlen_q,
-       std::int64_t max_seqlen_kv, const PlanOptions& options);
-
-  /// Addresses: forward q k v out lse, backward q k v out lse dout dlse dq dk dv; then the two cu_seqlens of a packed batch; then params;
-  /// then dparams. 0 for absent tensors. workspace null: the calling thread's own (CPU).
-  void run(const std::vector<std::uintptr_t>& pointers, void* workspace, Stream stream) const;
+  /// Throws when the tensors are not what was planned. workspace null: the calling thread's own (CPU).
+  void run(const std::vector<TensorView>& tensors, void* workspace, Stream stream) const;
 
   const Plan& plan() const { return plan_; }
+  Pass pass() const { return pass_; }
+  const std::vector<Param>& params() const { return params_; }
+  const std::vector<TensorView>& tensors() const { return tensors_; }  ///< as planned, without data
+  bool trained(std::size_t param) const { return pass_ == Pass::backward && trained_[param]; }
 
  private:
+  template <class Do>
+  void with_arguments(const std::vector<TensorView>& tensors, Do&& use) const;
+
   Pass pass_;
+  std::vector<Param> params_;
+  std::vector<TensorView> tensors_;
+  std::vector<bool> trained_;
+  std::int64_t max_seqlen_q_, max_seqlen_kv_;
   Plan plan_;
-  ForwardInputs forward_in_;
-  ForwardOutputs forward_out_;
-  BackwardInputs backward_in_;
-  BackwardOutputs backward_out_;
 };
 
 }  // namespace foveal::python

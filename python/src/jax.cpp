@@ -18,8 +18,9 @@ namespace nb = nanobind;
 namespace foveal::python {
 namespace {
 
-/// Which buffer each pointer of Call::run is: >= 0 an argument, < 0 the result ~slot, `absent` none.
+/// Which buffer each of the Call's tensors is: >= 0 an argument, < 0 the result ~slot, `absent` none.
 constexpr std::int64_t absent = INT64_MAX;
+constexpr std::uintptr_t workspace_alignment = 256;
 struct Entry {
   std::shared_ptr<const Call> call;
   std::vector<std::int64_t> slots;
@@ -39,6 +40,12 @@ std::int64_t next_id() {
 void* error(const xla::Api* api, int code, const std::string& message) {
   xla::ErrorCreateArgs args{sizeof(xla::ErrorCreateArgs), nullptr, message.c_str(), code};
   return api->error_create(&args);
+}
+
+/// XLA aligns its buffers less than workspaces ask for: they come with room for this.
+void* aligned(void* workspace) {
+  return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace) + workspace_alignment - 1) / workspace_alignment *
+                                 workspace_alignment);
 }
 
 void* run(const xla::CallFrame& frame) {
@@ -67,11 +74,10 @@ void* run(const xla::CallFrame& frame) {
     if (void* failed = frame.api->stream_get(&args)) return failed;
     stream.handle = args.stream;
   }
-  std::vector<std::uintptr_t> pointers;
-  pointers.reserve(entry->slots.size());
-  for (const std::int64_t slot : entry->slots) pointers.push_back(reinterpret_cast<std::uintptr_t>(address(slot)));
   try {
-    entry->call->run(pointers, address(entry->workspace), stream);
+    std::vector<TensorView> tensors = entry->call->tensors();
+    for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].data = address(entry->slots[i]);
+    entry->call->run(tensors, aligned(address(entry->workspace)), stream);
   } catch (const Error& e) {
     return error(frame.api, e.code() == ErrorCode::invalid_argument ? 3 : 13, e.what());
   } catch (const std::exception& e) {
@@ -107,6 +113,7 @@ void bind_jax(nb::module_& m) {
       },
       nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("on_stream"));
   m.attr("xla_absent") = absent;
+  m.attr("workspace_alignment") = workspace_alignment;
 }
 
 }  // namespace foveal::python

@@ -2,11 +2,13 @@
 #include "foveal/score.h"
 
 #include <nanobind/operators.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 
+#include "expression.h"
 #include "foveal/masks.h"
 #include "module.h"
 
@@ -47,6 +49,13 @@ void bind_score(nb::module_& m) {
   nb::class_<Expr> expr(m, "Expr", "A typed, immutable expression over score, batch, head, q_idx, kv_idx and parameters.");
   expr.def_prop_ro("type", &Expr::type)
       .def("__repr__", [](const Expr& e) { return e.present() ? to_string(e) : std::string("<absent>"); })
+      .def(
+          "structure",
+          [](const Expr& e) {
+            const std::string s = structure_of(e);
+            return nb::bytes(s.data(), s.size());
+          },
+          "Equal for expressions that were built in the same way.")
       .def("__hash__", [](const Expr& e) { return reinterpret_cast<std::uintptr_t>(e.node().get()); })
       .def("__bool__", [](const Expr&) -> bool {
         throw nb::type_error(
@@ -144,6 +153,8 @@ void bind_score(nb::module_& m) {
   m.def("dilated", &dilated, nb::arg("w"), nb::arg("d"), "window(w) and abs(q_idx - kv_idx) % d == 0");
   m.def("alibi", &alibi, nb::arg("heads"), "score + (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads)");
   m.def("softcap", &softcap, nb::arg("cap"), "cap * tanh(score / cap)");
+  m.def("fold_batch", &fold_batch, nb::arg("expr"), nb::arg("batch"), nb::arg("folded"));
+  m.def("reads_by_batch", &reads_by_batch, nb::arg("expr"), nb::arg("param"));
   m.def(
       "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),
       nb::arg("params") = std::vector<Param>{}, "Parse the text form of an expression.");

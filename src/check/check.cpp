@@ -50,8 +50,7 @@ void run_exact(CaseData& data) {
 
 }  // namespace
 
-Checker::Checker(const Line& line) {
-  CaseData data(line);
+Checker::Checker(CaseData data) {
   CaseData exact = data.as_f64();
   run_exact(exact);
   Results exact_results = results_of(exact);

@@ -26,7 +26,8 @@ Report check_line(const problem::Line& line);
 class Checker {
  public:
   /// Computes the exact and the naive results once, for any number of backends.
-  explicit Checker(const problem::Line& line);
+  explicit Checker(const problem::Line& line) : Checker(problem::CaseData(line)) {}
+  explicit Checker(problem::CaseData data);
   ~Checker();
   Report operator()(const PlanOptions& options) const;
   /// On whatever `run` does with the case; it gives the kernel's name.

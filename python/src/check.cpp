@@ -1,0 +1,92 @@
+// Checks against the fp64 reference by the library's tolerance rule: of problem lines, and of a caller's own arrays.
+#include "check/check.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "array.h"
+#include "base/dtype.h"
+#include "call.h"
+#include "module.h"
+
+namespace nb = nanobind;
+
+namespace foveal::python {
+namespace {
+
+nb::dict to_dict(const check::Report& report) {
+  nb::dict d;
+  d["line"] = report.line;
+  d["kernel"] = report.kernel;
+  d["passed"] = report.pass;
+  d["refused"] = report.refused;
+  d["failure"] = report.failure;
+  nb::list tensors;
+  for (const check::TensorReport& t : report.tensors) {
+    nb::dict row;
+    row["name"] = t.name;
+    row["passed"] = t.pass;
+    row["max_error"] = t.max_error;
+    row["max_bound"] = t.max_bound;
+    row["rms_error"] = t.rms_error;
+    row["rms_bound"] = t.rms_bound;
+    row["naive_max_error"] = t.naive_max_error;
+    row["failure"] = t.failure;
+    tensors.append(row);
+  }
+  d["tensors"] = tensors;
+  return d;
+}
+
+/// Lengths of the sequences of a packed batch.
+std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const TensorView& cu_q, const TensorView& cu_kv) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;
+  const auto at = [](const TensorView& cu, std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i * cu.strides[0]); };
+  for (std::int64_t i = 0; i + 1 < cu_q.sizes[0]; ++i) lengths.emplace_back(at(cu_q, i + 1) - at(cu_q, i), at(cu_kv, i + 1) - at(cu_kv, i));
+  return lengths;
+}
+
+/// The call's problem with the caller's values: arrays by slot, on the CPU wherever the call runs; what the pass computes is not read.
+check::Report check_call(const Call& call, const nb::list& arrays, const PlanOptions& options) {
+  std::vector<TensorView> tensors;
+  for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of(array, "check"));
+  const std::size_t roles = slot_count(call.pass());
+  problem::Line line = problem::parse_line(call.plan().explain().problem);
+  line.device = call.tensors()[slots::q].device;
+  line.options = options;
+  if (tensors[roles].present()) line.lengths = lengths_of(tensors[roles], tensors[roles + 1]);
+
+  problem::CaseData data(line);
+  for (std::size_t slot = 0; slot < roles; ++slot)
+    if (tensors[slot].present()) problem::set_values(data.view(slot_names[slot]), problem::values_of(tensors[slot]));
+  for (std::size_t i = 0; i < call.params().size(); ++i)
+    for (std::size_t j = 0; j < line.params.size(); ++j)
+      if (line.params[j].param.name() == call.params()[i].name())
+        problem::set_values(data.param(j), problem::values_of(tensors[roles + 2 + i]));
+  return check::Checker(std::move(data))(options);
+}
+
+}  // namespace
+
+void bind_check(nb::module_& m) {
+  m.def(
+      "check_line",
+      [](const std::string& text) {
+        const problem::Line line = problem::parse_line(text);
+        check::Report report;
+        {
+          const nb::gil_scoped_release release;
+          report = check::check_line(line);
+        }
+        return to_dict(report);
+      },
+      nb::arg("line"));
+  m.def(
+      "check_call",
+      [](const Call& call, const nb::list& arrays, const std::string& backend, const std::string& target, int threads) {
+        return to_dict(check_call(call, arrays, {.backend = backend, .target = target, .threads = threads}));
+      },
+      nb::arg("call"), nb::arg("arrays"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0);
+}
+
+}  // namespace foveal::python

@@ -1,0 +1,191 @@
+#include "program.h"
+
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <cstring>
+#include <functional>
+
+#include "array.h"
+
+namespace nb = nanobind;
+
+namespace foveal::python {
+namespace {
+
+constexpr std::size_t max_sites = 4096;
+constexpr std::size_t first_gradient = 3;  // among the results of a backward pass: dq, dk, dv come before the parameters'
+
+template <class T>
+void append(std::string& text, const T& value) {
+  text.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+/// Equal for calls that share a plan and the way their results are made.
+std::string signature_of(const Program::Arguments& arguments, const std::vector<TensorView>& tensors) {
+  std::string text;
+  text.reserve(64 + 72 * tensors.size());
+  append(text, arguments.pass);
+  append(text, arguments.arrays[slots::q].type().ptr());
+  append(text, arguments.max_seqlen_q);
+  append(text, arguments.max_seqlen_kv);
+  for (const bool wanted : arguments.wanted) text.push_back(wanted ? '1' : '0');
+  for (const TensorView& tensor : tensors) {
+    text.push_back(tensor.present() ? static_cast<char>(tensor.rank) : '\x7f');
+    if (!tensor.present()) continue;
+    append(text, tensor.dtype);
+    append(text, tensor.device.kind);
+    append(text, tensor.device.index);
+    const std::size_t bytes = static_cast<std::size_t>(tensor.rank) * sizeof(std::int64_t);
+    text.append(reinterpret_cast<const char*>(tensor.sizes.data()), bytes);
+    text.append(reinterpret_cast<const char*>(tensor.strides.data()), bytes);
+  }
+  return text;
+}
+
+DType accumulated(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+TensorView contiguous_like(const TensorView& tensor, DType dtype) {
+  return contiguous_view(dtype, tensor.device, tensor.sizes.data(), tensor.rank);
+}
+
+TensorView out_of(const TensorView& q, const TensorView& v) {
+  if ((q.rank != 3 && q.rank != 4) || v.rank != q.rank)
+    throw Error(ErrorCode::invalid_argument, "q: rank " + std::to_string(q.rank) + ", v: rank " + std::to_string(v.rank) +
+                                                 "; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]");
+  const auto last = static_cast<std::size_t>(q.rank - 1);
+  TensorView out = q;
+  out.sizes[last] = v.sizes[last];
+  return contiguous_like(out, q.dtype);
+}
+
+/// [batch, heads, seqlen], packed [heads, total].
+TensorView lse_of(const TensorView& q) {
+  const bool packed = q.rank == 3;
+  const std::array<std::int64_t, 3> sizes =
+      packed ? std::array{q.sizes[1], q.sizes[0], std::int64_t{1}} : std::array{q.sizes[0], q.sizes[2], q.sizes[1]};
+  return contiguous_view(accumulated(q.dtype), q.device, sizes.data(), packed ? 2 : 3);
+}
+
+nb::object maker(const TensorView& tensor, nb::handle like) {
+  nb::list sizes;
+  for (int d = 0; d < tensor.rank; ++d) sizes.append(tensor.sizes[static_cast<std::size_t>(d)]);
+  return nb::module_::import_("foveal.arrays").attr("maker")(nb::tuple(sizes), tensor.dtype, like);
+}
+
+}  // namespace
+
+/// A planned call, and how to make its results and its scratch memory in the arrays' framework.
+struct Program::Site {
+  std::string signature;
+  std::shared_ptr<Call> call;
+  std::vector<std::pair<std::size_t, nb::object>> makers;  ///< by slot
+  nb::object scratch;                                      ///< null: the CPU call finds its own
+};
+
+std::vector<TensorView> Program::read(const Arguments& arguments) const {
+  static constexpr std::array<const char*, 2> lengths{"cu_seqlens_q", "cu_seqlens_kv"};
+  const std::size_t roles = slot_count(arguments.pass);
+  const std::size_t gradients = arguments.pass == Pass::backward ? params_.size() : 0;
+  if (nb::len(arguments.params) != params_.size())
+    throw Error(ErrorCode::invalid_argument,
+                "params: found " + std::to_string(nb::len(arguments.params)) + "; expected " + std::to_string(params_.size()));
+  std::vector<TensorView> tensors(roles + 2 + params_.size() + gradients);
+  for (std::size_t slot = 0; slot < roles + 2; ++slot)
+    if (!arguments.arrays[slot].is_none())
+      tensors[slot] = view_of(arguments.arrays[slot], slot < roles ? slot_names[slot] : lengths[slot - roles]);
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const nb::object array = nb::steal(PySequence_GetItem(arguments.params.ptr(), static_cast<Py_ssize_t>(i)));
+    if (!array.is_valid()) throw nb::python_error();
+    tensors[roles + 2 + i] = view_of(array, params_[i].name().c_str());
+  }
+  return tensors;
+}
+
+/// Fills the slots of results that are wanted and not there: contiguous, gradients of parameters in fp32 or wider.
+void Program::add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const {
+  const auto fill = [&tensors](std::size_t slot, const TensorView& view) {
+    if (!tensors[slot].present()) tensors[slot] = view;
+  };
+  const TensorView &q = tensors[slots::q], &v = tensors[slots::v];
+  fill(slots::out, out_of(q, v));
+  if (arguments.pass == Pass::forward) {
+    if (arguments.wanted[0]) fill(slots::lse, lse_of(q));
+    return;
+  }
+  fill(slots::lse, lse_of(q));
+  fill(slots::dout, out_of(q, v));
+  for (std::size_t i = 0; i < first_gradient; ++i)
+    if (arguments.wanted[i]) fill(slots::dq + i, contiguous_like(tensors[slots::q + i], tensors[slots::q + i].dtype));
+  const std::size_t params = slots::backward_count + 2, dparams = params + params_.size();
+  for (std::size_t i = 0; i < params_.size(); ++i)
+    if (arguments.wanted[first_gradient + i])
+      fill(dparams + i, contiguous_like(tensors[params + i], accumulated(tensors[params + i].dtype)));
+}
+
+std::shared_ptr<Call> Program::plan(const Arguments& arguments) { return plan(arguments, read(arguments)); }
+
+std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<TensorView> tensors) {
+  add_results(arguments, tensors);
+  std::vector<bool> trained;
+  if (arguments.pass == Pass::backward) trained.assign(arguments.wanted.begin() + first_gradient, arguments.wanted.end());
+  return std::make_shared<Call>(attention_, arguments.pass, params_, std::move(tensors), std::move(trained), arguments.max_seqlen_q,
+                                arguments.max_seqlen_kv, options_);
+}
+
+std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, const std::vector<TensorView>& tensors) {
+  std::string signature = signature_of(arguments, tensors);
+  std::shared_ptr<const Site>& last = last_[static_cast<std::size_t>(arguments.pass)];
+  if (last && last->signature == signature) return last;
+  const auto found = sites_.find(signature);
+  if (found != sites_.end()) return last = found->second;
+
+  auto site = std::make_shared<Site>();
+  site->call = plan(arguments, tensors);
+  const nb::handle like = arguments.arrays[slots::q];
+  const std::vector<TensorView>& planned = site->call->tensors();
+  const std::size_t roles = slot_count(arguments.pass), dparams = roles + 2 + params_.size();
+  for (std::size_t slot = 0; slot < planned.size(); ++slot) {
+    const bool result =
+        slot < roles ? planned[slot].present() && !tensors[slot].present() : slot >= dparams && site->call->trained(slot - dparams);
+    if (result) site->makers.emplace_back(slot, maker(planned[slot], like));
+  }
+  const auto scratch_bytes = static_cast<std::int64_t>(site->call->plan().workspace_bytes());
+  const Device device = planned[slots::q].device;
+  if (device.kind != DeviceKind::cpu && scratch_bytes > 0)
+    site->scratch = maker(contiguous_view(DType::u8, device, &scratch_bytes, 1), like);
+  site->signature = signature;
+  if (sites_.size() >= max_sites) sites_.clear();
+  sites_.emplace(std::move(signature), site);
+  return last = site;
+}
+
+nb::tuple Program::run(const Arguments& arguments) {
+  std::vector<TensorView> tensors = read(arguments);
+  const std::shared_ptr<const Site> site = find(arguments, tensors);
+  const std::size_t roles = slot_count(arguments.pass), dparams = roles + 2 + params_.size();
+  const std::size_t first = arguments.pass == Pass::forward ? slots::out : slots::dq;
+  const std::size_t count = arguments.pass == Pass::forward ? 2 : first_gradient + params_.size();
+  std::vector<nb::object> results(count, nb::none());
+  for (const auto& [slot, make] : site->makers) {
+    nb::object& result = results[slot < roles ? slot - first : first_gradient + slot - dparams];
+    result = make();
+    tensors[slot] = view_of(result, "result");
+  }
+  nb::object scratch;  // returned to its framework when the call is enqueued: later work on the stream may have it
+  void* workspace = nullptr;
+  if (site->scratch.is_valid()) {
+    scratch = site->scratch();
+    workspace = view_of(scratch, "workspace").data;
+  }
+  const Stream stream = stream_of(arguments.arrays[slots::q], tensors[slots::q].device);
+  {
+    const nb::gil_scoped_release release;
+    site->call->run(tensors, workspace, stream);
+  }
+  nb::tuple tuple = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  for (std::size_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), results[i].release().ptr());
+  return tuple;
+}
+
+}  // namespace foveal::python

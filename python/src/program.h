@@ -1,0 +1,52 @@
+#pragma once
+// A Program: one attention as Python runs it again and again. Calls that were planned before are found by what their arrays look like, so
+// that a call costs a look at each array, the allocation of its results, and the launch.
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "call.h"
+
+namespace foveal::python {
+
+class Program {
+ public:
+  Program(Attention attention, std::vector<Param> params, PlanOptions options)
+      : attention_(std::move(attention)), params_(std::move(params)), options_(std::move(options)) {}
+
+  /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
+  struct Arguments {
+    Pass pass;
+    std::vector<nanobind::handle> arrays;
+    nanobind::handle params;
+    std::vector<bool> wanted;  ///< forward: lse; backward: dq, dk, dv, then each parameter's gradient
+    std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
+  };
+
+  /// Makes the results in the arrays' own framework and runs. A tuple of (out, lse) or (dq, dk, dv, gradients...), None where not wanted.
+  nanobind::tuple run(const Arguments& arguments);
+
+  /// Plans without running. out, lse and dout may be absent too: contiguous ones are planned for.
+  std::shared_ptr<Call> plan(const Arguments& arguments);
+
+ private:
+  struct Site;
+
+  std::vector<TensorView> read(const Arguments& arguments) const;
+  void add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const;
+  std::shared_ptr<Call> plan(const Arguments& arguments, std::vector<TensorView> tensors);
+  std::shared_ptr<const Site> find(const Arguments& arguments, const std::vector<TensorView>& tensors);
+
+  const Attention attention_;
+  const std::vector<Param> params_;
+  const PlanOptions options_;
+  std::unordered_map<std::string, std::shared_ptr<const Site>> sites_;  ///< by signature
+  std::array<std::shared_ptr<const Site>, 2> last_;                     ///< of each pass: most calls are like the one before
+};
+
+}  // namespace foveal::python
