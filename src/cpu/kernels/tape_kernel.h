@@ -65,7 +65,8 @@ class TapeRun {
                           std::ptrdiff_t lane) {
       places_[static_cast<int>(space)] = {const_cast<char*>(static_cast<const char*>(data)), slot, first, row, lane};
     };
-    give(Space::none, nullptr, 0, 0, 0, 0);
+    static constexpr Zeros nothing{};  // what a step's missing operands load
+    give(Space::none, &nothing, 0, 0, 0, 0);
     give(Space::constant, program.constants, tape_constant_distance, 0, 0, 0);
     give(Space::lane_q, frame_.q_idx, 0, call.first_lane, 0, 1);
     give(Space::lane_head, frame_.head, 0, call.first_lane, 0, 1);
@@ -103,6 +104,9 @@ class TapeRun {
 
   // ---- operands ----
 
+  struct Zeros {
+    char bytes[kVectorBytes];
+  };
   /// Where the values of a space lie: their first element, and how far apart slots (bytes) and rows (elements) are.
   struct Place {
     char* base;
