@@ -48,7 +48,7 @@ const char* device_type(DType dtype) {
 class TypeRanges : public scoring::ReadRanges {
  public:
   explicit TypeRanges(const Problem& problem) : problem_(problem) {}
-  Interval range(std::int32_t param, const std::vector<Interval>&) const override {
+  Interval range(std::int32_t param, std::span<const Interval>) const override {
     switch (problem_.params[static_cast<std::size_t>(param)].tensor.dtype) {
       case DType::i32:
         return {-2147483648.0, 2147483647.0};

@@ -10,11 +10,11 @@ namespace {
 constexpr int halvings_within_a_tile = 6;
 
 /// Lists of runs that grow at their ends, one for each row, in one piece of memory.
-class RunLists {
+class RunLists final : public RunSink {
  public:
   explicit RunLists(std::int64_t rows) : first_(static_cast<std::size_t>(rows), -1), last_(first_) {}
 
-  void append(std::int64_t row, const Run& run) {
+  void append(std::int64_t row, const Run& run) override {
     std::int64_t& last = last_[static_cast<std::size_t>(row)];
     if (last >= 0) {
       Run& before = links_[static_cast<std::size_t>(last)].run;
@@ -63,9 +63,9 @@ std::int64_t tiles(std::int64_t length, std::int32_t block) { return (length + b
 /// each of its parts: a few further halvings find tiles that two terms of a mask cover together.
 class Refinement {
  public:
-  Refinement(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads,
-             RunLists& lists)
-      : program_(mask), tiling_(tiling), reads_(reads), lists_(lists) {
+  Refinement(const scoring::IntervalProgram& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
+             const scoring::ReadRanges& reads, std::span<scoring::Interval> values, RunSink& sink)
+      : program_(mask), tiling_(tiling), reads_(reads), values_(values), sink_(sink) {
     const auto point = [](std::int64_t value) { return scoring::Interval{static_cast<double>(value), static_cast<double>(value)}; };
     box_ = {point(batch), point(head), {}, {}, point(tiling.seqlen_q), point(tiling.seqlen_kv)};
   }
@@ -80,7 +80,7 @@ class Refinement {
     if (kept == Kept::none) return;
     if (kept == Kept::all || rows * columns == 1) {
       const Run run{static_cast<std::int32_t>(column_begin), static_cast<std::int32_t>(column_end), kept == Kept::all};
-      for (std::int64_t row = row_begin; row < row_end; ++row) lists_.append(row, run);
+      for (std::int64_t row = row_begin; row < row_end; ++row) sink_.append(row, run);
     } else if (columns == 1 || (rows > 1 && q.size() >= kv.size())) {
       const std::int64_t middle = row_begin + rows / 2;
       visit(row_begin, middle, column_begin, column_end);
@@ -130,15 +130,21 @@ class Refinement {
     return common;
   }
 
-  scoring::IntervalProgram program_;
+  const scoring::IntervalProgram& program_;
   const Tiling& tiling_;
   const scoring::ReadRanges& reads_;
-  RunLists& lists_;
+  std::span<scoring::Interval> values_;
+  RunSink& sink_;
   scoring::Box box_{};
-  std::vector<scoring::Interval> values_;
 };
 
 }  // namespace
+
+void Classifier::operator()(const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads,
+                            std::span<scoring::Interval> scratch, RunSink& sink) const {
+  const std::int64_t rows = tiles(tiling.seqlen_q, tiling.block_q), columns = tiles(tiling.seqlen_kv, tiling.block_kv);
+  if (rows > 0 && columns > 0) Refinement(mask_, tiling, batch, head, reads, scratch, sink).visit(0, rows, 0, columns);
+}
 
 BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int64_t batch, std::int64_t head,
                    const scoring::ReadRanges& reads) {
@@ -150,8 +156,10 @@ BlockMask classify(const scoring::Program& mask, const Tiling& tiling, std::int6
   RunLists lists(rows);
   if (mask.empty()) {
     for (std::int64_t row = 0; row < rows && columns > 0; ++row) lists.append(row, {0, static_cast<std::int32_t>(columns), true});
-  } else if (rows > 0 && columns > 0) {
-    Refinement(mask, tiling, batch, head, reads, lists).visit(0, rows, 0, columns);
+  } else {
+    const Classifier classifier(mask);
+    std::vector<scoring::Interval> scratch(classifier.scratch_size());
+    classifier(tiling, batch, head, reads, scratch, lists);
   }
   lists.write_to(result, columns);
   return result;

@@ -2,6 +2,7 @@
 // Block masks by interval evaluation: a mask program and a tiling give, for each tile row, the runs of tiles that must be visited. No S x S
 // work.
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "score/interval.h"
@@ -28,6 +29,28 @@ struct BlockMask {
   std::vector<std::int64_t> row_begin;  ///< rows + 1
   std::vector<Run> runs;
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles
+};
+
+/// Takes the runs of tile rows as they are found: those of one row in ascending order, some of which may continue the one before.
+class RunSink {
+ public:
+  virtual void append(std::int64_t row, const Run& run) = 0;
+
+ protected:
+  ~RunSink() = default;
+};
+
+/// A mask program prepared to be classified again and again, without allocations.
+class Classifier {
+ public:
+  explicit Classifier(const scoring::Program& mask) : mask_(mask) {}
+  std::size_t scratch_size() const { return mask_.size(); }
+  /// See classify(). The program is not empty. scratch: scratch_size() of them.
+  void operator()(const Tiling& tiling, std::int64_t batch, std::int64_t head, const scoring::ReadRanges& reads,
+                  std::span<scoring::Interval> scratch, RunSink& sink) const;
+
+ private:
+  scoring::IntervalProgram mask_;
 };
 
 /// Classifies tiles by interval evaluation, refining from large areas to tiles, for one batch and head (both known). `reads` gives the

@@ -6,7 +6,7 @@ namespace foveal::scoring {
 
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask) {
-  std::vector<Interval> values;
+  std::vector<Interval> values(program.code.size());
   IntervalProgram(program, mask).evaluate(box, reads, values);
   std::vector<IndexCheck> checks;
   for (const Instr& instr : program.code) {
@@ -26,7 +26,7 @@ std::vector<IndexCheck> check_reads(const Program& program, const std::vector<Pa
 }
 
 std::optional<Interval> int32_overflow(const Program& program, const Box& box, const ReadRanges& reads) {
-  std::vector<Interval> values;
+  std::vector<Interval> values(program.code.size());
   IntervalProgram(program).evaluate(box, reads, values);
   constexpr double limit = 2147483647.0;
   for (std::size_t id = 0; id < program.code.size(); ++id) {

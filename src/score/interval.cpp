@@ -112,7 +112,7 @@ Interval bounds_from(const std::vector<SymbolSum>& facts, const SymbolSum& sum) 
 
 }  // namespace
 
-Interval ReadRanges::range(std::int32_t, const std::vector<Interval>&) const { return interval_rules::everything(Type::real); }
+Interval ReadRanges::range(std::int32_t, std::span<const Interval>) const { return interval_rules::everything(Type::real); }
 
 IntervalProgram::IntervalProgram(const Program& program, const Program& assumed) : program_(program), gap_of_(program.code.size(), -1) {
   const std::vector<Linear> forms = linear_forms(program);
@@ -131,10 +131,8 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
   }
 }
 
-void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::vector<Interval>& values) const {
+void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::span<Interval> values) const {
   constexpr Interval zero{0, 0};
-  values.resize(program_.code.size());
-  std::vector<Interval> index;
   const auto operand = [&values](ValueId id) { return id < 0 ? Interval{0, 0} : values[static_cast<std::size_t>(id)]; };
   const auto bounds = [&](const Linear& sum) {
     double low = static_cast<double>(sum.constant), high = low;
@@ -181,13 +179,14 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::vec
       case Op::seqlen_kv:
         value = box.seqlen_kv;
         break;
-      case Op::read:
-        index.clear();
-        for (ValueId position : instr.index) index.push_back(operand(position));
-        value = reads.range(instr.param, index);
+      case Op::read: {
+        std::array<Interval, TensorView::max_rank> index;
+        for (std::size_t d = 0; d < instr.index.size(); ++d) index[d] = operand(instr.index[d]);
+        value = reads.range(instr.param, {index.data(), instr.index.size()});
         if (instr.type == Type::boolean) value = {std::max(value.low, 0.0), std::min(value.high, 1.0)};
         if (instr.type == Type::integer) value.maybe_nan = false;
         break;
+      }
       default:
         if (gap_of_[id] >= 0) {
           value = row(instr.op).interval(instr.type, bounds(gaps_[static_cast<std::size_t>(gap_of_[id])]), zero, zero);
@@ -201,7 +200,7 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::vec
 }
 
 std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads) {
-  std::vector<Interval> values;
+  std::vector<Interval> values(program.code.size());
   IntervalProgram(program).evaluate(box, reads, values);
   return values;
 }

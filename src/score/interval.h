@@ -2,6 +2,8 @@
 // Interval evaluation: bounds of a program's value over a box of positions.
 #include <cstdint>
 #include <memory>
+#include <memory_resource>
+#include <span>
 #include <vector>
 
 #include "foveal/tensor.h"
@@ -25,21 +27,27 @@ struct Box {
 class ReadRanges {
  public:
   virtual ~ReadRanges() = default;
-  virtual Interval range(std::int32_t param, const std::vector<Interval>& index) const;
+  virtual Interval range(std::int32_t param, std::span<const Interval> index) const;
 };
 
 /// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of the last two dimensions, built in
 /// O(size) when the parameter is first asked for. Parameters without data, or with data on another device, stay unknown. The tensors must
-/// outlive it unchanged.
+/// outlive it unchanged. All its memory comes from `memory`.
 class DataReadRanges : public ReadRanges {
  public:
-  DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors);
+  DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors,
+                 std::pmr::memory_resource* memory = std::pmr::get_default_resource());
   ~DataReadRanges() override;
-  Interval range(std::int32_t param, const std::vector<Interval>& index) const override;
+  DataReadRanges(const DataReadRanges&) = delete;
+  DataReadRanges& operator=(const DataReadRanges&) = delete;
+  Interval range(std::int32_t param, std::span<const Interval> index) const override;
+
+  /// At most so much memory is taken for these shapes, when all the parameters that `program` reads are asked for.
+  static std::size_t bytes(const Program& program, const std::vector<ParamInfo>& params);
 
  private:
   class Summary;
-  std::vector<std::unique_ptr<const Summary>> summaries_;  ///< null: unknown
+  std::pmr::vector<Summary*> summaries_;  ///< null: unknown
 };
 
 /// A program prepared for many interval evaluations. Integers are compared by the bounds of their difference as a sum, so that
@@ -48,8 +56,9 @@ class IntervalProgram {
  public:
   /// `assumed` is a mask program: bounds hold where it keeps the pair. What its comparisons say of sums of symbols is used.
   explicit IntervalProgram(const Program& program, const Program& assumed = {});
-  /// Bounds of every value over the box, in `values` (kept between calls: nothing is allocated once it has grown).
-  void evaluate(const Box& box, const ReadRanges& reads, std::vector<Interval>& values) const;
+  /// Bounds of every value over the box, in `values`, which has room for size() of them.
+  void evaluate(const Box& box, const ReadRanges& reads, std::span<Interval> values) const;
+  std::size_t size() const { return program_.code.size(); }
   ValueId output() const { return program_.outputs.front(); }
 
  private:

@@ -13,6 +13,7 @@ namespace foveal::scoring {
 namespace {
 
 constexpr std::int64_t fan = 8;          // a block of one level is fan x fan blocks of the level below
+constexpr std::size_t max_levels = 21;   // fan^21 elements along one side
 constexpr std::int64_t max_slices = 64;  // of the outer dimensions that a query looks at one by one
 constexpr double inf = std::numeric_limits<double>::infinity();
 
@@ -29,7 +30,7 @@ constexpr Interval nothing{inf, -inf, false};
 /// Bounds of blocks of the last two dimensions, level upon level, for each index of the others.
 class DataReadRanges::Summary {
  public:
-  explicit Summary(const TensorView& tensor) : tensor_(tensor) {
+  Summary(const TensorView& tensor, std::pmr::memory_resource* memory) : tensor_(tensor), levels_(memory) {
     const int rank = tensor.rank;
     rows_ = rank >= 2 ? tensor.sizes[static_cast<std::size_t>(rank - 2)] : 1;
     columns_ = rank >= 1 ? tensor.sizes[static_cast<std::size_t>(rank - 1)] : 1;
@@ -40,7 +41,21 @@ class DataReadRanges::Summary {
     for (int i = 0; i < outer_; ++i) slices_ *= tensor.sizes[static_cast<std::size_t>(i)];
   }
 
-  Interval range(const std::vector<Interval>& index) const {
+  /// Of all levels, for a tensor of this shape.
+  static std::size_t bytes(const std::vector<std::int64_t>& shape) {
+    const std::size_t rank = shape.size();
+    std::int64_t columns = rank >= 1 ? shape[rank - 1] : 1, rows = rank >= 2 ? shape[rank - 2] : 1, slices = 1;
+    for (std::size_t i = 0; i + 2 < rank; ++i) slices *= shape[i];
+    std::int64_t blocks = 0;
+    do {
+      rows = (rows + fan - 1) / fan;
+      columns = (columns + fan - 1) / fan;
+      blocks += slices * rows * columns;
+    } while (rows > 1 || columns > 1);
+    return max_levels * sizeof(Level) + static_cast<std::size_t>(blocks) * sizeof(Interval);
+  }
+
+  Interval range(std::span<const Interval> index) const {
     std::call_once(built_, [this] { build(); });  // nobody asks for most parameters: large tables that only the score reads
     std::array<std::int64_t, TensorView::max_rank> first{}, last{};
     for (int i = 0; i < tensor_.rank; ++i) {
@@ -75,7 +90,7 @@ class DataReadRanges::Summary {
   };
   struct Level {
     std::int64_t rows, columns;  ///< blocks
-    std::vector<Interval> blocks;
+    std::pmr::vector<Interval> blocks;
   };
 
   std::int64_t slice_number(const std::array<std::int64_t, TensorView::max_rank>& position) const {
@@ -103,11 +118,13 @@ class DataReadRanges::Summary {
 
   void build() const {
     std::int64_t rows = rows_, columns = columns_;
+    levels_.reserve(max_levels);
     do {  // until one block holds a whole slice
       const std::int64_t below_rows = rows, below_columns = columns;
       rows = (rows + fan - 1) / fan;
       columns = (columns + fan - 1) / fan;
-      Level level{rows, columns, std::vector<Interval>(static_cast<std::size_t>(slices_ * rows * columns), nothing)};
+      Level level{rows, columns,
+                  std::pmr::vector<Interval>(static_cast<std::size_t>(slices_ * rows * columns), nothing, levels_.get_allocator())};
       for (std::int64_t slice = 0; slice < slices_; ++slice) {
         const std::int64_t offset = slice_offset(slice);
         for (std::int64_t i = 0; i < below_rows; ++i)
@@ -149,23 +166,38 @@ class DataReadRanges::Summary {
   int outer_ = 0;
   std::int64_t slices_ = 1, rows_ = 1, columns_ = 1, row_stride_ = 0, column_stride_ = 0;
   mutable std::once_flag built_;
-  mutable std::vector<Level> levels_;
+  mutable std::pmr::vector<Level> levels_;
   mutable Interval everything_{};
 };
 
-DataReadRanges::DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors) {
-  for (std::size_t i = 0; i < params.size(); ++i) {
-    const bool known =
-        i < tensors.size() && tensors[i].data != nullptr && tensors[i].device.kind == DeviceKind::cpu && tensors[i].numel() > 0;
-    summaries_.push_back(known ? std::make_unique<const Summary>(tensors[i]) : nullptr);
-  }
+DataReadRanges::DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors,
+                               std::pmr::memory_resource* memory)
+    : summaries_(params.size(), nullptr, memory) {
+  for (std::size_t i = 0; i < params.size() && i < tensors.size(); ++i)
+    if (tensors[i].data != nullptr && tensors[i].device.kind == DeviceKind::cpu && tensors[i].numel() > 0)
+      summaries_[i] = std::pmr::polymorphic_allocator<>(memory).new_object<Summary>(tensors[i], memory);
 }
 
-DataReadRanges::~DataReadRanges() = default;
+DataReadRanges::~DataReadRanges() {
+  for (Summary* summary : summaries_)
+    if (summary) std::pmr::polymorphic_allocator<>(summaries_.get_allocator()).delete_object(summary);
+}
 
-Interval DataReadRanges::range(std::int32_t param, const std::vector<Interval>& index) const {
-  const auto& summary = summaries_[static_cast<std::size_t>(param)];
+Interval DataReadRanges::range(std::int32_t param, std::span<const Interval> index) const {
+  const Summary* summary = summaries_[static_cast<std::size_t>(param)];
   return summary ? summary->range(index) : ReadRanges::range(param, index);
+}
+
+std::size_t DataReadRanges::bytes(const Program& program, const std::vector<ParamInfo>& params) {
+  constexpr std::size_t gap = alignof(std::max_align_t);  // between two pieces
+  std::size_t sum = params.size() * (sizeof(Summary*) + sizeof(Summary) + gap) + gap;
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    const bool is_read = std::any_of(program.code.begin(), program.code.end(), [i](const Instr& instr) {
+      return instr.op == Op::read && instr.param == static_cast<std::int32_t>(i);
+    });
+    if (is_read) sum += Summary::bytes(params[i].shape) + (max_levels + 1) * gap;
+  }
+  return sum;
 }
 
 }  // namespace foveal::scoring

@@ -146,16 +146,18 @@ TEST(DataReadRanges, KnowNoMoreThanTheyAreGiven) {
   float with_nan[4] = {1, NAN, 2, 3};
   const TensorView seen(with_nan, DType::f32, {4}), absent(nullptr, DType::f32, {4});
   const scoring::DataReadRanges ranges({{"seen", {4}, Type::real}, {"absent", {4}, Type::real}}, {seen, absent});
-  EXPECT_TRUE(ranges.range(0, {{0, 3}}).maybe_nan);
-  EXPECT_FALSE(ranges.range(0, {{2, 3}}).maybe_nan);
-  EXPECT_TRUE(ranges.range(1, {{0, 0}}).maybe_nan);
-  EXPECT_EQ(ranges.range(1, {{0, 0}}).high, INFINITY);
+  const Interval all[] = {{0, 3}}, last[] = {{2, 3}}, first[] = {{0, 0}};
+  EXPECT_TRUE(ranges.range(0, all).maybe_nan);
+  EXPECT_FALSE(ranges.range(0, last).maybe_nan);
+  EXPECT_TRUE(ranges.range(1, first).maybe_nan);
+  EXPECT_EQ(ranges.range(1, first).high, INFINITY);
 }
 
 TEST(DataReadRanges, EveryDtypeIsRead) {
   const auto value = [](DType dtype, void* data) {
     const TensorView view(data, dtype, {1});
-    const Interval range = scoring::DataReadRanges({{"p", {1}, Type::real}}, {view}).range(0, {{0, 0}});
+    const Interval first[] = {{0, 0}};
+    const Interval range = scoring::DataReadRanges({{"p", {1}, Type::real}}, {view}).range(0, first);
     EXPECT_EQ(range.low, range.high);
     return range.low;
   };
