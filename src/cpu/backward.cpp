@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "cpu/describe.h"
+#include "cpu/nonfinite.h"
 
 namespace foveal::cpu {
 namespace {
@@ -209,15 +210,19 @@ class Backward final : public planning::Executable {
     BlockCursor cursor;
     std::int32_t block;
     bool any_empty;  ///< some lane has nothing to attend
+    bool any_nan;    ///< the lse of some lane is NaN
     LaneSymbols* symbols;
     LaneView lanes;
+    int first;  ///< lane of the tile that is lane 0 here
     void *q_panel, *dout_panel, *q_rows, *dout_rows;
+    NonfiniteRows *nonfinite_q, *nonfinite_dout;  ///< of the tile's rows, where packed for dk and dv
     Real *lse, *delta, *dq;
 
     /// dim: of q; dim_v: of dout.
     LaneState slice(int begin, int end, int dim, int dim_v) const {
       LaneState part = *this;
       part.lanes = lanes.slice(begin, end);
+      part.first += begin;
       part.q_panel = static_cast<Real*>(q_panel) + begin, part.dout_panel = static_cast<Real*>(dout_panel) + begin;
       part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(dim);
       part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(dim_v);
@@ -234,6 +239,9 @@ class Backward final : public planning::Executable {
     std::int32_t *first, *last;
     Operand *k, *v;  ///< one for each block of a key task
     void **k_scratch, **v_scratch;
+    void *k_copy, *k_copy_scratch, *lane_copy;
+    NonfiniteRows* nonfinite_k;  ///< of this block, where it is mixed into dq
+    KeptPairs* kept;
     Real *dk, *dv;  ///< accumulators of this task
 
     Slot slice(int begin) const {
@@ -326,6 +334,8 @@ class Backward final : public planning::Executable {
         state.lse = carver.take<Real>(lanes);
         state.delta = carver.take<Real>(lanes);
         state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(padded_dim(s_.dim)));
+        state.nonfinite_q = carver.take<NonfiniteRows>(1);
+        state.nonfinite_dout = carver.take<NonfiniteRows>(1);
         if (call) slot.states[t] = state;
       }
       slot.p = carver.take<Real>(cells);
@@ -347,6 +357,11 @@ class Backward final : public planning::Executable {
         void* v = carver.bytes(s_.ops.operand_bytes(s_.dim_v));
         if (call) slot.k_scratch[b] = k, slot.v_scratch[b] = v;
       }
+      slot.k_copy = carver.bytes(s_.copy_bytes(s_.ops.block_kv, s_.dim));
+      slot.k_copy_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim));
+      slot.lane_copy = carver.bytes(s_.copy_bytes(s_.ops.tile_lanes, std::max(s_.dim, s_.dim_v)));
+      slot.nonfinite_k = carver.take<NonfiniteRows>(1);
+      slot.kept = carver.take<KeptPairs>(1);
       slot.dk = carver.take<Real>(own_rows * static_cast<std::size_t>(dk_ld()));
       slot.dv = carver.take<Real>(own_rows * static_cast<std::size_t>(dv_ld()));
       if (call) slots[i] = slot;
@@ -401,18 +416,20 @@ class Backward final : public planning::Executable {
   // ---------------------------------------------------------------------------------------------------------- the common core
 
   /// Packs what the products of a tile read. Lanes with nothing to attend count as rows of zeros: they may hold anything, NaN even.
-  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, LaneState& state) const {
+  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, const Slot& slot, LaneState& state) const {
     state.tile = &tile;
+    state.first = 0;
     state.cursor = BlockCursor(call.work->runs.data() + tile.run_begin, call.work->runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
     state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
-    state.any_empty = false;
+    state.any_empty = state.any_nan = false;
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = row_index(sequence, head, query);
       state.lse[lane] = call.row_lse[row];
       state.delta[lane] = call.row_delta[row];
+      state.any_nan |= std::isnan(state.lse[lane]);
       if (call.row_lse[row] == std::numeric_limits<Real>::infinity()) {
         state.any_empty = true;
         return;
@@ -425,20 +442,33 @@ class Backward final : public planning::Executable {
     const LaneRows dout_rows{dout, padded_lanes(tile), call.dout.stride, call.dout.dtype};
     s_.ops.pack_panel(q_rows, s_.dim, s_.sign, state.q_panel);
     if (wants_ds_) s_.ops.pack_panel(dout_rows, s_.dim_v, Real(1), state.dout_panel);
-    if (for_keys && wants_dk_) s_.ops.pack_rows(q_rows, s_.dim, state.q_rows);
-    if (for_keys && wants_dv_) s_.ops.pack_rows(dout_rows, s_.dim_v, state.dout_rows);
+    const bool drops = s_.drops_anywhere() || s_.tape.has_mask();
+    const auto pack_rows = [&](LaneRows rows, int dim, NonfiniteRows& nonfinite, void* packed) {
+      if (drops) nonfinite.take(s_.ops, dim, slot.lane_copy, rows);
+      s_.ops.pack_rows(rows, dim, packed);
+    };
+    state.nonfinite_q->clear();
+    state.nonfinite_dout->clear();
+    if (for_keys && wants_dk_) pack_rows(q_rows, s_.dim, *state.nonfinite_q, state.q_rows);
+    if (for_keys && wants_dv_) pack_rows(dout_rows, s_.dim_v, *state.nonfinite_dout, state.dout_rows);
   }
 
   /// What a tile and block add to dk, dv (null: nothing) and dq.
   void visit(const Call& call, const Sequence& sequence, const LaneState& state, int keys, const Operand& k, const Operand& v,
              const TapeGrads* grads, Real* dk, Real* dv, bool with_dq, Slot& slot) const {
+    const int ld = s_.ops.tile_lanes;
     const auto visit_lanes = [&](const LaneState& lanes, Slot& tiles) {
       const KeyRange range = differentiate(call, sequence, lanes, keys, k, v, grads, tiles);
       if (range.begin == range.end) return;
-      const int count = lanes.lanes.padded();
+      const int count = lanes.lanes.padded(), valid = lanes.lanes.count;
       if (dv) s_.ops.spread(tiles.p_spread, lanes.dout_rows, range, count, s_.dim_v, dv);
       if (dk) s_.ops.spread(tiles.ds_spread, lanes.q_rows, range, count, s_.dim, dk);
       if (with_dq) s_.ops.mix(k, tiles.ds_mix, range, count, s_.dim, lanes.dq);
+      if (dv && lanes.nonfinite_dout->any())
+        lanes.nonfinite_dout->spread(lanes.first, range, *tiles.kept, tiles.dropped, ld, valid, s_.dim_v, s_.has_dropout(), dv);
+      if (dk && lanes.nonfinite_q->any())
+        lanes.nonfinite_q->spread(lanes.first, range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, dk);
+      if (with_dq && tiles.nonfinite_k->any()) tiles.nonfinite_k->mix(range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, lanes.dq);
     };
     const int count = state.lanes.count;
     int lower = count;
@@ -486,24 +516,26 @@ class Backward final : public planning::Executable {
     }
     const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
     const bool own_weights = !s_.ops.weights_in_tile, dropout = s_.has_dropout();
+    const bool nonfinite = state.any_nan || slot.nonfinite_k->any() || state.nonfinite_q->any() || state.nonfinite_dout->any();
+    if (nonfinite) slot.kept->note(slot.p, ld, range, valid, ranges);
     const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
-    s_.ops.probabilities(slot.p, range, lanes, s_.natural_multiplier(), ranges, state.lse, dropout ? Weights{} : p_weights);
+    s_.ops.probabilities(slot.p, range, lanes, s_.natural_multiplier(), ranges, state.lse, dropout || nonfinite ? Weights{} : p_weights);
+    if (nonfinite) slot.kept->clear_dropped(slot.p, ld, range, valid);
     if (wants_ds_) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
     if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
       copy_tile(slot.p, range, lanes, slot.dropped);
       Real* second = wants_ds_ ? slot.ds + at : nullptr;
       apply_dropout<Real>(s_.target, frame, s_.dropout(), slot.dropped + at, second);
-      if (own_weights) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
     }
+    if (own_weights && (dropout || nonfinite)) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
     if (wants_ds_) {
       const Weights ds_weights{.mix = own_weights ? slot.ds_mix : nullptr, .spread = own_weights ? slot.ds_spread : nullptr};
-      const bool by_tape = s_.tape.has_backward();
-      s_.ops.score_gradient(slot.p, slot.ds, range, lanes, state.delta, by_tape ? Weights{} : ds_weights);
-      if (by_tape) {
+      const bool by_tape = s_.tape.has_backward(), round_later = by_tape || nonfinite;
+      s_.ops.score_gradient(slot.p, slot.ds, range, lanes, state.delta, round_later ? Weights{} : ds_weights);
+      if (by_tape)
         s_.tape.differentiate(frame, call.data, s_.tape.backward_needs_dots() ? slot.dots + at : nullptr, slot.ds + at, grads,
                               slot.tape_scratch);
-        if (own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
-      }
+      if (round_later && own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
     }
     return range;
   }
@@ -544,7 +576,7 @@ class Backward final : public planning::Executable {
     const int count = static_cast<int>(tile_end - tile_begin);
     for (int t = 0; t < count; ++t) {
       LaneState& state = slot.states[t];
-      start(call, sequence, call.work->tiles[static_cast<std::size_t>(tile_begin + t)], fused(), state);
+      start(call, sequence, call.work->tiles[static_cast<std::size_t>(tile_begin + t)], fused(), slot, state);
       if (wants_dq_) std::fill_n(state.dq, std::int64_t{s_.dim} * s_.ops.tile_lanes, Real(0));
     }
     for (std::int32_t from = 0;;) {
@@ -556,7 +588,9 @@ class Backward final : public planning::Executable {
       if (block == BlockCursor::none) break;
       const int keys = s_.block_keys(sequence, block);
       const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
-      prepare(call, sequence, kv_head, block, wants_dq_, 0, slot);
+      bool drops = s_.drops_anywhere();
+      for (int t = 0; t < count; ++t) drops |= slot.states[t].block == block && !slot.states[t].cursor.full();
+      prepare(call, sequence, kv_head, block, wants_dq_, drops, 0, slot);
       const std::int64_t next_token = sequence.kv_begin + key + s_.ops.block_kv;
       const int next_keys = std::max(0, s_.block_keys(sequence, block + 1));
       const NextRows next_k(call.k.keys(sequence.batch, next_token, kv_head), next_keys, s_.dim);
@@ -575,10 +609,19 @@ class Backward final : public planning::Executable {
     for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.states[t]);
   }
 
-  void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, int at, Slot& slot) const {
+  /// drops: some pair of the block may be dropped.
+  void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, bool drops, int at,
+               Slot& slot) const {
     const int keys = s_.block_keys(sequence, block);
     const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
-    slot.k[at] = s_.ops.prepare(call.k.keys(sequence.batch, token, kv_head), keys, s_.dim, true, mix, slot.k_scratch[at]);
+    KeyRows k_rows = call.k.keys(sequence.batch, token, kv_head);
+    slot.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, slot.k_scratch[at]);
+    slot.nonfinite_k->clear();
+    if (mix && drops) slot.nonfinite_k->take(s_.ops, keys, s_.dim, slot.k_copy, k_rows);
+    if (slot.nonfinite_k->any()) {
+      const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, false, true, slot.k_copy_scratch);
+      slot.k[at].mix = finite.mix, slot.k[at].mix_stride = finite.mix_stride;
+    }
     slot.v[at] = s_.ops.prepare(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v, true, false, slot.v_scratch[at]);
   }
 
@@ -635,13 +678,13 @@ class Backward final : public planning::Executable {
     std::fill_n(slot.dk, keys * dk_ld(), Real(0));
     std::fill_n(slot.dv, keys * dv_ld(), Real(0));
     for (std::int32_t block = task.block_begin; block < task.block_end; ++block)
-      prepare(call, sequence, group.kv_head, block, false, block - task.block_begin, slot);
+      prepare(call, sequence, group.kv_head, block, false, false, block - task.block_begin, slot);
     LaneState& state = slot.states[0];
     for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
       const LaneTile& tile = call.work->tiles[static_cast<std::size_t>(t)];
       const mask::Run* runs = call.work->runs.data();
       if (BlockCursor(runs + tile.run_begin, runs + tile.run_end).next(task.block_begin) >= task.block_end) continue;
-      start(call, sequence, tile, true, state);
+      start(call, sequence, tile, true, slot, state);
       for (state.block = state.cursor.next(task.block_begin); state.block < task.block_end;
            state.block = state.cursor.next(state.block + 1)) {
         const int at = state.block - task.block_begin;

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "cpu/describe.h"
+#include "cpu/nonfinite.h"
 
 namespace foveal::cpu {
 namespace {
@@ -95,7 +96,9 @@ class Forward final : public planning::Executable {
   struct Slot {
     TileState* states;
     Real *tile, *lane_max, *factor;
-    void *weights, *k_scratch, *v_scratch, *tape_scratch;
+    void *weights, *k_scratch, *v_scratch, *v_copy, *tape_scratch;
+    NonfiniteRows* nonfinite_v;  ///< of this block
+    KeptPairs* kept;
     std::int32_t *first, *last;
 
     Slot slice(int begin) const {
@@ -161,6 +164,9 @@ class Forward final : public planning::Executable {
       slot.last = carver.take<std::int32_t>(lanes);
       slot.k_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim));
       slot.v_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim_v));
+      slot.v_copy = carver.bytes(s_.copy_bytes(s_.ops.block_kv, s_.dim_v));
+      slot.nonfinite_v = carver.take<NonfiniteRows>(1);
+      slot.kept = carver.take<KeptPairs>(1);
       slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(s_.ops.block_kv, s_.ops.tile_lanes));
       if (call) slots[i] = slot;
     }
@@ -184,10 +190,15 @@ class Forward final : public planning::Executable {
         block = std::min(block, slot.states[t].block);
       }
       if (block >= end) break;
+      bool drops = s_.drops_anywhere();
+      for (int t = 0; t < count; ++t) drops |= slot.states[t].block == block && !slot.states[t].cursor.full();
       const int keys = s_.block_keys(sequence, block);
       const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
       const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), keys, s_.dim, true, false, slot.k_scratch);
-      const Operand v = s_.ops.prepare(call.v.keys(sequence.batch, token, group.kv_head), keys, s_.dim_v, false, true, slot.v_scratch);
+      KeyRows v_rows = call.v.keys(sequence.batch, token, group.kv_head);
+      slot.nonfinite_v->clear();
+      if (drops) slot.nonfinite_v->take(s_.ops, keys, s_.dim_v, slot.v_copy, v_rows);
+      const Operand v = s_.ops.prepare(v_rows, keys, s_.dim_v, false, true, slot.v_scratch);
       from = block + 1;
       const int next_keys = std::max(0, s_.block_keys(sequence, from));
       const NextRows next_k(call.k.keys(sequence.batch, token + s_.ops.block_kv, group.kv_head), next_keys, s_.dim);
@@ -258,17 +269,19 @@ class Forward final : public planning::Executable {
       if (partial) range = trim(slot.tile, ld, valid, s_.ops.key_multiple, range);
       if (range.begin == range.end) return;
     }
-    const bool dropout = s_.has_dropout();
+    const bool dropout = s_.has_dropout(), nonfinite = slot.nonfinite_v->any();
+    if (nonfinite) slot.kept->note(slot.tile, ld, range, valid, ranges);
     const Weights weights{.mix = s_.ops.weights_in_tile ? nullptr : slot.weights};
     if (s_.ops.softmax(slot.tile, range, lanes, s_.multiplier, ranges, lane_max, state.max, state.sum, slot.factor,
-                       dropout ? Weights{} : weights))
+                       dropout || nonfinite ? Weights{} : weights))
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
     if (dropout) {
       const TileFrame kept = s_.frame(sequence, state.lanes, state.block, range);
       apply_dropout<Real>(s_.target, kept, s_.dropout(), slot.tile + range.begin * ld, nullptr);
-      if (weights.mix) s_.ops.round_weights(slot.tile, range, lanes, weights);
     }
+    if ((dropout || nonfinite) && weights.mix) s_.ops.round_weights(slot.tile, range, lanes, weights);
     s_.ops.mix(v, slot.weights, range, lanes, s_.dim_v, state.acc);
+    if (nonfinite) slot.nonfinite_v->mix(range, *slot.kept, slot.tile, ld, valid, s_.dim_v, dropout, state.acc);
   }
 
   /// Adds the pieces of a tile into the first, in order.

@@ -60,6 +60,12 @@ struct Setup {
     return {d.seed, d.offset, base::dropout_threshold(d.p), 1.0 / (1.0 - d.p), static_cast<std::int32_t>(problem.heads_q)};
   }
   bool has_dropout() const { return problem.attention.dropout.p > 0; }
+  /// Pairs may be dropped even where the mask keeps all: by dropout, or by a score of -inf.
+  bool drops_anywhere() const { return tape.has_score() || has_dropout(); }
+  /// Of a copy of some rows in the tensors' own type.
+  std::size_t copy_bytes(int rows, int row_dim) const {
+    return static_cast<std::size_t>(rows) * static_cast<std::size_t>(row_dim) * size_of(problem.dtype);
+  }
 
   problem::Problem problem;
   std::string target;

@@ -247,7 +247,7 @@ class BackwardRows : Rows {
       const double draw = dmodified * score_.derivative(point) * p_.scale;
       add_scaled(dq_, draw, k, p_.head_dim);
       add_scaled(dk_ + kv * p_.head_dim, draw, q_, p_.head_dim);
-      add_scaled(dv_ + kv * p_.head_dim_v, weight * factor, dout_, p_.head_dim_v);
+      if (factor != 0) add_scaled(dv_ + kv * p_.head_dim_v, weight * factor, dout_, p_.head_dim_v);
       for (std::size_t read = 0; read < p_.score->reads.size(); ++read)
         dparams_[p_.score->reads[read].param][score_.element(read)] += dmodified * score_.factor(read);
     }

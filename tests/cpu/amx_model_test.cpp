@@ -1,42 +1,13 @@
 // The AMX schedule through complete forward and backward passes, on the scalar model of its tiles, judged by the tolerance rule like every
 // kernel.
-#include "amx_model.h"
-
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <memory>
-
+#include "amx_model_run.h"
 #include "base/check.h"
 #include "check/check.h"
-#include "cpu/backward.h"
-#include "cpu/forward.h"
 
 namespace foveal::cpu {
 namespace {
-
-const Target model{.name = "amx", .available = true, .detail = "scalar tiles"};
-
-/// Prepares a pass on the model's table and runs it; gives the kernel's name.
-template <class Inputs, class Outputs, class Make>
-std::string run_pass(const Attention& attention, const Inputs& inputs, const Outputs& outputs, const Make& make) {
-  const problem::Problem problem = problem::make_problem(attention, inputs, outputs);
-  const std::unique_ptr<planning::Executable> executable = make(problem, model, amx_model, PlanOptions{.threads = 1});
-  const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (executable->workspace_bytes() + 255) / 256 * 256),
-                                                         std::free);
-  problem::Buffers buffers;
-  problem::fill_buffers(problem, inputs, outputs, buffers);
-  executable->run(buffers, workspace.get(), {});
-  return executable->kernel();
-}
-
-std::string run_model(problem::CaseData& data) {
-  const Attention& attention = data.line().attention;
-  std::string kernel = run_pass(attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>);
-  if (data.line().pass == Pass::backward)
-    kernel = run_pass(attention, data.backward_inputs(), data.backward_outputs(), make_backward<float>);
-  return kernel;
-}
 
 struct Shape {
   const char* name;
@@ -64,7 +35,7 @@ class AmxModel : public testing::TestWithParam<Shape> {
     if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP() << "the vector half of the AMX target needs AVX-512-BF16";
   }
   static void expect_right(const std::string& line, const std::string& kernel) {
-    const check::Report report = check::Checker(problem::parse_line(line)).judge(run_model);
+    const check::Report report = check::Checker(problem::parse_line(line)).judge(run_amx_model);
     EXPECT_TRUE(report.pass) << line << ": " << report.failure;
     EXPECT_EQ(report.kernel, kernel);
   }

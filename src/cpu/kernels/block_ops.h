@@ -100,6 +100,8 @@ struct BlockOps {
   /// panel = rows^T * sign (1 or -1).
   void (*pack_panel)(const LaneRows& rows, int dim, Real sign, void* panel);
   void (*pack_rows)(const LaneRows& rows, int dim, void* packed);
+  /// No element is infinite or NaN.
+  bool (*finite)(const LaneRows& rows, int dim);
   /// `keys` rows from `rows.data` on, for dot, mix or both; uses `scratch` (operand_bytes) where the rows cannot be used as they are.
   Operand (*prepare)(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch);
 

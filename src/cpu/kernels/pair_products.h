@@ -62,15 +62,8 @@ struct PairProducts {
   static void mix(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, float* acc) {
     const char* columns = static_cast<const char*>(keys.mix) + range.begin / 2 * keys.mix_stride * 4;
     const Pair* pairs = static_cast<const Pair*>(weights) + range.begin / 2 * kLanes;
-    const int whole = (range.end - range.begin) / 2;
-    if (whole > 0) multiply<true>({columns, 4, keys.mix_stride * 4, pairs, kLanes, whole, acc, kLanes}, dim, lanes);
-    if (2 * whole == range.end - range.begin) return;
-    // The partner of an odd last key is masked: its weight is zero, but it may be NaN itself.
-    alignas(64) Pair last[512];
-    const char* column = columns + whole * keys.mix_stride * 4;
-    const __m512i low_half = _mm512_set1_epi32(0xFFFF);
-    for (int d = 0; d < dim; d += 16) _mm512_store_si512(last + d, _mm512_and_si512(_mm512_loadu_si512(column + d * 4), low_half));
-    multiply<true>({reinterpret_cast<const char*>(last), 4, 0, pairs + whole * kLanes, kLanes, 1, acc, kLanes}, dim, lanes);
+    const int pairs_of_keys = (range.end - range.begin + 1) / 2;  // the partner of an odd last key has no weight
+    multiply<true>({columns, 4, keys.mix_stride * 4, pairs, kLanes, pairs_of_keys, acc, kLanes}, dim, lanes);
   }
 
   static void spread(const void* weights, const void* rows, KeyRange range, int lanes, int dim, float* acc) {

@@ -20,6 +20,7 @@ struct PlainOps {
     transpose_rows<V>(rows, dim, sign, static_cast<Real*>(panel), TileLanes);
   }
   static void pack_rows(const LaneRows& rows, int dim, void* packed) { copy_lane_rows<V>(rows, dim, static_cast<Real*>(packed)); }
+  static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
   static Operand prepare(const KeyRows& rows, int keys, int dim, bool, bool, void* scratch) {
     const bool own_type = rows.dtype == (sizeof(Real) == 8 ? DType::f64 : DType::f32);
     // Rows a multiple of 4 KB apart fall into the same sets of the first-level cache and would push each other out.
@@ -78,6 +79,7 @@ struct PlainOps {
             .operand_bytes = operand_bytes,
             .pack_panel = pack_panel,
             .pack_rows = pack_rows,
+            .finite = finite,
             .prepare = prepare,
             .dot = dot,
             .mix = mix,

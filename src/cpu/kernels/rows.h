@@ -110,6 +110,22 @@ void copy_lane_rows(const LaneRows& rows, int dim, typename V::Real* packed) {
   }
 }
 
+/// Zero times a finite number is zero, of anything else it is NaN.
+template <class V>
+bool finite_rows(const LaneRows& rows, int dim) {
+  typename V::Vec sum[2] = {V::zero(), V::zero()};
+  for (int lane = 0; lane < rows.lanes; ++lane) {
+    const void* row = rows.row[lane];
+    for (int d = 0; row && d < dim; d += V::width)
+      sum[d / V::width % 2] = V::fma(load_row<V>(row, rows.dtype, rows.stride, d, dim - d), V::zero(), sum[d / V::width % 2]);
+  }
+  alignas(64) typename V::Real total[V::width];
+  V::store(total, V::add(sum[0], sum[1]));
+  for (const typename V::Real x : total)
+    if (x != x) return false;
+  return true;
+}
+
 /// packed[key][padded dim]
 template <class V>
 void copy_key_rows(const KeyRows& rows, int keys, int dim, typename V::Real* packed) {
