@@ -1,6 +1,6 @@
 """Plain and trained attention on one GPU, beside cuDNN (torch SDPA) in the same run.
 
-    python bench/gpu_grid.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-sm90.json
+    python bench/gpu_grid.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-sm90.json [--part trained]
     python bench/gpu_grid.py tables bench/results/h200-sm90.json docs/gpu-performance.md    # between the marks of the page
 
 Plain: 16k tokens, hidden size 2048, bf16. Trained: B4 H16 S4096 D64 bf16, causal. Times are medians of CUDA-event timings with the L2 cache flushed
@@ -12,6 +12,7 @@ import ctypes as C
 import itertools
 import json
 import math
+import os
 import sys
 
 CAUSAL = "kv_idx <= q_idx"
@@ -129,6 +130,8 @@ def plain_case(library, dim, causal, length):
 
 
 DISTANCE = "q_idx - kv_idx"
+BEHIND = f"max({DISTANCE}, 0)"
+T5_BUCKET = f"where({BEHIND} < 16, {BEHIND}, min(16 + to_integer(log(to_real(max({BEHIND}, 1)) / 16.0) / 2.0794415 * 16.0), 31))"
 WINDOW = f"({CAUSAL}) & ({DISTANCE} <= 1024)"
 DOCUMENTS = f"({CAUSAL}) & (doc[q_idx] == doc[kv_idx])"
 TRAINED = [  # name, mask, score_mod, trained parameters
@@ -139,6 +142,7 @@ TRAINED = [  # name, mask, score_mod, trained parameters
     ("8 documents", DOCUMENTS, None, {}),
     ("relative bias, clamped at 128, trained", CAUSAL, f"score + t[head, clamp({DISTANCE}, -128, 128) + 128]", {"t": (16, 257)}),
     ("relative bias, all distances, trained", CAUSAL, f"score + t[head, {DISTANCE} + 4095]", {"t": (16, 8191)}),
+    ("relative bias, T5 buckets, trained", CAUSAL, f"score + t[{T5_BUCKET}, head]", {"t": (32, 16)}),
     ("bias per head, trained", CAUSAL, "score + t[head]", {"t": (16,)}),
     ("gate per head, trained", CAUSAL, "score * t[head]", {"t": (16,)}),
     ("gate per query, trained", CAUSAL, "score * t[head, q_idx]", {"t": (16, 4096)}),
@@ -168,12 +172,16 @@ def trained_case(library, name, mask, score, parameters):
 def run(options):
     import torch
     library = Library(options.library)
-    result = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), commit=options.commit,
-                  command="python bench/gpu_grid.py " + " ".join(sys.argv[1:]), plain=[], trained=[])
-    for case in itertools.product(HEAD_DIMS, (False, True), LENGTHS):
-        result["plain"].append(plain_case(library, *case))
-    for case in TRAINED:
-        result["trained"].append(trained_case(library, *case))
+    result = {}
+    if options.part and os.path.exists(options.out):
+        with open(options.out) as file:
+            result = json.load(file)
+    facts = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), commit=options.commit,
+                 command="python bench/gpu_grid.py " + " ".join(sys.argv[1:]))
+    if options.part != "trained":
+        result["plain"] = dict(facts, rows=[plain_case(library, *case) for case in itertools.product(HEAD_DIMS, (False, True), LENGTHS)])
+    if options.part != "plain":
+        result["trained"] = dict(facts, rows=[trained_case(library, *case) for case in TRAINED])
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
 
@@ -191,17 +199,18 @@ def mean(values):
 def tables(options):
     with open(options.results) as file:
         result = json.load(file)
-    lines = [f"{result['device']}, commit `{result['commit']}`, cuDNN {result['cudnn']} through torch {result['torch']}. TFLOP/s, foveal / cuDNN:", "",
+    plain, trained = result["plain"], result["trained"]
+    lines = [f"{plain['device']}, commit `{plain['commit']}`, cuDNN {plain['cudnn']} through torch {plain['torch']}. TFLOP/s, foveal / cuDNN:", "",
              "| head dim, mask, pass | " + " | ".join(map(str, LENGTHS)) + " | ratio of means |", "|---|" + "---|" * (len(LENGTHS) + 1)]
     for dim, causal in itertools.product(HEAD_DIMS, (False, True)):
-        rows = [r for r in result["plain"] if r["head_dim"] == dim and r["causal"] == causal]
+        rows = [r for r in plain["rows"] if r["head_dim"] == dim and r["causal"] == causal]
         for name, factor in (("forward", 1.0), ("backward", 2.5)):
             pairs = [(tflops(r, f"{name}_ms", factor), tflops(r, f"cudnn_{name}_ms", factor)) for r in rows]
             cells = " | ".join(f"{a:.0f} / {b:.0f}" for a, b in pairs)
             lines.append(f"| {dim} {'causal' if causal else 'full'} {name} | {cells} | {mean(a / b for a, b in pairs):.2f} |")
-    first = result["trained"][0]
-    lines += ["", "B4 H16 S4096 D64, causal; ms, and times the plain pass:", "", "| score | forward | backward |", "|---|---|---|"]
-    for row in result["trained"]:
+    first = trained["rows"][0]
+    lines += ["", f"{trained['device']}, commit `{trained['commit']}`. B4 H16 S4096 D64, causal; ms, and times the plain pass:", "", "| score | forward | backward |", "|---|---|---|"]
+    for row in trained["rows"]:
         cells = [f"{row[key]:.2f} ({row[key] / first[key]:.2f})" for key in ("forward_ms", "backward_ms")]
         lines.append(f"| {row['name']} | {cells[0]} | {cells[1]} |")
     begin, end = "<!-- tables -->", "<!-- end of tables -->"
@@ -219,6 +228,7 @@ def main():
     verb.add_argument("--library", required=True)
     verb.add_argument("--commit", required=True)
     verb.add_argument("--out", required=True)
+    verb.add_argument("--part", choices=("plain", "trained"), help="measure this part only and keep the rest of the file")
     verb.set_defaults(act=run)
     verb = verbs.add_parser("tables")
     verb.add_argument("results")

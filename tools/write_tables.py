@@ -72,9 +72,9 @@ def cpu():
 
 def gpu():
     """Kernel times beside cuDNN in one run: geometric means over the lengths of the grid."""
-    result = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())
+    result = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())["plain"]
     groups = collections.defaultdict(list)
-    for row in result["plain"]:
+    for row in result["rows"]:
         for name in ("forward", "backward"):
             groups[row["head_dim"], row["causal"], name].append((row[f"{name}_ms"], row[f"cudnn_{name}_ms"], row["length"]))
     lines = [f"{result['device']}, bf16, 16k tokens, hidden size 2048, lengths 512 to 16k, commit `{result['commit']}`:", "",

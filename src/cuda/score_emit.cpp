@@ -88,9 +88,10 @@ bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 21
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
 class Writer {
  public:
-  Writer(const Problem& problem, const Program& program)
+  Writer(const Problem& problem, const Program& program, const LineValues& lines = {})
       : problem_(problem),
         program_(program),
+        lines_(lines),
         bounds_(scoring::evaluate(program, whole_problem(problem), TypeRanges(problem))),
         decides_(find_deciders(program)) {}
 
@@ -99,7 +100,7 @@ class Writer {
     std::vector<bool> needed(program_.code.size(), false);
     for (const ValueId output : outputs) needed[at(output)] = true;
     for (std::size_t i = program_.code.size(); i-- > 0;) {
-      if (!needed[i]) continue;
+      if (!needed[i] || !line_text(i).empty()) continue;
       const Instr& instr = program_.code[i];
       for (const ValueId arg : instr.arg)
         if (arg >= 0) needed[at(arg)] = true;
@@ -107,10 +108,15 @@ class Writer {
     }
     std::string text;
     for (std::size_t i = 0; i < program_.code.size(); ++i) {
-      if (needed[i]) text += base::join("  const ", type_text(i), " v", i, " = ", value_text(i), ";\n");
+      if (!needed[i]) continue;
+      const std::string line = line_text(i);
+      text += base::join("  const ", type_text(i), " v", i, " = ", line.empty() ? value_text(i) : line, ";\n");
     }
     return text;
   }
+
+  /// Statements that return a value.
+  std::string result(ValueId value) const { return body({value}) + base::join("  return v", value, ";\n"); }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
     const auto& size = problem_.params[param].param.shape()[dimension];
@@ -136,6 +142,16 @@ class Writer {
         if (arg >= 0) decides[at(arg)] = true;
     }
     return decides;
+  }
+
+  /// Where a value is found that was evaluated for a whole line; otherwise empty.
+  std::string line_text(std::size_t i) const {
+    const auto find = [&](const char* name, const std::vector<ValueId>& values) {
+      const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
+      return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
+    };
+    const std::string walk = find("walk", lines_.walk);
+    return walk.empty() ? find("diagonal", lines_.diagonal) : walk;
   }
 
   bool is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !fits_int(bounds_[i]); }
@@ -237,16 +253,21 @@ class Writer {
 
   const Problem& problem_;
   const Program& program_;
+  const LineValues lines_;
   std::vector<Interval> bounds_;
   std::vector<bool> decides_;
 };
 
-constexpr const char* signature = "(real score, const Position& at, const ScoreArgs& args)";
+bool depends_on_score(const Program& program, ValueId value) {
+  return (program.depends[static_cast<std::size_t>(value)] & scoring::depends_score) != 0;
+}
 
-/// A template whose value or effect for r = 0, 1, ... is given.
-std::string read_template(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
-  std::string text = base::join("template <int r>\n", head, " {\n");
-  for (std::size_t r = 0; r < bodies.size(); ++r) text += base::join("  if constexpr (r == ", r, ") {\n", bodies[r], "  }\n");
+constexpr const char* pair_signature = "(real score, const At& at, const ScoreArgs& args)";
+
+/// A template whose value or effect for i = 0, 1, ... is given.
+std::string numbered(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
+  std::string text = head + " {\n";
+  for (std::size_t i = 0; i < bodies.size(); ++i) text += base::join("  if constexpr (i == ", i, ") {\n", bodies[i], "  }\n");
   return text + otherwise + "}\n";
 }
 
@@ -278,11 +299,13 @@ const char* kind_text(scoring::Reduction reduction) {
   return "";
 }
 
-std::string emit_reads(const Problem& p) {
+std::string emit_reads(const Problem& p, const LineValues& lines) {
   const auto& reads = p.score->reads;
+  const Program& program = p.score->backward;
   const std::size_t count = reads.size();
   const auto param = [&](std::size_t r) { return static_cast<std::size_t>(reads[r].param); };
   const auto storage = [&](std::size_t r) { return gradient_storage(p, param(r)); };
+  const auto truth = [](bool value) { return value ? "true" : "false"; };
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
   text += list("constexpr int kReadKind", count, [&](std::size_t r) {
     const bool summed = reads[r].reduction == scoring::Reduction::element && storage(r) == GradientStorage::exact_sums;
@@ -290,8 +313,12 @@ std::string emit_reads(const Problem& p) {
   });
   text += list("constexpr int kReadParam", count, [&](std::size_t r) { return std::to_string(reads[r].param); });
   text += list("constexpr int kReadRank", count, [&](std::size_t r) { return std::to_string(reads[r].index.size()); });
-  text +=
-      list("constexpr bool kReadStores", count, [&](std::size_t r) { return storage(r) == GradientStorage::stored ? "true" : "false"; });
+  text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
+  text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
+  text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) {
+    const Instr& factor = program.code[static_cast<std::size_t>(reads[r].factor)];
+    return truth(factor.op == Op::real_const && factor.real == 1);
+  });
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
     if (storage(r) != GradientStorage::stored) continue;
@@ -302,18 +329,34 @@ std::string emit_reads(const Problem& p) {
 
   std::vector<std::string> factors, indices;
   if (count > 0) {
-    const Writer writer(p, p.score->backward);
+    const Writer writer(p, program), on_lines(p, program, lines);
     for (const scoring::TrainableRead& read : reads) {
-      factors.push_back(writer.body({read.factor}) + base::join("  return v", read.factor, ";\n"));
+      factors.push_back(on_lines.result(read.factor));
       std::string body = writer.body(read.index);
       for (std::size_t d = 0; d < read.index.size(); ++d)
         body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
       indices.push_back(body);
     }
   }
-  text += read_template(std::string("FOVEAL_DEVICE real read_factor") + signature, factors, "  return 0;\n");
-  text += read_template("FOVEAL_DEVICE void read_index(real score, const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])",
-                        indices, "");
+  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real read_factor", pair_signature), factors, "  return 0;\n");
+  text += numbered(
+      "template <int i>\nFOVEAL_DEVICE void read_index(real score, const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])",
+      indices, "");
+  return text;
+}
+
+std::string emit_lines(const Problem& p, const LineValues& lines) {
+  std::string text =
+      base::join("constexpr int kWalkValues = ", lines.walk.size(), ";\nconstexpr int kDiagonalValues = ", lines.diagonal.size(), ";\n");
+  const auto functions = [&](const char* name, const std::vector<ValueId>& values) {
+    std::vector<std::string> bodies;
+    const Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+    for (const ValueId value : values) bodies.push_back(Writer(p, program).result(value));
+    text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
+                     "  return 0;\n");
+  };
+  functions("walk_value", lines.walk);
+  functions("diagonal_value", lines.diagonal);
   return text;
 }
 
@@ -335,38 +378,34 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
-std::string emit_score(const Problem& p) {
+std::string emit_score(const Problem& p, const LineValues& lines) {
   const scoring::ScoreProgram& score = *p.score;
-  std::string text = base::join("constexpr bool kHasScore = ", p.has_score_mod() ? "true" : "false", ";\n",
-                                "constexpr bool kHasMask = ", p.has_mask() ? "true" : "false", ";\n",
-                                "constexpr bool kHasSink = ", p.sink >= 0 ? "true" : "false", ";\n");
+  const bool backward = p.has_score_mod() && p.pass == Pass::backward;
+  std::string text = base::join(
+      "constexpr bool kHasScore = ", p.has_score_mod() ? "true" : "false", ";\n",
+      "constexpr bool kHasMask = ", p.has_mask() ? "true" : "false", ";\n", "constexpr bool kHasSink = ", p.sink >= 0 ? "true" : "false",
+      ";\n", "constexpr bool kSlopeOfScore = ", backward && depends_on_score(score.backward, score.dscore) ? "true" : "false", ";\n");
   const bool sink_gradient = p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present;
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
-  std::string forward = "  return score;\n", backward = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
-  if (p.has_score_mod() && p.pass == Pass::forward) {
-    const ValueId result = score.forward.outputs[0];
-    forward = Writer(p, score.forward).body({result}) + base::join("  return v", result, ";\n");
+  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
+  if (p.has_score_mod() && p.pass == Pass::forward) modified = Writer(p, score.forward, lines).result(score.forward.outputs[0]);
+  if (backward) {
+    const Writer writer(p, score.backward, lines);
+    modified = writer.result(score.modified);
+    slope = writer.result(score.dscore);
   }
-  if (p.has_score_mod() && p.pass == Pass::backward) {
-    const Writer writer(p, score.backward);
-    forward = writer.body({score.modified}) + base::join("  return v", score.modified, ";\n");
-    backward = writer.body({score.dscore}) + base::join("  return v", score.dscore, ";\n");
-  }
-  if (p.has_mask()) {
-    const ValueId result = score.mask.outputs[0];
-    keep = Writer(p, score.mask).body({result}) + base::join("  return v", result, ";\n");
-  }
+  if (p.has_mask()) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
     const problem::TensorSpec& tensor = p.params[static_cast<std::size_t>(p.sink)].tensor;
     sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
                       "].stride[0]);\n");
   }
-  text += std::string("FOVEAL_DEVICE real score_forward") + signature + " {\n" + forward + "}\n";
-  text += std::string("FOVEAL_DEVICE real score_backward") + signature + " {\n" + backward + "}\n";
+  text += base::join("template <class At>\nFOVEAL_DEVICE real score_forward", pair_signature, " {\n", modified, "}\n");
+  text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
-  return text + emit_reads(p);
+  return text + emit_lines(p, lines) + emit_reads(p, lines);
 }
 
 }  // namespace foveal::cuda

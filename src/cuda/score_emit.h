@@ -2,13 +2,13 @@
 // Score and mask programs as CUDA text: the functions that device/score/score.cuh declares, spliced into every attention kernel.
 #include <string>
 
-#include "problem/problem.h"
+#include "cuda/score_lines.h"
 
 namespace foveal::cuda {
 
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, and on sizes only where those decide the width of integers or make
-/// a clamp superfluous.
-std::string emit_score(const problem::Problem& problem);
+/// a clamp superfluous. `lines`: values that the kernel evaluates for whole lines of a tile, none unless it can.
+std::string emit_score(const problem::Problem& problem, const LineValues& lines = {});
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "score/node.h"
 #include "score/op_table.h"
+#include "score/reduction.h"
 
 namespace foveal::scoring {
 namespace {
@@ -283,6 +284,8 @@ Program Graph::program(const std::vector<ValueId>& outputs, std::vector<ValueId>
     for (ValueId index : code_[id].index) needed[static_cast<std::size_t>(index)] = true;
   }
   Program program;
+  const std::vector<bool> along_diagonals =
+      functions_of_difference(*this, outputs.empty() ? -1 : *std::max_element(outputs.begin(), outputs.end()));
   new_id.assign(code_.size(), -1);
   for (std::size_t id = 0; id < code_.size(); ++id) {
     if (!needed[id]) continue;
@@ -293,6 +296,7 @@ Program Graph::program(const std::vector<ValueId>& outputs, std::vector<ValueId>
     for (ValueId& index : instr.index) index = new_id[static_cast<std::size_t>(index)];
     program.code.push_back(std::move(instr));
     program.depends.push_back(depends_[id]);
+    program.along_diagonals.push_back(along_diagonals[id]);
   }
   for (ValueId output : outputs) program.outputs.push_back(new_id[static_cast<std::size_t>(output)]);
   return program;

@@ -31,6 +31,7 @@ struct Program {
   std::vector<Instr> code;
   std::vector<ValueId> outputs;
   std::vector<std::uint8_t> depends;  ///< one Depends set per instruction; seqlen_q and seqlen_kv count as batch
+  std::vector<bool> along_diagonals;  ///< one per instruction: of positions it depends on q_idx - kv_idx only, and not on the score
   bool empty() const { return outputs.empty(); }
 };
 

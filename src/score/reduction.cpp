@@ -7,7 +7,13 @@
 namespace foveal::scoring {
 namespace {
 
-/// For each value up to `last`: is it a function of q_idx - kv_idx (and of what is the same for a whole tile) alone?
+bool is_shifted(const Graph& graph, ValueId id, Op symbol) {
+  const Linear sum = graph.linear(id);
+  return sum.terms.size() == 1 && sum.terms[0].coefficient == 1 && graph[sum.terms[0].atom].op == symbol;
+}
+
+}  // namespace
+
 std::vector<bool> functions_of_difference(const Graph& graph, ValueId last) {
   std::vector<bool> known(static_cast<std::size_t>(last) + 1, false);
   const auto sum_is = [&](const Linear& sum, ValueId self) {
@@ -42,13 +48,6 @@ std::vector<bool> functions_of_difference(const Graph& graph, ValueId last) {
   }
   return known;
 }
-
-bool is_shifted(const Graph& graph, ValueId id, Op symbol) {
-  const Linear sum = graph.linear(id);
-  return sum.terms.size() == 1 && sum.terms[0].coefficient == 1 && graph[sum.terms[0].atom].op == symbol;
-}
-
-}  // namespace
 
 const char* to_string(Reduction reduction) {
   switch (reduction) {

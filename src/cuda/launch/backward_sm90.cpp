@@ -175,12 +175,10 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
   return std::make_unique<BackwardSm90>(p, facts);
 }
 
-jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, bool with_score) {
-  jit::KernelSource source{
-      .stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = with_score ? emit_score(p) : std::string(), .arch = {}};
+jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
+  jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
   config.set(source.constants);
-  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible);
-  source.constants.set("kCollects", sm90_collects(p)).set("kKeepScores", sm90_collects(p) && sm90_keeps_scores(p));
+  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", sm90_collects(p));
   return source;
 }
 
@@ -189,13 +187,13 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(), true);
+  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p)));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_prepare_sm90", true);
+  return source_of(p, config, "backward_prepare_sm90", emit_score(p));
 }
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_convert_sm90", false);
+  return source_of(p, config, "backward_convert_sm90", {});
 }
 
 }  // namespace foveal::cuda

@@ -100,35 +100,45 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
-  bool diagonal = false;
+  std::size_t staged = 0;  // reads whose terms other warps sum up
   if (sm90_collects(p)) {
-    for (const scoring::TrainableRead& read : p.score->reads) diagonal = diagonal || read.reduction == scoring::Reduction::diagonal;
+    for (const scoring::TrainableRead& read : p.score->reads)
+      staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
   }
-  const int stage = diagonal ? 8 * 4 * 8 * (block_q + 8) : 0;  // of eight warps
-  return tiles + static_cast<std::size_t>(2 * stages * 4 * block_q + 32 + 32 * stages + stage);
+  const std::size_t stage = 4 * (32 + static_cast<std::size_t>(block_kv / 2 * (block_q + 40)));
+  const auto barriers_and_statistics = static_cast<std::size_t>(48 + 48 * stages + 2 * stages * 4 * block_q);
+  return tiles + barriers_and_statistics + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
+         staged * stage;
 }
 
 std::string Sm90BackwardConfig::text() const { return base::join(block_q, "x", block_kv, " stages ", stages); }
 
-void Sm90BackwardConfig::set(jit::Constants& constants) const { constants.set("kBlockQ", block_q).set("kStages", stages); }
+void Sm90BackwardConfig::set(jit::Constants& constants) const {
+  constants.set("kBlockQ", block_q)
+      .set("kStages", stages)
+      .set("kHelperRegisters", helpers ? 56 : 24)
+      .set("kConsumerRegisters", helpers ? 224 : 240);
+}
 
 bool sm90_collects(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  return !p.score->reads.empty() && dim <= 64;
+  if (p.pass != Pass::backward || p.score->reads.empty() || dim > 64) return false;
+  const auto of_score = [&](scoring::ValueId id) {
+    return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
+  };
+  int early = 0, staged = 0;
+  for (const scoring::TrainableRead& read : p.score->reads) {
+    early += of_score(p.score->dscore) || of_score(read.factor);
+    staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
+    for (const scoring::ValueId index : read.index)
+      if (of_score(index)) return false;
+  }
+  return early <= 2 && staged <= 3;  // what registers and shared memory hold
 }
 
-bool sm90_keeps_scores(const problem::Problem& p) {
-  const scoring::ScoreProgram& score = *p.score;
-  if (p.pass != Pass::backward || score.reads.empty()) return false;
-  const auto depends = [&](scoring::ValueId id) {
-    return (score.backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
-  };
-  bool keeps = depends(score.dscore);
-  for (const scoring::TrainableRead& read : score.reads) {
-    keeps = keeps || depends(read.factor);
-    for (const scoring::ValueId index : read.index) keeps = keeps || depends(index);
-  }
-  return keeps;
+LineValues sm90_line_values(const problem::Problem& p) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  return p.pass == Pass::backward && dim <= 64 ? find_line_values(p) : LineValues{};
 }
 
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
@@ -159,9 +169,10 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain =
       !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
-  if (p.head_dim > 128) return {{64, 64, 2}};
-  if (dim <= 64 && plain) return {{128, 128, 2}, {64, 128, 2}};
-  return {{64, 128, 2}};
+  const bool helpers = sm90_collects(p) || !sm90_line_values(p).empty();
+  if (p.head_dim > 128) return {{64, 64, 2, false}};
+  if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
+  return {{64, 128, 2, helpers}};
 }
 
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,

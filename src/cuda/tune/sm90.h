@@ -6,6 +6,7 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
+#include "cuda/score_lines.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 
@@ -39,7 +40,8 @@ struct Sm90ForwardConfig {
 
 struct Sm90BackwardConfig {
   int block_q, block_kv;
-  int stages;  ///< of queries and gradients of the output
+  int stages;    ///< of queries and gradients of the output
+  bool helpers;  ///< the warps beside the one that loads have work too
 
   static constexpr int threads = 384;
   const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
@@ -50,8 +52,8 @@ struct Sm90BackwardConfig {
 
 /// Does the backward kernel collect gradients of parameters itself? Where registers are short, a pass of its own is quicker.
 bool sm90_collects(const problem::Problem& problem);
-/// It needs the scores again for that: a factor, or the slope of the score_mod beside one, depends on them.
-bool sm90_keeps_scores(const problem::Problem& problem);
+/// What its score needs along the lines of a tile, where the kernel has warps for that.
+LineValues sm90_line_values(const problem::Problem& problem);
 
 /// Everything that may be chosen for head dims like these, the best for this problem first.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);

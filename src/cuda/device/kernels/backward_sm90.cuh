@@ -5,7 +5,7 @@
 // barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource); kVarlen, kDropout, kReproducible, kCollects, kKeepScores, kBinBits.
+// TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "element.cuh"
 
 #include "config.cuh"
@@ -55,7 +55,7 @@ struct Consumer : BackwardGroup {
     const bool leader = thread == 0;
     float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kPartColumns / 2];
     u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
-    float raws[kRawScores];
+    EarlyTerms early;
     ReadSums sums;
     sums.clear();
 
@@ -79,10 +79,11 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(scores);
+      if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if (partial) {
-        probabilities<true>(scores, p, dropped, raws, work, rings.lse(tile));
+        probabilities<true>(scores, p, dropped, early, work, tile);
       } else {
-        probabilities<false>(scores, p, dropped, raws, work, rings.lse(tile));
+        probabilities<false>(scores, p, dropped, early, work, tile);
       }
 
       wgmma_pin(dv);
@@ -92,9 +93,9 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(grad_p);
       if (partial) {
-        score_gradients<true>(scores, grad_p, dropped, raws, grad_scores, work, rings.delta(tile));
+        score_gradients<true>(scores, grad_p, dropped, early, grad_scores, work, tile);
       } else {
-        score_gradients<false>(scores, grad_p, dropped, raws, grad_scores, work, rings.delta(tile));
+        score_gradients<false>(scores, grad_p, dropped, early, grad_scores, work, tile);
       }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
@@ -109,8 +110,13 @@ struct Consumer : BackwardGroup {
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
       const DqTarget target = dq_target(work);
-      const WarpPairs pairs = warp_pairs(work);
-      if constexpr (kCollects) pairs.collect<0>(raws, grad_p, sums);
+      const WarpPairs pairs = warp_pairs(work, tile);
+      if constexpr (kCollects) {
+        if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
+        pairs.collect<0>(grad_p, early, sums, rings.read_stage());
+        if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);
+      }
+      if constexpr (kHasLines) release(rings.line_values, tile);
       const bool more = work.next_tile(args, partial);
       if constexpr (kCollects) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
@@ -146,10 +152,14 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backwa
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   rings.init();
   if (warp_group == 0) {
-    registers_decrease<24>();
+    registers_decrease<kHelperRegisters>();
     if (threadIdx.x == 0) produce(args, rings);
+    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
+    if constexpr (kStagedReads > 0) {
+      if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
+    }
   } else {
-    registers_increase<240>();
+    registers_increase<kConsumerRegisters>();
     Consumer(args, rings, warp_group - 1).run();
   }
 }

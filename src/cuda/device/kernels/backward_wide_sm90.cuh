@@ -3,7 +3,7 @@
 // dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV, dQ: three products a tile) and the other dk (S, dP, dK): both
 // compute the scores, which saves every exchange but one: dS^T goes through shared memory to the first, which makes dQ of it one tile later.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kKeepScores, kBinBits.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits.
 #include "element.cuh"
 
 #include "config.cuh"
@@ -21,17 +21,11 @@ constexpr int kPartColumns = 128;  // dQ is computed in two parts of columns
 
 namespace foveal::device {
 
-static_assert(!kCollects, "gradients of parameters are collected below 128 only");
+static_assert(!kCollects && !kHasLines, "no warps help here");
 static_assert(kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
 /// Gradients of scores on their way from one warpgroup to the other: two buffers.
 constexpr u32 kFullBarrier = 1, kFreeBarrier = 3;
-
-template <int stages>
-FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
-  __syncwarp();
-  if (lane_id() == 0) ring.release(use);
-}
 
 struct ValueSide : BackwardGroup {
   using BackwardGroup::BackwardGroup;
@@ -74,7 +68,7 @@ struct ValueSide : BackwardGroup {
         if (target.sum == nullptr) rings.key.wait_full(tasks);
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
-        float raws[kRawScores];
+        EarlyTerms early;
         rings.query.wait_full(tile);
         wgmma_pin(scores);
         wgmma_fence();
@@ -83,9 +77,9 @@ struct ValueSide : BackwardGroup {
         wgmma_wait<0>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, raws, work, rings.lse(tile));
+          probabilities<true>(scores, p, dropped, early, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, raws, work, rings.lse(tile));
+          probabilities<false>(scores, p, dropped, early, work, tile);
         }
         release(rings.query, tile);
 
@@ -135,7 +129,7 @@ struct KeySide : BackwardGroup {
         }
         float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
         u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
-        float raws[kRawScores];
+        EarlyTerms early;
         rings.query.wait_full(tile);
         wgmma_pin(scores);
         wgmma_fence();
@@ -149,16 +143,16 @@ struct KeySide : BackwardGroup {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, raws, work, rings.lse(tile));
+          probabilities<true>(scores, p, dropped, early, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, raws, work, rings.lse(tile));
+          probabilities<false>(scores, p, dropped, early, work, tile);
         }
         wgmma_wait<0>();
         wgmma_pin(grad_p);
         if (partial) {
-          score_gradients<true>(scores, grad_p, dropped, raws, grad_scores, work, rings.delta(tile));
+          score_gradients<true>(scores, grad_p, dropped, early, grad_scores, work, tile);
         } else {
-          score_gradients<false>(scores, grad_p, dropped, raws, grad_scores, work, rings.delta(tile));
+          score_gradients<false>(scores, grad_p, dropped, early, grad_scores, work, tile);
         }
         release(rings.grad_out, tile);
 

@@ -91,7 +91,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
 #pragma unroll 8
         for (int row = 0; row < kRows; ++row) sum += stage.data[row * stage.kPitch + col];
       }
-      add_warp_to_read<r>(args, position(0, col), sum);
+      add_warp_to_read<r>(args, read_element<r>(args, real(0), position(0, col)), sum);
     }
   }
   if constexpr (kReadKind[r] == kDiagonal) {
@@ -107,7 +107,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
         if (col >= 0 && col < kCols) sum += stage.data[row * stage.kPitch + col];
       }
       const int first = max(0, -diagonal);
-      add_warp_to_read<r>(args, position(first, first + diagonal), sum);
+      add_warp_to_read<r>(args, read_element<r>(args, real(0), position(first, first + diagonal)), sum);
     }
   }
   if constexpr (r + 1 < kReads) {

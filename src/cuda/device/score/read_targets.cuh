@@ -28,11 +28,10 @@ FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, real score, const Posi
 
 /// The same for a whole warp, whose lanes often mean one element: the far buckets of a table of distances, the ends of a clamped one.
 template <int r>
-FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, const Position& at, real term) {
+FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, i64 element, real term) {
   const u32 active = __ballot_sync(~0u, term != 0);
   if (active == 0) return;
   const ParamGradient& gradient = args.gradient[kReadParam[r]];
-  const i64 element = read_element<r>(args, real(0), at);
   const int leader = __ffs(active) - 1;
   const i64 leaders_element = __shfl_sync(~0u, element, leader);
   if (__all_sync(~0u, term == 0 || element == leaders_element)) {

@@ -1,6 +1,6 @@
 #pragma once
-// What the backward kernels for Hopper share: shared memory, the walk of a task, the warp that loads, and the arithmetic on scores. A CTA owns kBlockKv keys
-// and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
+// What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
+// kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
 //
 // From the kernel: kConsumers, kBlockKv, kPartColumns; kReleases: arrivals of a warpgroup that give a stage of queries back.
 #include "philox.cuh"
@@ -19,10 +19,12 @@ constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr int kSumColumns = kChunkColumns * chunk_count(kDim);  // of dq's sum
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
+constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kCollects);  // d score_mod / d score is multiplied with the probability
 using Walk = TileWalk<kSource, true>;
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
+using Lines = LineTile<kBlockKv, kBlockQ>;
 
 struct SharedLayout {
   static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
@@ -39,22 +41,26 @@ struct SharedLayout {
   static constexpr int kLse = kGradScore + 2 * kGradScoreBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr int kStage = kBarriers + 2 * RingBarriers<1>::kBytes + 2 * RingBarriers<kStages>::kBytes;
-  static constexpr int kBytes = kStage + 4 * kConsumers * kStageBytes;
+  static constexpr int kLines = kBarriers + 3 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
+  static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
+  static constexpr int kBytes = kReadStage + ReadStage::kBytes;
 };
 
 struct Rings {
   unsigned char* memory;
   u32 base;
-  RingBarriers<1> key, value;
+  RingBarriers<1> key, value, staged;
   RingBarriers<kStages> query, grad_out;  // with them come lse and delta
+  RingBarriers<kStages> line_values;
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
         key{base + SharedLayout::kBarriers},
         value{key.address + RingBarriers<1>::kBytes},
-        query{value.address + RingBarriers<1>::kBytes},
-        grad_out{query.address + RingBarriers<kStages>::kBytes} {}
+        staged{value.address + RingBarriers<1>::kBytes},
+        query{staged.address + RingBarriers<1>::kBytes},
+        grad_out{query.address + RingBarriers<kStages>::kBytes},
+        line_values{grad_out.address + RingBarriers<kStages>::kBytes} {}
 
   /// By all threads, before anything else.
   FOVEAL_DEVICE void init() const {
@@ -63,8 +69,11 @@ struct Rings {
       value.init(1, kConsumers);
       query.init(1, kConsumers * kReleases);
       grad_out.init(1, kConsumers * kReleases);
+      staged.init(4 * kConsumers, ReadCollector::kCollectors);
+      line_values.init(1, 4 * kConsumers);
       fence_mbarrier_init();
     }
+    read_stage().clear();
     __syncthreads();
   }
 
@@ -73,6 +82,10 @@ struct Rings {
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
   FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const { return {base + SharedLayout::kGradOut + query.index(use) * SharedLayout::kGradOutBytes}; }
   FOVEAL_DEVICE KvTile grad_score_tile(u32 use) const { return {base + SharedLayout::kGradScore + use % 2 * SharedLayout::kGradScoreBytes}; }
+  FOVEAL_DEVICE Lines lines(u32 use) const {
+    return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
+  }
+  FOVEAL_DEVICE ReadStage read_stage() const { return {reinterpret_cast<float*>(memory + SharedLayout::kReadStage)}; }
   FOVEAL_DEVICE u32 lse(u32 use) const { return base + SharedLayout::kLse + query.index(use) * SharedLayout::kStatBytes; }
   FOVEAL_DEVICE u32 delta(u32 use) const { return base + SharedLayout::kDelta + query.index(use) * SharedLayout::kStatBytes; }
 };
@@ -86,6 +99,9 @@ struct BackwardTask {
 
   FOVEAL_DEVICE int first_kv() const { return task.row * kBlockKv; }
   FOVEAL_DEVICE int head_q(const AttentionArgs& args) const { return task.head * args.group_size + group_head; }
+  FOVEAL_DEVICE int first_q() const { return walk.tile * kBlockQ; }
+  /// Of any pair, but for q and kv.
+  FOVEAL_DEVICE Position base(const AttentionArgs& args) const { return {task.batch, head_q(args), 0, 0, sequence.len_q, sequence.len_kv}; }
 
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
@@ -125,7 +141,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
       const int head = work.head_q(args.attention);
-      const int row_q = work.walk.tile * kBlockQ;
+      const int row_q = work.first_q();
       const int token = work.sequence.first_q + row_q;
       const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
       if (first) {
@@ -175,6 +191,55 @@ struct DqTarget {
   }
 };
 
+/// By all lanes of a warp that have read a buffer.
+template <int stages>
+FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
+  __syncwarp();
+  if (lane_id() == 0) ring.release(use);
+}
+
+/// By all lanes of a warp that have written a buffer.
+template <int stages>
+FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
+  __syncwarp();
+  if (lane_id() == 0) mbarrier_arrive(ring.full(use));
+}
+
+/// What the score needs along the lines of each tile, by one warp.
+FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
+  int round = -1;
+  BackwardTask work;
+  u32 tile = 0;
+  while (work.next(round, args)) {
+    bool partial;
+    for (; work.next_tile(args, partial); ++tile) {
+      rings.line_values.wait_empty(tile);
+      const Position base = work.base(args.attention);
+      rings.lines(tile).fill(lane_id(), kWarp, args.attention.score, [&](int key, int q) {
+        return position_at(args.attention, base, work.first_q() + q, work.first_kv() + key);
+      });
+      hand_over(rings.line_values, tile);
+    }
+  }
+}
+
+/// Sums up what consumers staged for gradients of parameters, by one of a few warps.
+FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int number) {
+  ReadCollector collector(args.attention, rings.read_stage(), number);
+  int round = -1;
+  BackwardTask work;
+  u32 tile = 0;
+  while (work.next(round, args)) {
+    bool partial;
+    for (; work.next_tile(args, partial); ++tile) {
+      rings.staged.wait_full(tile);
+      collector.collect<0>(work.base(args.attention), work.first_q(), work.first_kv());
+      release(rings.staged, tile);
+    }
+    collector.finish<0>();
+  }
+}
+
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
   const Sm90Args& args;
@@ -193,49 +258,57 @@ struct BackwardGroup {
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
 
-  /// Raw products -> probabilities, packed for dv (after dropout), and in place, times d score_mod / d score unless gradients of parameters need them
-  /// without. `dropped`: one bit per register. `raw`: scaled products, where kKeepScores.
+  /// The warp's place in a tile; `use` of the rings.
+  FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use) const {
+    const int row = fragment_first_row(thread), column = fragment_first_column(thread);
+    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}};
+  }
+
+  /// The early terms of a pair, as far as they are known: `times` multiplies by its probability.
+  template <int r, class Times>
+  FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, float raw, const Pair& at, Times&& times) const {
+    if constexpr (is_early(r)) early[early_before(r)][i] = times(read_factor<r>(raw, at, args.attention.score));
+    if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, times);
+  }
+
+  /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
+  /// gradients of parameters are wanted. `dropped`: one bit per register.
   template <bool partial>
-  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], float (&raws)[kRawScores],
-                                   const BackwardTask& work, u32 lse) const {
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+                                   const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
-    const int head = work.head_q(attention);
-    const int first_q = work.walk.tile * kBlockQ + fragment_first_column(thread);
-    const int last_q = work.sequence.len_q - 1;
-    const int key = key_of(work);
-    int low[2], high[2], kv[2];  // columns (queries) that the keys keep
+    const WarpPairs pairs = warp_pairs(work, use);
+    const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
+    int low[2], high[2];  // columns (queries) that the keys keep
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      kv[r] = partial ? min(key + 8 * r, work.sequence.len_kv - 1) : key + 8 * r;
-      high[r] = key + 8 * r < work.sequence.len_kv ? last_q - first_q : -1;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key + 8 * r - args.band_low - first_q);
-      if constexpr (Walk::kLimitLow) low[r] = key + 8 * r - args.band_high - first_q;
+      const int key = pairs.first_key + 8 * r;
+      high[r] = key < work.sequence.len_kv ? work.sequence.len_q - 1 - pairs.first_q : -1;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key - args.band_low - pairs.first_q);
+      if constexpr (Walk::kLimitLow) low[r] = key - args.band_high - pairs.first_q;
     }
-    DropoutRow dropout(attention.dropout, static_cast<u32>(work.task.batch) * attention.heads_q + head);
+    DropoutRow dropout(attention.dropout, static_cast<u32>(pairs.base.batch) * attention.heads_q + pairs.base.head);
     if constexpr (kDropout) {
 #pragma unroll
       for (int word = 0; word < kBlockQ / 64; ++word) {
         dropped[word] = 0;
 #pragma unroll 1
         for (int i = 0; i < 32; ++i) {
-          const int q = first_q + fragment_column(32 * word + i) + static_cast<int>(attention.q_offset);
-          const int pair_kv = key + 8 * fragment_row(i) + static_cast<int>(attention.kv_offset);
-          if (!dropout.keep(static_cast<u32>(q), static_cast<u32>(pair_kv))) dropped[word] |= 1u << i;
+          const int q = pairs.first_q + fragment_column(32 * word + i) + static_cast<int>(attention.q_offset);
+          const int kv = pairs.first_key + 8 * fragment_row(i) + static_cast<int>(attention.kv_offset);
+          if (!dropout.keep(static_cast<u32>(q), static_cast<u32>(kv))) dropped[word] |= 1u << i;
         }
       }
     }
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
-      const int first_column = fragment_column(i);
       float lse2[2], kept[4];
-      load_pair(lse + 4 * (fragment_first_column(thread) + first_column), lse2);
+      load_pair(lse + 4 * fragment_column(i), lse2);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int r = fragment_row(j), column = first_column + (j & 1);
-        const int q = partial ? min(first_q + column, last_q) : first_q + column;
-        const Position at{work.task.batch,     head, q + static_cast<int>(attention.q_offset), kv[r] + static_cast<int>(attention.kv_offset),
-                          work.sequence.len_q, work.sequence.len_kv};
+        const int r = fragment_row(j), column = fragment_column(i + j);
+        const Pair at = pairs.template pair<partial>(i + j);
         const float raw = kHasScore ? scores[i + j] * scale : scores[i + j];
         const float value = kHasScore ? score_forward(raw, at, attention.score) : raw;
         kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
@@ -245,12 +318,9 @@ struct BackwardGroup {
           if constexpr (kMaskProgram) keep = keep && mask_keep(at, attention.score);
           kept[j] = keep ? kept[j] : 0.0f;
         }
-        scores[i + j] = kept[j];
-        if constexpr (kKeepScores) raws[i + j] = raw;
-        if constexpr (kHasScore && !kCollects) {
-          scores[i + j] *= score_backward(raw, at, attention.score);
-          if constexpr (partial) scores[i + j] = kept[j] == 0.0f ? 0.0f : scores[i + j];
-        }
+        const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
+        scores[i + j] = kSlopeEarly ? times(score_backward(raw, at, attention.score)) : kept[j];
+        if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, times);
         if constexpr (kDropout) {
           kept[j] = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
         }
@@ -260,36 +330,34 @@ struct BackwardGroup {
     }
   }
 
-  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores.
+  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are completed.
   template <bool partial>
-  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
-                                     const float (&raws)[kRawScores], u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 delta) const {
-    const WarpPairs pairs = warp_pairs(work);
+  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+                                     u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
+    const WarpPairs pairs = warp_pairs(work, use);
+    const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
-      load_pair(delta + 4 * (fragment_first_column(thread) + fragment_column(i)), d);
+      load_pair(delta + 4 * fragment_column(i), d);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float grad = grad_p[i + j];
         if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
-        const float product = p[i + j] * (grad - d[j & 1]);
-        p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : product;  // what is not kept may hold NaN
-        if constexpr (kCollects) {
+        const float difference = grad - d[j & 1];
+        const auto times = [&](float factor) { return partial && factor == 0.0f ? 0.0f : factor * difference; };  // what is not kept may hold NaN
+        p[i + j] = times(p[i + j]);
+#pragma unroll
+        for (int read = 0; read < kEarlyReads; ++read) early[read][i + j] = times(early[read][i + j]);
+        if constexpr (kCollects && !kSlopeEarly) {
           grad_p[i + j] = p[i + j];
-          const float sloped = p[i + j] * score_backward(raws[kKeepScores ? i + j : 0], pairs.template pair<partial>(i + j), args.attention.score);
-          p[i + j] = p[i + j] == 0.0f ? 0.0f : sloped;
+          const float sloped = p[i + j] * score_backward(0.0f, pairs.template pair<partial>(i + j), args.attention.score);
+          p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : sloped;
         }
       }
       packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
       packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
-  }
-
-  FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work) const {
-    const Position base{work.task.batch, work.head_q(args.attention), 0, 0, work.sequence.len_q, work.sequence.len_kv};
-    float* stage = reinterpret_cast<float*>(rings.memory + SharedLayout::kStage + (threadIdx.x / kWarp - 4) * kStageBytes);
-    return {args.attention, base, work.walk.tile * kBlockQ + fragment_first_column(thread), key_of(work), stage};
   }
 
   /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.
@@ -308,10 +376,10 @@ struct BackwardGroup {
 
   /// For the query tile that a task stands at.
   FOVEAL_DEVICE DqTarget dq_target(const BackwardTask& work) const {
-    const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.walk.tile * kBlockQ;
+    const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
     DqTarget target{args.dq_sum + row * kSumColumns, nullptr, 0};
     if constexpr (kReproducible) {
-      const int first_key = kSource == TileSource::band ? work.walk.tile * kBlockQ + args.band_low : 0;
+      const int first_key = kSource == TileSource::band ? work.first_q() + args.band_low : 0;
       target.turns = args.dq_turns + row / kBlockQ * DqTarget::kTurns;
       target.turn = work.task.row - max(first_key, 0) / kBlockKv;
     }

@@ -1,71 +1,102 @@
 #pragma once
-// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. Each read is first summed along
-// the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that the result does not depend on the order
-// in which CTAs run.
+// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. The terms of each read are first
+// summed along the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that the result does not
+// depend on the order in which CTAs run.
+//
+// A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile: each thread folds its
+// two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the next tile is computed.
+#include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
-#include "tile/fragment.cuh"
+#include "tile/line_values.cuh"
 
 namespace foveal::device {
 
-constexpr bool has_diagonal_reads() {
-  for (int r = 0; r < kReads; ++r)
-    if (kCollects && kReadKind[r] == kDiagonal) return true;
-  return false;
+/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array of
+/// probability * factor, which score gradients then need no more than multiply.
+constexpr bool is_early(int r) { return kSlopeOfScore || kFactorOfScore[r]; }
+constexpr int early_before(int end) {
+  int count = 0;
+  for (int r = 0; r < end; ++r) count += is_early(r);
+  return count;
+}
+constexpr int kEarlyReads = kCollects ? early_before(kReads) : 0;
+constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
+using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
+
+constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
+constexpr int staged_before(int end) {
+  int count = 0;
+  for (int r = 0; r < end; ++r) count += is_staged(r);
+  return count;
+}
+constexpr int kStagedReads = kCollects ? staged_before(kReads) : 0;
+
+/// Where a warp's pairs or a warp's sums are: everything but q and kv.
+FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
+  Position position = base;
+  position.q = static_cast<int>(args.q_offset) + min(q, base.seqlen_q - 1);
+  position.kv = static_cast<int>(args.kv_offset) + min(key, base.seqlen_kv - 1);
+  return position;
 }
 
-constexpr int kRawScores = kKeepScores ? kBlockQ / 2 : 1;  // kKeepScores: factors or slopes depend on the score
-constexpr int kWarpKeys = 16;
-constexpr int kStageRows = kWarpKeys / 2;
-constexpr int kStagePitch = kBlockQ + 8;  // floats; the pairs of a warp fall on different banks
-constexpr int kStageBytes = has_diagonal_reads() ? 4 * kStageRows * kStagePitch : 0;  // of one warp
+/// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
+/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8. Zeros between the rows let a warp sum 32 diagonals without looking
+/// where each begins and ends.
+struct ReadStage {
+  static constexpr int kZeros = kWarp;
+  static constexpr int kRows = kBlockKv / 2, kPitch = kBlockQ + 8 + kZeros;  // the pairs of a warp fall on different banks
+  static constexpr int kFloats = kZeros + kRows * kPitch;
+  static constexpr int kBytes = 4 * kStagedReads * kFloats;
+  float* data;
+
+  template <int r>
+  FOVEAL_DEVICE float* row(int row) const {
+    return data + staged_before(r) * kFloats + kZeros + row * kPitch;
+  }
+
+  /// By all threads of the CTA.
+  FOVEAL_DEVICE void clear() const {
+    for (int i = threadIdx.x; i < kStagedReads * kFloats; i += blockDim.x) data[i] = 0;
+  }
+};
 
 /// Sums that last while a warp stays with its keys and one query head.
 struct ReadSums {
   float uniform[kReadSlots];
-  float column[kReadSlots][2];     // the thread's two keys
-  i64 repeated[kReadSlots];        // diagonal: the element that all diagonals of the last tile belonged to, or -1
-  float repeated_sum[kReadSlots];  // diagonal: not yet added to it
+  float column[kReadSlots][2];  // the thread's two keys
 
   FOVEAL_DEVICE void clear() {
 #pragma unroll
-    for (int r = 0; r < kReadSlots; ++r) {
-      uniform[r] = column[r][0] = column[r][1] = repeated_sum[r] = 0;
-      repeated[r] = -1;
-    }
+    for (int r = 0; r < kReadSlots; ++r) uniform[r] = column[r][0] = column[r][1] = 0;
   }
 };
 
-/// A warp's place in the scores: local positions of the thread's first query and key, and what is the same for all pairs.
+/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, and the values of its lines.
 struct WarpPairs {
   const AttentionArgs& args;
   Position base;  // q, kv: not used
   int first_q, first_key;
-  float* stage;   // of the warp
+  LineRegisters<kBlockQ> lines;
 
-  FOVEAL_DEVICE Position at(int q, int key) const {
-    Position position = base;
-    position.q = static_cast<int>(args.q_offset) + min(q, base.seqlen_q - 1);
-    position.kv = static_cast<int>(args.kv_offset) + min(key, base.seqlen_kv - 1);
-    return position;
-  }
   /// partial: some pairs of the tile may not exist.
   template <bool partial = true>
-  FOVEAL_DEVICE Position pair(int i) const {
+  FOVEAL_DEVICE Pair pair(int i) const {
     const int q = first_q + fragment_column(i), key = first_key + 8 * fragment_row(i);
-    if constexpr (partial) return at(q, key);
+    if constexpr (partial) return lines.pair(i, position_at(args, base, q, key));
     Position position = base;
     position.q = static_cast<int>(args.q_offset) + q;
     position.kv = static_cast<int>(args.kv_offset) + key;
-    return position;
+    return lines.pair(i, position);
   }
 
-  /// Adds a tile. raws: scaled raw scores, where kept; gradients: of the modified scores, 0 where a pair is not kept.
+  /// Adds a tile. gradients: of the modified scores, 0 where a pair is not kept; early: the terms of early reads.
   template <int r>
-  FOVEAL_DEVICE void collect(const float (&raws)[kRawScores], const float (&gradients)[kBlockQ / 2], ReadSums& sums) const {
-    const auto raw = [&](int i) { return raws[kKeepScores ? i : 0]; };
+  FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadStage stage) const {
     const auto term = [&](int i) {
-      const float product = gradients[i] * read_factor<r>(raw(i), pair(i), args.score);
+      if constexpr (is_early(r)) return early[early_before(r)][i];
+      if constexpr (kFactorIsOne[r]) return gradients[i];
+      const float product = gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
       return gradients[i] == 0.0f ? 0.0f : product;
     };
     if constexpr (kReadKind[r] == kUniform || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
@@ -73,124 +104,114 @@ struct WarpPairs {
       for (int i = 0; i < kBlockQ / 2; ++i) {
         if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += term(i);
         if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term(i);
-        if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, raw(i), pair(i), term(i));
+        if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), term(i));
         if constexpr (kReadKind[r] == kElement) {
           const bool exists = first_q + fragment_column(i) < base.seqlen_q && first_key + 8 * fragment_row(i) < base.seqlen_kv;
-          if (exists) store_to_read<r>(args, raw(i), pair(i), term(i));
+          if (exists) store_to_read<r>(args, 0.0f, pair(i), term(i));
         }
       }
     }
-    if constexpr (kReadKind[r] == kRow) {
-      float sum[kBlockQ / 4];  // of query 8 (c / 2) + c % 2 after the first, over the thread's two keys
+    if constexpr (is_staged(r)) {
+      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
+      float* row = stage.row<r>(8 * (warp_id() - 4) + lane_id() / 4) + fragment_first_column(lane_id());
 #pragma unroll
-      for (int c = 0; c < kBlockQ / 4; ++c) sum[c] = term(2 * c - c % 2) + term(2 * c - c % 2 + 2);
-      add_rows<r>(sum);
-    }
-    if constexpr (kReadKind[r] == kDiagonal) {
-      // A key and the one 8 after it share diagonals, 8 queries apart: folded, 8 rows by kBlockQ + 8 columns are left.
-      float* row = stage + lane_id() / 4 * kStagePitch + fragment_first_column(lane_id());
-      __syncwarp();
-#pragma unroll
-      for (int k = 0; k <= kBlockQ / 8; ++k) {
+      for (int block = 0; block < kBlockQ / 8 + shift; ++block) {
         float2 folded = make_float2(0, 0);
-        if (k > 0) folded = make_float2(term(4 * (k - 1)), term(4 * (k - 1) + 1));
-        if (k < kBlockQ / 8) folded = make_float2(folded.x + term(4 * k + 2), folded.y + term(4 * k + 3));
-        *reinterpret_cast<float2*>(row + 8 * k) = folded;
-      }
-      __syncwarp();
-      add_diagonals<r>(sums);
-    }
-    if constexpr (r + 1 < kReads) collect<r + 1>(raws, gradients, sums);
-  }
-
-  /// Sums over the eight lanes that hold different keys; each ends with the sums of a few queries.
-  template <int r>
-  FOVEAL_DEVICE void add_rows(float (&sum)[kBlockQ / 4]) const {
-    int first = 0;
-#pragma unroll
-    for (int half = kBlockQ / 8, lane = 16; lane >= 4; half /= 2, lane /= 2) {
-      const bool upper = lane_id() & lane;
-#pragma unroll
-      for (int c = 0; c < half; ++c) {
-        const float sent = upper ? sum[c] : sum[c + half];
-        const float kept = upper ? sum[c + half] : sum[c];
-        sum[c] = kept + __shfl_xor_sync(~0u, sent, lane);
-      }
-      first += upper ? half : 0;
-    }
-#pragma unroll
-    for (int c = 0; c < kBlockQ / 32; ++c) {
-      const int q = first_q + 8 * ((first + c) / 2) + c % 2;
-      if (q < base.seqlen_q) add_to_read<r>(args, 0.0f, at(q, 0), sum[c]);
-    }
-  }
-
-  /// Sums along the diagonals of the folded tile, a diagonal each lane.
-  template <int r>
-  FOVEAL_DEVICE void add_diagonals(ReadSums& sums) const {
-    const int tile_q = first_q - fragment_first_column(lane_id()), tile_key = first_key - lane_id() / 4;
-    constexpr int kDiagonals = kStagePitch + kStageRows - 1, kRounds = divide_up(kDiagonals, kWarp);
-    float sum[kRounds];
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int first = kWarp * round + lane_id() - (kStageRows - 1);  // column in row 0
-      sum[round] = 0;
-#pragma unroll
-      for (int row = 0; row < kStageRows; ++row) {
-        const int column = first + row;
-        if (column >= 0 && column < kStagePitch) sum[round] += stage[row * kStagePitch + column];
+        if (block >= shift) folded = make_float2(term(4 * (block - shift)), term(4 * (block - shift) + 1));
+        if (block < kBlockQ / 8) folded = make_float2(folded.x + term(4 * block + 2), folded.y + term(4 * block + 3));
+        *reinterpret_cast<float2*>(row + 8 * block) = folded;
       }
     }
-#pragma unroll
-    for (int round = 0; round < kRounds; ++round) {
-      const int diagonal = kWarp * round + lane_id() - (kStageRows - 1) - 8;  // query minus key
-      const int key = max(0, -diagonal);
-      const i64 element = read_element<r>(args, 0.0f, at(tile_q + diagonal + key, tile_key + key));
-      const i64 any = __shfl_sync(~0u, element, kWarp / 2 - 2);
-      if (__all_sync(~0u, element == any || sum[round] == 0)) {  // clamped indices: one element for all
-#pragma unroll
-        for (int lane = kWarp / 2; lane > 0; lane /= 2) sum[round] += __shfl_xor_sync(~0u, sum[round], lane);
-        if (sums.repeated[r] != any) {
-          add_repeated<r>(sums);
-          sums.repeated[r] = any;
-        }
-        sums.repeated_sum[r] += sum[round];
-      } else if (sum[round] != 0) {
-        const ParamGradient& gradient = args.gradient[kReadParam[r]];
-        Bins::add(gradient.bins, gradient.elements, element, sum[round]);
-      }
-    }
-  }
-
-  template <int r>
-  FOVEAL_DEVICE void add_repeated(ReadSums& sums) const {
-    const ParamGradient& gradient = args.gradient[kReadParam[r]];
-    if (sums.repeated[r] >= 0 && sums.repeated_sum[r] != 0 && lane_id() == 0) {
-      Bins::add(gradient.bins, gradient.elements, sums.repeated[r], sums.repeated_sum[r]);
-    }
-    sums.repeated[r] = -1;
-    sums.repeated_sum[r] = 0;
+    if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, sums, stage);
   }
 
   /// Adds what was summed over all tiles.
   template <int r>
-  FOVEAL_DEVICE void finish(ReadSums& sums) const {
+  FOVEAL_DEVICE void finish(const ReadSums& sums) const {
     if constexpr (kReadKind[r] == kUniform) {
       float sum = sums.uniform[r];
 #pragma unroll
       for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-      if (lane_id() == 0) add_to_read<r>(args, 0.0f, at(0, 0), sum);
+      if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum);
     }
     if constexpr (kReadKind[r] == kColumn) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float sum = quad_sum(sums.column[r][i]);
         const int key = first_key + 8 * i;
-        if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, at(0, key), sum);
+        if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum);
       }
     }
-    if constexpr (kReadKind[r] == kDiagonal) add_repeated<r>(sums);
     if constexpr (r + 1 < kReads) finish<r + 1>(sums);
+  }
+};
+
+/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. A lane keeps the sum of an element as long as it meets no
+/// other: the ends of a clamped table and the far buckets of a table of distances come again and again.
+struct ReadCollector {
+  static constexpr int kCollectors = 2;
+  static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
+
+  const AttentionArgs& args;
+  const ReadStage stage;
+  const int number;  // of this warp among the collectors
+  i64 element[kReadSlots];
+  float sum[kReadSlots];  // not yet added to it
+
+  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number) : args(args), stage(stage), number(number) {
+#pragma unroll
+    for (int r = 0; r < kReadSlots; ++r) {
+      element[r] = 0;
+      sum[r] = 0;
+    }
+  }
+
+  /// The tile at (first_q, first_key).
+  template <int r>
+  FOVEAL_DEVICE void collect(const Position& base, int first_q, int first_key) {
+    if constexpr (kReadKind[r] == kRow) {
+      for (int first = kWarp * number; first < kBlockQ; first += kWarp * kCollectors) {
+        const float* column = stage.row<r>(0) + first + lane_id();
+        float total = 0;
+#pragma unroll 8
+        for (int row = 0; row < ReadStage::kRows; ++row) total += column[row * ReadStage::kPitch];
+        add<r>(position_at(args, base, first_q + first + lane_id(), first_key), total);
+      }
+    }
+    if constexpr (kReadKind[r] == kDiagonal) {
+      for (int first = kWarp * number - kBlockKv; first < kBlockQ; first += kWarp * kCollectors) {
+        const int diagonal = first + lane_id();  // query minus key
+        float total = 0;
+        for (int warp = max(0, -first / 16 - 2); warp < min(kWarps, kBlockQ / 16 - first / 16); ++warp) {
+          const float* row = stage.row<r>(8 * warp) + diagonal + 16 * warp + 8;
+#pragma unroll
+          for (int g = 0; g < 8; ++g) total += row[g * (ReadStage::kPitch + 1)];
+        }
+        add<r>(position_at(args, base, first_q + max(0, diagonal), first_key + max(0, -diagonal)), total);
+      }
+    }
+    if constexpr (r + 1 < kReads) collect<r + 1>(base, first_q, first_key);
+  }
+
+  template <int r>
+  FOVEAL_DEVICE void add(const Position& at, float total) {
+    const i64 next = read_element<r>(args, 0.0f, at);
+    if (__any_sync(~0u, next != element[r])) {
+      add_warp_to_read<r>(args, element[r], sum[r]);
+      element[r] = next;
+      sum[r] = 0;
+    }
+    sum[r] += total;
+  }
+
+  /// Adds what is left, at the end of a walk.
+  template <int r>
+  FOVEAL_DEVICE void finish() {
+    if constexpr (is_staged(r)) {
+      add_warp_to_read<r>(args, element[r], sum[r]);
+      sum[r] = 0;
+    }
+    if constexpr (r + 1 < kReads) finish<r + 1>();
   }
 };
 

@@ -1,0 +1,21 @@
+#pragma once
+// Which values of a score kernels may evaluate once for a line of a tile instead of for every pair on it.
+#include <vector>
+
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// Real values of the pass's program that pairs use and that are the same for all pairs of one position along the walk of a task (a key in
+/// the forward pass, a query in the backward pass), or for all pairs of one diagonal.
+struct LineValues {
+  std::vector<scoring::ValueId> walk, diagonal;
+  bool empty() const { return walk.empty() && diagonal.empty(); }
+  /// For one tile.
+  std::size_t count(int rows, int walked) const {
+    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked);
+  }
+};
+LineValues find_line_values(const problem::Problem& problem);
+
+}  // namespace foveal::cuda
