@@ -13,6 +13,7 @@
 #include "cpu/backward.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/check.h"
 #include "cpu/describe.h"
@@ -57,54 +58,14 @@ class Backward final : public planning::Executable {
     Carver carver(workspace);
     Slot* slots = carve(carver, &call);
     call.data = s_.tape.bind(buffers.params, call.param_memory);
-    std::optional<Work> own_work;
-    std::optional<Lists> own_lists;
-    if (!s_.work) {
-      own_work.emplace(plan_work(s_.problem, s_.geometry(), &buffers));
-      own_lists.emplace(*this, *own_work);
+    if (s_.work) {
+      call.work = &*s_.work;
+      return run_lists(buffers, call, *lists_, slots);
     }
-    const Work& work = own_work ? *own_work : *s_.work;
-    const Lists& lists = own_lists ? *own_lists : *lists_;
+    std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
+    const Work work = s_.planner.plan(buffers, &memory);
     call.work = &work;
-
-    grads_.clear(call.grad_memory, buffers.dparams, s_.executor);
-    const auto each = [&](std::size_t tasks, auto&& fn) {
-      base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks), [&](std::int64_t i, int slot) {
-        const TaskMode mode(s_.ops.enter, s_.ops.leave);
-        fn(static_cast<std::size_t>(i), slots[slot]);
-      });
-    };
-    constexpr std::size_t tiles_per_delta_task = 16;
-    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task,
-         [&](std::size_t i, Slot&) { delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task)); });
-    if (call.dsink) write_dsink(call);
-
-    const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
-    const auto query_unit = [&](std::size_t u, Slot& slot) {
-      const TapeGrads grads = grads_.empty() ? TapeGrads{} : grads_.grads(call.grad_memory, buffers.dparams, lists.units[u].partition);
-      for (std::size_t t = lists.units[u].begin; t < lists.units[u].end; ++t)
-        query_task(call, lists.query_tasks[t], grads_.empty() ? nullptr : &grads, slot);
-    };
-    const auto key_task = [&](std::size_t t, Slot& slot) { this->key_task(call, lists.key_tasks[t], slot); };
-    if (strategy_ == BackwardStrategy::two_scan) {
-      const std::size_t rounds = std::max(units, key_tasks);
-      each(rounds, [&](std::size_t i, Slot& slot) {
-        for (std::size_t t = key_tasks * i / rounds; t < key_tasks * (i + 1) / rounds; ++t) key_task(t, slot);
-        for (std::size_t u = units * i / rounds; u < units * (i + 1) / rounds; ++u) query_unit(u, slot);
-      });
-    } else {
-      each(key_tasks, key_task);
-      each(units, query_unit);
-    }
-    if (strategy_ == BackwardStrategy::fused && splits_ > 1 && (wants_dk_ || wants_dv_)) {
-      std::size_t blocks = 0;
-      for (const TileGroup& group : work.groups) blocks = std::max(blocks, reduce_chunks(work, group));
-      each(work.groups.size() * blocks, [&](std::size_t i, Slot&) { reduce_splits(call, work.groups[i / blocks], i % blocks); });
-    }
-    // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
-    for (const Sequence& sequence : work.sequences)
-      if (sequence.seqlen_q == 0) write_zeros(call, sequence);
-    grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
+    run_lists(buffers, call, Lists(*this, work), slots);
   }
 
  private:
@@ -120,7 +81,7 @@ class Backward final : public planning::Executable {
   };
 
   struct Lists {
-    Lists(const Backward& b, const Work& work) {
+    Lists(const Backward& b, const Work& work) : query_tasks(work.memory()), units(work.memory()), key_tasks(work.memory()) {
       const bool fused = b.strategy_ == BackwardStrategy::fused;
       if (fused || b.wants_dq_ || !b.grads_.empty()) {
         const bool by_split = fused || !b.grads_.empty();
@@ -133,6 +94,7 @@ class Backward final : public planning::Executable {
     }
 
     void make_units(const Backward& b, const Work& work, bool by_split) {
+      units.reserve(query_tasks.size());
       if (b.grads_.empty()) {
         for (std::size_t t = 0; t < query_tasks.size(); ++t) units.push_back({t, t + 1, 0, query_tasks[t].cost});
       } else {
@@ -140,9 +102,12 @@ class Backward final : public planning::Executable {
           const TileGroup& group = work.groups[static_cast<std::size_t>(query_tasks[t].group)];
           return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].index, group.kv_head, query_tasks[t].split);
         };
-        std::vector<std::pair<std::int64_t, Task>> order;
+        std::pmr::vector<std::pair<std::int64_t, Task>> order(work.memory());
+        order.reserve(query_tasks.size());
         for (std::size_t t = 0; t < query_tasks.size(); ++t) order.emplace_back(partition(t), query_tasks[t]);
-        std::stable_sort(order.begin(), order.end(), [](const auto& x, const auto& y) { return x.first < y.first; });
+        std::sort(order.begin(), order.end(), [](const auto& x, const auto& y) {
+          return std::tie(x.first, x.second.group, x.second.split) < std::tie(y.first, y.second.group, y.second.split);
+        });
         for (std::size_t t = 0; t < order.size(); ++t) {
           query_tasks[t] = order[t].second;
           if (units.empty() || units.back().partition != order[t].first) units.push_back({t, t, order[t].first, 0});
@@ -151,15 +116,27 @@ class Backward final : public planning::Executable {
         }
       }
       if (by_split && b.strategy_ != BackwardStrategy::two_scan)
-        std::stable_sort(units.begin(), units.end(), [](const Unit& x, const Unit& y) { return x.cost > y.cost; });
+        std::sort(units.begin(), units.end(),
+                  [](const Unit& x, const Unit& y) { return std::tie(y.cost, x.begin) < std::tie(x.cost, y.begin); });
     }
 
     void make_key_tasks(const Backward& b, const Work& work) {
+      const auto blocks_of = [&](const TileGroup& group) {
+        const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
+        return static_cast<std::int32_t>((sequence.seqlen_kv + b.s_.ops.block_kv - 1) / b.s_.ops.block_kv);
+      };
+      std::int32_t count = 0, most = 0;
+      for (const TileGroup& group : work.groups) {
+        count += (blocks_of(group) + blocks_per_key_task - 1) / blocks_per_key_task;
+        most = std::max(most, blocks_of(group));
+      }
+      key_tasks.reserve(static_cast<std::size_t>(count));
+      std::pmr::vector<std::int64_t> starts(work.memory());  // how many tiles begin minus end at a block
+      starts.reserve(static_cast<std::size_t>(most) + 1);
       for (std::size_t g = 0; g < work.groups.size(); ++g) {
         const TileGroup& group = work.groups[g];
-        const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
-        const auto blocks = static_cast<std::int32_t>((sequence.seqlen_kv + b.s_.ops.block_kv - 1) / b.s_.ops.block_kv);
-        std::vector<std::int64_t> starts(static_cast<std::size_t>(blocks) + 1);  // how many tiles begin minus end at a block
+        const std::int32_t blocks = blocks_of(group);
+        starts.assign(static_cast<std::size_t>(blocks) + 1, 0);
         for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
           const LaneTile& tile = work.tiles[static_cast<std::size_t>(t)];
           for (std::int64_t r = tile.run_begin; r < tile.run_end; ++r) {
@@ -175,12 +152,14 @@ class Backward final : public planning::Executable {
         }
       }
       if (b.strategy_ == BackwardStrategy::split)
-        std::stable_sort(key_tasks.begin(), key_tasks.end(), [](const KeyTask& x, const KeyTask& y) { return x.cost > y.cost; });
+        std::sort(key_tasks.begin(), key_tasks.end(), [](const KeyTask& x, const KeyTask& y) {
+          return std::tie(y.cost, x.group, x.block_begin) < std::tie(x.cost, y.group, y.block_begin);
+        });
     }
 
-    std::vector<Task> query_tasks;
-    std::vector<Unit> units;
-    std::vector<KeyTask> key_tasks;
+    std::pmr::vector<Task> query_tasks;
+    std::pmr::vector<Unit> units;
+    std::pmr::vector<KeyTask> key_tasks;
   };
 
   struct Call {
@@ -199,6 +178,7 @@ class Backward final : public planning::Executable {
     const Work* work = nullptr;
     void* param_memory = nullptr;
     void* grad_memory = nullptr;
+    void* list_memory = nullptr;  ///< for work that depends on the data
     TapeData data;
     Real *row_lse = nullptr, *row_delta = nullptr;  ///< one for each query row: see row_index()
     Real *dk_acc = nullptr, *dv_acc = nullptr;      ///< of all splits, when there are several
@@ -252,12 +232,56 @@ class Backward final : public planning::Executable {
     }
   };
 
+  // ------------------------------------------------------------------------------------------------------------------ running
+
+  void run_lists(const problem::Buffers& buffers, const Call& call, const Lists& lists, Slot* slots) const {
+    const Work& work = *call.work;
+    grads_.clear(call.grad_memory, buffers.dparams, s_.executor);
+    const auto each = [&](std::size_t tasks, auto&& fn) {
+      base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks), [&](std::int64_t i, int slot) {
+        const TaskMode mode(s_.ops.enter, s_.ops.leave);
+        fn(static_cast<std::size_t>(i), slots[slot]);
+      });
+    };
+    constexpr std::size_t tiles_per_delta_task = 16;
+    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task,
+         [&](std::size_t i, Slot&) { delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task)); });
+    if (call.dsink) write_dsink(call);
+
+    const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
+    const auto query_unit = [&](std::size_t u, Slot& slot) {
+      const TapeGrads grads = grads_.empty() ? TapeGrads{} : grads_.grads(call.grad_memory, buffers.dparams, lists.units[u].partition);
+      for (std::size_t t = lists.units[u].begin; t < lists.units[u].end; ++t)
+        query_task(call, lists.query_tasks[t], grads_.empty() ? nullptr : &grads, slot);
+    };
+    const auto key_task = [&](std::size_t t, Slot& slot) { this->key_task(call, lists.key_tasks[t], slot); };
+    if (strategy_ == BackwardStrategy::two_scan) {
+      const std::size_t rounds = std::max(units, key_tasks);
+      each(rounds, [&](std::size_t i, Slot& slot) {
+        for (std::size_t t = key_tasks * i / rounds; t < key_tasks * (i + 1) / rounds; ++t) key_task(t, slot);
+        for (std::size_t u = units * i / rounds; u < units * (i + 1) / rounds; ++u) query_unit(u, slot);
+      });
+    } else {
+      each(key_tasks, key_task);
+      each(units, query_unit);
+    }
+    if (strategy_ == BackwardStrategy::fused && splits_ > 1 && (wants_dk_ || wants_dv_)) {
+      std::size_t blocks = 0;
+      for (const TileGroup& group : work.groups) blocks = std::max(blocks, reduce_chunks(work, group));
+      each(work.groups.size() * blocks, [&](std::size_t i, Slot&) { reduce_splits(call, work.groups[i / blocks], i % blocks); });
+    }
+    // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
+    for (const Sequence& sequence : work.sequences)
+      if (sequence.seqlen_q == 0) write_zeros(call, sequence);
+    grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
+  }
+
   // ---------------------------------------------------------------------------------------------------------------- planning
 
   void choose_strategy() {
     const problem::Problem& p = s_.problem;
     const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
-    const std::int64_t tiles = max_tiles_per_group(p, s_.geometry());
+    const std::int64_t tiles = s_.planner.max_tiles_per_group();
     const std::int64_t useful = std::clamp<std::int64_t>(tiles / 4, 1, (wanted_tasks + groups - 1) / groups);
     const auto affordable = static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, acc_bytes(acc_rows_of_all())));
     splits_ = std::clamp<std::int64_t>(affordable, 1, useful);
@@ -294,6 +318,14 @@ class Backward final : public planning::Executable {
     const std::int64_t token = s_.problem.varlen ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
     return kv_head * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv) + token + std::int64_t{sequence.index} * s_.ops.block_kv;
   }
+  /// Of work and lists that are made in each run.
+  std::size_t list_bytes() const {
+    if (s_.work) return 0;
+    const auto tasks = static_cast<std::size_t>(std::max(s_.planner.max_tiles(), s_.planner.max_groups() * splits_));
+    const auto key_tasks = static_cast<std::size_t>(s_.planner.max_blocks() + s_.planner.max_groups());
+    return s_.planner.run_bytes() + tasks * (sizeof(Task) + sizeof(Unit) + sizeof(std::pair<std::int64_t, Task>)) +
+           key_tasks * (sizeof(KeyTask) + sizeof(std::int64_t)) + 256;
+  }
   std::int64_t max_seqlen_kv() const { return s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv; }
   std::int64_t query_rows() const { return s_.problem.heads_q * s_.problem.total_q; }
   std::int64_t row_index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
@@ -307,6 +339,7 @@ class Backward final : public planning::Executable {
     Call& c = call ? *call : measured;
     c.param_memory = carver.bytes(s_.tape.data_bytes());
     c.grad_memory = carver.bytes(grads_.workspace_bytes());
+    c.list_memory = carver.bytes(list_bytes());
     c.row_lse = carver.take<Real>(static_cast<std::size_t>(query_rows()));
     c.row_delta = carver.take<Real>(static_cast<std::size_t>(query_rows()));
     const bool shared = fused() && splits_ > 1;

@@ -41,24 +41,10 @@ class Forward final : public planning::Executable {
     Carver carver(workspace);
     Slot* slots = carve(carver, &call);
     call.data = s_.tape.bind(buffers.params, call.param_memory);
-    std::optional<Work> own;
-    std::vector<Task> own_tasks;
-    if (!s_.work) {
-      own.emplace(plan_work(s_.problem, s_.geometry(), &buffers));
-      own_tasks = own->tasks(tiles_per_task_);
-    }
-    const Work& work = own ? *own : *s_.work;
-    const std::vector<Task>& tasks = own ? own_tasks : tasks_;
-    const auto task_count = static_cast<std::int64_t>(tasks.size());
-    base::parallel_for(s_.executor, task_count * pieces_, [&](std::int64_t i, int slot) {
-      const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      run_task(call, work, tasks[static_cast<std::size_t>(i / pieces_)], static_cast<int>(i % pieces_), slots[slot]);
-    });
-    if (pieces_ == 1) return;
-    base::parallel_for(s_.executor, task_count, [&](std::int64_t i, int slot) {
-      const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      merge_pieces(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
-    });
+    if (s_.work) return run_work(call, *s_.work, tasks_, slots);
+    std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
+    const Work work = s_.planner.plan(buffers, &memory);
+    run_work(call, work, work.tasks(tiles_per_task_), slots);
   }
 
  private:
@@ -70,7 +56,8 @@ class Forward final : public planning::Executable {
     LaneScalars<Real> lse;
     const TensorView* sink = nullptr;
     void* param_memory = nullptr;
-    Real* pieces = nullptr;  ///< acc, max and sum of each tile and piece, when there are several
+    void* list_memory = nullptr;  ///< for work that depends on the data
+    Real* pieces = nullptr;       ///< acc, max and sum of each tile and piece, when there are several
     TapeData data;
   };
 
@@ -121,9 +108,13 @@ class Forward final : public planning::Executable {
     if (pieces_ > 1) return 1;
     // Several tiles share the conversion of a kv block and its way through the caches; their panels and accumulators should stay in L2.
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + acc_count() * sizeof(Real);
-    const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * max_tiles_per_group(s_.problem, s_.geometry());
+    const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();
     const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
     return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / 32), 1, 4));
+  }
+  /// Of work and tasks that are made in each run.
+  std::size_t list_bytes() const {
+    return s_.work ? 0 : s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64;
   }
   std::size_t acc_count() const { return static_cast<std::size_t>(padded_dim(s_.dim_v)) * static_cast<std::size_t>(s_.ops.tile_lanes); }
 
@@ -138,7 +129,8 @@ class Forward final : public planning::Executable {
   Slot* carve(Carver& carver, Call* call) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
     void* param_memory = carver.bytes(s_.tape.data_bytes());
-    if (call) call->param_memory = param_memory;
+    void* list_memory = carver.bytes(list_bytes());
+    if (call) call->param_memory = param_memory, call->list_memory = list_memory;
     if (pieces_ > 1) {
       Real* pieces = carver.take<Real>(s_.work->tiles.size() * static_cast<std::size_t>(pieces_) * piece_count());
       if (call) call->pieces = pieces;
@@ -171,6 +163,19 @@ class Forward final : public planning::Executable {
       if (call) slots[i] = slot;
     }
     return slots;
+  }
+
+  void run_work(const Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
+    const auto task_count = static_cast<std::int64_t>(tasks.size());
+    base::parallel_for(s_.executor, task_count * pieces_, [&](std::int64_t i, int slot) {
+      const TaskMode mode(s_.ops.enter, s_.ops.leave);
+      run_task(call, work, tasks[static_cast<std::size_t>(i / pieces_)], static_cast<int>(i % pieces_), slots[slot]);
+    });
+    if (pieces_ == 1) return;
+    base::parallel_for(s_.executor, task_count, [&](std::int64_t i, int slot) {
+      const TaskMode mode(s_.ops.enter, s_.ops.leave);
+      merge_pieces(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
+    });
   }
 
   void run_task(const Call& call, const Work& work, const Task& task, int piece, Slot& slot) const {
@@ -329,7 +334,7 @@ class Forward final : public planning::Executable {
 
   Setup<Real> s_;
   int pieces_, tiles_per_task_;
-  std::vector<Task> tasks_;
+  std::pmr::vector<Task> tasks_;
   std::size_t workspace_bytes_ = 0;
 };
 

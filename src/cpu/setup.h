@@ -21,7 +21,8 @@ struct Setup {
         target(target.name),
         ops(ops),
         tape(problem, target.name),
-        executor(options.executor ? *options.executor : base::default_executor(options.threads)) {
+        executor(options.executor ? *options.executor : base::default_executor(options.threads)),
+        planner(this->problem, geometry()) {
     dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
     constexpr double log2e = 1.4426950408889634074;
     // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale
@@ -30,7 +31,7 @@ struct Setup {
       sign = problem.scale < 0 ? Real(-1) : Real(1);
       multiplier = static_cast<Real>(std::max(std::abs(problem.scale) * log2e, 1e-30));
     }
-    if (work_is_static(problem)) work.emplace(plan_work(problem, geometry(), nullptr));
+    if (planner.is_static()) work.emplace(planner.plan());
   }
 
   Geometry geometry() const { return {ops.tile_lanes, ops.block_kv}; }
@@ -72,9 +73,10 @@ struct Setup {
   const BlockOps<Real>& ops;
   Tape tape;
   Executor executor;
+  WorkPlanner planner;
   int dim = 0, dim_v = 0;
   Real sign = 1, multiplier = 1;
-  std::optional<Work> work;
+  std::optional<Work> work;  ///< when it is static
 };
 
 }  // namespace foveal::cpu

@@ -1,8 +1,7 @@
 #include "cpu/work.h"
 
 #include <algorithm>
-#include <memory>
-#include <numeric>
+#include <cstddef>
 
 #include "base/check.h"
 
@@ -36,8 +35,8 @@ std::int64_t cu_seqlen(const TensorView& view, std::int64_t i) {
                                   : static_cast<const std::int32_t*>(view.data)[i * view.strides[0]];
 }
 
-std::vector<Sequence> find_sequences(const problem::Problem& problem, const problem::Buffers* buffers) {
-  std::vector<Sequence> sequences(static_cast<std::size_t>(problem.batch));
+void find_sequences(const problem::Problem& problem, const problem::Buffers* buffers, std::pmr::vector<Sequence>& sequences) {
+  sequences.resize(static_cast<std::size_t>(problem.batch));
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     Sequence& s = sequences[static_cast<std::size_t>(b)];
     s.index = static_cast<std::int32_t>(b);
@@ -52,57 +51,142 @@ std::vector<Sequence> find_sequences(const problem::Problem& problem, const prob
     s.seqlen_q = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_q, b + 1) - s.q_begin);
     s.seqlen_kv = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_kv, b + 1) - s.kv_begin);
   }
-  return sequences;
+}
+
+/// Runs of rows of tiles side by side, a fixed number of places for each row. A row that has more runs takes in what lies between the last.
+class RunPlaces final : public mask::RunSink {
+ public:
+  RunPlaces(mask::Run* places, std::int32_t per_row, std::int64_t* ends) : places_(places), per_row_(per_row), ends_(ends) {}
+
+  void append(std::int64_t row, const mask::Run& run) override {
+    std::int64_t& end = ends_[row];
+    mask::Run* runs = places_ + row * per_row_;
+    if (end > 0 && runs[end - 1].end == run.begin && runs[end - 1].full == run.full)
+      runs[end - 1].end = run.end;
+    else if (end == per_row_)
+      runs[end - 1] = {runs[end - 1].begin, run.end, false};
+    else
+      runs[end++] = run;
+  }
+
+ private:
+  mask::Run* places_;
+  std::int32_t per_row_;
+  std::int64_t* ends_;
+};
+
+constexpr std::size_t gap = alignof(std::max_align_t);  // between two pieces of a memory resource
+template <class T>
+std::size_t bytes_of(std::int64_t count) {
+  return static_cast<std::size_t>(count) * sizeof(T) + gap;
 }
 
 }  // namespace
 
-bool work_is_static(const problem::Problem& problem) { return !problem.varlen && !uses(problem.score->mask, scoring::Op::read); }
+/// Of the last classification, as offsets into Work::runs: shared by all heads and batch rows that cannot differ.
+struct WorkPlanner::Row {
+  std::int64_t begin, end, blocks;
+};
 
-Work plan_work(const problem::Problem& problem, const Geometry& geometry, const problem::Buffers* buffers) {
+WorkPlanner::WorkPlanner(const problem::Problem& problem, const Geometry& geometry) : problem_(problem), geometry_(geometry) {
   const scoring::Program& mask = problem.score->mask;
-  const bool reads_head = uses(mask, scoring::Op::head), reads_batch = uses(mask, scoring::Op::batch);
-  std::unique_ptr<scoring::ReadRanges> ranges;
-  if (uses(mask, scoring::Op::read) && buffers)
-    ranges = std::make_unique<scoring::DataReadRanges>(problem.score->params, buffers->params);
-  else
-    ranges = std::make_unique<scoring::ReadRanges>();
+  reads_head_ = uses(mask, scoring::Op::head), reads_batch_ = uses(mask, scoring::Op::batch), reads_params_ = uses(mask, scoring::Op::read);
+  is_static_ = !problem.varlen && !reads_params_;
+  if (!mask.empty()) classifier_.emplace(mask);
+  // Rows of one head in all sequences: of queries, or with heads side by side, which is chosen where it takes fewer tiles in all.
+  const std::int64_t rows_of_one =
+      problem.varlen ? problem.total_q / geometry.lanes + problem.batch : ceil_div(problem.seqlen_q, geometry.lanes);
+  const std::int64_t batches = problem.varlen ? 1 : problem.batch;  // rows_of_one counts all sequences of a packed batch
+  max_tiles_ = problem.heads_q * rows_of_one * batches;
+  max_rows_ = reads_head_ ? max_tiles_ : problem.group_size * rows_of_one * (reads_batch_ ? batches : 1);
+  constexpr std::int64_t fewest = 128, places = 1 << 18;
+  const std::int64_t most = ceil_div(std::max(problem.seqlen_kv, problem.varlen ? problem.total_kv : 0), geometry.block_kv);
+  runs_per_row_ = static_cast<std::int32_t>(
+      std::clamp<std::int64_t>(std::max(fewest, places / std::max<std::int64_t>(max_rows_, 1)), 1, std::max<std::int64_t>(most, 1)));
+}
 
-  Work work;
-  work.sequences = find_sequences(problem, buffers);
-  // Rows of runs of the last classification, as offsets into work.runs: shared by all heads and batch rows that cannot differ.
-  struct Row {
-    std::int64_t begin, end, blocks;
-  };
-  std::vector<Row> rows;
+std::int64_t WorkPlanner::max_groups() const { return problem_.batch * problem_.heads_kv; }
+
+std::int64_t WorkPlanner::max_blocks() const {
+  const std::int64_t of_one = problem_.varlen ? problem_.total_kv / geometry_.block_kv + problem_.batch
+                                              : problem_.batch * ceil_div(problem_.seqlen_kv, geometry_.block_kv);
+  return problem_.heads_kv * of_one;
+}
+
+std::int64_t WorkPlanner::max_tiles_per_group() const {
+  const std::int64_t seqlen_q = problem_.seqlen_q > 0 ? problem_.seqlen_q : problem_.total_q;
+  return problem_.group_size * ceil_div(std::max<std::int64_t>(seqlen_q, 1), geometry_.lanes);
+}
+
+std::size_t WorkPlanner::run_bytes() const {
+  if (is_static_) return 0;
+  const std::int64_t runs = classifier_ ? max_rows_ * runs_per_row_ : problem_.batch;
+  std::size_t bytes = bytes_of<Sequence>(problem_.batch) + bytes_of<LaneTile>(max_tiles_) + bytes_of<TileGroup>(max_groups()) +
+                      bytes_of<mask::Run>(runs) + bytes_of<Row>(max_rows_) + bytes_of<std::int64_t>(max_rows_);
+  if (classifier_) bytes += bytes_of<scoring::Interval>(static_cast<std::int64_t>(classifier_->scratch_size()));
+  if (reads_params_) bytes += scoring::DataReadRanges::bytes(problem_.score->mask, problem_.score->params) + gap;
+  return bytes;
+}
+
+Work WorkPlanner::plan() const { return plan(nullptr, std::pmr::get_default_resource()); }
+Work WorkPlanner::plan(const problem::Buffers& buffers, std::pmr::memory_resource* memory) const { return plan(&buffers, memory); }
+
+Work WorkPlanner::plan(const problem::Buffers* buffers, std::pmr::memory_resource* memory) const {
+  const scoring::ReadRanges unknown;
+  std::optional<scoring::DataReadRanges> known;
+  if (reads_params_ && buffers) known.emplace(problem_.score->params, buffers->params, memory);
+  const scoring::ReadRanges& ranges = known ? *known : unknown;
+
+  Work work(memory);
+  std::pmr::vector<Row> rows(memory);
+  std::pmr::vector<std::int64_t> ends(memory);
+  std::pmr::vector<scoring::Interval> scratch(classifier_ ? classifier_->scratch_size() : 0, memory);
+  if (buffers) {
+    work.tiles.reserve(static_cast<std::size_t>(max_tiles_));
+    work.groups.reserve(static_cast<std::size_t>(max_groups()));
+    work.runs.reserve(static_cast<std::size_t>(classifier_ ? max_rows_ * runs_per_row_ : problem_.batch));
+    rows.reserve(static_cast<std::size_t>(max_rows_));
+    ends.reserve(static_cast<std::size_t>(max_rows_));
+  }
+  find_sequences(problem_, buffers, work.sequences);
   const auto classify = [&](const Sequence& s, std::int32_t head, const TileShape& shape) {
     rows.clear();
-    const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, geometry.block_kv);
-    if (mask.empty()) {
-      const auto at = static_cast<std::int64_t>(work.runs.size());
+    const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, geometry_.block_kv);
+    const auto at = static_cast<std::int64_t>(work.runs.size());
+    if (!classifier_) {
       if (blocks > 0) work.runs.push_back({0, static_cast<std::int32_t>(blocks), true});
       rows.assign(static_cast<std::size_t>(row_count), {at, static_cast<std::int64_t>(work.runs.size()), blocks});
       return;
     }
-    mask::Tiling tiling{s.seqlen_q, s.seqlen_kv, shape.queries, geometry.block_kv, problem.attention.q_offset, problem.attention.kv_offset};
-    const mask::BlockMask block_mask = mask::classify(mask, tiling, s.index, head, *ranges);
-    const auto at = static_cast<std::int64_t>(work.runs.size());
-    work.runs.insert(work.runs.end(), block_mask.runs.begin(), block_mask.runs.end());
-    for (std::int64_t r = 0; r < row_count; ++r) {
-      Row row{at + block_mask.row_begin[static_cast<std::size_t>(r)], at + block_mask.row_begin[static_cast<std::size_t>(r) + 1], 0};
+    const mask::Tiling tiling{
+        s.seqlen_q, s.seqlen_kv, shape.queries, geometry_.block_kv, problem_.attention.q_offset, problem_.attention.kv_offset};
+    if (buffers) {
+      ends.assign(static_cast<std::size_t>(row_count), 0);
+      work.runs.resize(static_cast<std::size_t>(at + row_count * runs_per_row_));
+      RunPlaces places(work.runs.data() + at, runs_per_row_, ends.data());
+      (*classifier_)(tiling, s.index, head, ranges, scratch, places);
+      for (std::int64_t r = 0; r < row_count; ++r) {
+        const std::int64_t begin = at + r * runs_per_row_;
+        rows.push_back({begin, begin + ends[static_cast<std::size_t>(r)], 0});
+      }
+    } else {
+      const mask::BlockMask block_mask = mask::classify(problem_.score->mask, tiling, s.index, head, ranges);
+      work.runs.insert(work.runs.end(), block_mask.runs.begin(), block_mask.runs.end());
+      for (std::size_t r = 0; r < static_cast<std::size_t>(row_count); ++r)
+        rows.push_back({at + block_mask.row_begin[r], at + block_mask.row_begin[r + 1], 0});
+    }
+    for (Row& row : rows)
       for (std::int64_t i = row.begin; i < row.end; ++i)
         row.blocks += work.runs[static_cast<std::size_t>(i)].end - work.runs[static_cast<std::size_t>(i)].begin;
-      rows.push_back(row);
-    }
   };
 
-  const Sequence* classified = nullptr;
+  bool classified = false;
   for (std::size_t i = 0; i < work.sequences.size(); ++i) {
     const Sequence& s = work.sequences[i];
     if (s.seqlen_q == 0) continue;
-    const TileShape shape = choose_shape(problem.group_size, s.seqlen_q, geometry.lanes, reads_head);
-    if (!classified || reads_batch || problem.varlen) classify(s, 0, shape), classified = &s;
-    for (std::int32_t kv_head = 0; kv_head < problem.heads_kv; ++kv_head) {
+    const TileShape shape = choose_shape(problem_.group_size, s.seqlen_q, geometry_.lanes, reads_head_);
+    if (!reads_head_ && (!classified || reads_batch_ || problem_.varlen)) classify(s, 0, shape), classified = true;
+    for (std::int32_t kv_head = 0; kv_head < problem_.heads_kv; ++kv_head) {
       const auto tile_begin = static_cast<std::int64_t>(work.tiles.size());
       std::int64_t group_blocks = 0;
       const auto add_tiles = [&](std::int32_t first, std::int32_t heads, std::int32_t q) {
@@ -113,11 +197,11 @@ Work plan_work(const problem::Problem& problem, const Geometry& geometry, const 
           const mask::Run& run = work.runs[static_cast<std::size_t>(r)];
           (run.full ? work.full : work.partial) += run.end - run.begin;
         }
-        work.empty += ceil_div(s.seqlen_kv, geometry.block_kv) - row.blocks;
+        work.empty += ceil_div(s.seqlen_kv, geometry_.block_kv) - row.blocks;
       };
-      const auto first_head = static_cast<std::int32_t>(kv_head * problem.group_size);
-      const auto group_size = static_cast<std::int32_t>(problem.group_size);
-      if (reads_head) {
+      const auto first_head = static_cast<std::int32_t>(kv_head * problem_.group_size);
+      const auto group_size = static_cast<std::int32_t>(problem_.group_size);
+      if (reads_head_) {
         for (std::int32_t h = 0; h < group_size; ++h) {
           classify(s, first_head + h, shape);
           for (std::int32_t q = 0; q < s.seqlen_q; q += shape.queries) add_tiles(first_head + h, 1, q);
@@ -133,20 +217,25 @@ Work plan_work(const problem::Problem& problem, const Geometry& geometry, const 
   return work;
 }
 
-std::vector<Task> Work::tasks(int tiles_per_task) const {
-  std::vector<Task> tasks;
+std::pmr::vector<Task> Work::tasks(int tiles_per_task) const {
+  std::pmr::vector<Task> tasks(memory());
+  std::int64_t count = 0;
+  for (const TileGroup& group : groups) count += ceil_div(group.tile_end - group.tile_begin, tiles_per_task);
+  tasks.reserve(static_cast<std::size_t>(count));
   for (std::size_t g = 0; g < groups.size(); ++g)
     for (std::int64_t t = groups[g].tile_begin; t < groups[g].tile_end; t += tiles_per_task) {
       Task task{static_cast<std::int64_t>(g), t, std::min(groups[g].tile_end, t + tiles_per_task), 0, 0};
       for (std::int64_t i = t; i < task.tile_end; ++i) task.cost += tiles[static_cast<std::size_t>(i)].blocks;
       tasks.push_back(task);
     }
-  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.cost > b.cost; });
+  std::sort(tasks.begin(), tasks.end(),
+            [](const Task& a, const Task& b) { return a.cost != b.cost ? a.cost > b.cost : a.tile_begin < b.tile_begin; });
   return tasks;
 }
 
-std::vector<Task> Work::splits(std::int64_t splits) const {
-  std::vector<Task> tasks;
+std::pmr::vector<Task> Work::splits(std::int64_t splits) const {
+  std::pmr::vector<Task> tasks(memory());
+  tasks.reserve(groups.size() * static_cast<std::size_t>(splits));
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const TileGroup& group = groups[g];
     std::int64_t t = group.tile_begin, done = 0;
@@ -163,11 +252,6 @@ std::vector<Task> Work::splits(std::int64_t splits) const {
     }
   }
   return tasks;
-}
-
-std::int64_t max_tiles_per_group(const problem::Problem& problem, const Geometry& geometry) {
-  const std::int64_t seqlen_q = problem.seqlen_q > 0 ? problem.seqlen_q : problem.total_q;
-  return problem.group_size * ceil_div(std::max<std::int64_t>(seqlen_q, 1), geometry.lanes);
 }
 
 }  // namespace foveal::cpu

@@ -1,6 +1,8 @@
 #pragma once
 // How a problem is cut up: sequences, tiles of lanes with the kv blocks each must visit, and lists of tasks of about equal cost.
 #include <cstdint>
+#include <memory_resource>
+#include <optional>
 #include <vector>
 
 #include "mask/block_mask.h"
@@ -44,24 +46,51 @@ struct Geometry {
 };
 
 struct Work {
-  std::vector<Sequence> sequences;
-  std::vector<LaneTile> tiles;
-  std::vector<TileGroup> groups;
-  std::vector<mask::Run> runs;
+  explicit Work(std::pmr::memory_resource* memory) : sequences(memory), tiles(memory), groups(memory), runs(memory) {}
+
+  std::pmr::vector<Sequence> sequences;
+  std::pmr::vector<LaneTile> tiles;
+  std::pmr::vector<TileGroup> groups;
+  std::pmr::vector<mask::Run> runs;
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles x blocks
 
+  /// Where lists about this work live, too.
+  std::pmr::memory_resource* memory() const { return tiles.get_allocator().resource(); }
   /// Tasks of up to `tiles_per_task` tiles, dearest first.
-  std::vector<Task> tasks(int tiles_per_task) const;
+  std::pmr::vector<Task> tasks(int tiles_per_task) const;
   /// Each group cut into `splits` tasks of about equal cost, in order of group and split; some may be empty.
-  std::vector<Task> splits(std::int64_t splits) const;
+  std::pmr::vector<Task> splits(std::int64_t splits) const;
 };
 
-/// True when tiles and runs follow from the problem alone: fixed lengths, and a mask that reads no parameter.
-bool work_is_static(const problem::Problem& problem);
-/// `buffers` may be null when the work is static.
-Work plan_work(const problem::Problem& problem, const Geometry& geometry, const problem::Buffers* buffers);
+/// Cuts a problem up: once where tiles and runs follow from the problem alone (fixed lengths, a mask that reads no parameter), otherwise in
+/// every run, in memory that was set aside for it.
+class WorkPlanner {
+ public:
+  /// The problem must outlive it.
+  WorkPlanner(const problem::Problem& problem, const Geometry& geometry);
 
-/// An upper bound of the tiles of one group, without data.
-std::int64_t max_tiles_per_group(const problem::Problem& problem, const Geometry& geometry);
+  bool is_static() const { return is_static_; }
+  Work plan() const;
+  Work plan(const problem::Buffers& buffers, std::pmr::memory_resource* memory) const;
+
+  /// What plan(buffers) takes of its memory at most, and how long lists about its work get.
+  std::size_t run_bytes() const;
+  std::int64_t max_tiles() const { return max_tiles_; }
+  std::int64_t max_groups() const;
+  std::int64_t max_blocks() const;  ///< of all groups
+  std::int64_t max_tiles_per_group() const;
+
+ private:
+  struct Row;
+  class Rows;
+  Work plan(const problem::Buffers* buffers, std::pmr::memory_resource* memory) const;
+
+  const problem::Problem& problem_;
+  Geometry geometry_;
+  bool reads_head_, reads_batch_, reads_params_, is_static_;
+  std::optional<mask::Classifier> classifier_;  ///< none: no mask
+  std::int64_t max_tiles_, max_rows_;           ///< rows: of tiles that are classified
+  std::int32_t runs_per_row_;                   ///< in a run; where a row has more, some partial ones take in what lies between
+};
 
 }  // namespace foveal::cpu

@@ -21,6 +21,14 @@ std::atomic<long> allocations{0};
   if (void* memory = std::malloc(bytes)) return memory;
   throw std::bad_alloc();
 }
+[[gnu::noinline]] void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  ++allocations;
+  const auto align = static_cast<std::size_t>(alignment);
+  if (void* memory = std::aligned_alloc(align, (bytes + align - 1) / align * align)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
 [[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 
@@ -164,10 +172,18 @@ TEST(Problem, TheKeySaysMoreThanTheLine) {
 TEST(Plan, RunAllocatesNothing) {
   for (const TargetInfo& target : targets()) {
     if (!target.available || target.backend == "cuda") continue;
-    for (const char* line : {"forward f32 b2 h4:2 q70 d32 mask=\"causal()\"",
-                             "backward f32 b2 h4:2 q70 d32 score=\"score + rel[head, clamp(kv_idx - q_idx, -3, 3) + 3]\" "
-                             "param=\"rel: real[4, 7] grad\"",
-                             "backward bf16 b1 h4 q50 d32 mask=\"causal()\" sink=s param=\"s: real[4] grad\""}) {
+    for (const char* line :
+         {"forward f32 b2 h4:2 q70 d32 mask=\"causal()\"",
+          "backward f32 b2 h4:2 q70 d32 score=\"score + rel[head, clamp(kv_idx - q_idx, -3, 3) + 3]\" "
+          "param=\"rel: real[4, 7] grad\"",
+          "backward bf16 b1 h4 q50 d32 mask=\"causal()\" sink=s param=\"s: real[4] grad\"",
+          // What is visited depends on the data: lengths, or parameters that the mask reads.
+          "forward f32 h4:2 d32 lengths=70,3,0,200:50 mask=\"causal()\"",
+          "backward f32 h4:2 d16 lengths=70,3,200:50 mask=\"causal()\" score=\"score + b[head]\" param=\"b: real[4] grad\"",
+          "backward bf16 h2 d16 lengths=70,0:8,200:150 cu=i64 strategy=split",
+          "forward f32 b2 h2 q300 d16 mask=\"document(doc) & causal()\" param=\"doc: integer[2, 300] segments(6)\"",
+          "backward f32 b2 h4:2 q300 d16 mask=\"keep[head, q_idx // 20, kv_idx // 20]\" "
+          "param=\"keep: boolean[4, 15, 15] bernoulli(0.3)\" strategy=two_scan"}) {
       CaseData data(parse_line(line));
       const PlanOptions options{.backend = target.backend, .target = target.target, .threads = 1};
       const Attention& attention = data.line().attention;
