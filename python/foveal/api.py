@@ -163,10 +163,10 @@ class Plan:
     def workspace(self) -> Any:
         """New scratch memory for run(), an array of bytes of q's framework on its device. Not for two runs at once."""
         q = self._planned["q"]
-        found = arrays.maker((max(1, self.workspace_bytes),), _core.DType.u8, q)()
+        found = arrays.empty((max(1, self.workspace_bytes),), _core.DType.u8, q)
         if arrays.read(found, "workspace")[5] % 256 == 0:
             return found
-        found = arrays.maker((self.workspace_bytes + 256,), _core.DType.u8, q)()
+        found = arrays.empty((self.workspace_bytes + 256,), _core.DType.u8, q)
         first = -arrays.read(found, "workspace")[5] % 256
         return found[first : first + max(1, self.workspace_bytes)]
 
@@ -236,7 +236,7 @@ def _like_lse(q: Any) -> Any:
     shape = tuple(q.shape)
     lse = (shape[1], shape[0]) if len(shape) == 3 else (shape[0], shape[2], shape[1])
     dtype = _core.DType.f64 if arrays.dtype_of(q) == _core.DType.f64 else _core.DType.f32
-    return arrays.maker(lse, dtype, q)()
+    return arrays.empty(lse, dtype, q)
 
 
 def explain(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Any) -> dict[str, Any]:

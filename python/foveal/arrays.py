@@ -110,13 +110,16 @@ def _address(array: Any) -> int:
     raise TypeError(f"cannot find the memory of a {type(array).__name__}")
 
 
-def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
-    """A function that makes a new array of `like`'s kind, on its device, contiguous, its contents anything."""
+def maker(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
+    """A function that makes a new array of `like`'s kind, on its device, its contents anything. Strides (in elements) are torch's alone to
+    choose; elsewhere they are row-major."""
     name = _NAMES[dtype]
     if framework(like) == "torch":
         import torch
 
-        return functools.partial(torch.empty, shape, dtype=getattr(torch, name), device=like.device)
+        if strides == row_major(shape):
+            return functools.partial(torch.empty, shape, dtype=getattr(torch, name), device=like.device)
+        return functools.partial(torch.empty_strided, shape, strides, dtype=getattr(torch, name), device=like.device)
     if framework(like) == "cupy":
         import cupy
 
@@ -128,6 +131,11 @@ def maker(shape: tuple[int, ...], dtype: DType, like: Any) -> Callable[[], Any]:
 
         return functools.partial(numpy.empty, shape, dtype=ml_dtypes.bfloat16)
     return functools.partial(numpy.empty, shape, dtype=name)
+
+
+def empty(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
+    """A new contiguous array of `like`'s kind, on its device."""
+    return maker(shape, row_major(shape), dtype, like)()
 
 
 def stream(like: Any) -> int:

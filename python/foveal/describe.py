@@ -124,16 +124,23 @@ def program(key: str) -> _core.Program:
     return _programs[key]
 
 
-def bind(description: Description, options: Options) -> Bound:
-    key = f"{description.text} {options}"
+def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
+    key = f"{description.text} {options}{' heads first' if heads_first else ''}"
     found = _programs.get(key)
     if found is None:
-        found = _core.Program(description.attention, description.params, options.backend, options.target, options.threads)
+        found = _core.Program(description.attention, description.params, options.backend, options.target, options.threads, heads_first)
         _programs[key] = found
     return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
 
 
-def trace(score_mod: ScoreMod, mask: Mask, options: Options, arguments: Mapping[str, Any], tracer: Callable[[], Tracer] = Tracer) -> Bound:
+def trace(
+    score_mod: ScoreMod,
+    mask: Mask,
+    options: Options,
+    arguments: Mapping[str, Any],
+    tracer: Callable[[], Tracer] = Tracer,
+    heads_first: bool = False,
+) -> Bound:
     """describe() and bind(), done anew only when something that the functions see has changed."""
     parts = (signature(score_mod), signature(mask))
     rest = dict(arguments)
@@ -145,7 +152,7 @@ def trace(score_mod: ScoreMod, mask: Mask, options: Options, arguments: Mapping[
         # Given arrays count by their look, unless a function may have captured the very same one.
         captures = callable(score_mod) or callable(mask)
         looks = tuple((name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items())
-        found_key = (parts, tracer, looks, options, tuple(rest.items()))
+        found_key = (parts, tracer, looks, options, heads_first, tuple(rest.items()))
         hit = _traces.get(found_key)
         if hit is not None:
             bound, sources = hit
@@ -153,7 +160,7 @@ def trace(score_mod: ScoreMod, mask: Mask, options: Options, arguments: Mapping[
             if not any(array is None for array in found):
                 return Bound(bound.program, bound.key, bound.names, found)
     description = describe(score_mod, mask, tracer=tracer(), **arguments)
-    bound = bind(description, options)
+    bound = bind(description, options, heads_first)
     if found_key is not None:
         sources = [_source(array, parts, given) for array in bound.arrays]
         if None not in sources:

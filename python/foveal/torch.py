@@ -47,19 +47,29 @@ def _gradients(found: _core.Program, tensors: tuple[Any, ...], params: Any, want
     return (*gradients[:3], *rounded)
 
 
-def _lse_shape(q: Tensor) -> tuple[int, ...]:
-    return (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
-
-
 @_forward_op.register_fake
 def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return out, q.new_empty(_lse_shape(q), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    heads_first = program(key).heads_first
+    if q.dim() == 3:
+        lse = q.shape[1], q.shape[0]
+    else:
+        lse = (q.shape[0], *(q.shape[1:3] if heads_first else (q.shape[2], q.shape[1])))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return _new(q, (*q.shape[:-1], v.shape[-1]), heads_first), q.new_empty(lse, dtype=dtype)
 
 
 @_backward_op.register_fake
 def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want):
-    return [torch.empty_like(t, memory_format=torch.contiguous_format) for t, wanted in zip((q, k, v, *params), want) if wanted]
+    heads_first = program(key).heads_first
+    gradients = [_new(t, t.shape, heads_first) for t in (q, k, v)] + [_new(t, t.shape, False) for t in params]
+    return [gradient for gradient, wanted in zip(gradients, want) if wanted]
+
+
+def _new(like: Tensor, shape: Any, heads_first: bool) -> Tensor:
+    """As programs make their results: in memory seqlen always comes before heads."""
+    if not heads_first:
+        return like.new_empty(shape)
+    return like.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -206,11 +216,8 @@ def flex_attention(
         raise ValueError(f"key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
-    mask = getattr(block_mask, "mask_mod", block_mask)
-    out, lse = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), score_mod, mask, scale=scale, return_lse=True
-    )
-    out = out.transpose(1, 2)
+    bound = trace(score_mod, getattr(block_mask, "mask_mod", block_mask), Options(), {"scale": scale}, TorchTracer, heads_first=True)
+    out, lse = _call(bound.key, bound.arrays, query, key, value, None, (0, 0))
     return (out, lse) if return_lse else out
 
 
@@ -250,11 +257,9 @@ def scaled_dot_product_attention(
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (_core.score + read, None)
     seed = int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu")) if dropout_p > 0 else 0
-    out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), score_mod, mask,
-        scale=scale, dropout_p=dropout_p, seed=seed, params=params,
-    )  # fmt: skip
-    return out.transpose(1, 2)
+    arguments = {"scale": scale, "dropout_p": dropout_p, "seed": seed, "params": params}
+    bound = trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first=True)
+    return _call(bound.key, bound.arrays, query, key, value, None, (0, 0))[0]
 
 
 @contextlib.contextmanager

@@ -142,9 +142,12 @@ void bind_attention(nb::module_& m) {
       .def(
           "__init__",
           [](Program* self, const Attention& attention, const std::vector<Param>& params, const std::string& backend,
-             const std::string& target,
-             int threads) { new (self) Program(attention, params, {.backend = backend, .target = target, .threads = threads}); },
-          nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0)
+             const std::string& target, int threads, bool heads_first) {
+            new (self) Program(attention, params, {.backend = backend, .target = target, .threads = threads}, heads_first);
+          },
+          nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0,
+          nb::arg("heads_first") = false)
+      .def_prop_ro("heads_first", &Program::heads_first)
       .def(
           "forward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,

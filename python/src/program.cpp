@@ -67,10 +67,22 @@ TensorView lse_of(const TensorView& q) {
   return contiguous_view(accumulated(q.dtype), q.device, sizes.data(), packed ? 2 : 3);
 }
 
+bool has_heads(std::size_t slot) { return slot < slots::backward_count && slot != slots::lse && slot != slots::dlse; }
+
+/// [batch, heads, seqlen, dim] to [batch, seqlen, heads, dim], and back.
+void swap_heads(TensorView& view) {
+  if (view.rank != 4) return;
+  std::swap(view.sizes[1], view.sizes[2]);
+  std::swap(view.strides[1], view.strides[2]);
+}
+
 nb::object maker(const TensorView& tensor, nb::handle like) {
-  nb::list sizes;
-  for (int d = 0; d < tensor.rank; ++d) sizes.append(tensor.sizes[static_cast<std::size_t>(d)]);
-  return nb::module_::import_("foveal.arrays").attr("maker")(nb::tuple(sizes), tensor.dtype, like);
+  nb::list sizes, strides;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) {
+    sizes.append(tensor.sizes[d]);
+    strides.append(tensor.strides[d]);
+  }
+  return nb::module_::import_("foveal.arrays").attr("maker")(nb::tuple(sizes), nb::tuple(strides), tensor.dtype, like);
 }
 
 }  // namespace
@@ -83,6 +95,12 @@ struct Program::Site {
   nb::object scratch;                                      ///< null: the CPU call finds its own
 };
 
+TensorView Program::view(nb::handle array, const char* name, std::size_t slot) const {
+  TensorView view = view_of(array, name);
+  if (heads_first_ && has_heads(slot)) swap_heads(view);
+  return view;
+}
+
 std::vector<TensorView> Program::read(const Arguments& arguments) const {
   static constexpr std::array<const char*, 2> lengths{"cu_seqlens_q", "cu_seqlens_kv"};
   const std::size_t roles = slot_count(arguments.pass);
@@ -93,7 +111,8 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   std::vector<TensorView> tensors(roles + 2 + params_.size() + gradients);
   for (std::size_t slot = 0; slot < roles + 2; ++slot)
     if (!arguments.arrays[slot].is_none())
-      tensors[slot] = view_of(arguments.arrays[slot], slot < roles ? slot_names[slot] : lengths[slot - roles]);
+      tensors[slot] = slot < roles ? view(arguments.arrays[slot], slot_names[slot], slot)
+                                   : view_of(arguments.arrays[slot], lengths[slot - roles]);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const nb::object array = nb::steal(PySequence_GetItem(arguments.params.ptr(), static_cast<Py_ssize_t>(i)));
     if (!array.is_valid()) throw nb::python_error();
@@ -148,7 +167,10 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
   for (std::size_t slot = 0; slot < planned.size(); ++slot) {
     const bool result =
         slot < roles ? planned[slot].present() && !tensors[slot].present() : slot >= dparams && site->call->trained(slot - dparams);
-    if (result) site->makers.emplace_back(slot, maker(planned[slot], like));
+    if (!result) continue;
+    TensorView made = planned[slot];
+    if (heads_first_ && slot < roles && has_heads(slot)) swap_heads(made);
+    site->makers.emplace_back(slot, maker(made, like));
   }
   const auto scratch_bytes = static_cast<std::int64_t>(site->call->plan().workspace_bytes());
   const Device device = planned[slots::q].device;
@@ -170,7 +192,7 @@ nb::tuple Program::run(const Arguments& arguments) {
   for (const auto& [slot, make] : site->makers) {
     nb::object& result = results[slot < roles ? slot - first : first_gradient + slot - dparams];
     result = make();
-    tensors[slot] = view_of(result, "result");
+    tensors[slot] = slot < roles ? view(result, slot_names[slot], slot) : view_of(result, "gradient");
   }
   nb::object scratch;  // returned to its framework when the call is enqueued: later work on the stream may have it
   void* workspace = nullptr;

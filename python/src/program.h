@@ -16,8 +16,11 @@ namespace foveal::python {
 
 class Program {
  public:
-  Program(Attention attention, std::vector<Param> params, PlanOptions options)
-      : attention_(std::move(attention)), params_(std::move(params)), options_(std::move(options)) {}
+  /// heads_first: arrays are [batch, heads, seqlen, dim], as torch's own attention takes them, results too (in memory seqlen comes first).
+  Program(Attention attention, std::vector<Param> params, PlanOptions options, bool heads_first)
+      : attention_(std::move(attention)), params_(std::move(params)), options_(std::move(options)), heads_first_(heads_first) {}
+
+  bool heads_first() const { return heads_first_; }
 
   /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
   struct Arguments {
@@ -37,6 +40,7 @@ class Program {
  private:
   struct Site;
 
+  TensorView view(nanobind::handle array, const char* name, std::size_t slot) const;
   std::vector<TensorView> read(const Arguments& arguments) const;
   void add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const;
   std::shared_ptr<Call> plan(const Arguments& arguments, std::vector<TensorView> tensors);
@@ -45,6 +49,7 @@ class Program {
   const Attention attention_;
   const std::vector<Param> params_;
   const PlanOptions options_;
+  const bool heads_first_;
   std::unordered_map<std::string, std::shared_ptr<const Site>> sites_;  ///< by signature
   std::array<std::shared_ptr<const Site>, 2> last_;                     ///< of each pass: most calls are like the one before
 };
