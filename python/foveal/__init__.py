@@ -10,12 +10,8 @@ from ._core import (
     Error,
     Expr,
     Param,
-    alibi,
     batch,
-    causal,
-    causal_bottom_right,
     cos,
-    dilated,
     erf,
     exp,
     exp2,
@@ -30,7 +26,6 @@ from ._core import (
     num_threads,
     parse,
     pow,
-    prefix_lm,
     q_idx,
     rsqrt,
     score,
@@ -39,7 +34,6 @@ from ._core import (
     set_num_threads,
     sigmoid,
     sin,
-    softcap,
     sqrt,
     tan,
     tanh,
@@ -48,11 +42,11 @@ from ._core import (
     to_integer,
     to_real,
     where,
-    window,
 )
 from ._core import abs as abs  # noqa: A004 - the name of the score language
 from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
+from .masks import alibi, causal, causal_bottom_right, dilated, prefix_lm, softcap, window
 
 
 def clamp(x, low, high):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _core
+from ._core import Expr
 from .describe import Mask, Options, ScoreMod, bind, describe, program, trace
 from .torch_trace import TorchTracer
 
@@ -136,6 +137,32 @@ def _call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_se
     return program(key).forward(q, k, v, params, True, *lengths)
 
 
+@torch.compiler.assume_constant_result
+def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: tuple[Any, ...], heads_first: bool, rest: tuple[Any, ...]) -> str:
+    """For torch.compile, which calls this while it traces: all arguments are constants. looks: of the tensors given by name."""
+    given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks}
+    arguments = {**dict(rest), "sink": given.pop("sink", None), "params": given}
+    return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).key
+
+
+_trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break
+_CONSTANT = (Expr, str, type(None))
+
+
+def _bound(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool) -> tuple[str, list[Tensor]]:
+    """The program's key, and the tensors that are its parameters."""
+    find = trace
+    if torch.compiler.is_compiling():
+        if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
+            given = {**(arguments.get("params") or {}), **({} if arguments.get("sink") is None else {"sink": arguments["sink"]})}
+            looks = tuple([(name, tuple(t.shape), t.dtype) for name, t in given.items()])
+            rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
+            return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
+        find = _trace_outside
+    bound = find(score_mod, mask, options, arguments, TorchTracer, heads_first)
+    return bound.key, bound.arrays
+
+
 class Attention(torch.nn.Module):
     """A score and a mask, traced once: call it on q, k, v as often as you like, also inside torch.compile (no graph break).
 
@@ -190,8 +217,8 @@ def attention(
 
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     """
-    bound = trace(score_mod, mask, options, arguments, TorchTracer)
-    out, lse = _call(bound.key, bound.arrays, q, k, v, cu_seqlens, max_seqlens)
+    key, captured = _bound(score_mod, mask, options, arguments, heads_first=False)
+    out, lse = _call(key, captured, q, k, v, cu_seqlens, max_seqlens)
     return (out, lse) if return_lse else out
 
 
@@ -216,8 +243,8 @@ def flex_attention(
         raise ValueError(f"key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
-    bound = trace(score_mod, getattr(block_mask, "mask_mod", block_mask), Options(), {"scale": scale}, TorchTracer, heads_first=True)
-    out, lse = _call(bound.key, bound.arrays, query, key, value, None, (0, 0))
+    program_key, captured = _bound(score_mod, getattr(block_mask, "mask_mod", block_mask), Options(), {"scale": scale}, heads_first=True)
+    out, lse = _call(program_key, captured, query, key, value, None, (0, 0))
     return (out, lse) if return_lse else out
 
 
@@ -246,20 +273,17 @@ def scaled_dot_product_attention(
         raise ValueError("attn_mask: must be None when is_causal is set")
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise ValueError(f"key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
-    score_mod: Any = None
-    mask: Any = _core.causal() if is_causal else None
-    params: dict[str, Tensor] | None = None
+    seed = int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu")) if dropout_p > 0 else 0
+    score_mod, mask, params = None, "kv_idx <= q_idx" if is_causal else None, {}
     if attn_mask is not None:
         bias = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape))
-        index = [0 if extent == 1 else symbol for extent, symbol in zip(bias.shape, (_core.batch, _core.head, _core.q_idx, _core.kv_idx))]
-        kind = _core.Type.boolean if bias.dtype == torch.bool else _core.Type.real
-        read = _core.Param("attn_mask", list(bias.shape), kind).read(index)
+        index = [symbol if extent > 1 else "0" for extent, symbol in zip(bias.shape, ("batch", "head", "q_idx", "kv_idx"))]
+        read = f"attn_mask[{', '.join(index)}]"
         params = {"attn_mask": bias}
-        score_mod, mask = (None, read) if bias.dtype == torch.bool else (_core.score + read, None)
-    seed = int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu")) if dropout_p > 0 else 0
+        score_mod, mask = (None, read) if bias.dtype == torch.bool else (f"score + {read}", None)
     arguments = {"scale": scale, "dropout_p": dropout_p, "seed": seed, "params": params}
-    bound = trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first=True)
-    return _call(bound.key, bound.arrays, query, key, value, None, (0, 0))[0]
+    program_key, captured = _bound(score_mod, mask, Options(), arguments, heads_first=True)
+    return _call(program_key, captured, query, key, value, None, (0, 0))[0]
 
 
 @contextlib.contextmanager

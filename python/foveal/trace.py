@@ -258,12 +258,17 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
+def structure(expr: Expr) -> bytes:
+    """Equal for expressions that were built in the same way."""
+    return expr.structure()
+
+
 def signature(fn: Any) -> Any:
     """A key that is equal for calls whose trace is the same, or None when that cannot be known. Arrays count by identity."""
     if fn is None or isinstance(fn, str):
         return (fn,)
     if isinstance(fn, Expr):
-        return ("expr", fn.structure())
+        return ("expr", structure(fn))
     if isinstance(fn, functools.partial):
         parts = [signature(fn.func), *(_value(v) for v in fn.args), *(_value(v) for v in fn.keywords.values())]
         return None if None in parts else (*parts, tuple(fn.keywords))
@@ -293,7 +298,7 @@ def _value(value: Any) -> Any:
     if isinstance(value, types.ModuleType):
         return ("module", value.__name__)
     if isinstance(value, Expr):
-        return ("expr", value.structure())
+        return ("expr", structure(value))
     if isinstance(value, (tuple, list)):
         parts = tuple(_value(v) for v in value)
         return None if None in parts else parts

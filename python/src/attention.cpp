@@ -183,12 +183,15 @@ void bind_attention(nb::module_& m) {
           "absent ones, contiguous ones are planned for then.");
 
   m.def("set_num_threads", &set_num_threads, nb::arg("threads"), "Threads of the CPU backend; 0 = all that the process may use.");
-  m.def("num_threads", &num_threads);
-  m.def("targets", [] {
-    nb::list rows;
-    for (const TargetInfo& t : targets()) rows.append(nb::make_tuple(t.backend, t.target, t.available, t.detail));
-    return rows;
-  });
+  m.def("num_threads", &num_threads, "Threads of the CPU backend.");
+  m.def(
+      "targets",
+      [] {
+        nb::list rows;
+        for (const TargetInfo& t : targets()) rows.append(nb::make_tuple(t.backend, t.target, t.available, t.detail));
+        return rows;
+      },
+      "(backend, target, can it run here?, detail) for everything that this build knows.");
 }
 
 }  // namespace foveal::python

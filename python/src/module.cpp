@@ -11,6 +11,8 @@ NB_MODULE(_core, m) {
 
   // invalid_argument is a ValueError, unsupported a NotImplementedError: what a Python user would catch.
   static nb::object base = nb::exception<foveal::Error>(m, "Error", PyExc_RuntimeError);
+  base.attr("__doc__") =
+      "What is neither a wrong call (ValueError) nor an impossible one (NotImplementedError): a failed compilation, a device error.";
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);

@@ -111,8 +111,8 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   std::vector<TensorView> tensors(roles + 2 + params_.size() + gradients);
   for (std::size_t slot = 0; slot < roles + 2; ++slot)
     if (!arguments.arrays[slot].is_none())
-      tensors[slot] = slot < roles ? view(arguments.arrays[slot], slot_names[slot], slot)
-                                   : view_of(arguments.arrays[slot], lengths[slot - roles]);
+      tensors[slot] =
+          slot < roles ? view(arguments.arrays[slot], slot_names[slot], slot) : view_of(arguments.arrays[slot], lengths[slot - roles]);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const nb::object array = nb::steal(PySequence_GetItem(arguments.params.ptr(), static_cast<Py_ssize_t>(i)));
     if (!array.is_valid()) throw nb::python_error();

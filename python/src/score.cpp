@@ -91,40 +91,61 @@ void bind_score(nb::module_& m) {
   expr.def("__invert__", [](const Expr& a) { return ~a; });
   expr.def("__abs__", [](const Expr& a) { return abs(a); });
 
-  const auto unary = [&m](const char* name, Unary fn) {
+  const auto unary = [&m](const char* name, Unary fn, const char* doc) {
     m.def(
-        name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"));
+        name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"), doc);
   };
-  unary("abs", [](const Expr& x) { return abs(x); });
-  unary("exp", [](const Expr& x) { return exp(x); });
-  unary("exp2", [](const Expr& x) { return exp2(x); });
-  unary("log", [](const Expr& x) { return log(x); });
-  unary("log2", [](const Expr& x) { return log2(x); });
-  unary("sqrt", [](const Expr& x) { return sqrt(x); });
-  unary("rsqrt", [](const Expr& x) { return rsqrt(x); });
-  unary("tanh", [](const Expr& x) { return tanh(x); });
-  unary("sigmoid", [](const Expr& x) { return sigmoid(x); });
-  unary("sin", [](const Expr& x) { return sin(x); });
-  unary("cos", [](const Expr& x) { return cos(x); });
-  unary("tan", [](const Expr& x) { return tan(x); });
-  unary("erf", [](const Expr& x) { return erf(x); });
-  unary("floor", [](const Expr& x) { return floor(x); });
-  unary("to_real", [](const Expr& x) { return to_real(x); });
-  unary("to_integer", [](const Expr& x) { return to_integer(x); });
-  unary("to_boolean", [](const Expr& x) { return to_boolean(x); });
-  const auto function2 = [&m](const char* name, Binary fn) {
+  unary(
+      "abs", [](const Expr& x) { return abs(x); }, "The absolute value; derivative 0 at 0.");
+  unary(
+      "exp", [](const Expr& x) { return exp(x); }, "e ** x.");
+  unary(
+      "exp2", [](const Expr& x) { return exp2(x); }, "2 ** x.");
+  unary(
+      "log", [](const Expr& x) { return log(x); }, "The natural logarithm.");
+  unary(
+      "log2", [](const Expr& x) { return log2(x); }, "The logarithm to base 2.");
+  unary(
+      "sqrt", [](const Expr& x) { return sqrt(x); }, "The square root.");
+  unary(
+      "rsqrt", [](const Expr& x) { return rsqrt(x); }, "1 / sqrt(x).");
+  unary(
+      "tanh", [](const Expr& x) { return tanh(x); }, "The hyperbolic tangent.");
+  unary(
+      "sigmoid", [](const Expr& x) { return sigmoid(x); }, "1 / (1 + exp(-x)).");
+  unary(
+      "sin", [](const Expr& x) { return sin(x); }, "The sine.");
+  unary(
+      "cos", [](const Expr& x) { return cos(x); }, "The cosine.");
+  unary(
+      "tan", [](const Expr& x) { return tan(x); }, "The tangent.");
+  unary(
+      "erf", [](const Expr& x) { return erf(x); }, "The error function.");
+  unary(
+      "floor", [](const Expr& x) { return floor(x); }, "The largest whole number that is not above x, a real; derivative 0.");
+  unary(
+      "to_real", [](const Expr& x) { return to_real(x); }, "x as a real.");
+  unary(
+      "to_integer", [](const Expr& x) { return to_integer(x); }, "x truncated towards zero; no derivative.");
+  unary(
+      "to_boolean", [](const Expr& x) { return to_boolean(x); }, "x != 0.");
+  const auto function2 = [&m](const char* name, Binary fn, const char* doc) {
     m.def(
-        name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"));
+        name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"), doc);
   };
-  function2("minimum", [](const Expr& a, const Expr& b) { return min(a, b); });
-  function2("maximum", [](const Expr& a, const Expr& b) { return max(a, b); });
-  function2("floor_div", [](const Expr& a, const Expr& b) { return floor_div(a, b); });
-  function2("pow", [](const Expr& a, const Expr& b) { return pow(a, b); });
+  function2(
+      "minimum", [](const Expr& a, const Expr& b) { return min(a, b); }, "The smaller one; a tie takes a's derivative.");
+  function2(
+      "maximum", [](const Expr& a, const Expr& b) { return max(a, b); }, "The larger one; a tie takes a's derivative.");
+  function2(
+      "floor_div", [](const Expr& a, const Expr& b) { return floor_div(a, b); }, "Python's a // b.");
+  function2(
+      "pow", [](const Expr& a, const Expr& b) { return pow(a, b); }, "a ** b.");
   m.def(
       "where", [](nb::object c, nb::object a, nb::object b) { return where(from_python(c), from_python(a), from_python(b)); },
-      nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"));
+      nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"), "if_true where the condition holds, if_false elsewhere.");
   m.def(
-      "constant", [](nb::object x) { return from_python(x); }, nb::arg("value"));
+      "constant", [](nb::object x) { return from_python(x); }, nb::arg("value"), "A number or a bool as an expression.");
 
   nb::class_<Param>(m, "Param", "A named tensor that a score or mask reads.")
       .def(nb::init<std::string, std::vector<std::int64_t>, Type>(), nb::arg("name"), nb::arg("shape"), nb::arg("type") = Type::real)
