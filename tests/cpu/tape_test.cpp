@@ -462,6 +462,53 @@ void check_dropout(const std::string& target) {
   }
 }
 
+/// Divisors that a whole tile shares take a way of their own, by reciprocals.
+TEST(TapeOperations, DivideByASharedDivisorExactly) {
+  const std::int32_t divisors[] = {1, 2, 3, 5, 7, 49, 64, 1000, 65537, 4194305, 1073741824, 2147483646, 2147483647, -3, 0};
+  problem::CaseData data(problem::parse_line(
+      "forward f64 b1 h1 q32:64 d8 score=\"score + (n[q_idx, kv_idx] // d[0])\" param=\"n: integer[32, 64]\" param=\"d: integer[1]\""));
+  problem::CaseData rest(problem::parse_line(
+      "forward f64 b1 h1 q32:64 d8 score=\"score + n[q_idx, kv_idx] % d[0]\" param=\"n: integer[32, 64]\" param=\"d: integer[1]\""));
+  std::mt19937 random(11);
+  for (const std::int32_t divisor : divisors) {
+    std::vector<double> numbers(32 * 64);
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
+      const auto any = static_cast<std::int32_t>(random());
+      const std::int64_t near =
+          divisor == 0 ? 0 : std::int64_t{any % 1000} * divisor + static_cast<int>(random() % 3) - 1;  // about multiples
+      const bool small = i < 1024;  // whole vectors of small numbers, and mixed ones
+      numbers[i] = small ? any % 4194304 : i % 2 ? any : static_cast<double>(std::clamp<std::int64_t>(near, INT32_MIN, INT32_MAX));
+      if (small && i % 2 && std::abs(near) < 4194304) numbers[i] = static_cast<double>(near);
+    }
+    numbers[1025] = INT32_MIN, numbers[1026] = INT32_MAX, numbers[1027] = -1;
+    for (problem::CaseData* c : {&data, &rest}) {
+      problem::set_values(c->param(0), numbers);
+      problem::set_values(c->param(1), {static_cast<double>(divisor)});
+      const problem::Problem problem = problem::make_problem(c->line().attention, c->forward_inputs(), c->forward_outputs());
+      for (const std::string& target : tape_targets()) {
+        const Tape tape(problem, target);
+        Aligned<char> memory(tape.data_bytes()), scratch(tape.scratch_bytes(64, 32));
+        const TapeData bound = tape.bind({c->param(0), c->param(1)}, memory.data);
+        std::vector<std::int32_t> head(32, 0), q_idx(32);
+        for (int i = 0; i < 32; ++i) q_idx[static_cast<std::size_t>(i)] = i;
+        TileFrame frame;
+        frame.keys = 64, frame.lanes = frame.ld = 32;
+        frame.head = head.data(), frame.q_idx = q_idx.data();
+        Aligned<double> tile(64 * 32);
+        for (std::size_t i = 0; i < tile.size; ++i) tile[i] = 0;
+        tape.apply<double>(frame, bound, tile.data, tile.data, false, nullptr, scratch.data);
+        for (std::size_t i = 0; i < numbers.size(); ++i) {
+          const auto n = static_cast<std::int64_t>(numbers[i]), by = std::int64_t{divisor};
+          const std::int64_t quotient = by == 0 ? 0 : (n - ((n % by + by) % by)) / by;
+          const auto exact = static_cast<double>(c == &data ? quotient : by == 0 ? 0 : n - quotient * by);
+          ASSERT_NEAR(tile[i % 64 * 32 + i / 64], exact * std::numbers::log2e, 1e-14 * std::abs(exact))
+              << target << ": " << n << " by " << by;
+        }
+      }
+    }
+  }
+}
+
 TEST(TapeDropout, TheSameBitsAsTheReference) {
   for (const std::string& target : tape_targets()) {
     check_dropout<float>(target);

@@ -235,8 +235,16 @@ class TapeRun {
         FOVEAL_INTEGER_STEP(min_i, b < a ? b : a);
         FOVEAL_INTEGER_STEP(max_i, b > a ? b : a);
       case TapeOp::floor_div_i:
+        if (const Int divisor = common_divisor(step)) {
+          const Division by(divisor);
+          return map<Int, Int, Int, Int, kWords>(step, [by](W a, W, W) -> W { return by.quotient(a); });
+        }
         return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return quotient(a, b); });
       case TapeOp::mod_i:
+        if (const Int divisor = common_divisor(step)) {
+          const Division by(divisor);
+          return map<Int, Int, Int, Int, kWords>(step, [by](W a, W, W) -> W { return a - by.quotient(a) * by.divisor; });
+        }
         return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return b == 0 ? b : a - quotient(a, b) * b; });
 
         FOVEAL_REAL_STEP(exp, M::exp(a));
@@ -349,6 +357,31 @@ class TapeRun {
     const N towards_zero = __builtin_convertvector(in_range, N);
     const L above = __builtin_convertvector(towards_zero, D) > in_range;
     return zero ? N{} : towards_zero + __builtin_convertvector(above, N);
+  }
+
+  /// By one positive number for all, which needs no division: the truncated product with its reciprocal is one off at most. That holds in
+  /// double for all integers, in float for those below 2^22, which positions mostly are.
+  struct Division {
+    explicit Division(Int by) : divisor(by), reciprocal(1.0 / by), short_reciprocal(static_cast<float>(1.0 / by)) {}
+    W quotient(W a) const {
+      constexpr Int limit = 1 << 22;
+      const W near = any((a > limit) | (a < -limit)) ? near_quotient<double>(a, reciprocal) : near_quotient<float>(a, short_reciprocal);
+      const W rest = a - near * divisor;
+      return near + (rest < 0) - (rest >= divisor);  // comparisons are 0 or -1
+    }
+    template <class R>
+    static W near_quotient(W a, R factor) {
+      return __builtin_convertvector(__builtin_convertvector(a, Vec<R, kWords>) * factor, W);
+    }
+    Int divisor;
+    double reciprocal;
+    float short_reciprocal;
+  };
+  /// The divisor of a step, when it is positive and the same for the whole tile; otherwise 0.
+  Int common_divisor(const TapeStep& step) const {
+    const TapeRef b = ref<Int>(step.b);
+    const Int divisor = b.row == 0 && b.lane == 0 ? *reinterpret_cast<const Int*>(b.p) : 0;
+    return divisor > 0 ? divisor : 0;
   }
 
   // ---- reads ----
