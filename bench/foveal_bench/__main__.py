@@ -23,7 +23,7 @@ def main() -> int:
 
     report = commands.add_parser("report", help="tables, plots and one HTML page from result files")
     report.add_argument("results", nargs="+", type=pathlib.Path)
-    report.add_argument("--output", type=pathlib.Path, default=pathlib.Path("bench/report"))
+    report.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/report"))
     report.add_argument("--readme", type=pathlib.Path, help="replace the generated block of this file")
 
     overhead = commands.add_parser("overhead", help="what a call costs beyond its kernels")

@@ -13,11 +13,11 @@ import torch
 
 from . import golden, machine, rivals
 from .case import Case, read_suite
-from .timing import CpuClock, CudaClock, interleave
+from .timing import CpuClock, CudaClock, call_ms, interleave
 
 
 def _peak_memory(job: Any, case: Case, device: str) -> int | None:
-    if device != "cuda":
+    if device != "cuda" or job.milliseconds is not None:  # torch's allocator knows only torch's memory
         return None
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -45,16 +45,23 @@ def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, b
                     first = time.perf_counter() - start
                     rows[name] = {"first_call_s": round(first, 4), "peak_bytes": _peak_memory(job, case, device)}
                     if reason is None:
-                        jobs[name] = job.backward if case.backward else job.forward
+                        jobs[name] = job
                 except Exception as error:  # a rival that fails is a result, not the end of the run
                     reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
                     if name == "foveal":
                         print(f"  foveal failed: {error}", file=sys.stderr)
             if reason is not None:
                 rows.setdefault(name, {})["refused"] = reason
-    for name, timing in interleave(clock, jobs, budget_s, rounds).items():
+
+    def measure(job: Any) -> Any:
+        if job.milliseconds is not None:
+            return lambda: job.milliseconds(case.backward)
+        return lambda: clock.measure(job.backward if case.backward else job.forward)
+
+    for name, timing in interleave({name: measure(job) for name, job in jobs.items()}, budget_s, rounds).items():
         rows[name] |= {
             "ms": round(timing.median_ms, 5),
+            "call_ms": round(call_ms(jobs[name].backward if case.backward else jobs[name].forward, device), 5),
             "ms_quartiles": [round(timing.low_ms, 5), round(timing.high_ms, 5)],
             "repeats": timing.repeats,
             "gflops": round(case.flops / timing.median_ms / 1e6, 2),

@@ -6,7 +6,10 @@ import json
 import pathlib
 import subprocess
 import tempfile
-from typing import Any, Iterator
+import time
+from typing import Any, Callable, Iterator
+
+import torch
 
 from . import machine
 
@@ -38,13 +41,29 @@ def _peaks(build: pathlib.Path) -> Iterator[dict[str, Any]]:
             yield {"suite": "peaks", "case": unit["instruction"], "gflops": unit["best"], "two_threads_gflops": unit["threads_cpu"]}
 
 
+def _copies() -> Iterator[dict[str, Any]]:
+    """Memory bandwidth: what a copy reads and writes, of more than any cache holds."""
+    source = torch.empty(1 << 28, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        best = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
+        yield {"suite": "memory", "case": f"copy, {threads} threads", "threads": threads, "gbytes": round(2 * source.numel() / best / 1e9, 1)}
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
 def run(build: pathlib.Path, output: pathlib.Path, seconds: float) -> None:
     """Appends to `output`."""
     origin = machine.describe("cpu", 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
-        for row in [*_peaks(build), *_kernels(build, seconds)]:
-            file.write(json.dumps({**row, **origin}) + "\n")
+        for row in [*_peaks(build), *_copies(), *_kernels(build, seconds)]:
+            file.write(json.dumps({**origin, **row}) + "\n")
 
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:

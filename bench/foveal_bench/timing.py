@@ -56,17 +56,35 @@ class CudaClock:
         return start.elapsed_time(stop)
 
 
-def interleave(clock: Any, jobs: dict[str, Callable[[], Any]], budget_s: float, min_rounds: int = 5, max_rounds: int = 60) -> dict[str, Timing]:
-    for run in jobs.values():
-        run()
-    samples: dict[str, list[float]] = {name: [] for name in jobs}
+def interleave(
+    measures: dict[str, Callable[[], float]], budget_s: float, min_rounds: int = 5, max_rounds: int = 60
+) -> dict[str, Timing]:
+    """measures: by contender, what runs once and gives its milliseconds."""
+    for measure in measures.values():
+        measure()
+    samples: dict[str, list[float]] = {name: [] for name in measures}
     start = time.perf_counter()
     for done in range(max_rounds):
-        for name, run in jobs.items():
-            samples[name].append(clock.measure(run))
+        for name, measure in measures.items():
+            samples[name].append(measure())
         if done + 1 >= min_rounds and time.perf_counter() - start > budget_s:
             break
     return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def call_ms(run: Callable[[], Any], device: str, budget_s: float = 0.05) -> float:
+    """Wall time of a call that is waited for, median of a few: kernels and host together, as a caller sees one call alone."""
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while not samples or (len(samples) < 5 and time.perf_counter() - begin < budget_s):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        samples.append((time.perf_counter() - start) * 1e3)
+    return statistics.median(samples)
 
 
 def host_us(run: Callable[[], Any], device: str, batches: int = 60, calls: int = 20) -> float:

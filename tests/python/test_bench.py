@@ -13,12 +13,12 @@ from foveal_bench.case import parse, read_suite  # noqa: E402
 from foveal_bench.run import run  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "suites"
-SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "scores-cpu", "fa-gpu", "scores-gpu")]  # the others are for the foveal command
+SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "flex-cpu", "scores-cpu", "fa-gpu", "peers-gpu", "scores-gpu")]  # the others are for the foveal command
 
 
 @pytest.mark.parametrize("path", SUITES, ids=lambda path: path.stem)
 def test_suites_parse(path):
-    assert len(read_suite(path.read_text(), path.stem)) > 10
+    assert len(read_suite(path.read_text(), path.stem)) > 9
 
 
 def test_a_bad_line_names_the_word():
@@ -30,18 +30,38 @@ def test_a_bad_line_names_the_word():
 
 def test_run_and_report(tmp_path):
     suite = tmp_path / "tiny.txt"
-    suite.write_text("both f32 b1 h4:2 q40 d16 causal\nbackward f32 b1 h2 q40 d16 causal score=relative_table\n")
+    suite.write_text("both f32 b1 h4:2 q40 d16 causal\nboth f32 b1 h4:2 q20 d16 causal\n")
+    scores = tmp_path / "scores-tiny.txt"
+    scores.write_text("both f32 b1 h2 q40 d16 causal\nbackward f32 b1 h2 q40 d16 causal score=relative_table\n")
     results = tmp_path / "results.jsonl"
-    assert run(suite, "cpu", 1, results, {"foveal", "torch_sdpa"}, 0.01) == 0
+    for path in (suite, scores):
+        assert run(path, "cpu", 1, results, {"foveal", "torch_sdpa", "unfused"}, 0.01) == 0
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert {row["contender"] for row in rows if "ms" in row} == {"foveal", "torch_sdpa"}
+    assert {row["contender"] for row in rows if "ms" in row} == {"foveal", "torch_sdpa", "unfused"}
     assert all(row["machine"] and row["commit"] and row["command"] for row in rows)
+    assert all(row["call_ms"] > 0 and row["first_call_s"] > 0 for row in rows if "ms" in row)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     report.report([results], tmp_path / "report", readme)
     text = readme.read_text()
-    assert "| backward f32 h4:2 d16 causal |" in text and text.startswith("before") and text.endswith("after\n") and "old" not in text
-    assert "data:image/png" in (tmp_path / "report" / "index.html").read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    assert "| tiny | backward | f32 | 2 |" in text and "report/speed-tiny" in text
+    pages = {path.suffix: path for path in (tmp_path / "report").iterdir()}
+    kinds = {path.name.partition("-")[0] for path in (tmp_path / "report").glob("*.svg")}
+    assert {"speed", "ratio", "scores"} <= kinds and {".md", ".html", ".png"} <= pages.keys()
+    page = pages[".html"].read_text()
+    assert "data:image/png" in page and "src=\"http" not in page and "score=relative_table" in page
+
+
+def test_overhead_is_measured_in_parts(tmp_path):
+    from foveal_bench import overhead
+
+    output = tmp_path / "overhead.jsonl"
+    overhead.run("cpu", output)
+    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    ours = [row for row in rows if "beyond_us" in row]
+    assert len(ours) >= 6 and all(abs(row["us"] - row["kernel_us"] - row["torch_us"] - row["beyond_us"]) < 0.1 for row in ours)
+    assert "beyond both" in "\n".join(overhead.tables(rows))
 
 
 def test_a_wrong_answer_is_refused():

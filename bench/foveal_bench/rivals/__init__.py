@@ -4,7 +4,8 @@
     supports(name, case, device) -> None, or the reason why it cannot run the case
     prepare(name, case, tensors, device) -> a Job
 
-A Job holds callables without arguments: `forward()` returns out; `backward()`, after one forward, the gradients of (q, k, v, *learnable).
+A Job holds callables without arguments: `forward()` returns out; `backward()`, after one forward, the gradients of (q, k, v, *learnable). What
+does not run on torch's stream brings its own clock: `milliseconds(backward)`.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Callable
 
-ORDER = ("foveal", "torch_sdpa", "flex", "flash_attn", "jax_attention", "unfused")
+ORDER = ("foveal", "torch_sdpa", "flex", "flash_attn", "jax_attention", "jax_pallas", "unfused")
 
 
 @dataclass
 class Job:
     forward: Callable[[], Any]
     backward: Callable[[], list[Any]]
+    milliseconds: Callable[[bool], float] | None = None
 
 
 def modules() -> list[ModuleType]:

@@ -11,7 +11,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..case import Case
 from . import Job, autograd_job
 
-_CUDA = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
+_CUDA = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
 
 
 def names(device: str) -> list[str]:
@@ -25,6 +30,8 @@ def supports(name: str, case: Case, device: str) -> str | None:
         return "head_dim differs from head_dim_v"
     if case.dtype in ("f32", "f64") and name in ("cudnn", "fa2"):
         return "16-bit inputs only"
+    if name == "math" and 8 * case.batch * case.heads_q * case.seqlen_q * case.seqlen_kv > 16 << 30:
+        return "materialises the scores: too much memory"
     return None
 
 
