@@ -105,7 +105,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
     for (const scoring::TrainableRead& read : p.score->reads)
       staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
   }
-  const std::size_t stage = 4 * (32 + static_cast<std::size_t>(block_kv / 2 * (block_q + 40)));
+  const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
   const auto barriers_and_statistics = static_cast<std::size_t>(48 + 48 * stages + 2 * stages * 4 * block_q);
   return tiles + barriers_and_statistics + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          staged * stage;
@@ -116,8 +116,8 @@ std::string Sm90BackwardConfig::text() const { return base::join(block_q, "x", b
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
-      .set("kHelperRegisters", helpers ? 56 : 24)
-      .set("kConsumerRegisters", helpers ? 224 : 240);
+      .set("kHelperRegisters", helpers ? 72 : 24)
+      .set("kConsumerRegisters", helpers ? 216 : 240);
 }
 
 bool sm90_collects(const problem::Problem& p) {

@@ -212,13 +212,20 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   u32 tile = 0;
   while (work.next(round, args)) {
     bool partial;
+    Lines before{nullptr};
+    int head = 0, first_q = 0;  // of the tile before
     for (; work.next_tile(args, partial); ++tile) {
       rings.line_values.wait_empty(tile);
       const Position base = work.base(args.attention);
-      rings.lines(tile).fill(lane_id(), kWarp, args.attention.score, [&](int key, int q) {
-        return position_at(args.attention, base, work.first_q() + q, work.first_kv() + key);
-      });
+      if (base.head != head || work.first_q() != first_q - kBlockQ) before.data = nullptr;
+      const Lines lines = rings.lines(tile);
+      lines.fill(
+          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
+          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_q() - work.first_kv() + ahead); });
       hand_over(rings.line_values, tile);
+      before = lines;
+      head = base.head;
+      first_q = work.first_q();
     }
   }
 }
@@ -230,13 +237,15 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int 
   BackwardTask work;
   u32 tile = 0;
   while (work.next(round, args)) {
-    bool partial;
-    for (; work.next_tile(args, partial); ++tile) {
+    for (bool first = true;; first = false) {
+      bool partial;
+      const bool more = work.next_tile(args, partial);
+      if (!first && !(more && collector.goes_on(work.head_q(args.attention), work.first_q()))) collector.finish();
+      if (!more) break;
       rings.staged.wait_full(tile);
-      collector.collect<0>(work.base(args.attention), work.first_q(), work.first_kv());
-      release(rings.staged, tile);
+      collector.collect(work.base(args.attention), work.first_q(), work.first_kv());
+      release(rings.staged, tile++);
     }
-    collector.finish<0>();
   }
 }
 

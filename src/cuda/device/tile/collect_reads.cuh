@@ -32,27 +32,20 @@ constexpr int staged_before(int end) {
 }
 constexpr int kStagedReads = kCollects ? staged_before(kReads) : 0;
 
-/// Where a warp's pairs or a warp's sums are: everything but q and kv.
-FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
-  Position position = base;
-  position.q = static_cast<int>(args.q_offset) + min(q, base.seqlen_q - 1);
-  position.kv = static_cast<int>(args.kv_offset) + min(key, base.seqlen_kv - 1);
-  return position;
-}
-
 /// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
-/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8. Zeros between the rows let a warp sum 32 diagonals without looking
-/// where each begins and ends.
+/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
+/// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
 struct ReadStage {
-  static constexpr int kZeros = kWarp;
-  static constexpr int kRows = kBlockKv / 2, kPitch = kBlockQ + 8 + kZeros;  // the pairs of a warp fall on different banks
-  static constexpr int kFloats = kZeros + kRows * kPitch;
+  static constexpr int kRows = kBlockKv / 2, kZeros = 32;
+  static constexpr int kFloats = kZeros + kRows * (kBlockQ + 8 + kZeros + 3);  // of one read
   static constexpr int kBytes = 4 * kStagedReads * kFloats;
   float* data;
 
   template <int r>
+  static constexpr int kPitch = kReadKind[r] == kRow ? kBlockQ + 8 : kBlockQ + 8 + kZeros + 3;
+  template <int r>
   FOVEAL_DEVICE float* row(int row) const {
-    return data + staged_before(r) * kFloats + kZeros + row * kPitch;
+    return data + staged_before(r) * kFloats + kZeros + row * kPitch<r>;
   }
 
   /// By all threads of the CTA.
@@ -77,7 +70,7 @@ struct WarpPairs {
   const AttentionArgs& args;
   Position base;  // q, kv: not used
   int first_q, first_key;
-  LineRegisters<kBlockQ> lines;
+  LineView<kBlockQ> lines;
 
   /// partial: some pairs of the tile may not exist.
   template <bool partial = true>
@@ -119,7 +112,12 @@ struct WarpPairs {
         float2 folded = make_float2(0, 0);
         if (block >= shift) folded = make_float2(term(4 * (block - shift)), term(4 * (block - shift) + 1));
         if (block < kBlockQ / 8) folded = make_float2(folded.x + term(4 * block + 2), folded.y + term(4 * block + 3));
-        *reinterpret_cast<float2*>(row + 8 * block) = folded;
+        if constexpr (kReadKind[r] == kRow) {
+          *reinterpret_cast<float2*>(row + 8 * block) = folded;
+        } else {
+          row[8 * block] = folded.x;
+          row[8 * block + 1] = folded.y;
+        }
       }
     }
     if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, sums, stage);
@@ -146,51 +144,127 @@ struct WarpPairs {
   }
 };
 
-/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. A lane keeps the sum of an element as long as it meets no
-/// other: the ends of a clamped table and the far buckets of a table of distances come again and again.
+/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
+/// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
+/// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
 struct ReadCollector {
   static constexpr int kCollectors = 2;
   static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
+  static constexpr int kAtOnce = kWarp * kCollectors;
+  static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // of the diagonals of a tile
 
   const AttentionArgs& args;
   const ReadStage stage;
   const int number;  // of this warp among the collectors
+  const int group, neighbours;  // of the lane
+  Position base;  // of the tile, but for q and kv
+  int first_q, first_key;
+  float diagonals[kReadSlots][kRounds][4];
   i64 element[kReadSlots];
   float sum[kReadSlots];  // not yet added to it
 
-  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number) : args(args), stage(stage), number(number) {
+  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number)
+      : args(args), stage(stage), number(number), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
 #pragma unroll
     for (int r = 0; r < kReadSlots; ++r) {
       element[r] = 0;
       sum[r] = 0;
+#pragma unroll
+      for (int i = 0; i < 4 * kRounds; ++i) diagonals[r][i / 4][i % 4] = 0;
     }
   }
 
-  /// The tile at (first_q, first_key).
+  /// Does a tile come next that meets the diagonals of this one?
+  FOVEAL_DEVICE bool goes_on(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
+
+  /// Adds a tile.
+  FOVEAL_DEVICE void collect(const Position& tile_base, int q, int key) {
+    base = tile_base;
+    first_q = q;
+    first_key = key;
+    collect_read<0>();
+  }
+
+  /// Adds what is left at the end of a walk.
+  FOVEAL_DEVICE void finish() {
+#pragma unroll 1
+    for (int round = kFinished; round < kRounds; round += kFinished) {
+      first_q -= kBlockQ;
+      add_all_diagonals<0>();
+    }
+    add_sums<0>();
+  }
+
+ private:
   template <int r>
-  FOVEAL_DEVICE void collect(const Position& base, int first_q, int first_key) {
+  FOVEAL_DEVICE void collect_read() {
+    constexpr int kPitch = ReadStage::kPitch<r>;
     if constexpr (kReadKind[r] == kRow) {
-      for (int first = kWarp * number; first < kBlockQ; first += kWarp * kCollectors) {
-        const float* column = stage.row<r>(0) + first + lane_id();
-        float total = 0;
+#pragma unroll 1
+      for (int first = kWarp * number; first < kBlockQ; first += kAtOnce) {
+        float total[4] = {};
 #pragma unroll 8
-        for (int row = 0; row < ReadStage::kRows; ++row) total += column[row * ReadStage::kPitch];
-        add<r>(position_at(args, base, first_q + first + lane_id(), first_key), total);
+        for (int row = 0; row < ReadStage::kRows; row += 4) add_four(total, stage.row<r>(row + group) + first + neighbours);
+        add<r>(position_at(args, base, first_q + first + neighbours + kept_of_four(), first_key), sum_groups(total));
       }
     }
     if constexpr (kReadKind[r] == kDiagonal) {
-      for (int first = kWarp * number - kBlockKv; first < kBlockQ; first += kWarp * kCollectors) {
-        const int diagonal = first + lane_id();  // query minus key
-        float total = 0;
-        for (int warp = max(0, -first / 16 - 2); warp < min(kWarps, kBlockQ / 16 - first / 16); ++warp) {
-          const float* row = stage.row<r>(8 * warp) + diagonal + 16 * warp + 8;
 #pragma unroll
-          for (int g = 0; g < 8; ++g) total += row[g * (ReadStage::kPitch + 1)];
+      for (int round = 0; round < kRounds; ++round) {
+        const int first = first_diagonal(round);
+#pragma unroll 2
+        for (int warp = max(0, -first / 16 - 2); warp < min(kWarps, kBlockQ / 16 - first / 16); ++warp) {
+          const float* row = stage.row<r>(8 * warp + 2 * group) + first + neighbours + 16 * warp + 2 * group + 8;
+          add_four(diagonals[r][round], row);
+          add_four(diagonals[r][round], row + kPitch + 1);
         }
-        add<r>(position_at(args, base, first_q + max(0, diagonal), first_key + max(0, -diagonal)), total);
+      }
+      add_diagonals<r>();
+    }
+    if constexpr (r + 1 < kReads) collect_read<r + 1>();
+  }
+
+  FOVEAL_DEVICE static void add_four(float (&total)[4], const float* from) {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    total[0] += four.x;
+    total[1] += four.y;
+    total[2] += four.z;
+    total[3] += four.w;
+  }
+
+  /// Sums over the four groups; each keeps one of the four neighbours.
+  FOVEAL_DEVICE float sum_groups(const float (&total)[4]) const {
+    const bool high = group & 2, odd = group & 1;
+    float two[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) two[i] = (high ? total[2 + i] : total[i]) + __shfl_xor_sync(~0u, high ? total[i] : total[2 + i], 16);
+    return (odd ? two[1] : two[0]) + __shfl_xor_sync(~0u, odd ? two[0] : two[1], 8);
+  }
+  FOVEAL_DEVICE int kept_of_four() const { return group; }
+
+  /// Query minus key in the tile, of the warp's first lane.
+  FOVEAL_DEVICE int first_diagonal(int round) const { return kAtOnce * round + kWarp * number - kBlockKv; }
+
+  /// Adds the diagonals that are finished; the others go up.
+  template <int r>
+  FOVEAL_DEVICE void add_diagonals() {
+    if constexpr (kReadKind[r] == kDiagonal) {
+#pragma unroll
+      for (int round = kRounds - 1; round >= 0; --round) {
+        if (round >= kRounds - kFinished) {
+          const int difference = first_q - first_key + first_diagonal(round) + neighbours + kept_of_four();
+          add<r>(position_on_diagonal(args, base, difference), sum_groups(diagonals[r][round]));
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) diagonals[r][round][i] = round < kFinished ? 0.0f : diagonals[r][max(round - kFinished, 0)][i];
       }
     }
-    if constexpr (r + 1 < kReads) collect<r + 1>(base, first_q, first_key);
+  }
+
+  template <int r>
+  FOVEAL_DEVICE void add_all_diagonals() {
+    add_diagonals<r>();
+    if constexpr (r + 1 < kReads) add_all_diagonals<r + 1>();
   }
 
   template <int r>
@@ -204,14 +278,13 @@ struct ReadCollector {
     sum[r] += total;
   }
 
-  /// Adds what is left, at the end of a walk.
   template <int r>
-  FOVEAL_DEVICE void finish() {
+  FOVEAL_DEVICE void add_sums() {
     if constexpr (is_staged(r)) {
       add_warp_to_read<r>(args, element[r], sum[r]);
       sum[r] = 0;
     }
-    if constexpr (r + 1 < kReads) finish<r + 1>();
+    if constexpr (r + 1 < kReads) add_sums<r + 1>();
   }
 };
 

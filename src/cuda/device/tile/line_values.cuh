@@ -1,7 +1,7 @@
 #pragma once
 // What is the same along a line of a tile is evaluated once: warps that would idle beside the one that loads evaluate the score's functions of a position
-// along the walk and of a diagonal, and leave the values in shared memory for those that compute. In registers a thread needs few of them: all 8 x 8
-// blocks of a fragment on one diagonal of blocks see the same two values.
+// along the walk and of a diagonal, and leave the values in shared memory for those that compute. A thread needs few of them: all 8 x 8 blocks of a
+// fragment on one diagonal of blocks see the same two values.
 //
 // A tile has kRows rows, which stay, by kWalked columns, along which the walk of a task goes.
 #include "score/score.cuh"
@@ -11,6 +11,20 @@ namespace foveal::device {
 
 constexpr bool kHasLines = kWalkValues + kDiagonalValues > 0;
 constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
+
+/// The pair at local positions q and key, or the last that exists; base: what is the same for all pairs.
+FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
+  Position position = base;
+  position.q = static_cast<int>(args.q_offset) + min(q, base.seqlen_q - 1);
+  position.kv = static_cast<int>(args.kv_offset) + min(key, base.seqlen_kv - 1);
+  return position;
+}
+
+/// Any pair where query minus key, as local positions, is `difference`, or the nearest that exists.
+FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Position& base, int difference) {
+  const int existing = min(max(difference, 1 - base.seqlen_kv), base.seqlen_q - 1);
+  return position_at(args, base, max(existing, 0), max(-existing, 0));
+}
 
 /// A pair with the values of its lines.
 struct Pair : Position {
@@ -22,19 +36,24 @@ template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
   static constexpr int kFloats = kWalkValues * kWalked + kDiagonalValues * kDiagonals;
-  float* data;
+  float* data;  // null: no tile
 
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }
   FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * kDiagonals; }
 
-  /// By thread number `thread` of `threads`. at(row, column): where a pair is.
-  template <class At>
-  FOVEAL_DEVICE void fill(int thread, int threads, const ScoreArgs& args, At&& at) const {
-    for (int column = thread; kWalkValues > 0 && column < kWalked; column += threads) fill_walk<0>(column, at(0, column), args);
-    for (int d = thread; kDiagonalValues > 0 && d < kDiagonals; d += threads) {
-      const int ahead = d - (kRows - 1);
-      fill_diagonal<0>(d, at(max(0, -ahead), max(0, ahead)), args);
+  /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`. `before`: the tile visited before
+  /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
+  template <class ColumnAt, class DiagonalAt>
+  FOVEAL_DEVICE void fill(const ScoreArgs& args, LineTile before, ColumnAt&& column_at, DiagonalAt&& diagonal_at) const {
+#pragma unroll 2
+    for (int column = lane_id(); kWalkValues > 0 && column < kWalked; column += kWarp) fill_walk<0>(column, column_at(column), args);
+    const int known = before.data == nullptr ? kDiagonals : kWalked;
+    for (int d = known + lane_id(); d < kDiagonals; d += kWarp) {
+#pragma unroll
+      for (int v = 0; v < kDiagonalValues; ++v) diagonal(v)[d] = before.diagonal(v)[d - kWalked];
     }
+#pragma unroll 2
+    for (int d = lane_id(); kDiagonalValues > 0 && d < known; d += kWarp) fill_diagonal<0>(d, diagonal_at(d - (kRows - 1)), args);
   }
 
  private:
@@ -50,29 +69,19 @@ struct LineTile {
   }
 };
 
-/// The values that a thread's pairs need.
+/// The values that a thread's pairs need. Each is loaded when it is asked for; the compiler keeps what comes again.
 template <int kWalked>
-struct LineRegisters {
-  float walk[kWalkSlots][kWalked / 8][2], diagonal[kDiagonalSlots][kWalked / 8 + 1][2];
+struct LineView {
+  const float* walk[kWalkSlots];          // at the thread's first column
+  const float* diagonal[kDiagonalSlots];  // at the diagonal of the pair in its second row and first column
 
   /// row, column: the thread's first in the tile.
   template <int kRows>
-  FOVEAL_DEVICE LineRegisters(LineTile<kRows, kWalked> tile, int row, int column) {
+  FOVEAL_DEVICE LineView(LineTile<kRows, kWalked> tile, int row, int column) {
 #pragma unroll
-    for (int v = 0; v < kWalkValues; ++v) {
+    for (int v = 0; v < kWalkValues; ++v) walk[v] = tile.walk(v) + column;
 #pragma unroll
-      for (int block = 0; block < kWalked / 8; ++block) {
-        const float2 pair = *reinterpret_cast<const float2*>(tile.walk(v) + column + 8 * block);
-        walk[v][block][0] = pair.x;
-        walk[v][block][1] = pair.y;
-      }
-    }
-#pragma unroll
-    for (int v = 0; v < kDiagonalValues; ++v) {
-      const float* first = tile.diagonal(v) + column - (row + 8) + kRows - 1;
-#pragma unroll
-      for (int i = 0; i < 2 * (kWalked / 8 + 1); ++i) diagonal[v][i / 2][i % 2] = first[i / 2 * 8 + i % 2];
-    }
+    for (int v = 0; v < kDiagonalValues; ++v) diagonal[v] = tile.diagonal(v) + column - (row + 8) + kRows - 1;
   }
 
   /// The pair of register i, which is at `position`.
@@ -80,9 +89,9 @@ struct LineRegisters {
     Pair pair;
     static_cast<Position&>(pair) = position;
 #pragma unroll
-    for (int v = 0; v < kWalkValues; ++v) pair.walk[v] = walk[v][i / 4][i % 2];
+    for (int v = 0; v < kWalkValues; ++v) pair.walk[v] = walk[v][fragment_column(i)];
 #pragma unroll
-    for (int v = 0; v < kDiagonalValues; ++v) pair.diagonal[v] = diagonal[v][i / 4 + 1 - fragment_row(i)][i % 2];
+    for (int v = 0; v < kDiagonalValues; ++v) pair.diagonal[v] = diagonal[v][fragment_column(i) + 8 * (1 - fragment_row(i))];
     return pair;
   }
 };
