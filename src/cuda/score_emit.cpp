@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 
 #include "base/check.h"
 #include "score/interval.h"
@@ -83,24 +84,56 @@ scoring::Box whole_problem(const Problem& p) {
           .seqlen_kv = length(p.seqlen_kv)};
 }
 
+std::string number_text(double x) {
+  char digits[40];
+  std::snprintf(digits, sizeof digits, "%.17g", x);
+  return digits;
+}
+
 bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 2147483647.0; }
+
+/// Reads of one element per pair whose place is known without the score: a kernel may load them ahead.
+std::vector<ValueId> find_pair_reads(const Program& program) {
+  std::vector<ValueId> found;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const Instr& instr = program.code[i];
+    if (instr.op != Op::read || instr.type != Type::real) continue;
+    int rows = 0, columns = 0;
+    bool mixed = false;
+    for (const ValueId index : instr.index) {
+      const std::uint8_t depends = program.depends[static_cast<std::size_t>(index)];
+      const bool row = depends & scoring::depends_q, column = depends & scoring::depends_kv;
+      rows += row, columns += column;
+      mixed = mixed || (row && column) || (depends & scoring::depends_score);
+    }
+    if (rows == 1 && columns == 1 && !mixed) found.push_back(static_cast<ValueId>(i));
+  }
+  return found;
+}
+
+/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded.
+struct Given {
+  LineValues lines{};
+  std::vector<ValueId> pair_reads{};
+};
 
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
 class Writer {
  public:
-  Writer(const Problem& problem, const Program& program, const LineValues& lines = {})
+  Writer(const Problem& problem, const Program& program, const Given& given = {})
       : problem_(problem),
         program_(program),
-        lines_(lines),
+        given_(given),
         bounds_(scoring::evaluate(program, whole_problem(problem), TypeRanges(problem))),
-        decides_(find_deciders(program)) {}
+        decides_(find_deciders(program)),
+        regroups_(size_of(problem.dtype) == 2) {}
 
   /// Declarations of everything that `outputs` need.
   std::string body(const std::vector<ValueId>& outputs) const {
     std::vector<bool> needed(program_.code.size(), false);
     for (const ValueId output : outputs) needed[at(output)] = true;
     for (std::size_t i = program_.code.size(); i-- > 0;) {
-      if (!needed[i] || !line_text(i).empty()) continue;
+      if (!needed[i] || !given_text(i).empty()) continue;
       const Instr& instr = program_.code[i];
       for (const ValueId arg : instr.arg)
         if (arg >= 0) needed[at(arg)] = true;
@@ -109,7 +142,7 @@ class Writer {
     std::string text;
     for (std::size_t i = 0; i < program_.code.size(); ++i) {
       if (!needed[i]) continue;
-      const std::string line = line_text(i);
+      const std::string line = given_text(i);
       text += base::join("  const ", type_text(i), " v", i, " = ", line.empty() ? value_text(i) : line, ";\n");
     }
     return text;
@@ -117,6 +150,14 @@ class Writer {
 
   /// Statements that return a value.
   std::string result(ValueId value) const { return body({value}) + base::join("  return v", value, ";\n"); }
+
+  /// A value without the positive constant factor that is taken out of it, and that factor.
+  std::pair<std::string, double> in_units(ValueId id) const {
+    const Product product = product_of(id);
+    const bool scales = product.constant > 0 && std::isfinite(product.constant) && program_.code[at(product.rest)].op != Op::score;
+    if (!scales) return {base::join("v", id), 1.0};
+    return {product_text({1.0, product.factors, product.rest}), product.constant};
+  }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
     const auto& size = problem_.params[param].param.shape()[dimension];
@@ -144,14 +185,66 @@ class Writer {
     return decides;
   }
 
-  /// Where a value is found that was evaluated for a whole line; otherwise empty.
-  std::string line_text(std::size_t i) const {
+  /// Where a value is found that the kernel has already; otherwise empty.
+  std::string given_text(std::size_t i) const {
     const auto find = [&](const char* name, const std::vector<ValueId>& values) {
       const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
       return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
     };
-    const std::string walk = find("walk", lines_.walk);
-    return walk.empty() ? find("diagonal", lines_.diagonal) : walk;
+    for (const auto& [name, values] :
+         {std::pair{"walk", &given_.lines.walk}, {"diagonal", &given_.lines.diagonal}, {"loaded", &given_.pair_reads}})
+      if (std::string text = find(name, *values); !text.empty()) return text;
+    return {};
+  }
+
+  bool is_uniform(ValueId id) const {
+    return (program_.depends[at(id)] & (scoring::depends_score | scoring::depends_q | scoring::depends_kv)) == 0;
+  }
+
+  /// A value as a product: a constant, factors that are the same for all pairs, and the rest. 16-bit inputs leave room for multiplying in
+  /// this order; for others the rest is the value itself.
+  struct Product {
+    double constant;
+    std::vector<std::string> factors;
+    ValueId rest;
+  };
+  Product product_of(ValueId id) const {
+    Product product{1.0, {}, id};
+    while (regroups_ && !decides_[at(product.rest)] && !is_uniform(product.rest)) {
+      const Instr& instr = program_.code[at(product.rest)];
+      const auto [a, b, unused] = instr.arg;
+      if (instr.type == Type::real && instr.op == Op::neg) {
+        product.constant = -product.constant;
+        product.rest = a;
+        continue;
+      }
+      const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
+      const bool first = multiplies && is_uniform(a);
+      if (!first && !((multiplies || divides) && is_uniform(b))) break;
+      const ValueId factor = first ? a : b;
+      if (const Instr& value = program_.code[at(factor)]; value.op == Op::real_const) {
+        product.constant = divides ? product.constant / value.real : product.constant * value.real;
+      } else {
+        product.factors.push_back(divides ? base::join("fv_divide(real(1), v", factor, ")") : base::join("v", factor));
+      }
+      product.rest = first ? b : a;
+    }
+    return product;
+  }
+
+  /// The rest and the product of all that is uniform, empty when there is nothing.
+  std::pair<std::string, std::string> rest_and_factor(const Product& product) const {
+    const bool score = program_.code[at(product.rest)].op == Op::score;
+    std::string uniform = score ? "score.scale" : "";
+    const auto times = [&](const std::string& factor) { uniform += (uniform.empty() ? "" : " * ") + factor; };
+    if (product.constant != 1) times(real_text(product.constant));
+    for (const std::string& factor : product.factors) times(factor);
+    return {score ? "score.raw" : base::join("v", product.rest), uniform};
+  }
+
+  std::string product_text(const Product& product) const {
+    const auto [rest, factor] = rest_and_factor(product);
+    return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
   }
 
   bool is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !fits_int(bounds_[i]); }
@@ -171,12 +264,20 @@ class Writer {
   static std::string real_text(double x) {
     if (std::isnan(x)) return "real(__int_as_float(0x7fc00000))";
     if (std::isinf(x)) return x > 0 ? "real(infinity())" : "real(-infinity())";
-    char digits[40];
-    std::snprintf(digits, sizeof digits, "%.17g", x);
-    return base::join("real(", digits, ")");
+    return base::join("real(", number_text(x), ")");
   }
 
   std::string read_text(const Instr& instr) const {
+    const auto param = static_cast<std::size_t>(instr.param);
+    const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
+    const std::string text = base::join(load, "<", device_type(problem_.params[param].tensor.dtype), ">(args.param[", param, "].data, ",
+                                        offset_text(instr), ")");
+    return instr.type == Type::boolean ? base::join(text, " != 0") : text;
+  }
+
+ public:
+  /// Where a read's element is, in elements.
+  std::string offset_text(const Instr& instr) const {
     const auto param = static_cast<std::size_t>(instr.param);
     const problem::TensorSpec& tensor = problem_.params[param].tensor;
     std::int64_t reach = 0;
@@ -190,11 +291,10 @@ class Writer {
       if (tensor.strides[d] != 1) offset += base::join(" * ", width, "(args.param[", param, "].stride[", d, "])");
     }
     if (offset.empty()) offset.push_back('0');
-    const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
-    const std::string text = base::join(load, "<", device_type(tensor.dtype), ">(args.param[", param, "].data, ", offset, ")");
-    return instr.type == Type::boolean ? base::join(text, " != 0") : text;
+    return offset;
   }
 
+ private:
   std::string value_text(std::size_t i) const {
     const Instr& instr = program_.code[i];
     switch (instr.op) {
@@ -220,9 +320,102 @@ class Writer {
         return "at.seqlen_kv";
       case Op::read:
         return read_text(instr);
+      case Op::to_real:
+        if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
+        if (const auto sum = sum_of_places(instr.arg[0]))
+          return base::join("(fv_small_integer(", sum->origin, ") + real(", sum->step, "))");
+        return base::join("fv_small_integer(v", instr.arg[0], ")");
+      case Op::add:
+      case Op::sub:
+        if (const auto sum = sum_of_places(static_cast<ValueId>(i))) return base::join("(", sum->origin, " + (", sum->step, "))");
+        return operation_text(i);
+      case Op::mul:
+      case Op::div:
+      case Op::neg:
+        if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != static_cast<ValueId>(i))
+          return product_text(product);
+        return operation_text(i);
+      case Op::exp:
+      case Op::sigmoid:
+      case Op::tanh:
+        if (regroups_ && !decides_[i] && !is_uniform(static_cast<ValueId>(i))) {
+          const auto [rest, factor] = rest_and_factor(product_of(instr.arg[0]));
+          if (!factor.empty()) return base::join("fv_", scoring::row(instr.op).text, "(", rest, ", ", factor, ")");
+        }
+        return operation_text(i);
       default:
         return operation_text(i);
     }
+  }
+
+  /// An integer sum with q or kv in it, as what is the same for all pairs of a thread and the step from there, which is known when the
+  /// kernel is compiled: indices become one address with offsets, reals one conversion, and pairs on one diagonal share both.
+  struct SumOfPlaces {
+    std::string origin, step;
+  };
+  std::optional<SumOfPlaces> sum_of_places(ValueId id) const {
+    constexpr double limit = 1 << 30;
+    const Interval& bounds = bounds_[at(id)];
+    Sum sum;
+    if (program_.code[at(id)].type != Type::integer || !(bounds.low >= -limit && bounds.high <= limit) || !add_to_sum(sum, id, 1))
+      return {};
+    if (sum.q == 0 && sum.kv == 0) return {};
+    SumOfPlaces places;
+    const auto append = [](std::string& text, std::int64_t factor, const std::string& value) {
+      if (factor == 0) return;
+      if (!text.empty() || factor < 0) text += factor < 0 ? " - " : " + ";
+      text += std::abs(factor) == 1 ? value : base::join(std::abs(factor), " * ", value);
+    };
+    append(places.origin, sum.kv, "(at.kv - at.kv_step)");
+    append(places.origin, sum.q, "(at.q - at.q_step)");
+    for (const auto& [atom, factor] : sum.terms) append(places.origin, factor, base::join("v", atom));
+    if (sum.constant != 0) append(places.origin, sum.constant < 0 ? -1 : 1, std::to_string(std::abs(sum.constant)));
+    append(places.step, sum.kv, "at.kv_step");
+    append(places.step, sum.q, "at.q_step");
+    return places;
+  }
+
+  struct Sum {
+    std::int64_t q = 0, kv = 0, constant = 0;
+    std::vector<std::pair<ValueId, std::int64_t>> terms{};
+  };
+  /// Adds factor * id; false: numbers become too large.
+  bool add_to_sum(Sum& sum, ValueId id, std::int64_t factor) const {
+    if (std::abs(factor) > 1 << 20 || is_wide(at(id))) return false;
+    const Instr& instr = program_.code[at(id)];
+    const auto constant = [&](ValueId arg) { return program_.code[at(arg)].op == Op::integer_const; };
+    switch (instr.op) {
+      case Op::q_idx:
+        sum.q += factor;
+        return true;
+      case Op::kv_idx:
+        sum.kv += factor;
+        return true;
+      case Op::integer_const:
+        sum.constant += factor * instr.integer;
+        return std::abs(sum.constant) < 1 << 30;
+      case Op::add:
+        return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], factor);
+      case Op::sub:
+        return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], -factor);
+      case Op::neg:
+        return add_to_sum(sum, instr.arg[0], -factor);
+      case Op::mul:
+        if (constant(instr.arg[0]) && std::abs(program_.code[at(instr.arg[0])].integer) < 1 << 20)
+          return add_to_sum(sum, instr.arg[1], factor * program_.code[at(instr.arg[0])].integer);
+        break;
+      default:
+        break;
+    }
+    sum.terms.emplace_back(id, factor);
+    return true;
+  }
+
+  /// One for each pair, and converted by an addition.
+  bool is_small_integer(ValueId id) const {
+    const Interval& bounds = bounds_[at(id)];
+    constexpr double limit = 1 << 22;
+    return program_.code[at(id)].type == Type::integer && !is_uniform(id) && bounds.low >= -limit && bounds.high <= limit;
   }
 
   std::string operation_text(std::size_t i) const {
@@ -253,16 +446,17 @@ class Writer {
 
   const Problem& problem_;
   const Program& program_;
-  const LineValues lines_;
+  const Given given_;
   std::vector<Interval> bounds_;
   std::vector<bool> decides_;
+  bool regroups_;
 };
 
 bool depends_on_score(const Program& program, ValueId value) {
   return (program.depends[static_cast<std::size_t>(value)] & scoring::depends_score) != 0;
 }
 
-constexpr const char* pair_signature = "(real score, const At& at, const ScoreArgs& args)";
+constexpr const char* pair_signature = "(const Score& score, const At& at, const ScoreArgs& args)";
 
 /// A template whose value or effect for i = 0, 1, ... is given.
 std::string numbered(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
@@ -299,7 +493,22 @@ const char* kind_text(scoring::Reduction reduction) {
   return "";
 }
 
-std::string emit_reads(const Problem& p, const LineValues& lines) {
+std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& reads) {
+  const auto instr = [&](std::size_t r) -> const Instr& { return program.code[static_cast<std::size_t>(reads[r])]; };
+  std::string text = base::join("constexpr int kPairReads = ", reads.size(), ";\n");
+  text += list("constexpr int kPairParam", reads.size(), [&](std::size_t r) { return std::to_string(instr(r).param); });
+  text += "template <int i>\nstruct PairElementOf;\n";
+  std::vector<std::string> offsets;
+  const Writer writer(p, program);
+  for (std::size_t r = 0; r < reads.size(); ++r) {
+    const DType dtype = p.params[static_cast<std::size_t>(instr(r).param)].tensor.dtype;
+    text += base::join("template <>\nstruct PairElementOf<", r, "> {\n  using type = ", device_type(dtype), ";\n};\n");
+    offsets.push_back(writer.body(instr(r).index) + base::join("  return ", writer.offset_text(instr(r)), ";\n"));
+  }
+  return text + numbered("template <int i>\nFOVEAL_DEVICE auto pair_offset(const Position& at, const ScoreArgs& args)", offsets, "");
+}
+
+std::string emit_reads(const Problem& p, const Given& given) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
   const std::size_t count = reads.size();
@@ -313,6 +522,14 @@ std::string emit_reads(const Problem& p, const LineValues& lines) {
   });
   text += list("constexpr int kReadParam", count, [&](std::size_t r) { return std::to_string(reads[r].param); });
   text += list("constexpr int kReadRank", count, [&](std::size_t r) { return std::to_string(reads[r].index.size()); });
+  const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it
+    std::size_t found = 0;
+    for (std::size_t d = 0; d < reads[r].index.size(); ++d)
+      if (program.depends[static_cast<std::size_t>(reads[r].index[d])] & symbol) found = d;
+    return std::to_string(found);
+  };
+  text += list("constexpr int kReadRowDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_q); });
+  text += list("constexpr int kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
   text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
   text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
   text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) {
@@ -329,9 +546,9 @@ std::string emit_reads(const Problem& p, const LineValues& lines) {
 
   std::vector<std::string> factors, indices;
   if (count > 0) {
-    const Writer writer(p, program), on_lines(p, program, lines);
+    const Writer writer(p, program), with_given(p, program, given);
     for (const scoring::TrainableRead& read : reads) {
-      factors.push_back(on_lines.result(read.factor));
+      factors.push_back(with_given.result(read.factor));
       std::string body = writer.body(read.index);
       for (std::size_t d = 0; d < read.index.size(); ++d)
         body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
@@ -340,7 +557,8 @@ std::string emit_reads(const Problem& p, const LineValues& lines) {
   }
   text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real read_factor", pair_signature), factors, "  return 0;\n");
   text += numbered(
-      "template <int i>\nFOVEAL_DEVICE void read_index(real score, const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])",
+      "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
+      "(&index)[kMaxParamRank])",
       indices, "");
   return text;
 }
@@ -360,7 +578,38 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
   return text;
 }
 
+/// What the indices of a read can be.
+std::vector<Interval> index_bounds(const Problem& p, const scoring::TrainableRead& read) {
+  const std::vector<Interval> all = scoring::evaluate(p.score->backward, whole_problem(p), TypeRanges(p));
+  std::vector<Interval> bounds;
+  for (const ValueId index : read.index) bounds.push_back(all[static_cast<std::size_t>(index)]);
+  return bounds;
+}
+
+double last_index(const Problem& p, const scoring::TrainableRead& read, std::size_t dimension) {
+  return static_cast<double>(p.params[static_cast<std::size_t>(read.param)].param.shape()[dimension] - 1);
+}
+
+/// No index is clamped, so that different pairs touch different elements.
+bool stays_inside(const Problem& p, const scoring::TrainableRead& read) {
+  const std::vector<Interval> bounds = index_bounds(p, read);
+  for (std::size_t d = 0; d < bounds.size(); ++d)
+    if (!(bounds[d].low >= 0 && bounds[d].high <= last_index(p, read, d))) return false;
+  return true;
+}
+
 }  // namespace
+
+bool covers_parameter(const Problem& p, const scoring::TrainableRead& read) {
+  const std::vector<Interval> bounds = index_bounds(p, read);
+  unsigned seen = 0;
+  for (std::size_t d = 0; d < read.index.size(); ++d) {
+    const unsigned depends = p.score->backward.depends[static_cast<std::size_t>(read.index[d])];
+    if (bounds[d].low != 0 || bounds[d].high != last_index(p, read, d) || (depends & seen)) return false;
+    seen |= depends;
+  }
+  return read.reduction == scoring::Reduction::element;
+}
 
 GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   if (!p.params[param].gradient.present) return GradientStorage::none;
@@ -371,14 +620,14 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   for (const scoring::TrainableRead& read : p.score->reads) {
     if (read.param != static_cast<std::int32_t>(param)) continue;
     ++found;
-    elements = elements && read.reduction == scoring::Reduction::element;
+    elements = elements && read.reduction == scoring::Reduction::element && stays_inside(p, read);
     owned = owned && (read.reads_head || p.heads_q == 1) && (read.reads_batch || p.batch == 1);
   }
   if (!elements) return GradientStorage::exact_sums;
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
-std::string emit_score(const Problem& p, const LineValues& lines) {
+std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
   std::string text = base::join(
@@ -388,12 +637,19 @@ std::string emit_score(const Problem& p, const LineValues& lines) {
   const bool sink_gradient = p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present;
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
+  const scoring::Program& program = p.pass == Pass::forward ? score.forward : score.backward;
+  Given given{lines, {}};
+  if (pairs_ahead) given.pair_reads = find_pair_reads(program);
+
+  double unit = 1;
   std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
-  if (p.has_score_mod() && p.pass == Pass::forward) modified = Writer(p, score.forward, lines).result(score.forward.outputs[0]);
-  if (backward) {
-    const Writer writer(p, score.backward, lines);
-    modified = writer.result(score.modified);
-    slope = writer.result(score.dscore);
+  if (p.has_score_mod()) {
+    const Writer writer(p, program, given);
+    const ValueId result = backward ? score.modified : program.outputs[0];
+    const auto [value, constant] = writer.in_units(result);
+    unit = constant;
+    modified = writer.body({result}) + base::join("  return ", value, ";\n");
+    if (backward) slope = writer.result(score.dscore);
   }
   if (p.has_mask()) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
@@ -401,11 +657,12 @@ std::string emit_score(const Problem& p, const LineValues& lines) {
     sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
                       "].stride[0]);\n");
   }
-  text += base::join("template <class At>\nFOVEAL_DEVICE real score_forward", pair_signature, " {\n", modified, "}\n");
+  text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
+  text += base::join("template <class At>\nFOVEAL_DEVICE real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
-  return text + emit_lines(p, lines) + emit_reads(p, lines);
+  return text + emit_lines(p, lines) + emit_pair_reads(p, program, given.pair_reads) + emit_reads(p, given);
 }
 
 }  // namespace foveal::cuda

@@ -7,8 +7,9 @@
 namespace foveal::cuda {
 
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, and on sizes only where those decide the width of integers or make
-/// a clamp superfluous. `lines`: values that the kernel evaluates for whole lines of a tile, none unless it can.
-std::string emit_score(const problem::Problem& problem, const LineValues& lines = {});
+/// a clamp superfluous. `lines`: values that the kernel evaluates for whole lines of a tile, none unless it can. pairs_ahead: it loads
+/// reads of one element per pair ahead.
+std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false);
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {
@@ -19,5 +20,8 @@ enum class GradientStorage {
   added,       ///< one address per pair, several (batch, head) add to it: a kernel of its own, in a fixed order
 };
 GradientStorage gradient_storage(const problem::Problem& problem, std::size_t param);
+
+/// Do the pairs of a problem touch every element of the parameter with this read, and each of them only once for each batch and head?
+bool covers_parameter(const problem::Problem& problem, const scoring::TrainableRead& read);
 
 }  // namespace foveal::cuda

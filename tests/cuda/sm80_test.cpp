@@ -135,12 +135,13 @@ TEST_F(Sm80, MasksThatReadDataAreClassifiedOnTheDevice) {
       problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[256] i32\"");
   for (const bool transposed : {false, true}) {
     const TileTables tables(p, 64, 64, transposed, workspace);
-    ASSERT_TRUE(tables.source());
-    for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({*tables.source()}, arch)[0]->bytes.size(), 1000u);
+    ASSERT_EQ(tables.sources().size(), 2u);
+    for (const char* arch : {"sm_80", "sm_90a"})
+      for (const auto& image : compile_for(tables.sources(), arch)) EXPECT_GT(image->bytes.size(), 1000u);
   }
   const problem::Problem causal = problem_of("forward bf16 b2 h2 q256:256 d64 mask=\"kv_idx <= q_idx\"");
   const TileTables tables(causal, 64, 64, false, workspace);
-  EXPECT_FALSE(tables.source());
+  EXPECT_FALSE(tables.needs_data());
   EXPECT_EQ(tables.empty, 4 * 6);
   EXPECT_EQ(tables.partial, 4 * 4);
   EXPECT_EQ(tables.full, 4 * 6);

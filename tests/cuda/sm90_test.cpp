@@ -5,6 +5,8 @@
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
+#include "cuda/launch/pairs_sm90.h"
+#include "cuda/score_emit.h"
 #include "mask/band.h"
 #include "mask/block_mask.h"
 #include "nvrtc_here.h"
@@ -90,6 +92,29 @@ TEST_F(Sm90, ReproducibleBackwardDoesNotSpill) {
   }
 }
 
+TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
+  for (const char* dims : {"d64", "d128", "d72:40"}) {
+    for (const char* mask : {"", causal, " mask=\"(kv_idx < 100) | (kv_idx <= q_idx)\""}) {
+      const std::string line = std::string("backward bf16 b2 h4:2 q1000:1000 ") + dims + mask;
+      for (const char* score : {" score=\"score + t[head, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] grad\"",
+                                " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] grad\""}) {
+        const problem::Problem p = problem_of(line + score);
+        ASSERT_EQ(gradient_storage(p, 0), GradientStorage::added);
+        ASSERT_TRUE(PairsSm90::serves(p, 0));
+        EXPECT_TRUE(covers_parameter(p, p.score->reads[0]));
+        jit::KernelSource source = pairs_sm90_source(p, 0, true);
+        source.arch = "sm_90a";
+        const auto image = jit::compile(source);
+        EXPECT_EQ(image->facts.spill_bytes, 0) << line << score;
+        EXPECT_FALSE(image->facts.serialized) << line << score << "\n" << image->facts.notes;
+      }
+    }
+  }
+  const problem::Problem part =
+      problem_of("backward bf16 b2 h4 q64 d64 score=\"score + t[q_idx, kv_idx + 1]\" param=\"t: real[64, 70] grad\"");
+  EXPECT_FALSE(covers_parameter(part, part.score->reads[0]));
+}
+
 TEST(Sm90Mask, BandsAreFound) {
   const auto mask_of = [](const char* mask) {
     return sm90_mask(problem_of(std::string("forward bf16 b1 h1 q1000:1200 d64 mask=\"") + mask + "\""));
@@ -140,7 +165,7 @@ TEST(Sm90Order, CausalTasksEvenOut) {
     EXPECT_GE(order.section_heads.value * order.rows, 132) << length;
   }
   for (const int heads : {1, 3, 7, 24, 100, 4097}) {
-    const device::Divisor d = sm90_task_order({1.0, 1.0}, heads, 5, 1, 1, 0.06, 132, false).heads;
+    const device::Divisor d = sm90_task_order({1.0, 1.0}, heads, 5, 1, 1, 0.06, 132, false).inside;
     for (const unsigned n : {0u, 1u, 6u, 7u, 23u, 24u, 99u, 100u, 4096u, 4097u, 123456789u, 2147483647u}) {
       const auto high = static_cast<unsigned>(std::uint64_t{n} * d.multiplier >> 32);
       EXPECT_EQ((high + n) >> d.shift, n / static_cast<unsigned>(heads)) << n << " / " << heads;

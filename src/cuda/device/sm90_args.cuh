@@ -20,7 +20,8 @@ struct TaskOrder {
   int tasks;               ///< of the whole grid
   int rows;                ///< tasks of one head
   int first_row_first;     ///< a section begins with row 0 instead of the last row
-  Divisor heads;           ///< of one sequence
+  int sequences_inside;    ///< the sequences of one head follow each other instead of the heads of one sequence
+  Divisor inside;          ///< heads of one sequence, or sequences of one head
   Divisor section_heads;   ///< heads (of all sequences) whose tasks are interleaved
   Divisor last_heads;      ///< the same of the last section, which may be smaller
   Divisor section_tasks;   ///< section_heads * rows
@@ -36,6 +37,12 @@ struct Sm90Args {
   int stat_rows;
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added, for each warp that adds to a tile of queries
+};
+
+/// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.
+struct PairsArgs {
+  Sm90Args sm90;
+  int splits;
 };
 
 }  // namespace foveal::device

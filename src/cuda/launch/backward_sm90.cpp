@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
 #include "cuda/launch/sm90_args.h"
@@ -17,6 +18,16 @@ constexpr int turns_of_tile = 8;      ///< DqTarget of the kernel
 constexpr int most_rows_in_turn = 4;  ///< rows of keys of one head that run at a time, and wait for each other when reproducible
 constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
 
+/// Reads that the kernel for pairs adds up.
+std::vector<int> reads_of_pairs(const problem::Problem& p) {
+  std::vector<int> reads;
+  for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
+    const bool added = gradient_storage(p, static_cast<std::size_t>(p.score->reads[r].param)) == GradientStorage::added;
+    if (added && PairsSm90::serves(p, static_cast<int>(r))) reads.push_back(static_cast<int>(r));
+  }
+  return reads;
+}
+
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 class BackwardSm90 : public GpuExecutable {
@@ -28,7 +39,11 @@ class BackwardSm90 : public GpuExecutable {
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.block_kv, true, workspace_),
         gradients_(problem, workspace_),
-        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of_pairs(problem)) {
+    for (const int read : reads_of_pairs(problem_)) {
+      pairs_.emplace_back(problem_, read, facts, workspace_);
+      if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
+    }
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -41,7 +56,7 @@ class BackwardSm90 : public GpuExecutable {
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
     order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true,
-                             reproducible() ? facts.multiprocessors / most_rows_in_turn : 1);
+                             reproducible() ? facts.multiprocessors / most_rows_in_turn : 1, sm90_sequences_share_pairs(p));
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -50,7 +65,8 @@ class BackwardSm90 : public GpuExecutable {
     if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
     add(gradients_.sources());
     add(reads_.sources());
-    if (uses_tables() && tables_.source()) sources_.push_back(*tables_.source());
+    for (const PairsSm90& pairs : pairs_) add(pairs.sources());
+    if (uses_tables()) add(tables_.sources());
   }
 
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
@@ -61,8 +77,13 @@ class BackwardSm90 : public GpuExecutable {
     gradients_.load(next, device_);
     next += gradients_.sources().size();
     reads_.load(next, device_);
+    next += reads_.sources().size();
+    for (PairsSm90& pairs : pairs_) {
+      pairs.load(next, device_);
+      next += pairs.sources().size();
+    }
     if (!uses_tables()) return;
-    if (tables_.source()) tables_.load(images.back(), device_);
+    tables_.load(next, device_);
     tables_.upload(device_);
   }
 
@@ -84,6 +105,7 @@ class BackwardSm90 : public GpuExecutable {
     e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    for (const PairsSm90& pairs : pairs_) pairs.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   }
 
@@ -106,7 +128,7 @@ class BackwardSm90 : public GpuExecutable {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
       args.attention.runs_transposed = tables_.runs(workspace);
-      tables_.make(args.attention, stream);
+      tables_.make(args.attention, workspace, stream);
     }
     gradients_.prepare(args.attention, buffers, workspace, stream);
     const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
@@ -119,7 +141,9 @@ class BackwardSm90 : public GpuExecutable {
       const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
       convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
     }
-    if (gradients_.any()) finish_params(args.attention, buffers, workspace, stream);
+    if (!gradients_.any()) return;
+    for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
+    finish_params(args.attention, buffers, workspace, stream);
   }
 
  private:
@@ -144,6 +168,7 @@ class BackwardSm90 : public GpuExecutable {
   TileTables tables_;
   ParamGradients gradients_;
   ReadPasses reads_;
+  std::vector<PairsSm90> pairs_;
   std::int64_t stat_rows_ = 0;
   std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
   device::TaskOrder order_{};
@@ -187,7 +212,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p)));
+  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));

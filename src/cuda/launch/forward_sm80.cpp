@@ -19,12 +19,12 @@ class ForwardSm80 : public GpuExecutable {
         tables_(problem, config.block_q, config.block_kv, false, workspace_),
         shared_bytes_(static_cast<unsigned>(config.shared_bytes(problem, Sm80Kernel::forward))) {
     sources_.push_back(forward_sm80_source(problem, config));
-    if (tables_.source()) sources_.push_back(*tables_.source());
+    sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    if (tables_.source()) tables_.load(images[1], device_);
+    tables_.load(images.data() + 1, device_);
     tables_.upload(device_);
   }
 
@@ -49,7 +49,7 @@ class ForwardSm80 : public GpuExecutable {
     args.tiles_q = static_cast<int>((problem_.seqlen_q + config_.block_q - 1) / config_.block_q);
     args.tiles_kv = static_cast<int>((problem_.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
     args.runs = tables_.runs(workspace);
-    tables_.make(args, stream);
+    tables_.make(args, workspace, stream);
     const auto blocks = static_cast<unsigned>(args.tiles_q * problem_.heads_q * problem_.batch);
     kernel_.launch({.grid_x = blocks, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
   }

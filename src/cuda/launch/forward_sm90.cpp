@@ -19,18 +19,19 @@ class ForwardSm90 : public GpuExecutable {
     const problem::Problem& p = problem_;
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.block_q(), p.seqlen_kv, config_.block_kv, false);
     const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 / p.group_size;
-    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false);
+    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false, 1,
+                             sm90_sequences_share_pairs(p));
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_.push_back(forward_sm90_source(p, config_));
-    if (uses_tables() && tables_.source()) sources_.push_back(*tables_.source());
+    if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
     if (!uses_tables()) return;
-    if (tables_.source()) tables_.load(images[1], device_);
+    tables_.load(images.data() + 1, device_);
     tables_.upload(device_);
   }
 
@@ -63,7 +64,7 @@ class ForwardSm90 : public GpuExecutable {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q() - 1) / config_.block_q());
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
       args.attention.runs = tables_.runs(workspace);
-      tables_.make(args.attention, stream);
+      tables_.make(args.attention, workspace, stream);
     }
     kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
   }

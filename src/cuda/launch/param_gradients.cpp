@@ -44,6 +44,11 @@ bool ParamGradients::collected() const {
   return false;
 }
 
+void ParamGradients::leave_uncleared(int param) {
+  for (Gradient& gradient : gradients_)
+    if (static_cast<int>(gradient.param) == param) gradient.clears = false;
+}
+
 std::string ParamGradients::text() const { return text_; }
 
 void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
@@ -51,7 +56,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
     device::ParamGradient& target = args.gradient[gradient.param];
     const TensorView& view = buffers.dparams[gradient.param];
     void* piece = Workspace::at<void>(workspace, gradient.offset);
-    if (gradient.bytes > 0) {
+    if (gradient.bytes > 0 && gradient.clears) {
       driver::check(driver::api().set_bytes(reinterpret_cast<driver::DevicePointer>(piece), 0, gradient.bytes,
                                             static_cast<driver::StreamHandle>(stream.handle)),
                     "cuMemsetD8Async");
@@ -59,7 +64,7 @@ void ParamGradients::prepare(device::AttentionArgs& args, const problem::Buffers
     target.elements = gradient.elements;
     if (gradient.storage == GradientStorage::exact_sums) target.bins = static_cast<unsigned long long*>(piece);
     if (gradient.storage == GradientStorage::stored || gradient.direct) {
-      clear(gradient, buffers, stream);
+      if (gradient.clears) clear(gradient, buffers, stream);
       target.values = view.data;
       for (int d = 0; d < view.rank; ++d) target.stride[d] = view.strides[static_cast<std::size_t>(d)];
     } else if (gradient.storage == GradientStorage::added) {

@@ -21,6 +21,9 @@ class ParamGradients {
   bool collected() const;    ///< some are collected by the kernel that owns tiles of queries
   std::string text() const;  ///< for explain(): `rel diagonal; slope uniform`
 
+  /// Someone writes every element of this parameter's gradient: it needs no zeros.
+  void leave_uncleared(int param);
+
   void prepare(device::AttentionArgs& args, const problem::Buffers& buffers, void* workspace, Stream stream) const;
   void finish(const device::AttentionArgs& args, const problem::Buffers& buffers, Stream stream) const;
 
@@ -31,6 +34,7 @@ class ParamGradients {
     std::int64_t elements = 1;
     std::size_t offset = 0, bytes = 0;  ///< of sums or values in the workspace
     bool direct = false;                ///< values are the caller's tensor
+    bool clears = true;                 ///< before anything is added
     jit::Kernel convert{};
   };
   void clear(const Gradient& gradient, const problem::Buffers& buffers, Stream stream) const;

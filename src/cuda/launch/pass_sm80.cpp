@@ -19,12 +19,12 @@ PassSm80::PassSm80(const problem::Problem& p, Sm80Kernel kind, const Sm80Config&
       tables_(p, config.block_q, config.block_kv, kind == Sm80Kernel::dkdv, workspace),
       sources_{std::move(source)},
       shared_bytes_(static_cast<unsigned>(config.shared_bytes(p, kind))) {
-  if (tables_.source()) sources_.push_back(*tables_.source());
+  sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
 }
 
 void PassSm80::load(const std::shared_ptr<const jit::Image>* images, int device) {
   kernel_ = jit::Kernel(images[0], device, shared_bytes_);
-  if (tables_.source()) tables_.load(images[1], device);
+  tables_.load(images + 1, device);
   tables_.upload(device);
 }
 
@@ -32,7 +32,7 @@ void PassSm80::place(const problem::Problem& p, device::AttentionArgs& args, voi
   args.tiles_q = tiles(p.seqlen_q, config_.block_q);
   args.tiles_kv = tiles(p.seqlen_kv, config_.block_kv);
   (kind_ == Sm80Kernel::dkdv ? args.runs_transposed : args.runs) = tables_.runs(workspace);
-  tables_.make(args, stream);
+  tables_.make(args, workspace, stream);
 }
 
 void PassSm80::launch(const device::AttentionArgs& args, std::int64_t blocks, Stream stream) const {
@@ -56,7 +56,7 @@ bool collects_reads(const problem::Problem& p) {
   return false;
 }
 
-ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool queries, Workspace& workspace) {
+ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool queries, Workspace& workspace, const std::vector<int>& served) {
   if (queries && collects_reads(p)) {
     problem::Problem reads_only = p;
     reads_only.dq = {};
@@ -66,6 +66,7 @@ ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool querie
   for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
     const scoring::TrainableRead& read = p.score->reads[r];
     if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) continue;
+    if (std::find(served.begin(), served.end(), static_cast<int>(r)) != served.end()) continue;
     const Sm80Config config = *sm80_config(p, Sm80Kernel::pairs, limit);
     pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, config, pairs_sm80_source(p, config, static_cast<int>(r)), workspace),
                       (read.reads_batch ? p.batch : 1) * (read.reads_head ? p.heads_q : 1)});

@@ -40,7 +40,9 @@ class PassSm80 {
 /// target.
 class ReadPasses {
  public:
-  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, bool queries, Workspace& workspace);
+  /// `served`: reads of elements that something else adds.
+  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, bool queries, Workspace& workspace,
+             const std::vector<int>& served = {});
 
   std::vector<jit::KernelSource> sources() const;
   void load(const std::shared_ptr<const jit::Image>* images, int device);

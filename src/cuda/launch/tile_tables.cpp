@@ -1,5 +1,6 @@
 #include "cuda/launch/tile_tables.h"
 
+#include "cuda/device/tile_classes.cuh"
 #include "cuda/launch/attention_args.h"
 #include "cuda/score_emit.h"
 #include "mask/block_mask.h"
@@ -47,14 +48,16 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
   batch_stride_ = mask_batches_ > 1 ? rows_ * mask_heads_ : 0;
   const auto all_rows = static_cast<std::size_t>(rows_ * mask_batches_ * mask_heads_);
   if (on_device) {
-    runs_offset_ = workspace.reserve(all_rows * static_cast<std::size_t>(capacity_) * sizeof(device::TileRun));
+    const std::size_t all_tiles = all_rows * static_cast<std::size_t>(capacity_);
+    classes_offset_ = workspace.reserve(all_tiles);
+    runs_offset_ = workspace.reserve(all_tiles * sizeof(device::TileRun));
     begin_offset_ = workspace.reserve(all_rows * sizeof(int));
     end_offset_ = workspace.reserve(all_rows * sizeof(int));
-    jit::KernelSource source{
+    jit::KernelSource classify{
         .stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
-    source.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
-    source.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
-    source_ = std::move(source);
+    classify.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
+    classify.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
+    sources_ = {std::move(classify), {.stem = "list_runs_sm80", .entry = "list_runs_sm80", .constants = {}, .score = {}, .arch = {}}};
     return;
   }
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
@@ -73,7 +76,11 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
   }
 }
 
-void TileTables::load(std::shared_ptr<const jit::Image> image, int device) { kernel_ = jit::Kernel(std::move(image), device, 0); }
+void TileTables::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  if (sources_.empty()) return;
+  classify_ = jit::Kernel(images[0], device, 0);
+  list_runs_ = jit::Kernel(images[1], device, 0);
+}
 
 void TileTables::upload(int device) {
   if (host_begin_.empty()) return;
@@ -83,7 +90,7 @@ void TileTables::upload(int device) {
 
 device::TileRuns TileTables::runs(void* workspace) const {
   if (all_full_) return {nullptr, nullptr, nullptr, 0, 0, 1};
-  if (source_) {
+  if (needs_data()) {
     return {Workspace::at<device::TileRun>(workspace, runs_offset_),
             Workspace::at<int>(workspace, begin_offset_),
             Workspace::at<int>(workspace, end_offset_),
@@ -100,17 +107,20 @@ device::TileRuns TileTables::runs(void* workspace) const {
 void TileTables::describe(Explanation& e, const problem::Problem& p) const {
   e.tiles_full = full, e.tiles_partial = partial, e.tiles_empty = empty;
   e.flops_nominal = planning::dense_flops(p);
-  if (source_) {
+  if (needs_data()) {
     e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   } else if (full + partial + empty > 0) {
     e.flops_nominal *= (static_cast<double>(full) + 0.5 * static_cast<double>(partial)) / static_cast<double>(full + partial + empty);
   }
 }
 
-void TileTables::make(const device::AttentionArgs& args, Stream stream) const {
-  if (!source_) return;
-  const auto blocks = static_cast<unsigned>(rows_ * mask_batches_ * mask_heads_);
-  kernel_.launch({.grid_x = blocks, .threads = 256}, args, stream);
+void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream stream) const {
+  if (!needs_data()) return;
+  const std::int64_t rows = rows_ * mask_batches_ * mask_heads_;
+  const device::ClassifyArgs all{args, runs(workspace), Workspace::at<unsigned char>(workspace, classes_offset_), static_cast<int>(rows),
+                                 static_cast<int>(capacity_)};
+  classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = 256}, all, stream);
+  list_runs_.launch({.grid_x = static_cast<unsigned>((rows + 3) / 4), .threads = 128}, all, stream);
 }
 
 }  // namespace foveal::cuda

@@ -2,7 +2,7 @@
 // Which tiles each row of tiles visits: classified on the host while planning when the mask needs no data, by a kernel in each run when it
 // does.
 #include <cstdint>
-#include <optional>
+#include <vector>
 
 #include "cuda/device/args.cuh"
 #include "cuda/jit/kernel.h"
@@ -16,15 +16,15 @@ class TileTables {
   /// transposed: rows are kv tiles. Reserves workspace for tables that are made in each run.
   TileTables(const problem::Problem& problem, int block_q, int block_kv, bool transposed, Workspace& workspace);
 
-  bool needs_data() const { return source_.has_value(); }
-  /// Present when a kernel makes the tables.
-  const std::optional<jit::KernelSource>& source() const { return source_; }
-  void load(std::shared_ptr<const jit::Image> image, int device);  ///< that kernel
-  void upload(int device);                                         ///< host tables
+  bool needs_data() const { return !sources_.empty(); }
+  /// The kernels that make the tables when the mask needs data: one looks at every pair, the other lists the runs.
+  const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+  void upload(int device);                                                 ///< host tables
 
   device::TileRuns runs(void* workspace) const;
-  /// Launches the kernel, when there is one; args hold runs() already.
-  void make(const device::AttentionArgs& args, Stream stream) const;
+  /// Launches the kernels, when there are some; args hold runs() already.
+  void make(const device::AttentionArgs& args, void* workspace, Stream stream) const;
 
   /// Sets the explanation's tiles and nominal operations.
   void describe(Explanation& explanation, const problem::Problem& problem) const;
@@ -40,9 +40,9 @@ class TileTables {
   std::vector<device::TileRun> host_runs_;
   std::vector<int> host_begin_;
   driver::Memory device_runs_, device_begin_;
-  std::size_t runs_offset_ = 0, begin_offset_ = 0, end_offset_ = 0;
-  std::optional<jit::KernelSource> source_;
-  jit::Kernel kernel_;
+  std::size_t classes_offset_ = 0, runs_offset_ = 0, begin_offset_ = 0, end_offset_ = 0;
+  std::vector<jit::KernelSource> sources_;
+  jit::Kernel classify_, list_runs_;
 };
 
 }  // namespace foveal::cuda

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "cuda/score_emit.h"
 
 namespace foveal::cuda {
 namespace {
@@ -122,7 +123,11 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
 
 bool sm90_collects(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (p.pass != Pass::backward || p.score->reads.empty() || dim > 64) return false;
+  if (p.pass != Pass::backward || dim > 64) return false;
+  const auto added_later = [&](const scoring::TrainableRead& read) {
+    return gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::added;
+  };
+  if (std::all_of(p.score->reads.begin(), p.score->reads.end(), added_later)) return false;
   const auto of_score = [&](scoring::ValueId id) {
     return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
   };
@@ -175,6 +180,17 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   return {{64, 128, 2, helpers}};
 }
 
+bool sm90_sequences_share_pairs(const problem::Problem& p) {
+  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
+    const bool diagonal = program.along_diagonals[i];
+    if (program.code[i].op == scoring::Op::read && !diagonal && (program.depends[i] & (pair | scoring::depends_batch)) == pair)
+      return p.batch > 1;
+  }
+  return false;
+}
+
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed) {
   constexpr double ends = 0.7;  // of a tile's time
@@ -190,17 +206,21 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
                                   std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first,
-                                  std::int64_t least_section_heads) {
+                                  std::int64_t least_section_heads, bool sequences_inside) {
   const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
   const auto order = [&](std::int64_t section_heads) {
     const std::int64_t last = all_heads % section_heads;
-    return device::TaskOrder{static_cast<int>(tasks),      static_cast<int>(rows),
-                             first_row_first ? 1 : 0,      divisor(heads),
-                             divisor(section_heads),       divisor(last == 0 ? section_heads : last),
+    return device::TaskOrder{static_cast<int>(tasks),
+                             static_cast<int>(rows),
+                             first_row_first ? 1 : 0,
+                             sequences_inside ? 1 : 0,
+                             divisor(sequences_inside ? batch : heads),
+                             divisor(section_heads),
+                             divisor(last == 0 ? section_heads : last),
                              divisor(section_heads * rows)};
   };
   const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
-  const std::int64_t least = std::min(std::max<std::int64_t>(1, least_section_heads), all_heads);
+  const std::int64_t least = std::min(std::max<std::int64_t>(sequences_inside ? batch : 1, least_section_heads), all_heads);
   if (even) return order(least);  // one head after the other: its keys and values stay in L2
 
   const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));

@@ -61,12 +61,15 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 
 constexpr std::int64_t sm90_max_head_dim = 256;
 
+/// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
+bool sm90_sequences_share_pairs(const problem::Problem& problem);
+
 /// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
 /// of tiles of one head; head_bytes: what the tasks of one head read again and again;
 /// least_section_heads: at least so many heads are interleaved.
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
                                   std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first,
-                                  std::int64_t least_section_heads = 1);
+                                  std::int64_t least_section_heads = 1, bool sequences_inside = false);
 
 /// Tiles that each row of tiles visits, plus what starting and ending a row costs.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,

@@ -56,6 +56,7 @@ struct Consumer : BackwardGroup {
     float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kPartColumns / 2];
     u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
     EarlyTerms early;
+    AheadValues ahead;
     ReadSums sums;
     sums.clear();
 
@@ -67,6 +68,7 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
     };
 
+    load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
     score_product();
     rings.value.wait_full(use);
@@ -81,9 +83,9 @@ struct Consumer : BackwardGroup {
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if (partial) {
-        probabilities<true>(scores, p, dropped, early, work, tile);
+        probabilities<true>(scores, p, dropped, early, ahead, work, tile);
       } else {
-        probabilities<false>(scores, p, dropped, early, work, tile);
+        probabilities<false>(scores, p, dropped, early, ahead, work, tile);
       }
 
       wgmma_pin(dv);
@@ -93,9 +95,9 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(grad_p);
       if (partial) {
-        score_gradients<true>(scores, grad_p, dropped, early, grad_scores, work, tile);
+        score_gradients<true>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
       } else {
-        score_gradients<false>(scores, grad_p, dropped, early, grad_scores, work, tile);
+        score_gradients<false>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
       }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
@@ -110,7 +112,7 @@ struct Consumer : BackwardGroup {
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
       const DqTarget target = dq_target(work);
-      const WarpPairs pairs = warp_pairs(work, tile);
+      const WarpPairs pairs = warp_pairs(work, tile, ahead);
       if constexpr (kCollects) {
         if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
         pairs.collect<0>(grad_p, early, sums, rings.read_stage());
@@ -118,6 +120,7 @@ struct Consumer : BackwardGroup {
       }
       if constexpr (kHasLines) release(rings.line_values, tile);
       const bool more = work.next_tile(args, partial);
+      if (more) load_ahead(ahead, work, tile + 1, partial);
       if constexpr (kCollects) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
           pairs.finish<0>(sums);

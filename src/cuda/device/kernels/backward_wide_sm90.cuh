@@ -69,6 +69,8 @@ struct ValueSide : BackwardGroup {
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
+        AheadValues ahead;
+        load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
         wgmma_pin(scores);
         wgmma_fence();
@@ -77,9 +79,9 @@ struct ValueSide : BackwardGroup {
         wgmma_wait<0>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, work, tile);
+          probabilities<true>(scores, p, dropped, early, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, work, tile);
+          probabilities<false>(scores, p, dropped, early, ahead, work, tile);
         }
         release(rings.query, tile);
 
@@ -130,6 +132,8 @@ struct KeySide : BackwardGroup {
         float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
         u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
+        AheadValues ahead;
+        load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
         wgmma_pin(scores);
         wgmma_fence();
@@ -143,16 +147,16 @@ struct KeySide : BackwardGroup {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, work, tile);
+          probabilities<true>(scores, p, dropped, early, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, work, tile);
+          probabilities<false>(scores, p, dropped, early, ahead, work, tile);
         }
         wgmma_wait<0>();
         wgmma_pin(grad_p);
         if (partial) {
-          score_gradients<true>(scores, grad_p, dropped, early, grad_scores, work, tile);
+          score_gradients<true>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
         } else {
-          score_gradients<false>(scores, grad_p, dropped, early, grad_scores, work, tile);
+          score_gradients<false>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
         }
         release(rings.grad_out, tile);
 

@@ -1,45 +1,30 @@
-// Which tiles a mask that reads data keeps: one block per row of tiles evaluates every pair once and writes the row's runs.
+// Which tiles a mask that reads data keeps: one block per tile evaluates every pair once.
+//
+// config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
+#include "tile_classes.cuh"
 #include "tile/problem.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_constant__ foveal::device::AttentionArgs args) {
+extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;
-  const TileRuns& table = kTransposed ? args.runs_transposed : args.runs;
-  const int rows = kTransposed ? args.tiles_kv : args.tiles_q;
-  const int row = int(blockIdx.x) % rows;
-  const int head = int(blockIdx.x) / rows % kMaskHeads;
-  const Sequence seq = find_sequence(args, int(blockIdx.x) / rows / kMaskHeads);
-  const i64 at_row = seq.batch * table.batch_stride + head * table.head_stride + row;
-  const int tiles = kTransposed ? divide_up(seq.len_q, kBlockQ) : divide_up(seq.len_kv, kBlockKv);
-  const int capacity = kTransposed ? args.tiles_q : args.tiles_kv;
-
-  TileRun* runs = const_cast<TileRun*>(table.runs) + at_row * capacity;
-  int count = 0;
-  TileRun run{0, 0, -1};
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int q_begin = (kTransposed ? tile : row) * kBlockQ, kv_begin = (kTransposed ? row : tile) * kBlockKv;
-    bool any = false, all = true;
+  const AttentionArgs& attention = args.attention;
+  const int rows = kTransposed ? attention.tiles_kv : attention.tiles_q;  // of one head
+  const int tile = int(blockIdx.x) % args.tiles, row = int(blockIdx.x) / args.tiles % rows;
+  const int mask_head = int(blockIdx.x) / args.tiles / rows, head = mask_head % kMaskHeads;
+  const Sequence seq = find_sequence(attention, mask_head / kMaskHeads);
+  const int q_begin = (kTransposed ? tile : row) * kBlockQ, kv_begin = (kTransposed ? row : tile) * kBlockKv;
+  bool any = false, all = true;
+  if (q_begin < seq.len_q && kv_begin < seq.len_kv) {
+#pragma unroll 16
     for (int i = threadIdx.x; i < kBlockQ * kBlockKv; i += 256) {
-      const int q = q_begin + i / kBlockKv, kv = kv_begin + i % kBlockKv;
-      if (q >= seq.len_q || kv >= seq.len_kv) continue;
-      const bool keep = mask_keep({seq.batch, head, int(args.q_offset) + q, int(args.kv_offset) + kv, seq.len_q, seq.len_kv}, args.score);
-      any = any || keep;
-      all = all && keep;
-    }
-    any = __syncthreads_or(any);
-    all = __syncthreads_and(all);
-    if (any && run.end == tile && run.full == int(all)) {
-      run.end = tile + 1;
-    } else {
-      if (run.full >= 0) {
-        if (threadIdx.x == 0) runs[count] = run;
-        ++count;
-      }
-      run = any ? TileRun{tile, tile + 1, int(all)} : TileRun{0, 0, -1};
+      // A pair beyond the end says what the last one says.
+      const int q = min(q_begin + i / kBlockKv, seq.len_q - 1), kv = min(kv_begin + i % kBlockKv, seq.len_kv - 1);
+      const bool keep =
+          mask_keep({seq.batch, head, int(attention.q_offset) + q, int(attention.kv_offset) + kv, seq.len_q, seq.len_kv}, attention.score);
+      any |= keep;
+      all &= keep;
     }
   }
-  if (threadIdx.x == 0) {
-    if (run.full >= 0) runs[count++] = run;
-    const_cast<int*>(table.row_begin)[at_row] = int(at_row * capacity);
-    const_cast<int*>(table.row_end)[at_row] = int(at_row * capacity) + count;
-  }
+  any = __syncthreads_or(any);
+  all = __syncthreads_and(all);
+  if (threadIdx.x == 0) args.classes[blockIdx.x] = any ? (all ? kFull : kPartial) : kEmpty;
 }

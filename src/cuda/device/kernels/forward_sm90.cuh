@@ -34,7 +34,8 @@ struct SharedLayout {
   static constexpr int kValue = kKey + kStages * kKeyBytes;
   static constexpr int kBarriers = kValue + kStages * kValueBytes;
   static constexpr int kKept = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
-  static constexpr int kBytes = kKept + (kMaskProgram ? kBlockKv : 0);
+  static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
+  static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
 };
 
 struct Rings {
@@ -76,7 +77,9 @@ struct ForwardTask {
   }
 
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
-    return walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial);
+    if (!walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial)) return false;
+    if constexpr (kHasScore) partial = partial || first_row() + kBlockQ > sequence.len_q;  // positions must exist
+    return true;
   }
 };
 
@@ -137,7 +140,7 @@ struct Consumer {
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(kHasScore ? kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
+        exponent(kHasScore ? static_cast<float>(kScoreUnit) * kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -147,7 +150,7 @@ struct Consumer {
 
   FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_row() + 64 * group + fragment_first_row(thread); }
 
-  /// Scores as the softmax wants them: score_mod applied, -inf where the pair is not kept. `kept`: flags of columns that some row keeps.
+  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: bits of columns that some row keeps.
   template <bool partial>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const ForwardTask& work, u32 kept) const {
     const AttentionArgs& attention = args.attention;
@@ -155,10 +158,11 @@ struct Consumer {
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int last_kv = work.sequence.len_kv - 1;
     const int row = row_of(work);
-    int low[2], high[2], q[2];
+    const int origin_q = row + static_cast<int>(attention.q_offset), origin_kv = first_kv + static_cast<int>(attention.kv_offset);
+    int low[2], high[2];
+    u32 kept_columns[SharedLayout::kKeptWords] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      q[r] = min(row + 8 * r, work.sequence.len_q - 1);
       high[r] = last_kv - first_kv;
       if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.band_high - first_kv);
       if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.band_low - first_kv;
@@ -166,20 +170,37 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
-      const int kv = partial ? min(first_kv + column, last_kv) : first_kv + column;
-      const Position at{work.task.batch,     work.task.head,       q[r] + static_cast<int>(attention.q_offset), kv + static_cast<int>(attention.kv_offset),
-                        work.sequence.len_q, work.sequence.len_kv};
-      if constexpr (kHasScore) scores[i] = score_forward(scores[i] * scale, at, attention.score);
+      const int q_step = partial ? min(8 * r, work.sequence.len_q - 1 - row) : 8 * r, kv_step = partial ? min(column, last_kv - first_kv) : column;
+      const Position at{work.task.batch,     work.task.head,       origin_q + q_step, origin_kv + kv_step,
+                        work.sequence.len_q, work.sequence.len_kv, q_step,            kv_step};
+      if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
         if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
         if constexpr (kMaskProgram) {
-          keep = keep && mask_keep(at, attention.score);
-          if (keep && row + 8 * r < work.sequence.len_q) store_byte(kept + fragment_first_column(thread) + column, 1);
+          keep = mask_keep(at, attention.score) & keep;
+          constexpr int kBits = 32;
+          const int bit = 2 * (i / 4) + i % 2;
+          if (keep && row + 8 * r < work.sequence.len_q) kept_columns[bit / kBits] |= 1u << bit % kBits;
         }
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
+    if constexpr (partial && kMaskProgram) {
+#pragma unroll
+      for (int word = 0; word < SharedLayout::kKeptWords; ++word) {
+        u32 columns = kept_columns[word];
+#pragma unroll
+        for (int lane = kWarp / 2; lane >= 4; lane /= 2) columns |= __shfl_xor_sync(~0u, columns, lane);
+        if (thread % kWarp < 4) or_shared(kept + 4 * (4 * word + thread % 4), columns);
+      }
+    }
+  }
+
+  /// Does some row keep this column of the tile?
+  FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
+    const int bit = 2 * (column / 8) + column % 2;
+    return load_word(kept + 4 * (bit / 32 * 4 + column % 8 / 2)) >> bit % 32 & 1;
   }
 
   /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
@@ -190,7 +211,7 @@ struct Consumer {
     const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
     for (int i = thread; i < kBlockKv * kPieces; i += 128) {
       const int row = i % kBlockKv;
-      const bool clear = kMaskProgram ? load_byte(kept + row) == 0 : row >= exist;
+      const bool clear = kMaskProgram ? !is_kept(kept, row) : row >= exist;
       if (clear) store_zeros(values.address + i / kBlockKv / 8 * KvTile::kChunkBytes + row * kChunkRowBytes + i / kBlockKv % 8 * 16);
     }
     fence_async_proxy();
@@ -321,7 +342,7 @@ struct Consumer {
       if (partial) {
         const u32 kept = rings.base + SharedLayout::kKept;
         if constexpr (kMaskProgram) {
-          for (int i = threadIdx.x - 128; i < kBlockKv; i += 128 * kConsumers) store_byte(kept + i, 0);
+          if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
         transform<true>(scores, next, kept);

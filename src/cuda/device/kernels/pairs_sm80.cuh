@@ -25,7 +25,7 @@ FOVEAL_DEVICE void pair_terms(const AttentionArgs& args, Position at, int q_loca
   }
 }
 
-struct alignas(2 * sizeof(R)) Pair {
+struct alignas(2 * sizeof(R)) Neighbours {
   R x, y;
 };
 
@@ -52,9 +52,9 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
         }
         // A term is exactly 0 where a pair is not kept, or lies beyond the end.
         const R x = terms[m][n][2 * i], y = terms[m][n][2 * i + 1];
-        Pair* both = reinterpret_cast<Pair*>(values + offset[0]);
-        if (x != 0 && y != 0 && offset[1] == offset[0] + 1 && reinterpret_cast<u64>(both) % sizeof(Pair) == 0) {
-          const Pair before = *both;
+        Neighbours* both = reinterpret_cast<Neighbours*>(values + offset[0]);
+        if (x != 0 && y != 0 && offset[1] == offset[0] + 1 && reinterpret_cast<u64>(both) % sizeof(Neighbours) == 0) {
+          const Neighbours before = *both;
           *both = {before.x + x, before.y + y};
         } else {
           if (x != 0) values[offset[0]] += x;

@@ -26,8 +26,9 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int step = last ? divide(inside, order.last_heads) : divide(inside, order.section_heads);
   const int flat_head = section * order.section_heads.value + inside - step * (last ? order.last_heads.value : order.section_heads.value);
   task.row = order.first_row_first ? step : order.rows - 1 - step;
-  task.batch = divide(flat_head, order.heads);
-  task.head = flat_head - task.batch * order.heads.value;
+  const int outside = divide(flat_head, order.inside), inside_it = flat_head - outside * order.inside.value;
+  task.batch = order.sequences_inside ? inside_it : outside;
+  task.head = order.sequences_inside ? outside : inside_it;
   return true;
 }
 

@@ -1,6 +1,8 @@
 #pragma once
 // What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the transcendental
-// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs); f32 and f64 use the exact ones.
+// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11, would show in lse); f32 and f64
+// use the exact ones. fv_exp, fv_sigmoid, fv_tanh also come as functions of a product x * factor: a factor that is the same for all pairs is then merged
+// with the one that base 2 needs.
 #include "args.cuh"
 #include "element.cuh"
 
@@ -70,7 +72,7 @@ FOVEAL_DEVICE T fv_max(T a, T b) {
 // kFast = false where a value decides something (an index, a comparison): there a small error is a wrong answer.
 template <bool kFast = kFastMath>
 FOVEAL_DEVICE float fv_divide(float a, float b) {
-  return kFast ? __fdividef(a, b) : a / b;
+  return kFast ? a * reciprocal_approx(b) : a / b;
 }
 template <bool kFast = kFastMath>
 FOVEAL_DEVICE double fv_divide(double a, double b) {
@@ -85,12 +87,12 @@ FOVEAL_DEVICE double fv_exp2(double x) {
   return exp2(x);
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE float fv_exp(float x) {
-  return kFast ? exp2_real(x * kLog2e) : expf(x);
+FOVEAL_DEVICE float fv_exp(float x, float factor = 1) {
+  return kFast ? exp2_real(x * (factor * kLog2e)) : expf(x * factor);
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE double fv_exp(double x) {
-  return exp(x);
+FOVEAL_DEVICE double fv_exp(double x, double factor = 1) {
+  return exp(x * factor);
 }
 template <bool kFast = kFastMath>
 FOVEAL_DEVICE float fv_log2(float x) {
@@ -109,21 +111,21 @@ FOVEAL_DEVICE double fv_log(double x) {
   return log(x);
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE float fv_sigmoid(float x) {
-  return kFast ? reciprocal_approx(1 + exp2_real(-kLog2e * x)) : 1 / (1 + expf(-x));
+FOVEAL_DEVICE float fv_sigmoid(float x, float factor = 1) {
+  return kFast ? reciprocal_approx(1 + exp2_real(x * (factor * -kLog2e))) : 1 / (1 + expf(-x * factor));
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE double fv_sigmoid(double x) {
-  return 1 / (1 + exp(-x));
+FOVEAL_DEVICE double fv_sigmoid(double x, double factor = 1) {
+  return 1 / (1 + exp(-x * factor));
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE float fv_tanh(float x) {
+FOVEAL_DEVICE float fv_tanh(float x, float factor = 1) {
   // 1 - 2 / (1 + e^2x): absolute error 1e-7, and saturates cleanly.
-  return kFast ? fmaf(-2, reciprocal_approx(1 + exp2_real(2 * kLog2e * x)), 1) : tanhf(x);
+  return kFast ? fmaf(-2, reciprocal_approx(1 + exp2_real(x * (factor * (2 * kLog2e)))), 1) : tanhf(x * factor);
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE double fv_tanh(double x) {
-  return tanh(x);
+FOVEAL_DEVICE double fv_tanh(double x, double factor = 1) {
+  return tanh(x * factor);
 }
 
 FOVEAL_DEVICE float fv_sqrt(float x) { return sqrtf(x); }
@@ -142,6 +144,12 @@ FOVEAL_DEVICE float fv_floor(float x) { return floorf(x); }
 FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
 FOVEAL_DEVICE float fv_pow(float x, float y) { return powf(x, y); }
 FOVEAL_DEVICE double fv_pow(double x, double y) { return pow(x, y); }
+
+/// An integer between -2^22 and 2^22 as a real, exactly: an addition, where a conversion would take a slot of the unit that exponentials need.
+FOVEAL_DEVICE real fv_small_integer(int x) {
+  if constexpr (sizeof(real) == 8) return x;
+  return real(__int_as_float(0x4b400000 + x) - 12582912.0f);  // 3 * 2^22
+}
 
 /// An index clamped into [0, size).
 template <class T>

@@ -1,7 +1,7 @@
 #pragma once
 // The score and mask of this problem, written by score_emit:
 //   constexpr bool kHasScore, kHasMask, kHasSink;
-//   real score_forward(score, at, args)        the modified score
+//   real score_in_units(score, at, args)       the modified score / kScoreUnit, a positive constant that an exponent can take in
 //   real score_backward(score, at, args)       d modified / d score; kSlopeOfScore: it depends on the score
 //   bool mask_keep(at, args)
 //   real sink_logit(head, args)
@@ -9,25 +9,66 @@
 // element is written once, as a ReadGradient<r>):
 //   real read_factor<r>(score, at, args)       d modified / d read; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r]
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
+// kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.
 // kSinkParam: the sink's position when its gradient is wanted, else -1.
-// `score` is the scaled raw score q . k * scale; real is float, or double for f64 inputs.
+// `score` is the raw score q . k with its scale; real is float, or double for f64 inputs.
 //
 // Kernels that evaluate what is the same along a line of a tile apart from its pairs (tile/line_values.cuh) find the functions for that,
 //   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
-// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none.
+// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
+// pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_offset<v>(at, args) of parameter kPairParam[v].
 #include "score/functions.cuh"
 
 namespace foveal::device {
 
-/// Where a pair is: global positions, and the lengths of its sequence.
+/// Where a pair is: global positions, and the lengths of its sequence. A kernel that knows how far q and kv are from places that all pairs of a thread
+/// share says so in the steps: constants, once its loops are unrolled.
 struct Position {
   int batch, head, q, kv, seqlen_q, seqlen_kv;
+  int q_step = 0, kv_step = 0;
+};
+
+/// A product q . k and its scale, apart, so that emitted text can merge the scale with factors of its own; or a product already scaled.
+struct Score {
+  real raw, scale;
+  FOVEAL_DEVICE Score(real scaled) : raw(scaled), scale(1) {}
+  FOVEAL_DEVICE Score(real raw, real scale) : raw(raw), scale(scale) {}
+  FOVEAL_DEVICE operator real() const { return raw * scale; }
 };
 
 /// How the gradient of a read is reduced (scoring::Reduction).
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 
 #include "score.cuh"
+
+/// The modified score.
+template <class At>
+FOVEAL_DEVICE real score_forward(const Score& score, const At& at, const ScoreArgs& args) {
+  return score_in_units(score, at, args) * real(kScoreUnit);
+}
+
+constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
+constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1;
+
+/// A pair with what is known before its score.
+struct Pair : Position {
+  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots];
+};
+
+struct PairValues {
+  real value[kPairSlots];
+  FOVEAL_DEVICE void put_into(Pair& pair) const {
+#pragma unroll
+    for (int v = 0; v < kPairReads; ++v) pair.loaded[v] = value[v];
+  }
+};
+template <int v = 0>
+FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const ScoreArgs& args) {
+  if constexpr (v < kPairReads) {
+    pairs.value[v] = fv_load<typename PairElementOf<v>::type>(args.param[kPairParam[v]].data, pair_offset<v>(at, args));
+    load_pair_values<v + 1>(pairs, at, args);
+  }
+}
 
 }  // namespace foveal::device

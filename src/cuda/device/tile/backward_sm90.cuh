@@ -262,20 +262,33 @@ struct BackwardGroup {
         rings(rings),
         first_key(first_key),
         thread(threadIdx.x % 128),
-        exponent(kHasScore ? kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
+        exponent(kHasScore ? static_cast<float>(kScoreUnit) * kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
 
   /// The warp's place in a tile; `use` of the rings.
-  FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use) const {
+  FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const AheadValues& ahead) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread);
-    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}};
+    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead};
+  }
+
+  /// What is read for each pair, before the scores are there.
+  FOVEAL_DEVICE void load_ahead(AheadValues& ahead, const BackwardTask& work, u32 use, bool partial) const {
+    if constexpr (kPairReads == 0) return;
+    const WarpPairs pairs = warp_pairs(work, use, ahead);
+    if (partial) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], pairs.template position<true>(i), args.attention.score);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], pairs.template position<false>(i), args.attention.score);
+    }
   }
 
   /// The early terms of a pair, as far as they are known: `times` multiplies by its probability.
   template <int r, class Times>
-  FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, float raw, const Pair& at, Times&& times) const {
+  FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Times&& times) const {
     if constexpr (is_early(r)) early[early_before(r)][i] = times(read_factor<r>(raw, at, args.attention.score));
     if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, times);
   }
@@ -284,10 +297,10 @@ struct BackwardGroup {
   /// gradients of parameters are wanted. `dropped`: one bit per register.
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                   const BackwardTask& work, u32 use) const {
+                                   const AheadValues& ahead, const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
-    const WarpPairs pairs = warp_pairs(work, use);
+    const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
     int low[2], high[2];  // columns (queries) that the keys keep
 #pragma unroll
@@ -318,13 +331,13 @@ struct BackwardGroup {
       for (int j = 0; j < 4; ++j) {
         const int r = fragment_row(j), column = fragment_column(i + j);
         const Pair at = pairs.template pair<partial>(i + j);
-        const float raw = kHasScore ? scores[i + j] * scale : scores[i + j];
-        const float value = kHasScore ? score_forward(raw, at, attention.score) : raw;
+        const Score raw{scores[i + j], scale};
+        const float value = kHasScore ? score_in_units(raw, at, attention.score) : raw.raw;
         kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
         if constexpr (partial) {
           bool keep = column <= high[r];
           if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
-          if constexpr (kMaskProgram) keep = keep && mask_keep(at, attention.score);
+          if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
           kept[j] = keep ? kept[j] : 0.0f;
         }
         const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
@@ -342,8 +355,8 @@ struct BackwardGroup {
   /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are completed.
   template <bool partial>
   FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                     u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
-    const WarpPairs pairs = warp_pairs(work, use);
+                                     const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
+    const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {

@@ -65,22 +65,38 @@ struct ReadSums {
   }
 };
 
-/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, and the values of its lines.
+constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
+using AheadValues = PairValues[kAhead];
+
+/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its lines, and what was loaded
+/// for each pair.
 struct WarpPairs {
   const AttentionArgs& args;
   Position base;  // q, kv: not used
   int first_q, first_key;
   LineView<kBlockQ> lines;
+  const AheadValues& ahead;
 
   /// partial: some pairs of the tile may not exist.
   template <bool partial = true>
-  FOVEAL_DEVICE Pair pair(int i) const {
-    const int q = first_q + fragment_column(i), key = first_key + 8 * fragment_row(i);
-    if constexpr (partial) return lines.pair(i, position_at(args, base, q, key));
+  FOVEAL_DEVICE Position position(int i) const {
+    const int origin_q = static_cast<int>(args.q_offset) + first_q, origin_kv = static_cast<int>(args.kv_offset) + first_key;
     Position position = base;
-    position.q = static_cast<int>(args.q_offset) + q;
-    position.kv = static_cast<int>(args.kv_offset) + key;
-    return lines.pair(i, position);
+    position.q_step = fragment_column(i);
+    position.kv_step = 8 * fragment_row(i);
+    if constexpr (partial) {
+      position.q_step = min(position.q_step, base.seqlen_q - 1 - first_q);
+      position.kv_step = min(position.kv_step, base.seqlen_kv - 1 - first_key);
+    }
+    position.q = origin_q + position.q_step;
+    position.kv = origin_kv + position.kv_step;
+    return position;
+  }
+  template <bool partial = true>
+  FOVEAL_DEVICE Pair pair(int i) const {
+    Pair pair = lines.pair(i, position<partial>(i));
+    ahead[kPairReads > 0 ? i : 0].put_into(pair);
+    return pair;
   }
 
   /// Adds a tile. gradients: of the modified scores, 0 where a pair is not kept; early: the terms of early reads.

@@ -10,7 +10,6 @@
 namespace foveal::device {
 
 constexpr bool kHasLines = kWalkValues + kDiagonalValues > 0;
-constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
 
 /// The pair at local positions q and key, or the last that exists; base: what is the same for all pairs.
 FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
@@ -25,11 +24,6 @@ FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Pos
   const int existing = min(max(difference, 1 - base.seqlen_kv), base.seqlen_q - 1);
   return position_at(args, base, max(existing, 0), max(-existing, 0));
 }
-
-/// A pair with the values of its lines.
-struct Pair : Position {
-  float walk[kWalkSlots], diagonal[kDiagonalSlots];
-};
 
 /// The values of a tile in shared memory. Diagonals are numbered by column - row + kRows - 1; a number that does not exist makes their count even.
 template <int kRows, int kWalked>

@@ -33,12 +33,12 @@ FOVEAL_DEVICE SwizzledTile<rows> uniform(SwizzledTile<rows> tile) {
   return {uniform(tile.address)};
 }
 
-/// acc[64 x n] = a[row .. row + 64, :] b^T over `depth` columns of both tiles.
+/// acc[64 x n] = a[row .. row + 64, :] b[row_b .. row_b + n, :]^T over `depth` columns of both tiles.
 template <class Element, int n, int depth, int rows_a, int rows_b>
-FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a> a, int row, SwizzledTile<rows_b> b) {
+FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a> a, int row, SwizzledTile<rows_b> b, int row_b = 0) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(0, step), step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(row_b, step), step > 0);
   }
 }
 

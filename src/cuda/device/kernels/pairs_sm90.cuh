@@ -1,0 +1,342 @@
+// The gradient of a parameter with one element per pair (a bias of q and kv) that batches or heads share, for Hopper and 16-bit types, after the
+// backward pass. A CTA owns tiles of pairs and, for each, walks the batches and heads that share it in order, so that each element is summed by one
+// thread, in one order, without atomics, and written once:
+//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
+//
+// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
+// Where the parameter is exactly the pairs (kCovers), the warps left write zeros to the tiles that the mask leaves out, and nothing else clears it.
+//
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kStages, kTileSource (a TileSource);
+// kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the same for all), kCovers.
+#include "schedule/tasks.cuh"
+#include "score/read_targets.cuh"
+#include "tile/fragment.cuh"
+#include "tile/tma_tile.cuh"
+
+namespace foveal::device {
+
+constexpr int kConsumers = 2;
+constexpr int kBlockQ = 64 * kConsumers;
+constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kHalf = 64;  // columns of a step
+constexpr int kHalves = kBlockKv / kHalf;
+constexpr int kDim = round_up(kHeadDim, 16);
+constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
+using Walk = TileWalk<kSource, false>;
+using QueryTile = SwizzledTile<kBlockQ>;
+using KvTile = SwizzledTile<kBlockKv>;
+
+struct SharedLayout {
+  static constexpr int kStatBytes = 4 * kBlockQ;
+  static constexpr int kQuery = 0;
+  static constexpr int kGradOut = kQuery + tile_bytes(kBlockQ, kDim);
+  static constexpr int kKey = kGradOut + tile_bytes(kBlockQ, kDimV);
+  static constexpr int kValue = kKey + tile_bytes(kBlockKv, kDim);
+  static constexpr int kLse = kValue + tile_bytes(kBlockKv, kDimV);
+  static constexpr int kDelta = kLse + kStatBytes;
+  static constexpr int kStageBytes = kDelta + kStatBytes;
+  static constexpr int kBarriers = kStages * kStageBytes;
+};
+
+/// Everything that one batch and head give to a tile of pairs.
+struct Ring {
+  u32 base;
+  RingBarriers<kStages> stage;
+  FOVEAL_DEVICE explicit Ring(u32 address) : base(address), stage{address + SharedLayout::kBarriers} {}
+  FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * SharedLayout::kStageBytes + piece; }
+};
+
+/// Tiles of one row of queries, every `splits`-th of them.
+struct PairsTask {
+  Task task;  // row: of tiles, times splits
+  Walk walk;
+  int row, split;
+
+  FOVEAL_DEVICE int first_q() const { return row * kBlockQ; }
+
+  FOVEAL_DEVICE bool next(int& round, const PairsArgs& args) {
+    if (!task_at(++round, args.sm90.order, task)) return false;
+    const AttentionArgs& attention = args.sm90.attention;
+    row = task.row / args.splits;
+    split = task.row - row * args.splits;
+    walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q), attention.seqlen_kv,
+               kBlockKv);
+    return true;
+  }
+
+  FOVEAL_DEVICE bool next_tile(const PairsArgs& args, bool& partial) {
+    const AttentionArgs& attention = args.sm90.attention;
+    do {
+      if (!walk.next(attention.runs, attention.seqlen_kv, kBlockKv, partial)) return false;
+    } while (walk.tile % args.splits != split);
+    partial = partial || first_q() + kBlockQ > attention.seqlen_q;
+    return true;
+  }
+
+  /// visit(batch, head) for all that share the task's elements.
+  template <class Visit>
+  FOVEAL_DEVICE void for_each_sharer(const AttentionArgs& attention, Visit&& visit) const {
+    const int batches = kPairsOwnBatch ? task.batch + 1 : attention.batch, heads = kPairsOwnHead ? task.head + 1 : attention.heads_q;
+    for (int batch = kPairsOwnBatch ? task.batch : 0; batch < batches; ++batch)
+      for (int head = kPairsOwnHead ? task.head : 0; head < heads; ++head) visit(batch, head);
+  }
+};
+
+FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
+  const Sm90Args& maps = args.sm90;
+  const AttentionArgs& attention = maps.attention;
+  const float* lse2 = static_cast<const float*>(attention.lse2.data);
+  const float* delta = static_cast<const float*>(attention.delta.data);
+  int round = -1;
+  u32 use = 0;
+  PairsTask work;
+  while (work.next(round, args)) {
+    bool partial;
+    while (work.next_tile(args, partial)) {
+      work.for_each_sharer(attention, [&](int batch, int head) {
+        const int row = work.first_q(), key = work.walk.tile * kBlockKv, kv_head = head / attention.group_size;
+        const i64 stat = (static_cast<i64>(batch) * attention.heads_q + head) * maps.stat_rows + row;
+        const u32 full = ring.stage.full(use);
+        ring.stage.wait_empty(use);
+        mbarrier_arrive_expect_bytes(full, SharedLayout::kStageBytes);
+        load_tile<kBlockQ, kDim>(ring.at(use, SharedLayout::kQuery), maps.q, full, row, head, batch);
+        load_tile<kBlockKv, kDim>(ring.at(use, SharedLayout::kKey), maps.k, full, key, kv_head, batch);
+        load_tile<kBlockQ, kDimV>(ring.at(use, SharedLayout::kGradOut), maps.dout, full, row, head, batch);
+        load_tile<kBlockKv, kDimV>(ring.at(use, SharedLayout::kValue), maps.v, full, key, kv_head, batch);
+        bulk_load(ring.at(use, SharedLayout::kLse), lse2 + stat, SharedLayout::kStatBytes, full);
+        bulk_load(ring.at(use, SharedLayout::kDelta), delta + stat, SharedLayout::kStatBytes, full);
+        ++use;
+      });
+    }
+  }
+}
+
+/// The element of a pair, and the steps to the next query and key.
+struct Elements {
+  float* first;
+  i64 row_stride, column_stride;
+
+  FOVEAL_DEVICE Elements(const AttentionArgs& args, const Task& task, int q, int kv) {
+    const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
+    const Position at{task.batch, task.head, q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset), args.seqlen_q, args.seqlen_kv};
+    int index[kMaxParamRank];
+    read_index<kPairsRead>(0.0f, at, args.score, index);
+    first = static_cast<float*>(gradient.values);
+#pragma unroll
+    for (int d = 0; d < kReadRank[kPairsRead]; ++d) first += index[d] * gradient.stride[d];
+    row_stride = gradient.stride[kReadRowDim[kPairsRead]];
+    column_stride = gradient.stride[kReadColumnDim[kPairsRead]];
+  }
+  /// May `count` neighbours of every row be written at once?
+  FOVEAL_DEVICE bool side_by_side(int count) const {
+    return column_stride == 1 && row_stride % count == 0 && reinterpret_cast<u64>(first) % (4 * count) == 0;
+  }
+};
+
+/// Zeros to the tiles of a task that its walk leaves out. By three warps.
+struct Cleaner {
+  const PairsArgs& args;
+
+  FOVEAL_DEVICE void run() const {
+    int round = -1;
+    PairsTask work;
+    while (work.next(round, args)) {
+      int end = divide_up(args.sm90.attention.seqlen_kv, kBlockKv);
+      bool partial;
+      while (work.next_tile(args, partial)) {
+        clear(work, work.walk.tile + 1, end);
+        end = work.walk.tile;
+      }
+      clear(work, 0, end);
+    }
+  }
+
+  FOVEAL_DEVICE void clear(const PairsTask& work, int begin, int end) const {
+    const AttentionArgs& attention = args.sm90.attention;
+    const int rows = min(kBlockQ, attention.seqlen_q - work.first_q());
+    for (int tile = begin; tile < end; ++tile) {
+      if (tile % args.splits != work.split) continue;
+      const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
+      const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
+      const bool wide = to.side_by_side(4) && columns % 4 == 0;
+      for (int row = warp_id() - 1; row < rows; row += 3) {
+        float* at = to.first + row * to.row_stride;
+        if (wide) {
+          for (int c = 4 * lane_id(); c < columns; c += 4 * kWarp) store_streaming(at + c, make_float4(0, 0, 0, 0));
+        } else {
+          for (int c = lane_id(); c < columns; c += kWarp) at[c * to.column_stride] = 0;
+        }
+      }
+    }
+  }
+};
+
+/// One warpgroup: 64 queries of every tile.
+struct Consumer {
+  const PairsArgs& args;
+  const Ring& ring;
+  const int group, thread;
+  const float exponent;
+
+  FOVEAL_DEVICE Consumer(const PairsArgs& args, const Ring& ring, int group)
+      : args(args), ring(ring), group(group), thread(threadIdx.x % 128), exponent(static_cast<float>(kScoreUnit) * kLog2e) {}
+
+  FOVEAL_DEVICE int row_of(const PairsTask& work) const { return work.first_q() + 64 * group + fragment_first_row(thread); }
+  FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const { return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread); }
+
+  FOVEAL_DEVICE Position position(const PairsTask& work, int batch, int head, int half, int i, bool partial) const {
+    const AttentionArgs& attention = args.sm90.attention;
+    const int row = row_of(work), key = key_of(work, half);
+    const int origin_q = row + static_cast<int>(attention.q_offset), origin_kv = key + static_cast<int>(attention.kv_offset);
+    int q_step = 8 * fragment_row(i), kv_step = fragment_column(i);
+    if (partial) {
+      q_step = min(q_step, attention.seqlen_q - 1 - row);
+      kv_step = min(kv_step, attention.seqlen_kv - 1 - key);
+    }
+    return {batch, head, origin_q + q_step, origin_kv + kv_step, attention.seqlen_q, attention.seqlen_kv, q_step, kv_step};
+  }
+
+  FOVEAL_DEVICE void load_pairs(PairValues (&pairs)[kHalf / 2], const PairsTask& work, int batch, int head, int half, bool partial) const {
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
+  }
+
+  /// Adds half a tile of one batch and head.
+  template <bool partial>
+  FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
+                               const PairValues (&pairs)[kHalf / 2], const float (&lse2)[2], const float (&delta)[2], const PairsTask& work, int batch,
+                               int head, int half) const {
+    const AttentionArgs& attention = args.sm90.attention;
+    const float scale = static_cast<float>(attention.scale);
+    const int row = row_of(work), key = key_of(work, half);
+    int low[2], high[2];  // columns that the rows keep
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      high[r] = row + 8 * r < attention.seqlen_q ? attention.seqlen_kv - 1 - key : -1;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.sm90.band_high - key);
+      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.sm90.band_low - key;
+    }
+#pragma unroll
+    for (int i = 0; i < kHalf / 2; ++i) {
+      const int r = fragment_row(i), column = fragment_column(i);
+      Pair at;
+      static_cast<Position&>(at) = position(work, batch, head, half, i, partial);
+      pairs[i].put_into(at);
+      const Score score{scores[i], scale};
+      const float p = exp2_real(fmaf(score_in_units(score, at, attention.score), exponent, -lse2[r]));
+      float term = p * (grad_p[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
+      if constexpr (partial) {
+        bool keep = column <= high[r];
+        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+        if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
+        term = keep ? term : 0.0f;
+      }
+      sum[i] += term;
+    }
+  }
+
+  FOVEAL_DEVICE void write(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
+    const AttentionArgs& attention = args.sm90.attention;
+    const int row = row_of(work), key = key_of(work, 0);
+    const Elements to(attention, work.task, row, key);
+    const bool wide = to.side_by_side(2);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row + 8 * r >= attention.seqlen_q) continue;
+      float* at = to.first + 8 * r * to.row_stride;
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+        for (int i = 2 * r; i < kHalf / 2; i += 4) {
+          const int column = half * kHalf + fragment_column(i);
+          const float x = sum[half][i], y = sum[half][i + 1];
+          if (wide && key + column + 1 < attention.seqlen_kv) {
+            store_streaming(at + column, make_float2(x, y));
+          } else {
+            if (key + column < attention.seqlen_kv) at[column * to.column_stride] = x;
+            if (key + column + 1 < attention.seqlen_kv) at[(column + 1) * to.column_stride] = y;
+          }
+        }
+      }
+    }
+  }
+
+  FOVEAL_DEVICE void run() const {
+    int round = -1;
+    u32 use = 0;
+    PairsTask work;
+    while (work.next(round, args)) {
+      bool partial;
+      while (work.next_tile(args, partial)) {
+        float sum[kHalves][kHalf / 2];
+        PairValues pairs[kHalves][kHalf / 2];
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+          for (int i = 0; i < kHalf / 2; ++i) sum[half][i] = 0;
+          if constexpr (kHoldPairs) load_pairs(pairs[half], work, work.task.batch, work.task.head, half, true);
+        }
+        work.for_each_sharer(args.sm90.attention, [&](int batch, int head) { add_tile(work, batch, head, partial, use++, sum, pairs); });
+        write(work, sum);
+      }
+    }
+  }
+
+  FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, float (&sum)[kHalves][kHalf / 2],
+                              PairValues (&pairs)[kHalves][kHalf / 2]) const {
+    ring.stage.wait_full(use);
+    float lse2[2], delta[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = 4 * (64 * group + fragment_first_row(thread) + 8 * r);
+      lse2[r] = load_float(ring.at(use, SharedLayout::kLse) + row);
+      delta[r] = load_float(ring.at(use, SharedLayout::kDelta) + row);
+    }
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float scores[kHalf / 2], grad_p[kHalf / 2];
+      wgmma_pin(scores);
+      wgmma_pin(grad_p);
+      wgmma_fence();
+      multiply_rows<Element, kHalf, kDim>(scores, uniform(QueryTile{ring.at(use, SharedLayout::kQuery)}), 64 * group,
+                                          uniform(KvTile{ring.at(use, SharedLayout::kKey)}), half * kHalf);
+      multiply_rows<Element, kHalf, kDimV>(grad_p, uniform(QueryTile{ring.at(use, SharedLayout::kGradOut)}), 64 * group,
+                                           uniform(KvTile{ring.at(use, SharedLayout::kValue)}), half * kHalf);
+      wgmma_commit();
+      if constexpr (!kHoldPairs) load_pairs(pairs[half], work, batch, head, half, true);
+      wgmma_wait<0>();
+      wgmma_pin(scores);
+      wgmma_pin(grad_p);
+      if (half == kHalves - 1 && thread % kWarp == 0) ring.stage.release(use);
+      if (partial) {
+        add_terms<true>(sum[half], scores, grad_p, pairs[half], lse2, delta, work, batch, head, half);
+      } else {
+        add_terms<false>(sum[half], scores, grad_p, pairs[half], lse2, delta, work, batch, head, half);
+      }
+    }
+  }
+};
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
+  using namespace foveal::device;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Ring ring(shared_address(shared));
+  const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  if (threadIdx.x == 0) {
+    ring.stage.init(1, 4 * kConsumers);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (warp_group == 0) {
+    registers_decrease<56>();
+    if (threadIdx.x == 0) produce(args, ring);
+    if (kCovers && warp_id() > 0) Cleaner{args}.run();
+  } else {
+    registers_increase<224>();
+    Consumer(args, ring, warp_group - 1).run();
+  }
+}

@@ -1,0 +1,123 @@
+#include "cuda/launch/pairs_sm90.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+namespace {
+
+using scoring::Op;
+
+constexpr int block_q = 128, threads = 384;
+
+int block_kv_of(const problem::Problem& p) { return std::max(p.head_dim, p.head_dim_v) <= 64 ? 128 : 64; }
+int stages_of(const problem::Problem& p) { return std::max(p.head_dim, p.head_dim_v) <= 64 ? 3 : 2; }
+
+unsigned shared_bytes_of(const problem::Problem& p) {
+  const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
+  const int rows = block_q + block_kv_of(p), stats = 2 * 4 * block_q;
+  const int stage = rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + stats;
+  return static_cast<unsigned>(stages_of(p) * (stage + 16));
+}
+
+const scoring::Instr& instr_of(const problem::Problem& p, scoring::ValueId id) {
+  return p.score->backward.code[static_cast<std::size_t>(id)];
+}
+
+/// Does what is read for each pair depend on who shares the gradient's elements?
+bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read) {
+  unsigned shared_by = 0;
+  if (!read.reads_batch) shared_by |= scoring::depends_batch;
+  if (!read.reads_head) shared_by |= scoring::depends_head;
+  const scoring::Program& program = p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const unsigned pair = program.depends[i] & (scoring::depends_q | scoring::depends_kv);
+    if (program.code[i].op == Op::read && pair == (scoring::depends_q | scoring::depends_kv) && program.depends[i] & shared_by) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool PairsSm90::serves(const problem::Problem& p, int number) {
+  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
+  const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
+  if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
+  if (std::max(p.head_dim, p.head_dim_v) > 128 || p.varlen || p.attention.dropout.p > 0) return false;
+  for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
+    const Op op = instr_of(p, index).op;
+    const auto depends = p.score->backward.depends[static_cast<std::size_t>(index)];
+    if (op != Op::batch && op != Op::head && depends & (scoring::depends_batch | scoring::depends_head)) return false;
+  }
+  if (sm90_mask(p).tiles != Sm90Tiles::list) return true;
+  for (const scoring::Instr& instr : p.score->mask.code)
+    if ((instr.op == Op::batch && !read.reads_batch) || (instr.op == Op::head && !read.reads_head)) return false;
+  return true;
+}
+
+PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::DeviceFacts& facts, Workspace& workspace)
+    : problem_(p), block_kv_(block_kv_of(p)) {
+  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
+  param_ = read.param;
+  covers_ = covers_parameter(p, read);
+  const Sm90Mask mask = sm90_mask(p);
+  if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, block_q, block_kv_, false, workspace);
+
+  const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
+  const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
+  const std::vector<double> rows = sm90_row_cost(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv_, false);
+  const std::int64_t wanted = 8 * facts.multiprocessors / (static_cast<std::int64_t>(rows.size()) * heads * batch) + 1;
+  splits_ = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, (p.seqlen_kv + block_kv_ - 1) / block_kv_));
+  std::vector<double> cost;
+  for (const double row : rows) cost.insert(cost.end(), static_cast<std::size_t>(splits_), row);
+  const std::int64_t head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v);
+  order_ = sm90_task_order(cost, heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors, false);
+  grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+  shared_bytes_ = shared_bytes_of(p);
+  sources_ = {pairs_sm90_source(p, number, covers_)};
+  if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
+}
+
+void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  kernel_ = jit::Kernel(images[0], device, shared_bytes_);
+  if (!tables_) return;
+  tables_->load(images + 1, device);
+  tables_->upload(device);
+}
+
+void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
+  const problem::Problem& p = problem_;
+  device::PairsArgs args{backward, splits_};
+  const std::int64_t keys = sm90_keys_in_reach(p, sm90_mask(p));
+  args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
+  args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
+  args.sm90.k = sm90_tensor_map(buffers.k, block_kv_, keys);
+  args.sm90.v = sm90_tensor_map(buffers.v, block_kv_, keys);
+  args.sm90.order = order_;
+  if (tables_) {
+    args.sm90.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
+    args.sm90.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv_ - 1) / block_kv_);
+    args.sm90.attention.runs = tables_->runs(workspace);
+    tables_->make(args.sm90.attention, workspace, stream);
+  }
+  kernel_.launch({.grid_x = grid_, .threads = threads, .shared_bytes = shared_bytes_}, args, stream);
+}
+
+void PairsSm90::describe(Explanation& e) const {
+  e.details.emplace_back("pairs", base::join("tiles ", block_q, "x", block_kv_, " stages ", stages_of(problem_), ", ", order_.tasks,
+                                             " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+}
+
+jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {
+  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
+  jit::KernelSource source{
+      .stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = emit_score(p, {}, true), .arch = {}};
+  source.constants.set("kBlockKv", block_kv_of(p)).set("kStages", stages_of(p)).set("kPairsRead", number);
+  source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
+  source.constants.set("kHoldPairs", !reads_differ(p, read)).set("kCovers", covers);
+  return source;
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,43 @@
+#pragma once
+// Launch of kernels/pairs_sm90.cuh: the gradient of one parameter that has an element for each pair, after a Hopper backward pass.
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cuda/launch/sm90_args.h"
+#include "cuda/launch/tile_tables.h"
+
+namespace foveal::cuda {
+
+class PairsSm90 {
+ public:
+  /// Can the kernel do this read?
+  static bool serves(const problem::Problem& problem, int read);
+
+  PairsSm90(const problem::Problem& problem, int read, const driver::DeviceFacts& facts, Workspace& workspace);
+
+  const std::vector<jit::KernelSource>& sources() const { return sources_; }
+  void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source
+
+  int param() const { return param_; }
+  bool covers() const { return covers_; }  ///< writes every element of the parameter's gradient
+
+  /// args: statistics, mask and gradients of the backward pass.
+  void run(const problem::Buffers& buffers, const device::Sm90Args& args, void* workspace, Stream stream) const;
+  void describe(Explanation& explanation) const;
+
+ private:
+  const problem::Problem& problem_;
+  int param_, block_kv_, splits_;
+  bool covers_;
+  std::optional<TileTables> tables_;
+  device::TaskOrder order_{};
+  unsigned grid_ = 1, shared_bytes_ = 0;
+  std::vector<jit::KernelSource> sources_;
+  jit::Kernel kernel_;
+};
+
+/// covers: see PairsSm90::covers().
+jit::KernelSource pairs_sm90_source(const problem::Problem& problem, int read, bool covers);
+
+}  // namespace foveal::cuda
