@@ -5,8 +5,9 @@ A symbol in a torch call is noticed through __torch_function__; a captured tenso
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -256,5 +257,25 @@ class TorchTracer(Tracer):
     def expression(self, fn: Any, kind: str) -> Expr | None:
         if isinstance(fn, (Expr, str)) or fn is None:
             return super().expression(fn, kind)
-        with _Mode(self):
+        with _Mode(self), _own_rules_refused():
             return super().expression(fn, kind)
+
+
+@contextlib.contextmanager
+def _own_rules_refused() -> Iterator[None]:
+    """A torch.autograd.Function brings a derivative of its own, which an expression cannot hold: said, not dropped."""
+    Function = torch.autograd.Function
+    apply = Function.__dict__["apply"]
+
+    def guarded(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if any(_is_symbolic(value) for value in (*args, *kwargs.values())):
+            raise NotImplementedError(
+                f"{cls.__name__}: a torch.autograd.Function inside a score or mask; its backward would be ignored: write its forward in place"
+            )
+        return apply.__func__(cls, *args, **kwargs)
+
+    Function.apply = classmethod(guarded)
+    try:
+        yield
+    finally:
+        Function.apply = apply

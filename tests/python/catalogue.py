@@ -243,6 +243,46 @@ def mla_rope(shape, make):
     return lambda s, b, h, q, k: s + 0.1 * torch.dot(qr[b, h, q, :], kr[b, h // 128, k, :]), None, []
 
 
+@case(SCORES)
+def windowed(shape, make):
+    offset = 5  # of a decode step, a Python number
+    return lambda s, b, h, q, k: torch.where(q + offset >= k, s, float("-inf")), None, []
+
+
+@case(SCORES)
+def decode_offset(shape, make):
+    offset = torch.tensor(7, dtype=torch.int32)
+    table = make.real(2 * shape.seqlen + 8)
+    return lambda s, b, h, q, k: s + table[(q + offset) - k + shape.seqlen], lambda b, h, q, k: q + offset >= k, []
+
+
+@case(SCORES)
+def reinterpreted_bias(shape, make):
+    p = 2 * make.real(shape.batch, shape.seqlen, shape.seqlen, shape.heads)
+    bias = p.reshape(shape.batch, shape.heads, shape.seqlen, shape.seqlen)
+    return lambda s, b, h, q, k: s + bias[b, h, q, k], None, []
+
+
+@case(SCORES)
+def symint(shape, make):
+    return lambda s, b, h, q, k: s + shape.batch, None, []
+
+
+@case(SCORES)
+def activation_attention(shape, make):
+    return lambda s, b, h, q, k: torch.log(torch.nn.functional.relu(s) + 0.5), None, []
+
+
+@case(SCORES)
+def pathological(shape, make):
+    def score(s, b, h, q, k):
+        for _ in range(6):
+            s = torch.sin(torch.exp(-s * s) + torch.tanh(s)) * 1.5 - torch.cos(s)
+        return s
+
+    return score, None, []
+
+
 # Learnable captures.
 @case(LEARNABLE)
 def relative_1d(shape, make):
@@ -405,6 +445,78 @@ def trained_softcap(shape, make):
     return lambda s, b, h, q, k: torch.tanh(s / (cap.abs() + 3)) * (cap.abs() + 3), None, [cap]
 
 
+@case(LEARNABLE)
+def relative_signed(shape, make):
+    t = make.learn(2 * shape.seqlen)
+    return lambda s, b, h, q, k: s + t[q - k + shape.seqlen], None, [t]
+
+
+@case(LEARNABLE)
+def head_scale(shape, make):
+    c = make.learn(shape.heads)
+    return lambda s, b, h, q, k: s * c[h], None, [c]
+
+
+@case(LEARNABLE)
+def rows_then_columns(shape, make):
+    t = make.learn(shape.seqlen, shape.seqlen)
+    return lambda s, b, h, q, k: s + t[q][k], None, [t]
+
+
+@case(LEARNABLE)
+def flipped_heads(shape, make):
+    t = make.learn(shape.heads, shape.seqlen, shape.seqlen)
+    return lambda s, b, h, q, k: s + t[h, k, q], None, [t]
+
+
+@case(LEARNABLE)
+def graphormer_both(shape, make):
+    hops = 3
+    near, edge = make.learn(shape.heads, 12), make.learn(shape.heads, hops, 9)
+    distance = make.integer(0, 12, shape.batch, shape.seqlen, shape.seqlen)
+    path = make.integer(0, 9, shape.batch, shape.seqlen, shape.seqlen, hops)
+
+    def score(s, b, h, q, k):
+        total = sum(edge[h, i, path[b, q, k, i]] for i in range(hops))
+        return s + near[h, distance[b, q, k]] + total / hops
+
+    return score, None, [near, edge]
+
+
+@case(LEARNABLE)
+def mla_rope_trained(shape, make):
+    qr, kr = make.learn(shape.batch, shape.heads, shape.seqlen, 8), make.learn(shape.batch, 1, shape.seqlen, 8)
+    return lambda s, b, h, q, k: s + 0.1 * torch.dot(qr[b, h, q, :], kr[b, h // 128, k, :]), None, [qr, kr]
+
+
+@case(LEARNABLE)
+def decomposed_relative_trained(shape, make):
+    rows, cols = (make.learn(shape.batch, shape.heads, shape.seqlen, 8) for _ in range(2))
+    return lambda s, b, h, q, k: s + rows[b, h, q, k // 8] + cols[b, h, q, k % 8], None, [rows, cols]
+
+
+@case(LEARNABLE)
+def continuous_position_bias_trained(shape, make):
+    g = make.learn(shape.heads)
+    mq, mk = (make.learn(shape.batch, shape.heads, shape.seqlen) for _ in range(2))
+    table = make.learn(11, shape.heads)
+    index = make.integer(0, 11, shape.seqlen, shape.seqlen).long()
+    r = 5
+
+    def score(s, b, h, q, k):
+        bias = torch.sigmoid(g[h]) * (mq[b, h, q] + mk[b, h, k]) * table[index[q, k], h]
+        return s + torch.where((q >= r) & (k >= r), bias, 0.0)
+
+    return score, None, [g, mq, mk, table]
+
+
+@case(LEARNABLE)
+def inverse_distance_trained(shape, make):
+    ls = make.learn(shape.heads)
+    x = make.real(shape.seqlen, 3)
+    return lambda s, b, h, q, k: s * torch.exp(-torch.norm(x[q] - x[k], dim=-1) / (ls[h].abs() + 1)), None, [ls]
+
+
 # Masks.
 def mask(name: str, mask_mod: Any) -> None:
     MASKS[name] = lambda shape, make: (None, mask_mod, [])
@@ -505,6 +617,173 @@ def segment_ids(shape, make):
     a = make.integer(0, 3, shape.batch, shape.seqlen)
     c = make.integer(0, 3, shape.batch, shape.seqlen)
     return None, lambda b, h, q, k: a[b, q] == c[b, k], []
+
+@case(MASKS)
+def packed_causal_document(shape, make):
+    ids = (torch.arange(shape.seqlen) // 9).to(torch.int32)
+    offsets = (torch.arange(shape.seqlen // 9 + 2) * 9).to(torch.int32)
+    return None, lambda b, h, q, k: (k >= offsets[ids[q]]) & (q >= k), []
+
+
+@case(MASKS)
+def document_inner_window(shape, make):
+    """A mask of positions relative to the start of the document."""
+    ids = (torch.arange(shape.seqlen) // 15).to(torch.int32)
+    offsets = (torch.arange(shape.seqlen // 15 + 2) * 15).to(torch.int32)
+
+    def mask_mod(b, h, q, k):
+        i, j = q - offsets[ids[q]], k - offsets[ids[k]]
+        return (ids[q] == ids[k]) & (i >= j) & ((i - j < 4) | (j < 2))
+
+    return None, mask_mod, []
+
+
+@case(MASKS)
+def shared_prefix(shape, make):
+    """Documents 1 and 2 share document 0 as their prefix."""
+    ids = torch.clamp(torch.arange(shape.seqlen) // 13, max=2).to(torch.int32)
+    starts, ends = torch.tensor([0, 13, 26], dtype=torch.int32), torch.tensor([13, 26, shape.seqlen], dtype=torch.int32)
+    prefix = torch.tensor([0, 0, 0], dtype=torch.int32)
+
+    def mask_mod(b, h, q, k):
+        d = ids[q]
+        own = (k >= starts[d]) & (q >= k)
+        return own | ((d != prefix[d]) & (k >= starts[prefix[d]]) & (k < ends[prefix[d]]))
+
+    return None, mask_mod, []
+
+
+mask("batchify", lambda b, h, q, k: (q // 12 == k // 12) & (q % 12 >= k % 12))
+mask("svg_spatial", lambda b, h, q, k: (q < 6) | (k < 6) | (torch.abs(q - k) < 2 * 10 // 4 * 2))
+mask("svg_temporal", lambda b, h, q, k: (q < 6) | (k < 6) | (torch.abs((q - 6) % 10 - (k - 6) % 10) < 2))
+
+
+@case(MASKS)
+def sequence_equality(shape, make):
+    seq = make.integer(0, 2, shape.seqlen).bool()
+    return None, lambda b, h, q, k: seq[q] == seq[k], []
+
+
+@case(MASKS)
+def symbolic_limit(shape, make):
+    sq = skv = shape.seqlen
+    return None, lambda b, h, q, k: q < ((sq // 32) + (skv // 32)) * 16, []
+
+
+@case(MASKS)
+def random_pairs(shape, make):
+    m = make.integer(0, 2, shape.batch, 1, shape.seqlen, shape.seqlen).bool()
+    return None, lambda b, h, q, k: m[b, 0, q, k], []
+
+
+@case(MASKS)
+def tree_causal(shape, make):
+    p, n = 9, 16
+    ancestors = make.integer(0, 2, n, n).bool() | torch.eye(n, dtype=torch.bool)
+
+    def mask_mod(b, h, q, k):
+        inside = (k >= p) & (k < p + n)
+        return (k < p) | (inside & ancestors[torch.clamp(q, 0, n - 1), torch.clamp(k - p, 0, n - 1)])
+
+    return None, mask_mod, []
+
+
+def tiles_of(i):
+    """Tiles of 2 x 3 in rows of two tiles: (row, column) of a position."""
+    tile, inner = i // 6, i % 6
+    return tile // 2 * 2 + inner // 3, tile % 2 * 3 + inner % 3
+
+
+@case(MASKS)
+def natten_tiled(shape, make):
+    def mask_mod(b, h, q, k):
+        (qx, qy), (kx, ky) = tiles_of(q), tiles_of(k)
+        cx, cy = torch.clamp(qx, 1, 4), torch.clamp(qy, 1, 4)
+        return ((cx - kx).abs() <= 1) & ((cy - ky).abs() <= 1)
+
+    return None, mask_mod, []
+
+
+@case(MASKS)
+def natten_morton(shape, make):
+    def deinterleave(i):
+        x = (i % 2) + (i // 4 % 2) * 2 + (i // 16 % 2) * 4
+        y = (i // 2 % 2) + (i // 8 % 2) * 2 + (i // 32 % 2) * 4
+        return x, y
+
+    def mask_mod(b, h, q, k):
+        (qx, qy), (kx, ky) = deinterleave(q), deinterleave(k)
+        return ((torch.clamp(qx, 1, 6) - kx).abs() <= 1) & ((torch.clamp(qy, 1, 6) - ky).abs() <= 1)
+
+    return None, mask_mod, []
+
+
+def sliding_tile(image, kernel, text):
+    """STA: tiles of the image attend to tiles near the (clamped) tile of the query; text and image see the text."""
+
+    def mask_mod(b, h, q, k):
+        near = (q < image) & (k < image)
+        a, c = torch.clamp(q, max=image - 1) // 2, torch.clamp(k, max=image - 1) // 2  # tiles of two positions
+        for extent, size in kernel:
+            qt, kt = a % extent, c % extent
+            a, c = a // extent, c // extent
+            centre = torch.clamp(qt, size // 2, extent - 1 - size // 2)
+            near = near & (kt - centre <= size // 2 - (1 - size % 2)) & (centre - kt <= size // 2)
+        return near | ((q < image) & (k >= image) & (k < image + text)) | ((q >= image) & (k < image + text))
+
+    return mask_mod
+
+
+mask("sliding_tile_2d", sliding_tile(32, ((4, 3), (4, 3)), 5))
+mask("sliding_tile_3d", sliding_tile(32, ((4, 3), (2, 1), (2, 1)), 5))
+
+
+@case(MASKS)
+def block_top_k(shape, make):
+    tiles = (shape.seqlen + 7) // 8
+    top = make.integer(0, tiles, shape.batch, shape.heads, tiles, 2)
+    return None, lambda b, h, q, k: (top[b, h, q // 8, 0] == k // 8) | (top[b, h, q // 8, 1] == k // 8), []
+
+
+@case(MASKS)
+def block_padding(shape, make):
+    size = make.integer(1, 9, (shape.seqlen + 7) // 8)
+    return None, lambda b, h, q, k: k % 8 < size[k // 8], []
+
+
+@case(MASKS)
+def query_ranges(shape, make):
+    start, end = make.integer(0, 10, shape.heads, shape.seqlen), make.integer(10, shape.seqlen, shape.heads, shape.seqlen)
+    return None, lambda b, h, q, k: (q >= start[h, k]) & (q < end[h, k]) & (q >= k), []
+
+
+@case(MASKS)
+def composite(shape, make):
+    from torch.nn.attention.flex_attention import and_masks, or_masks
+
+    ids = (torch.arange(shape.seqlen) // 13).to(torch.int32)
+    near = and_masks(lambda b, h, q, k: q >= k, lambda b, h, q, k: q - k < 9, lambda b, h, q, k: ids[q] == ids[k])
+    return None, or_masks(near, lambda b, h, q, k: k < 2), []
+
+
+@case(MASKS)
+def decode(shape, make):
+    offset = torch.tensor(11, dtype=torch.int32)
+    return None, lambda b, h, q, k: q + offset >= k, []
+
+
+@case(MASKS)
+def paged(shape, make):
+    """Keys lie in pages of 8 in some order: the mask sees the logical position of a physical slot."""
+    pages = (shape.seqlen + 7) // 8
+    logical = torch.randperm(pages, generator=make.generator, device="cpu").to(torch.get_default_device()).to(torch.int32)
+
+    def mask_mod(b, h, q, k):
+        position = logical[k // 8] * 8 + k % 8
+        return (position <= q) & (position < shape.seqlen)
+
+    return None, mask_mod, []
+
 
 
 ALL: dict[str, Case] = {**{f"score:{n}": c for n, c in SCORES.items()}, **{f"learn:{n}": c for n, c in LEARNABLE.items()},

@@ -54,6 +54,39 @@ def test_graph_capture_and_side_stream():
     assert torch.equal(captured, layer(q, k, v)) and not torch.equal(captured, expected)
 
 
+def test_graph_of_a_training_step():
+    """Forward, backward and the update of a trained table in one CUDA graph, replayed on new inputs."""
+    q, k, v = tensors(1, 256, 4, 64)
+    table = torch.nn.Parameter(torch.zeros(4, 512, device="cuda"))
+    layer = foveal.torch.Attention(lambda s, b, h, i, j: s + table[h, i - j + 256], foveal.causal())
+
+    def step():
+        gradients = torch.autograd.grad(layer(q, k, v).float().pow(2).mean(), (q, table))
+        with torch.no_grad():
+            table.sub_(gradients[1], alpha=100.0)
+        return gradients[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # plans and compiles outside of the capture
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        dq = step()
+    with torch.no_grad():
+        q.copy_(torch.randn_like(q))
+        table.zero_()
+    graph.replay()
+    replayed, trained = dq.clone(), table.detach().clone()
+    with torch.no_grad():
+        table.zero_()
+    expected = step()
+    torch.testing.assert_close(replayed, expected)
+    torch.testing.assert_close(trained, table.detach())
+    assert trained.abs().max() > 0
+
+
 def test_trained_table_is_bitwise_repeatable():
     q, k, v = tensors(2, 512, 4, 64)
     table = torch.randn(4, 1024, device="cuda", requires_grad=True)

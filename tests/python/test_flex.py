@@ -89,6 +89,35 @@ def test_one_tensor_read_twice_gets_both_gradients():
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
+def test_only_the_bias_wants_a_gradient():
+    n = 32
+    t = torch.randn(2 * n, dtype=torch.float64, requires_grad=True)
+    q, k, v = (torch.randn(1, 2, n, 8, dtype=torch.float64) for _ in range(3))
+
+    def score(s, b, h, i, j):
+        return s + t[torch.abs(i - j)]
+
+    (expected,) = torch.autograd.grad(eager(q, k, v, score, None)[0].pow(2).sum(), t)
+    (found,) = torch.autograd.grad(foveal.torch.flex_attention(q, k, v, score).pow(2).sum(), t)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_an_own_derivative_is_refused():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, dx):
+            return dx
+
+    q = torch.randn(1, 1, 4, 8, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="Twice"):
+        foveal.torch.flex_attention(q, q, q, lambda s, b, h, i, j: Twice.apply(s))
+    assert Twice.apply(q).requires_grad  # as before
+
+
 def test_block_mask_and_gqa_and_broadcast_batch():
     from torch.nn.attention.flex_attention import and_masks, create_block_mask
 

@@ -1,5 +1,8 @@
 """foveal.torch as a citizen of torch: gradcheck, opcheck, compile, autocast, checkpointing, layouts, front doors."""
 
+import contextlib
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -52,6 +55,10 @@ def test_opcheck():
     bias = torch.randn(6, requires_grad=True)
     layer = foveal.torch.Attention(lambda s, b, h, i, j: s + bias[j], foveal.causal())
     torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, 0, 0, layer.key))
+    plain = [t.detach() for t in (q, k, v)]
+    out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, 0, 0, layer.key)
+    arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, 0, 0, layer.key, [True, False, True, True])
+    torch.library.opcheck(torch.ops.foveal.backward.default, arguments)
 
 
 def test_compile_without_graph_break():
@@ -67,6 +74,69 @@ def test_compile_without_graph_break():
     found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v, bias))
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b)
+
+
+MASK = foveal.causal()
+
+
+@pytest.mark.parametrize("name", ["sdpa", "patched", "text", "expression"])
+def test_front_doors_compile_without_graph_break(name):
+    q, k, v = tensors(2, 4, 20, 16, dtype=torch.float32)
+    mask = torch.randn(20, 20, requires_grad=True)
+
+    def model(q, k, v):
+        if name == "sdpa":
+            return foveal.torch.scaled_dot_product_attention(q * 2, k, v, attn_mask=mask).sin()
+        if name == "patched":
+            return F.scaled_dot_product_attention(q * 2, k, v, attn_mask=mask).sin()
+        score = "score + m[q_idx, kv_idx]"
+        if name == "text":
+            return foveal.torch.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score, "kv_idx <= q_idx", params={"m": mask}).sin()
+        return foveal.torch.attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), score, MASK, params={"m": mask}).sin()
+
+    torch._dynamo.reset()
+    with foveal.torch.patch() if name == "patched" else contextlib.nullcontext():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        for _ in range(2):
+            found = torch.autograd.grad(compiled(q, k, v).sum(), (q, k, v, mask))
+            for a, b in zip(found, torch.autograd.grad(model(q, k, v).sum(), (q, k, v, mask))):
+                torch.testing.assert_close(a, b)
+            mask.data.mul_(0.5)
+
+
+def test_functions_inside_compiled_code_are_right():
+    """They are run on symbols, which breaks the graph; their captured tensors still get gradients."""
+    q, k, v = tensors(2, 4, 20, 16, dtype=torch.float32)
+    bias = torch.nn.Parameter(torch.randn(4, 39))
+
+    def model(q, k, v):
+        return foveal.torch.flex_attention(q * 2, k, v, lambda s, b, h, i, j: s + bias[h, i - j + 19], lambda b, h, i, j: i >= j).sin()
+
+    torch._dynamo.reset()
+    found = torch.autograd.grad(torch.compile(model, backend="aot_eager")(q, k, v).sum(), (q, k, v, bias))
+    for a, b in zip(found, torch.autograd.grad(model(q, k, v).sum(), (q, k, v, bias))):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_module_moves_copies_and_saves_like_one():
+    bias, ids = torch.nn.Parameter(torch.randn(2, 8)), torch.arange(8) // 3
+    layer = foveal.torch.Attention(lambda s, b, h, q, k: s + bias[h, k], lambda b, h, q, k: ids[q] == ids[k])
+    q, k, v = tensors(1, 8, 2, 4, dtype=torch.float32)
+    assert [name for name, _ in layer.named_parameters()] == ["p0"] and list(layer.state_dict()) == ["p0"]
+    assert [name for name, _ in layer.named_buffers()] == ["p1"]
+    copied = copy.deepcopy(layer)
+    assert torch.equal(copied(q, k, v), layer(q, k, v))
+    copied.load_state_dict({"p0": torch.zeros(2, 8)})
+    assert not torch.equal(copied(q, k, v), layer(q, k, v))
+    replaced = torch.func.functional_call(layer, {"p0": torch.zeros(2, 8)}, (q, k, v))
+    assert torch.equal(replaced, copied(q, k, v))
+
+
+def test_a_second_derivative_is_refused():
+    q, k, v = tensors(1, 6, 2, 4)
+    (dq,) = torch.autograd.grad(foveal.torch.attention(q, k, v).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad|twice"):
+        torch.autograd.grad(dq.sum(), q)
 
 
 def test_autocast_and_checkpoint():
