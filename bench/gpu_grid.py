@@ -58,14 +58,17 @@ class Library:
 class Plan:
     """One pass over torch tensors; params: (declaration, tensor, gradient or None)."""
 
-    def __init__(self, library, backward, mask=None, score=None, params=(), **tensors):
+    def __init__(self, library, backward, mask=None, score=None, params=(), reproducible=False, lengths=None, **tensors):
         import torch
         self.library, self.kept = library, []
         rows = (Param * max(1, len(params)))(*[Param(d.encode(), self.tensor(t), self.tensor(g)) for d, t, g in params])
         self.call = Call(struct_size=C.sizeof(Call), pass_=int(backward), param_count=len(params), params=rows if params else None,
                          **{name: self.tensor(t) for name, t in tensors.items()})
+        if lengths is not None:  # packed: (cumulative lengths, the longest)
+            self.call.cu_seqlens_q = self.call.cu_seqlens_kv = self.tensor(lengths[0])
+            self.call.max_seqlen_q = self.call.max_seqlen_kv = lengths[1]
         self.kept.append(rows)
-        attention = Attention(struct_size=C.sizeof(Attention), mask=mask and mask.encode(), score_mod=score and score.encode())
+        attention = Attention(struct_size=C.sizeof(Attention), mask=mask and mask.encode(), score_mod=score and score.encode(), determinism=int(reproducible))
         options = Options(struct_size=C.sizeof(Options), backend=b"cuda")
         self.plan = C.c_void_p()
         library.check(library.c.foveal_plan_create(C.byref(attention), C.byref(self.call), C.byref(options), C.byref(self.plan)))

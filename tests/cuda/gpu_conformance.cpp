@@ -67,7 +67,7 @@ std::vector<std::string> read_lines(const std::string& path) {
 problem::Line on_gpu(problem::Line line, const std::string& target) {
   line.device = {DeviceKind::cuda, 0};
   line.options.backend = "cuda";
-  line.options.target = target;
+  if (!target.empty()) line.options.target = target;
   return line;
 }
 

@@ -1,0 +1,155 @@
+"""Shapes that nobody likes on one GPU, each beside the nearest round one; and what reproducible gradients cost.
+
+    python bench/gpu_shapes.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-shapes.json
+    python bench/gpu_shapes.py tables bench/results/h200-shapes.json docs/gpu-performance.md    # between the marks of the page
+
+Times are medians of CUDA-event timings with the L2 cache flushed between repeats. Speed counts the operations of pairs that exist (half of them where
+causal); a shape's ratio is its speed over that of its round neighbour in the same run.
+"""
+
+import argparse
+import json
+import sys
+
+from gpu_grid import CAUSAL, Library, Plan, milliseconds, normal
+
+# name -> batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, head_dim_v, causal
+SHAPES = {
+    "S 384": (43, 16, 16, 384, 384, 128, 128, False),
+    "S 328": (50, 16, 16, 328, 328, 128, 128, False),
+    "S 4096": (4, 16, 16, 4096, 4096, 128, 128, False),
+    "S 4096 causal": (4, 16, 16, 4096, 4096, 128, 128, True),
+    "S 4072": (4, 16, 16, 4072, 4072, 128, 128, False),
+    "S 2376": (7, 16, 16, 2376, 2376, 128, 128, False),
+    "S 2376 causal": (7, 16, 16, 2376, 2376, 128, 128, True),
+    "S 2048": (8, 16, 16, 2048, 2048, 128, 128, False),
+    "S 2048 causal": (8, 16, 16, 2048, 2048, 128, 128, True),
+    "D 64": (4, 32, 32, 4096, 4096, 64, 64, False),
+    "D 72": (4, 32, 32, 4096, 4096, 72, 72, False),
+    "D 80": (4, 32, 32, 4096, 4096, 80, 80, False),
+    "D 64 causal": (4, 32, 32, 4096, 4096, 64, 64, True),
+    "D 72 causal": (4, 32, 32, 4096, 4096, 72, 72, True),
+    "D 80 causal": (4, 32, 32, 4096, 4096, 80, 80, True),
+    "D 192": (4, 16, 16, 4096, 4096, 192, 192, False),
+    "D 192:128": (4, 16, 16, 4096, 4096, 192, 128, False),
+    "D 192 causal": (4, 16, 16, 4096, 4096, 192, 192, True),
+    "D 192:128 causal": (4, 16, 16, 4096, 4096, 192, 128, True),
+    "heads 32:32": (2, 32, 32, 4096, 4096, 128, 128, True),
+    "heads 32:8": (2, 32, 8, 4096, 4096, 128, 128, True),
+    "heads 64:64": (1, 64, 64, 4096, 4096, 128, 128, True),
+    "heads 64:8": (1, 64, 8, 4096, 4096, 128, 128, True),
+    **{f"SQ {n}": (64, 32, 8, n, 4096, 128, 128, False) for n in (1, 2, 3, 5, 7, 8)},
+}
+ROUND = {"S 328": "S 384", "S 4072": "S 4096", "S 2376": "S 2048", "S 2376 causal": "S 2048 causal", "D 72": "D 64", "D 80": "D 64",
+         "D 72 causal": "D 64 causal", "D 80 causal": "D 64 causal", "D 192:128": "D 192", "D 192:128 causal": "D 192 causal",
+         "heads 32:8": "heads 32:32", "heads 64:8": "heads 64:64", **{f"SQ {n}": "SQ 8" for n in (1, 2, 3, 5, 7)},
+         "64 random lengths": "S 2048", "64 random lengths causal": "S 2048 causal"}
+REPRODUCIBLE = [(16384 // length, 2048 // dim, 2048 // dim, length, length, dim, dim, causal)
+                for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)]
+
+
+def tensors(batch, heads, heads_kv, seqlen_q, seqlen_kv, dim, dim_v):
+    import torch
+    q, k, v = normal(batch, seqlen_q, heads, dim), normal(batch, seqlen_kv, heads_kv, dim), normal(batch, seqlen_kv, heads_kv, dim_v)
+    dout = normal(batch, seqlen_q, heads, dim_v)
+    return dict(q=q, k=k, v=v, out=torch.empty_like(dout), lse=torch.empty(batch, heads, seqlen_q, device="cuda")), dict(
+        dout=dout, dq=torch.empty_like(q), dk=torch.empty_like(k), dv=torch.empty_like(v))
+
+
+def timed(row, library, pairs, dim, dim_v, mask, forward, backward, **options):
+    """Speeds of both passes; pairs: of all heads."""
+    passes = [("forward", 1.0, Plan(library, False, mask, **options, **forward))]
+    passes[0][2].run()
+    if row["name"][:2] != "SQ":  # a decode step has no backward pass
+        passes.append(("backward", 2.5, Plan(library, True, mask, **options, **forward, **backward)))
+    for name, factor, plan in passes:
+        row[f"{name}_kernel"], row[f"{name}_ms"] = plan.kernel, milliseconds(plan.run, 30)
+        row[f"{name}_tflops"] = factor * 2 * pairs * (dim + dim_v) / row[f"{name}_ms"] * 1e-9
+    return row
+
+
+def dense_case(library, name, shape):
+    batch, heads, heads_kv, seqlen_q, seqlen_kv, dim, dim_v, causal = shape
+    pairs = batch * heads * seqlen_q * seqlen_kv / (2 if causal else 1)
+    return timed(dict(name=name, shape=shape), library, pairs, dim, dim_v, CAUSAL if causal else None, *tensors(*shape[:7]))
+
+
+def packed_case(library, causal):
+    import torch
+    generator = torch.Generator().manual_seed(64)
+    lengths = torch.randint(1, 4096, (64,), generator=generator)
+    total, longest = int(lengths.sum()), int(lengths.max())
+    cumulative = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int().cuda()
+    forward, backward = tensors(1, 16, 16, total, total, 128, 128)
+    forward, backward = ({name: t[0] for name, t in part.items()} for part in (forward, backward))
+    pairs = 16 * int((lengths * lengths).sum()) / (2 if causal else 1)
+    name = "64 random lengths" + (" causal" if causal else "")
+    return timed(dict(name=name, lengths=lengths.tolist()), library, pairs, 128, 128, CAUSAL if causal else None, forward, backward,
+                 lengths=(cumulative, longest))
+
+
+def reproducible_case(library, shape):
+    batch, heads, _, length, _, dim, _, causal = shape
+    forward, backward = tensors(*shape[:7])
+    mask = CAUSAL if causal else None
+    Plan(library, False, mask, **forward).run()
+    row = dict(head_dim=dim, causal=causal, length=length)
+    for name, reproducible in (("fast", False), ("reproducible", True)):
+        plan = Plan(library, True, mask, reproducible=reproducible, **forward, **backward)
+        row[f"{name}_kernel"], row[f"{name}_ms"] = plan.kernel, milliseconds(plan.run, 30)
+    return row
+
+
+def run(options):
+    import torch
+    library = Library(options.library)
+    result = dict(device=torch.cuda.get_device_name(), commit=options.commit, command="python bench/gpu_shapes.py " + " ".join(sys.argv[1:]))
+    result["shapes"] = [dense_case(library, *item) for item in SHAPES.items()] + [packed_case(library, causal) for causal in (False, True)]
+    result["reproducible"] = [reproducible_case(library, shape) for shape in REPRODUCIBLE]
+    with open(options.out, "w") as file:
+        json.dump(result, file, indent=1)
+
+
+def tables(options):
+    with open(options.results) as file:
+        result = json.load(file)
+    rows = {row["name"]: row for row in result["shapes"]}
+    lines = [f"{result['device']}, commit `{result['commit']}`, bf16. TFLOP/s, and times the speed of the round neighbour:", "",
+             "| shape | neighbour | forward | backward |", "|---|---|---|---|"]
+    for name, neighbour in ROUND.items():
+        cells = []
+        for key in ("forward_tflops", "backward_tflops"):
+            speed, other = rows[name].get(key), rows[neighbour].get(key)
+            cells.append(f"{speed:.3g} ({speed / other:.2f})" if speed else "")
+        lines.append(f"| {name} | {neighbour} | {' | '.join(cells)} |")
+    lines += ["", "Reproducible backward, 16k tokens, hidden size 2048, bf16: times the duration of the fast one:", "",
+              "| head dim, mask | 1024 | 4096 | 16384 |", "|---|---|---|---|"]
+    for dim in (64, 128, 256):
+        for causal in (False, True):
+            ratios = [row["reproducible_ms"] / row["fast_ms"] for row in result["reproducible"] if (row["head_dim"], row["causal"]) == (dim, causal)]
+            lines.append(f"| {dim} {'causal' if causal else 'full'} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    begin, end = "<!-- shapes -->", "<!-- end of shapes -->"
+    with open(options.page) as file:
+        page = file.read()
+    with open(options.page, "w") as file:
+        file.write(page[: page.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n" + page[page.index(end):])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    verb = verbs.add_parser("run")
+    verb.add_argument("--library", required=True)
+    verb.add_argument("--commit", required=True)
+    verb.add_argument("--out", required=True)
+    verb.set_defaults(act=run)
+    verb = verbs.add_parser("tables")
+    verb.add_argument("results")
+    verb.add_argument("page")
+    verb.set_defaults(act=tables)
+    options = parser.parse_args()
+    options.act(options)
+
+
+if __name__ == "__main__":
+    main()
