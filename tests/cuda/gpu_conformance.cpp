@@ -1,6 +1,7 @@
 // Problem lines on the GPU, judged by the tolerance rule; needs a device, so it is a program and not a unit test.
 //
 //   gpu_conformance --check FILE [--fuzz N] [--threads T] [--target NAME] --out report.json      every line of FILE (and N random ones)
+//   gpu_conformance --repeat FILE --runs N --out repeat.json                                     are N runs of each line the same bits?
 //   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
 //   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
 #include <algorithm>
@@ -33,9 +34,9 @@ using Clock = std::chrono::steady_clock;
 namespace {
 
 struct Options {
-  std::string check, time, out, target;
+  std::string check, repeat, time, out, target;
   std::vector<std::string> catalogue;
-  int fuzz = 0, threads = 4;
+  int fuzz = 0, threads = 4, runs = 100;
 };
 
 Options parse_options(int argc, char** argv) {
@@ -44,6 +45,8 @@ Options parse_options(int argc, char** argv) {
     const std::string name = argv[i], value = argv[i + 1];
     if (name == "--check") options.check = value;
     if (name == "--time") options.time = value;
+    if (name == "--repeat") options.repeat = value;
+    if (name == "--runs") options.runs = std::atoi(value.c_str());
     if (name == "--out") options.out = value;
     if (name == "--target") options.target = value;
     if (name == "--fuzz") options.fuzz = std::atoi(value.c_str());
@@ -138,6 +141,45 @@ json check_all(const Options& options) {
   return {{"counts", counts}, {"results", results}};
 }
 
+/// Runs a line again and again; after each run all bytes of all tensors, gaps included, are those of the first.
+json repeat_one(const problem::Line& line, int runs) {
+  json result{{"line", problem::to_string(line)}, {"runs", runs}};
+  try {
+    problem::CaseData data(line);
+    check::DeviceCase on_device(data);
+    const bool forward = line.pass == Pass::forward;
+    const Plan plan = forward ? foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options)
+                              : foveal::plan(line.attention, on_device.backward_inputs(), on_device.backward_outputs(), line.options);
+    const auto workspace = std::shared_ptr<void>(cuda::cuda_memory(0).allocate(std::max<std::size_t>(1, plan.workspace_bytes())),
+                                                 [](void* memory) { cuda::cuda_memory(0).release(memory); });
+    std::string first;
+    int different = 0;
+    for (int run = 0; run < runs; ++run) {
+      data.clear_outputs(line.pass);
+      on_device.upload();
+      if (forward)
+        plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace.get());
+      else
+        plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace.get());
+      on_device.download();
+      std::string bytes;
+      for (const auto& [name, block] : data.blocks()) bytes.append(reinterpret_cast<const char*>(block.bytes.get()), block.size);
+      if (run == 0)
+        first = std::move(bytes);
+      else
+        different += bytes != first;
+    }
+    result["kernel"] = plan.kernel();
+    result["different_from_the_first"] = different;
+    std::printf("%d of %d runs differ: %s\n", different, runs, result["line"].get<std::string>().c_str());
+  } catch (const std::exception& error) {
+    result["failure"] = error.what();
+    std::printf("error: %s\n    %s\n", result["line"].get<std::string>().c_str(), std::string(error.what()).substr(0, 600).c_str());
+  }
+  std::fflush(stdout);
+  return result;
+}
+
 json time_one(const problem::Line& line) {
   json result{{"line", problem::to_string(line)}};
   try {
@@ -198,6 +240,10 @@ int main(int argc, char** argv) {
   report["nvrtc"] = cuda::jit::nvrtc_identity();
   for (int i = 1; i < argc; ++i) report["command"].push_back(argv[i]);
   if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) report["check"] = check_all(options);
+  if (!options.repeat.empty()) {
+    for (const std::string& text : read_lines(options.repeat))
+      report["repeat"].push_back(repeat_one(on_gpu(problem::parse_line(text), options.target), options.runs));
+  }
   if (!options.time.empty()) {
     for (const std::string& text : read_lines(options.time))
       report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target)));

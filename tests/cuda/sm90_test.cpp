@@ -85,10 +85,10 @@ TEST_F(Sm90, GradientsOfParametersCompile) {
   }
 }
 
-TEST_F(Sm90, ReproducibleBackwardDoesNotSpill) {
+TEST_F(Sm90, ReproducibleBackwardStaysInFlight) {
   for (const char* line : {"d64", "d128", "d128 mask=\"kv_idx <= q_idx\"", "d128 mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"",
                            "d256 mask=\"kv_idx <= q_idx\""}) {
-    expect_clean(std::string("backward bf16 b2 h4:2 q2048:2048 ") + line + " determinism=reproducible");
+    expect_clean(std::string("backward bf16 b2 h4:2 q2048:2048 ") + line + " determinism=reproducible", 160);  // of the warp that keeps the turns
   }
 }
 
@@ -173,7 +173,10 @@ TEST(Sm90Order, CausalTasksEvenOut) {
   }
   const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false);
   EXPECT_EQ(even.section_heads.value, 1);
-  EXPECT_EQ(sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false, 20).section_heads.value, 20);
+  EXPECT_EQ(even.to_and_fro, 1);
+  const device::TaskOrder turns = sm90_task_order({3.0, 3.0}, 16, 3, 1 << 20, 50 << 20, 0.06, 132, true, true);
+  EXPECT_EQ(turns.section_heads.value, 33);
+  EXPECT_EQ(turns.to_and_fro, 0);
 }
 
 }  // namespace

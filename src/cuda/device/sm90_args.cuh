@@ -20,6 +20,7 @@ struct TaskOrder {
   int tasks;               ///< of the whole grid
   int rows;                ///< tasks of one head
   int first_row_first;     ///< a section begins with row 0 instead of the last row
+  int to_and_fro;          ///< every other round is dealt in reverse
   int sequences_inside;    ///< the sequences of one head follow each other instead of the heads of one sequence
   Divisor inside;          ///< heads of one sequence, or sequences of one head
   Divisor section_heads;   ///< heads (of all sequences) whose tasks are interleaved
@@ -36,7 +37,7 @@ struct Sm90Args {
   /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
-  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added, for each warp that adds to a tile of queries
+  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
 };
 
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.

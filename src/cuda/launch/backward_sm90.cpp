@@ -13,9 +13,7 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int stat_step = 128;        ///< rows of statistics of a sequence are a multiple of this
-constexpr int turns_of_tile = 8;      ///< DqTarget of the kernel
-constexpr int most_rows_in_turn = 4;  ///< rows of keys of one head that run at a time, and wait for each other when reproducible
+constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
 constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
 
 /// Reads that the kernel for pairs adds up.
@@ -50,13 +48,12 @@ class BackwardSm90 : public GpuExecutable {
     lse2_offset_ = workspace_.reserve(rows * sizeof(float));
     delta_offset_ = workspace_.reserve(rows * sizeof(float));
     dq_sum_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(round_up(p.head_dim, 64)) * sizeof(float));
-    if (reproducible())
-      dq_turns_offset_ = workspace_.reserve(rows / static_cast<std::size_t>(config_.block_q) * turns_of_tile * sizeof(unsigned));
+    if (reproducible()) dq_turns_offset_ = workspace_.reserve(rows / static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
 
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true,
-                             reproducible() ? facts.multiprocessors / most_rows_in_turn : 1, sm90_sequences_share_pairs(p));
+    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true, reproducible(),
+                             sm90_sequences_share_pairs(p));
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));

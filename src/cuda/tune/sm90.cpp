@@ -26,7 +26,8 @@ device::Divisor divisor(std::int64_t value) {
 }
 
 /// The time of the busiest CTA when sections of so many heads are interleaved.
-double makespan(std::int64_t section_heads, const std::vector<double>& row_cost, std::int64_t all_heads, int grid, bool first_row_first) {
+double makespan(std::int64_t section_heads, const std::vector<double>& row_cost, std::int64_t all_heads, int grid, bool first_row_first,
+                bool to_and_fro) {
   std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
   std::int64_t index = 0;
   for (std::int64_t first = 0; first < all_heads; first += section_heads) {
@@ -35,7 +36,7 @@ double makespan(std::int64_t section_heads, const std::vector<double>& row_cost,
       const double cost = row_cost[first_row_first ? step : row_cost.size() - 1 - step];
       for (std::int64_t head = 0; head < heads; ++head, ++index) {
         const std::int64_t round = index / grid, place = index % grid;
-        busy[static_cast<std::size_t>(round & 1 ? grid - 1 - place : place)] += cost;
+        busy[static_cast<std::size_t>(to_and_fro && (round & 1) ? grid - 1 - place : place)] += cost;
       }
     }
   }
@@ -107,7 +108,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
       staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
   }
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
-  const auto barriers_and_statistics = static_cast<std::size_t>(48 + 48 * stages + 2 * stages * 4 * block_q);
+  const auto barriers_and_statistics = static_cast<std::size_t>(64 + 48 * stages + 2 * stages * 4 * block_q);
   return tiles + barriers_and_statistics + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          staged * stage;
 }
@@ -143,7 +144,8 @@ bool sm90_collects(const problem::Problem& p) {
 
 LineValues sm90_line_values(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  return p.pass == Pass::backward && dim <= 64 ? find_line_values(p) : LineValues{};
+  const bool in_turns = p.attention.determinism == Determinism::reproducible;  // which takes the warp that would evaluate them
+  return p.pass == Pass::backward && dim <= 64 && !in_turns ? find_line_values(p) : LineValues{};
 }
 
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
@@ -157,7 +159,7 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     return {three, two};
   }
-  if (dim <= 96 && plain) return {{144, 2, 2, 2, true, true}};
+  if (dim <= 96 && plain) return {{112, 3, 2, 2, true, false}};
   if (dim <= 128) {
     const Sm90ForwardConfig narrow{128, 2, 2, 2, true, true}, wide{160, 2, 2, 2, true, true};
     if (plain && p.seqlen_kv >= (causal ? 8192 : 4096)) return {wide, narrow};
@@ -175,8 +177,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const bool plain =
       !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
   const bool helpers = sm90_collects(p) || !sm90_line_values(p).empty();
-  if (p.head_dim > 128) return {{64, 64, 2, false}};
-  if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
+  if (p.head_dim > 128) return {{64, 64, 2, helpers}};
+  if (dim <= 64 && plain) return {{128, 128, 2, helpers}, {64, 128, 2, helpers}};
   return {{64, 128, 2, helpers}};
 }
 
@@ -205,14 +207,15 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first,
-                                  std::int64_t least_section_heads, bool sequences_inside) {
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns,
+                                  bool sequences_inside) {
   const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
   const auto order = [&](std::int64_t section_heads) {
     const std::int64_t last = all_heads % section_heads;
     return device::TaskOrder{static_cast<int>(tasks),
                              static_cast<int>(rows),
                              first_row_first ? 1 : 0,
+                             in_turns ? 0 : 1,
                              sequences_inside ? 1 : 0,
                              divisor(sequences_inside ? batch : heads),
                              divisor(section_heads),
@@ -220,7 +223,9 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
                              divisor(section_heads * rows)};
   };
   const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
-  const std::int64_t least = std::min(std::max<std::int64_t>(sequences_inside ? batch : 1, least_section_heads), all_heads);
+  constexpr int most_rows_in_turn = 4;  // of one head that run at a time
+  const std::int64_t wanted = std::max<std::int64_t>(in_turns ? multiprocessors / most_rows_in_turn : 1, sequences_inside ? batch : 1);
+  const std::int64_t least = std::min(wanted, all_heads);
   if (even) return order(least);  // one head after the other: its keys and values stay in L2
 
   const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));
@@ -235,7 +240,7 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
     const double spilling = 1 + spilling_cost * doublings;
-    const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first));
+    const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first, !in_turns));
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;

@@ -20,6 +20,8 @@ def condensed(report, commit):
             if result["status"] in ("fail", "error"):
                 row["failure"] = result["failure"]
             kept["lines"].append(row)
+    if "repeat" in report:
+        kept["repeat"] = report["repeat"]
     if "time" in report:
         kept["times"] = [{"ms": round(t["ms"], 4), "kernel": t["kernel"], "line": t["line"]} for t in report["time"] if "ms" in t]
     return kept
@@ -29,8 +31,8 @@ def main():
     commit, paths = sys.argv[1], sys.argv[2:]
     for path in map(pathlib.Path, paths):
         report = condensed(json.loads(path.read_text()), commit)
-        lines = [f'  "{key}": {json.dumps(value)}' for key, value in report.items() if key not in ("lines", "times")]
-        for key in ("lines", "times"):
+        lines = [f'  "{key}": {json.dumps(value)}' for key, value in report.items() if key not in ("lines", "repeat", "times")]
+        for key in ("lines", "repeat", "times"):
             if key in report:
                 lines.append(f'  "{key}": [\n' + ",\n".join("    " + json.dumps(row) for row in report[key]) + "\n  ]")
         (pathlib.Path(__file__).parent / path.name).write_text("{\n" + ",\n".join(lines) + "\n}\n")

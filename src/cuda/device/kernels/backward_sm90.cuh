@@ -15,6 +15,7 @@ namespace foveal::device {
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers;
 constexpr int kReleases = 1;  // after a barrier that all have passed
+constexpr int kAddingWarps = 4 * kConsumers;
 // A warpgroup computes a part of dQ of 64 rows: all rows and half the columns when kBlockQ is 64, else half the rows and all columns.
 constexpr bool kSplitColumns = kBlockQ == 64;
 constexpr int kPartColumns = (kHeadDim + 63) / 64 * 64 / (kSplitColumns ? 2 : 1);
@@ -111,7 +112,7 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
-      const DqTarget target = dq_target(work);
+      float* sum = dq_sum(work);
       const WarpPairs pairs = warp_pairs(work, tile, ahead);
       if constexpr (kCollects) {
         if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
@@ -130,7 +131,9 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
-      add_dq(target, group, dq);
+      if constexpr (kReproducible) rings.turn.wait_full(tile);
+      add_dq(sum, group, dq);
+      if constexpr (kReproducible) release(rings.turn, tile);
       wgmma_wait<0>();
       wgmma_pin(dk);
       wgmma_pin(dv);
@@ -158,6 +161,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backwa
     registers_decrease<kHelperRegisters>();
     if (threadIdx.x == 0) produce(args, rings);
     if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
+    if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
     if constexpr (kStagedReads > 0) {
       if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
     }

@@ -14,6 +14,7 @@ constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64;
 constexpr int kReleases = 4;  // each warp for itself: it also reads statistics
 constexpr int kPartColumns = 128;  // dQ is computed in two parts of columns
+constexpr int kAddingWarps = 4;
 
 }  // namespace foveal::device
 
@@ -31,16 +32,18 @@ struct ValueSide : BackwardGroup {
   using BackwardGroup::BackwardGroup;
 
   /// Adds the dQ of a tile.
-  FOVEAL_DEVICE void query_gradients(u32 use, const DqTarget& target) const {
+  FOVEAL_DEVICE void query_gradients(u32 use, float* sum) const {
     named_barrier_sync(kFullBarrier + use % 2, 256);
     const KvTile grad_scores = uniform(rings.grad_score_tile(use));
-    query_part<kPartColumns>(grad_scores, target, 0);
-    query_part<kSumColumns - kPartColumns>(grad_scores, target, 1);
+    if constexpr (kReproducible) rings.turn.wait_full(use);
+    query_part<kPartColumns>(grad_scores, sum, 0);
+    query_part<kSumColumns - kPartColumns>(grad_scores, sum, 1);
+    if constexpr (kReproducible) release(rings.turn, use);
     named_barrier_arrive(kFreeBarrier + use % 2, 256);
   }
 
   template <int columns>
-  FOVEAL_DEVICE void query_part(KvTile grad_scores, const DqTarget& target, int part) const {
+  FOVEAL_DEVICE void query_part(KvTile grad_scores, float* sum, int part) const {
     float dq[columns / 2];
     wgmma_pin(dq);
     wgmma_fence();
@@ -48,7 +51,7 @@ struct ValueSide : BackwardGroup {
     wgmma_commit();
     wgmma_wait<0>();
     wgmma_pin(dq);
-    add_dq(target, part, dq);
+    add_dq(sum, part, dq);
   }
 
   FOVEAL_DEVICE void run() const {
@@ -62,10 +65,10 @@ struct ValueSide : BackwardGroup {
       float dv[kDimV / 2];
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
-      DqTarget target{};  // of the tile before
+      float* sum = nullptr;  // of the tile before
       bool partial;
       while (work.next_tile(args, partial)) {
-        if (target.sum == nullptr) rings.key.wait_full(tasks);
+        if (sum == nullptr) rings.key.wait_full(tasks);
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
@@ -90,15 +93,15 @@ struct ValueSide : BackwardGroup {
         wgmma_fence();
         multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(rings.grad_out_tile(tile)), true);
         wgmma_commit();
-        if (target.sum != nullptr) query_gradients(tile - 1, target);  // waits for dV as well
+        if (sum != nullptr) query_gradients(tile - 1, sum);  // waits for dV as well
         wgmma_wait<0>();
         wgmma_pin(dv);
         release(rings.grad_out, tile);
-        target = dq_target(work);
+        sum = dq_sum(work);
         ++tile;
       }
-      if (target.sum != nullptr) {
-        query_gradients(tile - 1, target);
+      if (sum != nullptr) {
+        query_gradients(tile - 1, sum);
         if (leader) {
           rings.key.release(tasks);
           rings.value.release(tasks);
@@ -196,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backwa
   if (warp_group == 0) {
     registers_decrease<24>();
     if (threadIdx.x == 0) produce(args, rings);
+    if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
   } else {
     registers_increase<240>();
     if (warp_group == 1) {

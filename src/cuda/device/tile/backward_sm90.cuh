@@ -2,7 +2,7 @@
 // What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
 // kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
 //
-// From the kernel: kConsumers, kBlockKv, kPartColumns; kReleases: arrivals of a warpgroup that give a stage of queries back.
+// From the kernel: kConsumers, kBlockKv, kPartColumns; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -41,7 +41,7 @@ struct SharedLayout {
   static constexpr int kLse = kGradScore + 2 * kGradScoreBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr int kLines = kBarriers + 3 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
+  static constexpr int kLines = kBarriers + 4 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
   static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
   static constexpr int kBytes = kReadStage + ReadStage::kBytes;
 };
@@ -49,7 +49,7 @@ struct SharedLayout {
 struct Rings {
   unsigned char* memory;
   u32 base;
-  RingBarriers<1> key, value, staged;
+  RingBarriers<1> key, value, staged, turn;
   RingBarriers<kStages> query, grad_out;  // with them come lse and delta
   RingBarriers<kStages> line_values;
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
@@ -58,7 +58,8 @@ struct Rings {
         key{base + SharedLayout::kBarriers},
         value{key.address + RingBarriers<1>::kBytes},
         staged{value.address + RingBarriers<1>::kBytes},
-        query{staged.address + RingBarriers<1>::kBytes},
+        turn{staged.address + RingBarriers<1>::kBytes},
+        query{turn.address + RingBarriers<1>::kBytes},
         grad_out{query.address + RingBarriers<kStages>::kBytes},
         line_values{grad_out.address + RingBarriers<kStages>::kBytes} {}
 
@@ -71,6 +72,7 @@ struct Rings {
       grad_out.init(1, kConsumers * kReleases);
       staged.init(4 * kConsumers, ReadCollector::kCollectors);
       line_values.init(1, 4 * kConsumers);
+      turn.init(1, kAddingWarps);
       fence_mbarrier_init();
     }
     read_stage().clear();
@@ -169,27 +171,30 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   }
 }
 
-/// Where dQ of a query tile is summed. Reproducible: rows of keys add one after the other, in their order; a row waits only for tasks that were
-/// dealt before it, so that with all CTAs running somebody can always go on.
-struct DqTarget {
-  static constexpr int kTurns = 8;  // two parts of four warps, each for itself
-  float* sum;
-  u32* turns;
-  u32 turn;
-
-  FOVEAL_DEVICE void wait_turn(int part) const {
-    const u32* now = turns + 4 * part + warp_id() % 4;
-    u32 value;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(now) : "memory");
-    } while (value != turn);
+/// Reproducible: the rows of keys add to dQ of a query tile one after the other, in their order. One thread waits for this row's turn ahead of the
+/// warps that add, and passes it on when they have. A row waits only for tasks that were dealt before its own, so that with all CTAs running
+/// somebody can always go on.
+FOVEAL_DEVICE void keep_turns(const Sm90Args& args, const Rings& rings) {
+  int round = -1;
+  BackwardTask work;
+  u32 tile = 0;
+  bool partial;
+  while (work.next(round, args)) {
+    while (work.next_tile(args, partial)) {
+      const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
+      const int first_key = kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // that the tile's queries keep
+      const u32 turn = work.task.row - first_key / kBlockKv;
+      u32* turns = args.dq_turns + row / kBlockQ;
+      u32 now;
+      do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
+      } while (now != turn);
+      mbarrier_arrive(rings.turn.full(tile));
+      rings.turn.wait_empty(++tile);
+      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns), "r"(turn + 1) : "memory");
+    }
   }
-  FOVEAL_DEVICE void end_turn(int part) const {
-    __syncwarp();
-    if (lane_id() == 0)
-      asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turns + 4 * part + warp_id() % 4), "r"(turn + 1) : "memory");
-  }
-};
+}
 
 /// By all lanes of a warp that have read a buffer.
 template <int stages>
@@ -384,28 +389,19 @@ struct BackwardGroup {
 
   /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.
   template <int count>
-  FOVEAL_DEVICE void add_dq(const DqTarget& target, int part, const float (&dq)[count]) const {
-    if constexpr (kReproducible) target.wait_turn(part);
-    float* to = target.sum + part * 64 * kPartColumns + 4 * thread;
+  FOVEAL_DEVICE void add_dq(float* sum, int part, const float (&dq)[count]) const {
+    float* to = sum + part * 64 * kPartColumns + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]), "f"(dq[i + 2]),
                    "f"(dq[i + 3])
                    : "memory");
     }
-    if constexpr (kReproducible) target.end_turn(part);
   }
 
-  /// For the query tile that a task stands at.
-  FOVEAL_DEVICE DqTarget dq_target(const BackwardTask& work) const {
-    const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
-    DqTarget target{args.dq_sum + row * kSumColumns, nullptr, 0};
-    if constexpr (kReproducible) {
-      const int first_key = kSource == TileSource::band ? work.first_q() + args.band_low : 0;
-      target.turns = args.dq_turns + row / kBlockQ * DqTarget::kTurns;
-      target.turn = work.task.row - max(first_key, 0) / kBlockKv;
-    }
-    return target;
+  /// The sum of the query tile that a task stands at.
+  FOVEAL_DEVICE float* dq_sum(const BackwardTask& work) const {
+    return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
   }
 
   template <int columns, int count>
