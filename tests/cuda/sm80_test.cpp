@@ -7,6 +7,7 @@
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/tile_tables.h"
+#include "machine_code.h"
 #include "nvrtc_here.h"
 #include "problems.h"
 
@@ -66,6 +67,31 @@ TEST_F(Sm80, MainConfigurationsDoNotSpill) {
             EXPECT_EQ(image->facts.spill_bytes, 0) << line << " " << image->stem << " " << arch << " registers " << image->facts.registers;
           }
         }
+      }
+    }
+  }
+}
+
+TEST_F(Sm80, UsesTheInstructionsOfTheArchitecture) {
+  using namespace test;
+  for (const char* dtype : {"bf16", "f32"}) {
+    for (const char* pass : {"forward", "backward"}) {
+      const problem::Problem p = problem_of(std::string(pass) + " " + dtype + " b2 h4 q1024:1024 d64 mask=\"kv_idx <= q_idx\"");
+      constexpr std::size_t a100 = 166912;
+      std::vector<jit::KernelSource> sources;
+      if (p.pass == Pass::forward) {
+        sources = {forward_sm80_source(p, *sm80_config(p, Sm80Kernel::forward, a100))};
+      } else {
+        sources = {dq_sm80_source(p, *sm80_config(p, Sm80Kernel::dq, a100)), dkdv_sm80_source(p, *sm80_config(p, Sm80Kernel::dkdv, a100))};
+      }
+      for (const auto& image : compile_for(sources, "sm_80")) {
+        auto counts = instructions_of(image->bytes);
+        const bool half = size_of(p.dtype) == 2;
+        EXPECT_EQ(counts[HMMA] >= 32, half) << p.line() << image->stem;  // fp32 is never rounded to tf32
+        EXPECT_EQ(counts[LDSM] >= 8, half) << p.line() << image->stem;
+        EXPECT_GE(counts[LDGSTS], 4) << p.line() << image->stem;
+        RecordProperty(image->stem + ": " + p.line(), "registers " + std::to_string(image->facts.registers) + ", static shared bytes " +
+                                                          std::to_string(image->facts.shared_bytes));
       }
     }
   }

@@ -7,6 +7,7 @@
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/score_emit.h"
+#include "machine_code.h"
 #include "mask/band.h"
 #include "mask/block_mask.h"
 #include "nvrtc_here.h"
@@ -39,6 +40,9 @@ void expect_clean(const std::string& line, int spills_allowed = 0) {
   for (const auto& image : jit::compile(sources_of(p))) {
     EXPECT_LE(image->facts.spill_bytes, spills_allowed) << line << " " << image->stem;
     EXPECT_FALSE(image->facts.serialized) << line << " " << image->stem << "\n" << image->facts.notes;
+    testing::Test::RecordProperty(image->stem + ": " + line, "registers " + std::to_string(image->facts.registers) + ", spilled bytes " +
+                                                                 std::to_string(image->facts.spill_bytes) + ", static shared bytes " +
+                                                                 std::to_string(image->facts.shared_bytes));
   }
 }
 
@@ -58,6 +62,26 @@ TEST_F(Sm90, PlainConfigurationsDoNotSpill) {
   for (const char* dims : {"d192:128", "d192", "d256"}) {
     for (const char* pass : {"forward", "backward"}) {
       for (const char* mask : {"", causal}) expect_clean(std::string(pass) + " bf16 b2 h4 q2048:2048 " + dims + mask);
+    }
+  }
+}
+
+TEST_F(Sm90, UsesTheInstructionsOfTheArchitecture) {
+  using namespace test;
+  for (const char* dims : {"d64", "d80", "d128", "d256"}) {
+    for (const char* pass : {"forward", "backward"}) {
+      const problem::Problem p = problem_of(std::string(pass) + " bf16 b2 h4 q8192:8192 " + dims + causal);
+      const bool backward = p.pass == Pass::backward;
+      const std::size_t shared =
+          backward ? sm90_backward_candidates(p).front().shared_bytes(p) : sm90_forward_candidates(p).front().shared_bytes(p);
+      EXPECT_LE(shared, 232448u);
+      RecordProperty(p.line(), "dynamic shared bytes " + std::to_string(shared));
+      auto counts = instructions_of(jit::compile(sources_of(p).front())->bytes);
+      EXPECT_GE(counts[HGMMA], backward ? 20 : 8) << p.line();
+      EXPECT_GE(counts[UTMALDG], backward ? 4 : 3) << p.line();
+      EXPECT_EQ(counts[USETMAXREG], 2) << p.line();
+      EXPECT_EQ(counts[HMMA], 0) << p.line();
+      EXPECT_EQ(counts[UBLKCP] >= 2 && counts[REDG] >= 4, backward) << p.line();  // statistics come, sums of dq go
     }
   }
 }
@@ -88,7 +112,8 @@ TEST_F(Sm90, GradientsOfParametersCompile) {
 TEST_F(Sm90, ReproducibleBackwardStaysInFlight) {
   for (const char* line : {"d64", "d128", "d128 mask=\"kv_idx <= q_idx\"", "d128 mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"",
                            "d256 mask=\"kv_idx <= q_idx\""}) {
-    expect_clean(std::string("backward bf16 b2 h4:2 q2048:2048 ") + line + " determinism=reproducible", 160);  // of the warp that keeps the turns
+    expect_clean(std::string("backward bf16 b2 h4:2 q2048:2048 ") + line + " determinism=reproducible",
+                 160);  // of the warp that keeps the turns
   }
 }
 
