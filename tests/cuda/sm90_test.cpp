@@ -50,7 +50,7 @@ constexpr const char* causal = " mask=\"kv_idx <= q_idx\"";
 
 TEST_F(Sm90, PlainConfigurationsDoNotSpill) {
   for (const char* dtype : {"bf16", "f16"}) {
-    for (const char* dims : {"d64", "d96", "d128"}) {
+    for (const char* dims : {"d64", "d80", "d96", "d128"}) {
       for (const char* pass : {"forward ", "backward "}) {
         for (const char* mask : {"", causal}) {
           if (std::string(dtype) == "f16" && std::string(dims) != "d128") continue;

@@ -159,7 +159,8 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     return {three, two};
   }
-  if (dim <= 96 && plain) return {{112, 3, 2, 2, true, false}};
+  if (dim <= 80 && plain) return {{112, 3, 2, 2, true, false}};
+  if (dim <= 96 && plain) return {{144, 2, 2, 2, true, true}};
   if (dim <= 128) {
     const Sm90ForwardConfig narrow{128, 2, 2, 2, true, true}, wide{160, 2, 2, 2, true, true};
     if (plain && p.seqlen_kv >= (causal ? 8192 : 4096)) return {wide, narrow};
@@ -177,8 +178,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const bool plain =
       !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
   const bool helpers = sm90_collects(p) || !sm90_line_values(p).empty();
-  if (p.head_dim > 128) return {{64, 64, 2, helpers}};
-  if (dim <= 64 && plain) return {{128, 128, 2, helpers}, {64, 128, 2, helpers}};
+  if (p.head_dim > 128) return {{64, 64, 2, false}};
+  if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
   return {{64, 128, 2, helpers}};
 }
 
@@ -212,14 +213,10 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
   const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
   const auto order = [&](std::int64_t section_heads) {
     const std::int64_t last = all_heads % section_heads;
-    return device::TaskOrder{static_cast<int>(tasks),
-                             static_cast<int>(rows),
-                             first_row_first ? 1 : 0,
-                             in_turns ? 0 : 1,
-                             sequences_inside ? 1 : 0,
-                             divisor(sequences_inside ? batch : heads),
-                             divisor(section_heads),
-                             divisor(last == 0 ? section_heads : last),
+    return device::TaskOrder{static_cast<int>(tasks),      static_cast<int>(rows),
+                             first_row_first ? 1 : 0,      in_turns ? 0 : 1,
+                             sequences_inside ? 1 : 0,     divisor(sequences_inside ? batch : heads),
+                             divisor(section_heads),       divisor(last == 0 ? section_heads : last),
                              divisor(section_heads * rows)};
   };
   const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
