@@ -108,6 +108,7 @@ std::vector<ValueId> find_pair_reads(const Program& program) {
     }
     if (rows == 1 && columns == 1 && !mixed) found.push_back(static_cast<ValueId>(i));
   }
+  found.resize(std::min<std::size_t>(found.size(), 1));  // registers hold the values of one
   return found;
 }
 
@@ -292,6 +293,31 @@ class Writer {
     }
     if (offset.empty()) offset.push_back('0');
     return offset;
+  }
+
+  /// The same as the offset of the place that a thread's pairs share, and the step from there; no step where an index may be clamped.
+  std::pair<std::string, std::string> offset_from_origin(const Instr& instr) const {
+    const auto param = static_cast<std::size_t>(instr.param);
+    const problem::TensorSpec& tensor = problem_.params[param].tensor;
+    std::string origin, step;
+    for (std::size_t d = 0; d < instr.index.size(); ++d) {
+      const std::string index = index_text(instr.index[d], param, d);
+      const auto sum = sum_of_places(instr.index[d]);
+      if (index.compare(0, 4, "int(") != 0) return {base::join("i64(", offset_text(instr), ")"), "0"};
+      const std::string stride = base::join("args.param[", param, "].stride[", d, "]");
+      const auto add = [&](std::string& text, const std::string& value, bool narrow) {
+        if (!text.empty()) text += " + ";
+        if (tensor.strides[d] == 1) {
+          text += base::join("i64(", value, ")");
+        } else {
+          text += narrow ? base::join("i64((", value, ") * int(", stride, "))") : base::join("i64(", value, ") * ", stride);
+        }
+      };
+      constexpr std::int64_t most = 1 << 22;  // a step within a tile times this fits into 32 bits
+      add(origin, sum ? sum->origin : base::join("v", instr.index[d]), false);
+      if (sum) add(step, sum->step, std::abs(tensor.strides[d]) <= most);
+    }
+    return {origin, step.empty() ? "0" : step};
   }
 
  private:
@@ -498,14 +524,18 @@ std::string emit_pair_reads(const Problem& p, const Program& program, const std:
   std::string text = base::join("constexpr int kPairReads = ", reads.size(), ";\n");
   text += list("constexpr int kPairParam", reads.size(), [&](std::size_t r) { return std::to_string(instr(r).param); });
   text += "template <int i>\nstruct PairElementOf;\n";
-  std::vector<std::string> offsets;
+  std::vector<std::string> origins, steps;
   const Writer writer(p, program);
   for (std::size_t r = 0; r < reads.size(); ++r) {
     const DType dtype = p.params[static_cast<std::size_t>(instr(r).param)].tensor.dtype;
     text += base::join("template <>\nstruct PairElementOf<", r, "> {\n  using type = ", device_type(dtype), ";\n};\n");
-    offsets.push_back(writer.body(instr(r).index) + base::join("  return ", writer.offset_text(instr(r)), ";\n"));
+    const auto [origin, step] = writer.offset_from_origin(instr(r));
+    origins.push_back(writer.body(instr(r).index) + base::join("  return ", origin, ";\n"));
+    steps.push_back(base::join("  return ", step, ";\n"));
   }
-  return text + numbered("template <int i>\nFOVEAL_DEVICE auto pair_offset(const Position& at, const ScoreArgs& args)", offsets, "");
+  return text +
+         numbered("template <int i>\nFOVEAL_DEVICE i64 pair_origin(const Position& at, const ScoreArgs& args)", origins, "  return 0;\n") +
+         numbered("template <int i>\nFOVEAL_DEVICE i64 pair_step(const Position& at, const ScoreArgs& args)", steps, "  return 0;\n");
 }
 
 std::string emit_reads(const Problem& p, const Given& given) {

@@ -38,9 +38,10 @@ struct ScoreArgs {
   ParamView param[kMaxParams];
 };
 
-/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated.
-struct TileRun {
-  int begin, end, full;
+/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated. covered: each key of these tiles is kept by some query
+/// of the row.
+struct alignas(16) TileRun {
+  int begin, end, full, covered;
 };
 
 /// The runs of one tile row are runs[row_begin[row] .. row_end[row]), row = batch * batch_stride + head * head_stride + tile.

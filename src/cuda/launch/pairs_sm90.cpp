@@ -116,7 +116,9 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
       .stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = emit_score(p, {}, true), .arch = {}};
   source.constants.set("kBlockKv", block_kv_of(p)).set("kStages", stages_of(p)).set("kPairsRead", number);
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
-  source.constants.set("kHoldPairs", !reads_differ(p, read)).set("kCovers", covers);
+  const bool narrow = block_kv_of(p) == 64;
+  source.constants.set("kHoldPairs", !reads_differ(p, read) && (narrow || sm90_is_light(p))).set("kCovers", covers);
+  source.constants.set("kProducerRegisters", narrow ? 72 : 56).set("kConsumerRegisters", narrow ? 216 : 224);  // none spills
   return source;
 }
 

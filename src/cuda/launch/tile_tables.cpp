@@ -57,6 +57,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
         .stem = "classify_sm80", .entry = "classify_sm80", .constants = attention_constants(p), .score = emit_score(p), .arch = {}};
     classify.constants.set("kBlockQ", block_q).set("kBlockKv", block_kv).set("kWarps", 8).set("kColumnSplit", 1);
     classify.constants.set("kTransposed", transposed).set("kMaskHeads", mask_heads_);
+    note_known(p, block_q, block_kv);
     sources_ = {std::move(classify), {.stem = "list_runs_sm80", .entry = "list_runs_sm80", .constants = {}, .score = {}, .arch = {}}};
     return;
   }
@@ -69,9 +70,31 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
       full += blocks.full * shared_by, partial += blocks.partial * shared_by, empty += blocks.empty * shared_by;
       if (transposed) blocks = mask::transpose(blocks);
       const int first = static_cast<int>(host_runs_.size());
-      for (const mask::Run& run : blocks.runs) host_runs_.push_back({run.begin, run.end, run.full});
+      for (const mask::Run& run : blocks.runs) host_runs_.push_back({run.begin, run.end, run.full, run.full});
       for (std::size_t row = 1; row < blocks.row_begin.size(); ++row)
         host_begin_.push_back(first + static_cast<int>(blocks.row_begin[row]));
+    }
+  }
+}
+
+void TileTables::note_known(const problem::Problem& p, int block_q, int block_kv) {
+  constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
+  const std::int64_t tiles = rows_ * capacity_;
+  if (p.varlen || tiles * mask_batches_ * mask_heads_ > most_tiles) return;
+  const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
+  for (int batch = 0; batch < mask_batches_; ++batch) {
+    for (int head = 0; head < mask_heads_; ++head) {
+      mask::BlockMask blocks = mask::classify(p.score->mask, tiling, batch, head, scoring::ReadRanges());
+      if (transposed_) blocks = mask::transpose(blocks);
+      const std::size_t first = known_.size();
+      known_.resize(first + static_cast<std::size_t>(tiles), device::kEmpty);
+      for (std::size_t row = 0; row + 1 < blocks.row_begin.size(); ++row) {
+        for (std::int64_t r = blocks.row_begin[row]; r < blocks.row_begin[row + 1]; ++r) {
+          const mask::Run& run = blocks.runs[static_cast<std::size_t>(r)];
+          const auto begin = known_.begin() + static_cast<std::ptrdiff_t>(first + row * static_cast<std::size_t>(capacity_));
+          std::fill(begin + run.begin, begin + run.end, run.full ? device::kFull : device::kPartial);
+        }
+      }
     }
   }
 }
@@ -83,6 +106,7 @@ void TileTables::load(const std::shared_ptr<const jit::Image>* images, int devic
 }
 
 void TileTables::upload(int device) {
+  if (!known_.empty()) device_known_ = driver::Memory(device, known_.data(), known_.size());
   if (host_begin_.empty()) return;
   device_runs_ = driver::Memory(device, host_runs_.data(), host_runs_.size() * sizeof(device::TileRun));
   device_begin_ = driver::Memory(device, host_begin_.data(), host_begin_.size() * sizeof(int));
@@ -117,7 +141,11 @@ void TileTables::describe(Explanation& e, const problem::Problem& p) const {
 void TileTables::make(const device::AttentionArgs& args, void* workspace, Stream stream) const {
   if (!needs_data()) return;
   const std::int64_t rows = rows_ * mask_batches_ * mask_heads_;
-  const device::ClassifyArgs all{args, runs(workspace), Workspace::at<unsigned char>(workspace, classes_offset_), static_cast<int>(rows),
+  const device::ClassifyArgs all{args,
+                                 runs(workspace),
+                                 Workspace::at<unsigned char>(workspace, classes_offset_),
+                                 static_cast<const unsigned char*>(device_known_.data()),
+                                 static_cast<int>(rows),
                                  static_cast<int>(capacity_)};
   classify_.launch({.grid_x = static_cast<unsigned>(rows * capacity_), .threads = 256}, all, stream);
   list_runs_.launch({.grid_x = static_cast<unsigned>((rows + 3) / 4), .threads = 128}, all, stream);

@@ -32,6 +32,9 @@ class TileTables {
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles of all heads, when known
 
  private:
+  /// What can be said about tiles without the mask's data.
+  void note_known(const problem::Problem& problem, int block_q, int block_kv);
+
   bool transposed_ = false;
   bool all_full_ = false;
   std::int64_t rows_ = 0, capacity_ = 0;
@@ -39,7 +42,8 @@ class TileTables {
   long long batch_stride_ = 0, head_stride_ = 0;
   std::vector<device::TileRun> host_runs_;
   std::vector<int> host_begin_;
-  driver::Memory device_runs_, device_begin_;
+  driver::Memory device_runs_, device_begin_, device_known_;
+  std::vector<unsigned char> known_;
   std::size_t classes_offset_ = 0, runs_offset_ = 0, begin_offset_ = 0, end_offset_ = 0;
   std::vector<jit::KernelSource> sources_;
   jit::Kernel classify_, list_runs_;

@@ -43,6 +43,21 @@ double makespan(std::int64_t section_heads, const std::vector<double>& row_cost,
   return *std::max_element(busy.begin(), busy.end());
 }
 
+/// Does the score need a special function for each pair?
+bool evaluates_special_functions(const problem::Problem& p) {
+  using scoring::Op;
+  constexpr Op special[] = {Op::exp, Op::exp2, Op::log, Op::log2, Op::sqrt, Op::rsqrt, Op::tanh, Op::sigmoid};
+  constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
+  const scoring::Program& program = p.score->forward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const unsigned depends = program.depends[i];
+    if (((depends & scoring::depends_score) || (depends & pair) == pair) &&
+        std::find(std::begin(special), std::end(special), program.code[i].op) != std::end(special))
+      return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 const char* to_string(Sm90Tiles tiles) {
@@ -79,8 +94,9 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
-  const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages);
-  return tiles + barriers + static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
+  const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0));
+  const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
+  return tiles + barriers + lines + static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
 }
 
 std::string Sm90ForwardConfig::text() const {
@@ -92,25 +108,36 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kConsumers", consumers)
       .set("kStages", stages)
       .set("kQueryStages", query_stages)
-      .set("kProducerRegisters", consumers == 3 ? 32 : 24)
-      .set("kConsumerRegisters", consumers == 3 ? 160 : 240)
+      .set("kProducerRegisters", consumers == 3 ? 32
+                                 : helpers      ? 56
+                                                : 24)
+      .set("kConsumerRegisters", consumers == 3 ? 160
+                                 : helpers      ? 224
+                                                : 240)
       .set("kTakeTurns", take_turns)
       .set("kOrdered", ordered);
 }
+
+namespace {
+
+/// Reads whose terms other warps sum up.
+int staged_reads(const problem::Problem& p) {
+  int staged = 0;
+  for (const scoring::TrainableRead& read : p.score->reads)
+    staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
+  return staged;
+}
+
+}  // namespace
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
-  std::size_t staged = 0;  // reads whose terms other warps sum up
-  if (sm90_collects(p)) {
-    for (const scoring::TrainableRead& read : p.score->reads)
-      staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
-  }
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
   const auto barriers_and_statistics = static_cast<std::size_t>(64 + 48 * stages + 2 * stages * 4 * block_q);
   return tiles + barriers_and_statistics + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
-         staged * stage;
+         static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
 }
 
 std::string Sm90BackwardConfig::text() const { return base::join(block_q, "x", block_kv, " stages ", stages); }
@@ -132,20 +159,44 @@ bool sm90_collects(const problem::Problem& p) {
   const auto of_score = [&](scoring::ValueId id) {
     return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
   };
-  int early = 0, staged = 0;
+  int early = 0;
   for (const scoring::TrainableRead& read : p.score->reads) {
     early += of_score(p.score->dscore) || of_score(read.factor);
-    staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
     for (const scoring::ValueId index : read.index)
       if (of_score(index)) return false;
   }
-  return early <= 2 && staged <= 3;  // what registers and shared memory hold
+  return early <= 2 && staged_reads(p) <= 3;  // what registers and shared memory hold
 }
 
 LineValues sm90_line_values(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool in_turns = p.attention.determinism == Determinism::reproducible;  // which takes the warp that would evaluate them
-  return p.pass == Pass::backward && dim <= 64 && !in_turns ? find_line_values(p) : LineValues{};
+  const bool forward = p.pass == Pass::forward;
+  const bool in_turns = !forward && p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
+  return dim <= (forward ? 128 : 64) && !in_turns ? find_line_values(p) : LineValues{};
+}
+
+namespace {
+
+/// Does the score read an element of a parameter for each pair? besides: reads that depend on these do not count.
+bool reads_pairs(const problem::Problem& p, std::uint8_t besides = 0) {
+  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
+  for (std::size_t i = 0; i < program.code.size(); ++i)
+    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i])
+      return true;
+  return false;
+}
+
+}  // namespace
+
+bool sm90_is_light(const problem::Problem& p) {
+  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const scoring::Op op = program.code[i].op;
+    const bool light = op == scoring::Op::score || op == scoring::Op::add || op == scoring::Op::sub || op == scoring::Op::mul;
+    if ((program.depends[i] & scoring::depends_score) != 0 && !light) return false;
+  }
+  return true;
 }
 
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
@@ -153,16 +204,20 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0;
   const bool causal = sm90_mask(p).tiles != Sm90Tiles::all;
-  const Sm90ForwardConfig two{128, 2, 2, 2, true, false}, three{128, 3, 2, 2, true, false};
+  const bool helpers = !sm90_line_values(p).empty();
+  const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
   if (dim <= 64) {
-    if (!plain) return {two};
+    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p)) return {two};
+    // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
+    if (evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false, helpers}, two};
+    if (!sm90_is_light(p)) return {two};
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     return {three, two};
   }
   if (dim <= 80 && plain) return {{112, 3, 2, 2, true, false}};
   if (dim <= 96 && plain) return {{144, 2, 2, 2, true, true}};
   if (dim <= 128) {
-    const Sm90ForwardConfig narrow{128, 2, 2, 2, true, true}, wide{160, 2, 2, 2, true, true};
+    const Sm90ForwardConfig narrow{128, 2, 2, 2, true, true, helpers}, wide{160, 2, 2, 2, true, true};
     if (plain && p.seqlen_kv >= (causal ? 8192 : 4096)) return {wide, narrow};
     return plain ? std::vector{narrow, wide} : std::vector{narrow};
   }
@@ -177,22 +232,13 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain =
       !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
-  const bool helpers = sm90_collects(p) || !sm90_line_values(p).empty();
+  const bool helpers = (sm90_collects(p) && staged_reads(p) > 0) || !sm90_line_values(p).empty();
   if (p.head_dim > 128) return {{64, 64, 2, false}};
   if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
   return {{64, 128, 2, helpers}};
 }
 
-bool sm90_sequences_share_pairs(const problem::Problem& p) {
-  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
-    const bool diagonal = program.along_diagonals[i];
-    if (program.code[i].op == scoring::Op::read && !diagonal && (program.depends[i] & (pair | scoring::depends_batch)) == pair)
-      return p.batch > 1;
-  }
-  return false;
-}
+bool sm90_sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed) {

@@ -28,8 +28,9 @@ struct Sm90ForwardConfig {
   int consumers;  ///< warpgroups of 64 query rows
   int stages;     ///< of keys and values
   int query_stages;
-  bool take_turns;  ///< warpgroups issue their products one after the other
-  bool ordered;     ///< exponentials before the wait for the product that runs beside them
+  bool take_turns;       ///< warpgroups issue their products one after the other
+  bool ordered;          ///< exponentials before the wait for the product that runs beside them
+  bool helpers = false;  ///< a warp beside the one that loads has work too
 
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
@@ -41,7 +42,7 @@ struct Sm90ForwardConfig {
 struct Sm90BackwardConfig {
   int block_q, block_kv;
   int stages;    ///< of queries and gradients of the output
-  bool helpers;  ///< the warps beside the one that loads have work too
+  bool helpers;  ///< warps beside the one that loads have work too
 
   static constexpr int threads = 384;
   const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
@@ -52,6 +53,8 @@ struct Sm90BackwardConfig {
 
 /// Does the backward kernel collect gradients of parameters itself? Where registers are short, a pass of its own is quicker.
 bool sm90_collects(const problem::Problem& problem);
+/// Is the score added to and multiplied only? Other scores need registers of their own.
+bool sm90_is_light(const problem::Problem& problem);
 /// What its score needs along the lines of a tile, where the kernel has warps for that.
 LineValues sm90_line_values(const problem::Problem& problem);
 

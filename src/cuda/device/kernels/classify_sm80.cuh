@@ -12,19 +12,29 @@ extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_con
   const int mask_head = int(blockIdx.x) / args.tiles / rows, head = mask_head % kMaskHeads;
   const Sequence seq = find_sequence(attention, mask_head / kMaskHeads);
   const int q_begin = (kTransposed ? tile : row) * kBlockQ, kv_begin = (kTransposed ? row : tile) * kBlockKv;
+  if (args.known != nullptr && args.known[blockIdx.x] != kPartial) {
+    if (threadIdx.x == 0) args.classes[blockIdx.x] = args.known[blockIdx.x];
+    return;
+  }
+  // A thread looks at one key and every kStep-th query.
+  constexpr int kStep = 256 / kBlockKv, kLookers = kStep * kBlockKv;
+  __shared__ unsigned char kept[kBlockKv];
+  for (int i = threadIdx.x; i < kBlockKv; i += 256) kept[i] = 0;
+  __syncthreads();
   bool any = false, all = true;
-  if (q_begin < seq.len_q && kv_begin < seq.len_kv) {
+  if (q_begin < seq.len_q && kv_begin < seq.len_kv && threadIdx.x < kLookers) {
+    const int column = threadIdx.x % kBlockKv;
+    const int kv = int(attention.kv_offset) + min(kv_begin + column, seq.len_kv - 1);  // a pair beyond the end says what the last one says
 #pragma unroll 16
-    for (int i = threadIdx.x; i < kBlockQ * kBlockKv; i += 256) {
-      // A pair beyond the end says what the last one says.
-      const int q = min(q_begin + i / kBlockKv, seq.len_q - 1), kv = min(kv_begin + i % kBlockKv, seq.len_kv - 1);
-      const bool keep =
-          mask_keep({seq.batch, head, int(attention.q_offset) + q, int(attention.kv_offset) + kv, seq.len_q, seq.len_kv}, attention.score);
+    for (int row = threadIdx.x / kBlockKv; row < kBlockQ; row += kStep) {
+      const int q = int(attention.q_offset) + min(q_begin + row, seq.len_q - 1);
+      const bool keep = mask_keep({seq.batch, head, q, kv, seq.len_q, seq.len_kv}, attention.score);
       any |= keep;
       all &= keep;
     }
+    if (any) kept[column] = 1;
   }
-  any = __syncthreads_or(any);
-  all = __syncthreads_and(all);
-  if (threadIdx.x == 0) args.classes[blockIdx.x] = any ? (all ? kFull : kPartial) : kEmpty;
+  const bool some = __syncthreads_or(any), every = __syncthreads_and(all);
+  const bool covered = __syncthreads_and(threadIdx.x >= kBlockKv || kept[threadIdx.x]);
+  if (threadIdx.x == 0) args.classes[blockIdx.x] = !some ? kEmpty : every ? kFull : covered ? kCovered : kPartial;
 }

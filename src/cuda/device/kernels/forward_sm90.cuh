@@ -10,6 +10,7 @@
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "softmax/online.cuh"
+#include "tile/line_values.cuh"
 #include "tile/tma_tile.cuh"
 
 namespace foveal::device {
@@ -24,6 +25,8 @@ constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
+using Lines = LineTile<kBlockQ, kBlockKv>;
+constexpr int kLineStages = 2;
 
 struct SharedLayout {
   static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
@@ -33,20 +36,29 @@ struct SharedLayout {
   static constexpr int kKey = kQuery + kQueryStages * kQueryBytes;
   static constexpr int kValue = kKey + kStages * kKeyBytes;
   static constexpr int kBarriers = kValue + kStages * kValueBytes;
-  static constexpr int kKept = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
+  static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
+  static constexpr int kLines = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
+  static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
   static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
   static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
 };
 
 struct Rings {
+  unsigned char* memory;
   u32 base;
   RingBarriers<kQueryStages> query;
   RingBarriers<kStages> key, value;
-  FOVEAL_DEVICE explicit Rings(u32 address)
-      : base(address),
-        query{address + SharedLayout::kBarriers},
+  RingBarriers<kLineStages> line_values;
+  FOVEAL_DEVICE explicit Rings(unsigned char* memory)
+      : memory(memory),
+        base(shared_address(memory)),
+        query{base + SharedLayout::kBarriers},
         key{query.address + RingBarriers<kQueryStages>::kBytes},
-        value{key.address + RingBarriers<kStages>::kBytes} {}
+        value{key.address + RingBarriers<kStages>::kBytes},
+        line_values{base + SharedLayout::kLineBarriers} {}
+  FOVEAL_DEVICE Lines lines(u32 use) const {
+    return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
+  }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
   FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + SharedLayout::kKey + key.index(use) * SharedLayout::kKeyBytes}; }
   FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + SharedLayout::kValue + value.index(use) * SharedLayout::kValueBytes}; }
@@ -123,6 +135,34 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   if (tile > 0) load_value(tile - 1);
 }
 
+/// What the score needs along the lines of each tile, by one warp.
+FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
+  int round = -1;
+  ForwardTask work;
+  u32 tile = 0;
+  while (work.next(round, args)) {
+    const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
+    bool partial;
+    Lines before{nullptr};
+    int next_kv = 0;  // that continues the tile before
+    for (; work.next_tile(args, partial); ++tile) {
+      const int first_kv = work.walk.tile * kBlockKv;
+      if (first_kv != next_kv) before.data = nullptr;
+      rings.line_values.wait_empty(tile);
+      const Lines lines = rings.lines(tile);
+      lines.fill(
+          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_row(), first_kv + column); },
+          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_row() - first_kv - ahead); });
+      hand_over(rings.line_values, tile);
+      before = lines;
+      next_kv = first_kv - kBlockKv;
+    }
+  }
+}
+
+constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
+using AheadValues = PairValues[kAhead];
+
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
   static constexpr u32 kTurnBarrier = 1;  // one for each group
@@ -150,15 +190,41 @@ struct Consumer {
 
   FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_row() + 64 * group + fragment_first_row(thread); }
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: bits of columns that some row keeps.
+  /// The pair of register i; partial: it may not exist, and another stands for it.
   template <bool partial>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const ForwardTask& work, u32 kept) const {
+  FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
+    const int row = row_of(work), key = work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const int origin_q = row + static_cast<int>(args.attention.q_offset), origin_kv = key + static_cast<int>(args.attention.kv_offset);
+    int q_step = 8 * fragment_row(i), kv_step = fragment_column(i);
+    if constexpr (partial) {
+      q_step = min(q_step, work.sequence.len_q - 1 - row);
+      kv_step = min(kv_step, work.sequence.len_kv - 1 - key);
+    }
+    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv, q_step, kv_step};
+  }
+
+  /// What is read for each pair, before the scores are there.
+  FOVEAL_DEVICE void load_ahead(AheadValues& ahead, const ForwardTask& work, bool partial) const {
+    if constexpr (kPairReads == 0) return;
+    if (partial) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], position<true>(work, i), args.attention.score);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], position<false>(work, i), args.attention.score);
+    }
+  }
+
+  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
+  /// row keeps go, if anywhere.
+  template <bool partial>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int last_kv = work.sequence.len_kv - 1;
     const int row = row_of(work);
-    const int origin_q = row + static_cast<int>(attention.q_offset), origin_kv = first_kv + static_cast<int>(attention.kv_offset);
+    const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
     int low[2], high[2];
     u32 kept_columns[SharedLayout::kKeptWords] = {};
 #pragma unroll
@@ -170,9 +236,8 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
-      const int q_step = partial ? min(8 * r, work.sequence.len_q - 1 - row) : 8 * r, kv_step = partial ? min(column, last_kv - first_kv) : column;
-      const Position at{work.task.batch,     work.task.head,       origin_q + q_step, origin_kv + kv_step,
-                        work.sequence.len_q, work.sequence.len_kv, q_step,            kv_step};
+      Pair at = lines.pair(i, position<partial>(work, i));
+      ahead[kPairReads > 0 ? i : 0].put_into(at);
       if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -186,7 +251,7 @@ struct Consumer {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
-    if constexpr (partial && kMaskProgram) {
+    if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < SharedLayout::kKeptWords; ++word) {
         u32 columns = kept_columns[word];
@@ -321,6 +386,7 @@ struct Consumer {
     float acc[kDimV / 2];
     u32 p[kBlockKv / 4];
     float rescale[2];
+    AheadValues ahead;
     OnlineSoftmax softmax;
     softmax.reset();
 
@@ -339,20 +405,23 @@ struct Consumer {
     const auto probabilities = [&] {
       if (leader) rings.key.release(tile);
       wgmma_pin(scores);
+      if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if (partial) {
-        const u32 kept = rings.base + SharedLayout::kKept;
-        if constexpr (kMaskProgram) {
+        const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
+        const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
+        if (kMaskProgram && clears) {
           if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
-        transform<true>(scores, next, kept);
-        if (kMaskProgram || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv)) {
+        transform<true>(scores, ahead, next, tile, kept);
+        if (clears) {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
       } else if constexpr (kHasScore) {
-        transform<false>(scores, next, 0);
+        transform<false>(scores, ahead, next, tile, 0);
       }
+      if constexpr (kHasLines) release(rings.line_values, tile);
       softmax.update(scores, exponent, rescale);
       if constexpr (kDropout) drop(scores, next);
     };
@@ -360,6 +429,7 @@ struct Consumer {
     rings.query.wait_full(query);
     rings.key.wait_full(tile);
     score_product();
+    load_ahead(ahead, next, partial);
     wgmma_wait<0>();
     probabilities();
     pack_fragment<Element>(p, scores);
@@ -381,6 +451,7 @@ struct Consumer {
       rings.value.wait_full(tile - 1);
       value_product(tile - 1, accumulate);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
+      load_ahead(ahead, next, partial);
       wgmma_wait<1>();
       probabilities();
       if constexpr (kOrdered) softmax.complete();
@@ -409,18 +480,22 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared_address(shared));
+  const Rings rings(shared);
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
     rings.query.init(1, kConsumers);
     rings.key.init(1, kConsumers);
     rings.value.init(1, kConsumers);
+    if constexpr (kHasLines) rings.line_values.init(1, 4 * kConsumers);
     fence_mbarrier_init();
   }
   __syncthreads();
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
     if (threadIdx.x == 0) produce(args, rings);
+    if constexpr (kHasLines) {
+      if (warp_id() == 1) evaluate_lines(args, rings);
+    }
   } else {
     registers_increase<kConsumerRegisters>();
     Consumer(args, rings, warp_group - 1).run();

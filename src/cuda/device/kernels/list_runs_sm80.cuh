@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(128) list_runs_sm80(const __grid_co
     const bool starts = kind != kEmpty && kind != class_of(tile - 1), ends = kind != kEmpty && kind != class_of(tile + 1);
     const u32 starting = __ballot_sync(~0u, starts);
     TileRun* run = runs + count + __popc(starting & (~0u >> (kWarp - 1 - lane_id()))) - 1;
-    if (starts) run->begin = tile, run->full = kind == kFull;
+    if (starts) run->begin = tile, run->full = kind == kFull, run->covered = kind != kPartial;
     if (ends) run->end = tile + 1;
     count += __popc(starting);
   }

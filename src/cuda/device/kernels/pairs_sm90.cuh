@@ -7,7 +7,8 @@
 // Where the parameter is exactly the pairs (kCovers), the warps left write zeros to the tiles that the mask leaves out, and nothing else clears it.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kStages, kTileSource (a TileSource);
-// kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the same for all), kCovers.
+// kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the same for all and stays in
+// registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
@@ -332,11 +333,11 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_
   }
   __syncthreads();
   if (warp_group == 0) {
-    registers_decrease<56>();
+    registers_decrease<kProducerRegisters>();
     if (threadIdx.x == 0) produce(args, ring);
     if (kCovers && warp_id() > 0) Cleaner{args}.run();
   } else {
-    registers_increase<224>();
+    registers_increase<kConsumerRegisters>();
     Consumer(args, ring, warp_group - 1).run();
   }
 }

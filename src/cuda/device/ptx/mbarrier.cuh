@@ -69,4 +69,18 @@ struct RingBarriers {
   }
 };
 
+/// Gives a buffer back: by all lanes of a warp that have read it.
+template <int stages>
+FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
+  __syncwarp();
+  if (lane_id() == 0) ring.release(use);
+}
+
+/// Hands a buffer over: by all lanes of a warp that have written it.
+template <int stages>
+FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
+  __syncwarp();
+  if (lane_id() == 0) mbarrier_arrive(ring.full(use));
+}
+
 }  // namespace foveal::device

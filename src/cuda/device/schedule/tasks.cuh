@@ -45,8 +45,9 @@ struct TileWalk {
 
   int tile, begin;           // current tile, first tile of the current run
   int full_begin, full_end;  // tiles in this range need no test for limits and end
-  bool run_full;             // list
+  bool run_full, covered;    // list: of the current run
   int run, run_first;        // list: runs [run_first, run) are still to come
+  TileRun upcoming;          // list: the last of them, loaded ahead
 
   /// [row_begin, row_end): positions of the row; `length`: positions along the walk.
   FOVEAL_DEVICE void start(const Sm90Args& args, const TileRuns& runs, int batch, int head, int row, int row_begin, int row_end, int length,
@@ -59,12 +60,13 @@ struct TileWalk {
       if (runs.runs == nullptr) {
         tile = tiles;
         run = run_first = 0;
-        run_full = runs.all_full != 0;
+        run_full = covered = runs.all_full != 0;
       } else {
         const i64 at = batch * runs.batch_stride + head * runs.head_stride + row;
         tile = 0;
         run_first = runs.row_begin[at];
         run = runs.row_end[at];
+        look_ahead(runs);
       }
     } else {
       const int low = transposed ? -args.band_high : args.band_low;
@@ -86,6 +88,10 @@ struct TileWalk {
     }
   }
 
+  FOVEAL_DEVICE void look_ahead(const TileRuns& runs) {
+    if (run > run_first) upcoming = runs.runs[run - 1];
+  }
+
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
@@ -93,10 +99,13 @@ struct TileWalk {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
         if (run <= run_first) return false;
-        const TileRun taken = runs.runs[--run];
+        const TileRun taken = upcoming;
+        --run;
+        look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));
         begin = taken.begin;
         run_full = taken.full;
+        covered = taken.covered;
       }
       --tile;
       partial = !run_full || tile >= full_end;

@@ -17,7 +17,8 @@
 //   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
-// pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_offset<v>(at, args) of parameter kPairParam[v].
+// pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
+// is the same for all pairs of a thread.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -66,7 +67,9 @@ struct PairValues {
 template <int v = 0>
 FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const ScoreArgs& args) {
   if constexpr (v < kPairReads) {
-    pairs.value[v] = fv_load<typename PairElementOf<v>::type>(args.param[kPairParam[v]].data, pair_offset<v>(at, args));
+    using PairElement = typename PairElementOf<v>::type;
+    const PairElement* origin = static_cast<const PairElement*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args);
+    pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
     load_pair_values<v + 1>(pairs, at, args);
   }
 }

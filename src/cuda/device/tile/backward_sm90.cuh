@@ -196,20 +196,6 @@ FOVEAL_DEVICE void keep_turns(const Sm90Args& args, const Rings& rings) {
   }
 }
 
-/// By all lanes of a warp that have read a buffer.
-template <int stages>
-FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
-  __syncwarp();
-  if (lane_id() == 0) ring.release(use);
-}
-
-/// By all lanes of a warp that have written a buffer.
-template <int stages>
-FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
-  __syncwarp();
-  if (lane_id() == 0) mbarrier_arrive(ring.full(use));
-}
-
 /// What the score needs along the lines of each tile, by one warp.
 FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   int round = -1;
@@ -218,11 +204,11 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   while (work.next(round, args)) {
     bool partial;
     Lines before{nullptr};
-    int head = 0, first_q = 0;  // of the tile before
+    int head = 0, next_q = 0;  // that continue the tile before
     for (; work.next_tile(args, partial); ++tile) {
       rings.line_values.wait_empty(tile);
       const Position base = work.base(args.attention);
-      if (base.head != head || work.first_q() != first_q - kBlockQ) before.data = nullptr;
+      if (base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = rings.lines(tile);
       lines.fill(
           args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
@@ -230,7 +216,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
       hand_over(rings.line_values, tile);
       before = lines;
       head = base.head;
-      first_q = work.first_q();
+      next_q = work.first_q() - kBlockQ;
     }
   }
 }

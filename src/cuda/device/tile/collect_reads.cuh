@@ -109,9 +109,10 @@ struct WarpPairs {
       return gradients[i] == 0.0f ? 0.0f : product;
     };
     if constexpr (kReadKind[r] == kUniform || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
+      float uniform[4] = {};  // additions that need not wait for each other
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
-        if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += term(i);
+        if constexpr (kReadKind[r] == kUniform) uniform[i % 4] += term(i);
         if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term(i);
         if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), term(i));
         if constexpr (kReadKind[r] == kElement) {
@@ -119,6 +120,7 @@ struct WarpPairs {
           if (exists) store_to_read<r>(args, 0.0f, pair(i), term(i));
         }
       }
+      if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += (uniform[0] + uniform[1]) + (uniform[2] + uniform[3]);
     }
     if constexpr (is_staged(r)) {
       constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
