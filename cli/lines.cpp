@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <string_view>
 
 #include "base/check.h"
 #include "base/dtype.h"
@@ -69,7 +70,12 @@ void add_line_options(CLI::App& command, LineOptions& options) {
 std::vector<problem::Line> read_lines(const LineOptions& options) {
   std::vector<problem::Line> lines;
   const auto take = [&](const std::string& text) {
-    if (!is_comment(text) && text.find(options.match) != std::string::npos) lines.push_back(problem::parse_line(text));
+    if (is_comment(text) || text.find(options.match) == std::string::npos) return;
+    if (constexpr std::string_view both = "both "; text.rfind(both, 0) == 0) {
+      for (const char* pass : {"forward ", "backward "}) lines.push_back(problem::parse_line(pass + text.substr(both.size())));
+    } else {
+      lines.push_back(problem::parse_line(text));
+    }
   };
   for (const std::string& text : options.lines) take(text);
   for (const std::string& path : options.suites) {

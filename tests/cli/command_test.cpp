@@ -108,6 +108,14 @@ TEST_F(Command, Regressions) {
   EXPECT_EQ(ran.out.find("refused  "), std::string::npos);
 }
 
+TEST_F(Command, LinesThatSayBothAreOneOfEachPass) {
+  const Ran ran = run("check 'both f32 b1 h1 q9 d8'");
+  EXPECT_EQ(ran.code, 0) << ran.out << ran.err;
+  EXPECT_NE(ran.out.find("2 passed"), std::string::npos);
+  EXPECT_NE(ran.out.find(".forward"), std::string::npos);
+  EXPECT_NE(ran.out.find(".backward"), std::string::npos);
+}
+
 TEST_F(Command, ExplainAsJson) {
   const Ran ran = run("explain --json 'backward f32 b1 h2 q64 d16 mask=\"causal()\"'");
   ASSERT_EQ(ran.code, 0) << ran.err;

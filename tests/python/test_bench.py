@@ -30,9 +30,9 @@ def test_a_bad_line_names_the_word():
 
 def test_run_and_report(tmp_path):
     suite = tmp_path / "tiny.txt"
-    suite.write_text("both f32 b1 h4:2 q40 d16 causal\nboth f32 b1 h4:2 q20 d16 causal\n")
+    suite.write_text('both f32 b1 h4:2 q40 d16 mask="causal()"\nboth f32 b1 h4:2 q20 d16 mask="causal()"\n')
     scores = tmp_path / "scores-tiny.txt"
-    scores.write_text("both f32 b1 h2 q40 d16 causal\nbackward f32 b1 h2 q40 d16 causal score=relative_table\n")
+    scores.write_text('both f32 b1 h2 q40 d16 mask="causal()"\nbackward f32 b1 h2 q40 d16 mask="causal()" score=relative_table\n')
     results = tmp_path / "results.jsonl"
     for path in (suite, scores):
         assert run(path, "cpu", 1, results, {"foveal", "torch_sdpa", "unfused"}, 0.01) == 0
@@ -65,7 +65,7 @@ def test_overhead_is_measured_in_parts(tmp_path):
 
 
 def test_a_wrong_answer_is_refused():
-    (case,) = parse("backward f32 b1 h2 q24 d8 causal", "x")
+    (case,) = parse('backward f32 b1 h2 q24 d8 mask="causal()"', "x")
     tensors = case.tensors("cpu")
     gold = golden.compute(case, tensors, "cpu")
     from foveal_bench.rivals import foveal as ours
