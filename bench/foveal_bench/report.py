@@ -126,14 +126,17 @@ def _page(markdown: str, figures: list[tuple[str, pathlib.Path]]) -> str:
     return "\n".join([head, *body[:first_table], *images, *body[first_table:]]) + "\n"
 
 
-def _readme(rows: list[dict[str, Any]], figures: list[tuple[str, pathlib.Path]], output: pathlib.Path, readme: pathlib.Path) -> None:
-    """Replaces the generated block: the summary, the overhead, and the figures that compare."""
-    text = readme.read_text()
-    before, found, rest = text.partition(BEGIN)
+def _replace(page: pathlib.Path, body: str) -> None:
+    """Puts the body between the marks of a page."""
+    before, found, rest = page.read_text().partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed:
-        raise SystemExit(f"{readme}: lacks the lines {BEGIN!r} and {END!r}")
-    folder = os.path.relpath(output, readme.parent)
+        raise SystemExit(f"{page}: lacks the lines {BEGIN!r} and {END!r}")
+    page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+
+
+def _short(rows: list[dict[str, Any]], figures: list[tuple[str, pathlib.Path]], folder: str) -> str:
+    """The summary, the overhead, and the figures that compare."""
     parts = [
         "Each suite ran in one process, contenders interleaved, every answer checked before it was timed; geometric means over the cases. "
         f"All tables: [{folder}/results.md]({folder}/results.md); with the plots on one page: [{folder}/index.html]({folder}/index.html).\n",
@@ -142,10 +145,11 @@ def _readme(rows: list[dict[str, Any]], figures: list[tuple[str, pathlib.Path]],
         *overhead.tables(rows),
         *(f"![{title}]({folder}/{path.name})" for title, path in figures if path.name.startswith(("ratio", "scores"))),
     ]
-    readme.write_text(f"{before}{BEGIN}\n\n" + "\n".join(parts) + f"\n\n{END}{after}")
+    return "\n".join(parts)
 
 
-def report(paths: list[pathlib.Path], output: pathlib.Path, readme: pathlib.Path | None) -> None:
+def report(paths: list[pathlib.Path], output: pathlib.Path, readme: pathlib.Path | None = None, page: pathlib.Path | None = None) -> None:
+    """readme gets what is short, page all tables, both between their marks."""
     rows = load(paths)
     output.mkdir(parents=True, exist_ok=True)
     figures = plots.draw(rows, output)
@@ -153,5 +157,7 @@ def report(paths: list[pathlib.Path], output: pathlib.Path, readme: pathlib.Path
     (output / "results.md").write_text("# foveal beside its rivals\n\n" + markdown)
     (output / "index.html").write_text(_page(markdown, figures))
     if readme is not None:
-        _readme(rows, figures, output, readme)
-    print(f"wrote {output}/results.md, index.html and {2 * len(figures)} plots")
+        _replace(readme, _short(rows, figures, os.path.relpath(output, readme.parent)))
+    if page is not None:
+        _replace(page, markdown)
+    print(f"wrote {output}/results.md, index.html and {len(figures)} plots")

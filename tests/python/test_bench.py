@@ -42,12 +42,15 @@ def test_run_and_report(tmp_path):
     assert all(row["call_ms"] > 0 and row["first_call_s"] > 0 for row in rows if "ms" in row)
     readme = tmp_path / "README.md"
     readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report.report([results], tmp_path / "report", readme)
+    whole = tmp_path / "page.md"
+    whole.write_text(readme.read_text())
+    report.report([results], tmp_path / "report", readme, whole)
+    assert "| backward f32 b1 h4:2 q40 d16 causal |" in whole.read_text()
     text = readme.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
-    assert "| tiny | backward | f32 | 2 |" in text and "report/speed-tiny" in text
+    assert "| tiny | backward | f32 | 2 |" in text and "report/ratio-tiny" in text
     pages = {path.suffix: path for path in (tmp_path / "report").iterdir()}
-    kinds = {path.name.partition("-")[0] for path in (tmp_path / "report").glob("*.svg")}
+    kinds = {path.name.partition("-")[0] for path in (tmp_path / "report").glob("*.png")}
     assert {"speed", "ratio", "scores"} <= kinds and {".md", ".html", ".png"} <= pages.keys()
     page = pages[".html"].read_text()
     assert "data:image/png" in page and "src=\"http" not in page and "score=relative_table" in page
