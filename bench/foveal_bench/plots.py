@@ -25,7 +25,7 @@ def _pyplot() -> Any:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    plt.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"svg.hashsalt": "foveal", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False})
     return plt
 
 
@@ -236,6 +236,7 @@ def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> list[tuple[str, pa
             return
         path = folder / f"{_stem(kind, key)}.png"
         figure.savefig(path, dpi=110, metadata={"Software": None})
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
         plt.close(figure)
         written.append((f"{what}: {_title(key)}", path))
 

@@ -160,4 +160,4 @@ def report(paths: list[pathlib.Path], output: pathlib.Path, readme: pathlib.Path
         _replace(readme, _short(rows, figures, os.path.relpath(output, readme.parent)))
     if page is not None:
         _replace(page, markdown)
-    print(f"wrote {output}/results.md, index.html and {len(figures)} plots")
+    print(f"wrote {output}/results.md, index.html and {len(figures)} plots (PNG and SVG)")

@@ -13,6 +13,7 @@ std::atomic<bool> counting{false};
 std::atomic<int> allocations{0};
 }  // namespace
 
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlined, the pair below looks like new and free
 void* operator new(std::size_t size) {
   if (counting) ++allocations;
   if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
