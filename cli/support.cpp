@@ -1,8 +1,11 @@
-// foveal support: which features each target takes, as the backends themselves answer. The README's table is its output.
+// foveal support: which features each target takes, as the backends themselves answer; those for GPUs answer without one. The README's
+// table is its output.
 #include <fmt/core.h>
 
 #include "command.h"
+#include "cuda/kernels_of.h"
 #include "problem/case_data.h"
+#include "problem/line_problem.h"
 
 namespace foveal::cli {
 namespace {
@@ -48,14 +51,16 @@ constexpr Feature features[] = {
 constexpr DType types[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 
 bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& target) {
-  const bool on_gpu = target.backend == "cuda";
   problem::Line line = problem::parse_line(std::string(to_string(pass)) + " " + to_string(dtype) + " " + feature.words);
-  line.device.kind = on_gpu ? DeviceKind::cuda : DeviceKind::cpu;
   line.options.backend = target.backend;
   if (target.backend != "reference") line.options.target = target.target;
   if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;
-  const problem::CaseData data(line);
   try {
+    if (target.backend == "cuda") {  // what would be compiled, which needs no GPU
+      cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), target.target == "sm90" ? "sm_90a" : "sm_80", target.target);
+      return true;
+    }
+    const problem::CaseData data(line);
     if (pass == Pass::forward) {
       plan(line.attention, data.forward_inputs(), data.forward_outputs(), line.options);
     } else {
@@ -83,7 +88,7 @@ std::string cell(Pass pass, const Feature& feature, const TargetInfo& target) {
 void print() {
   std::vector<TargetInfo> columns;
   for (const TargetInfo& target : targets()) {
-    if (target.available) columns.push_back(target);
+    if (target.available || target.backend == "cuda") columns.push_back(target);
   }
   fmt::print("| forward / backward |");
   for (const TargetInfo& target : columns) fmt::print(" {} {} |", target.backend, target.target);
@@ -103,7 +108,8 @@ void print() {
 }  // namespace
 
 void add_support(CLI::App& app) {
-  CLI::App* command = app.add_subcommand("support", "Which features and types each target of this machine takes, as a Markdown table");
+  CLI::App* command =
+      app.add_subcommand("support", "Which features and types each target of this machine, and those for GPUs, take, as a Markdown table");
   command->callback([] { print(); });
 }
 

@@ -1,26 +1,11 @@
 // What a CPU plan promises about its runs: no allocation, and a checked run finds indices that leave their parameter.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstdlib>
-#include <new>
 
+#include "counted_allocations.h"
 #include "foveal/foveal.h"
 #include "problem/case_data.h"
-
-namespace {
-std::atomic<bool> counting{false};
-std::atomic<int> allocations{0};
-}  // namespace
-
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // inlined, the pair below looks like new and free
-void* operator new(std::size_t size) {
-  if (counting) ++allocations;
-  if (void* p = std::malloc(size == 0 ? 1 : size)) return p;
-  throw std::bad_alloc();
-}
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace foveal {
 namespace {
@@ -33,14 +18,12 @@ struct Aligned {
 
 /// Allocations of one run on ready views and workspace, inside the executable: the public call copies its argument lists before.
 template <class Inputs, class Outputs>
-int allocations_of(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
+long allocations_of(const Plan& plan, const Inputs& inputs, const Outputs& outputs) {
   const Aligned workspace(plan.workspace_bytes());
   plan.run(inputs, outputs, workspace.data);  // threads start with the first
-  allocations = 0;
-  counting = true;
+  const long before = allocations;
   plan.run(inputs, outputs, workspace.data);
-  counting = false;
-  return allocations;
+  return allocations - before;
 }
 
 TEST(CpuRun, AllocatesNothingThatGrowsWithTheProblem) {
