@@ -86,21 +86,21 @@ def gpu():
 
 
 def scores():
-    """Each score's time and FlexAttention's, in ms, from one run."""
+    """Each score's time and FlexAttention's, in ms, from one run for each score: the latest that has it."""
     cases = collections.defaultdict(dict)
     for row in map(json.loads, (ROOT / "bench/results/h200.jsonl").read_text().splitlines()):
         if row["suite"] == "scores-gpu":
             cases[row["case"]][row["contender"]] = row
     origin = next(iter(cases.values()))["foveal"]
-    lines = [f"{origin['machine']}, `{' '.join(next(iter(cases)).split()[1:])}`, ms, commit `{origin['commit']}`; - : FlexAttention failed or refused "
-             "with its default options:", "", "| score | forward | FlexAttention | backward | FlexAttention |", "|---|---|---|---|---|"]
+    lines = [f"{origin['machine']}, `{' '.join(next(iter(cases)).split()[1:])}`, ms; - : FlexAttention failed or refused with its default options:", "",
+             "| score | forward | FlexAttention | backward | FlexAttention | commit |", "|---|---|---|---|---|---|"]
     names = dict.fromkeys(case.partition("score=")[2] for case in cases)
     for score in names:
         cells = []
         for name in ("forward", "backward"):
             case = next(found for key, found in cases.items() if key.startswith(name) and key.partition("score=")[2] == score)
             cells += [f"{case[who]['ms']:.2f}" if "ms" in case.get(who, {}) else "-" for who in ("foveal", "flex")]
-        lines.append(f"| {score.replace('_', ' ') or 'plain'} | " + " | ".join(cells) + " |")
+        lines.append(f"| {score.replace('_', ' ') or 'plain'} | " + " | ".join(cells) + f" | `{case['foveal']['commit'][:7]}` |")
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ def parse(line: str, suite: str) -> list[Case]:
         pair = re.fullmatch(r"([bhqd])(\d+)(?::(\d+))?", word)
         if word in DTYPES:
             fields["dtype"] = word
-        elif word == "mask=causal()":
+        elif word in ("mask=causal()", "causal"):  # the short form is how results name it
             fields["causal"] = True
         elif word.startswith("score="):
             fields["score"] = word.removeprefix("score=")

@@ -26,12 +26,15 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
+    """What the library was built from: FOVEAL_COMMIT where it is not this checkout."""
+    if named := os.environ.get("FOVEAL_COMMIT"):
+        return named
     try:
         revision = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout.strip()
         return revision + ("-dirty" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return os.environ.get("FOVEAL_COMMIT", "unknown")
+        return "unknown"
 
 
 def describe(device: str, threads: int) -> dict[str, Any]:

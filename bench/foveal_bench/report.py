@@ -29,19 +29,22 @@ def _origin(row: dict[str, Any]) -> str:
 def summary(rows: list[dict[str, Any]]) -> str:
     """One line for each suite, machine, pass and type: how foveal compares with the best rival of each case."""
     groups: dict[Any, list[tuple[float, str, str]]] = collections.defaultdict(list)
+    commits: dict[Any, set[str]] = collections.defaultdict(set)
     for (machine, threads, suite, case), group in cases(rows).items():
         rival = best_rival(group)
         if rival:
             name, dtype = case.split()[:2]
-            groups[_where(machine, threads), suite, name, dtype].append((ratio(group), rival, case))
-    lines = ["| machine | suite | pass | type | cases | times the best rival's speed | least | best rival, most often |", "|---|---|---|---|---|---|---|---|"]
+            key = (_where(machine, threads), suite, name, dtype)
+            groups[key].append((ratio(group), rival, case))
+            commits[key].add(group[OURS]["commit"][:7])
+    lines = ["| machine | suite | pass | type | cases | times the best rival's speed | least | best rival, most often | commits |", "|---|---|---|---|---|---|---|---|---|"]
     for (where, suite, name, dtype), found in sorted(groups.items()):
         values = [value for value, _, _ in found]
         least = min(found)
         rival, count = collections.Counter(rival for _, rival, _ in found).most_common(1)[0]
         lines.append(
             f"| {where} | {suite} | {name} | {dtype} | {len(values)} | {geomean(values):.2f} | {least[0]:.2f} ({' '.join(least[2].split()[2:])}) "
-            f"| {rival} ({count}) |"
+            f"| {rival} ({count}) | {', '.join(sorted(commits[where, suite, name, dtype]))} |"
         )
     return "\n".join(lines)
 
