@@ -1,4 +1,5 @@
-"""`foveal-bench shares`: the peaks of this machine, and what share of them the CPU kernels reach, from foveal_micro and `foveal bench`."""
+"""`foveal-bench shares`: the peaks of this machine, what share of them the CPU kernels reach, and what they gain from a second core; from
+foveal_micro, `foveal bench` and the Python package."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from typing import Any, Callable, Iterator
 
 import torch
 
+import foveal
+
+from . import case as cases
 from . import machine
+from .timing import interleave
 
 SUITE = "peak-cpu"
+TWO_CORES = "two-cores"
 
 
 def _kernels(build: pathlib.Path, seconds: float) -> Iterator[dict[str, Any]]:
@@ -38,7 +44,13 @@ def _peaks(build: pathlib.Path) -> Iterator[dict[str, Any]]:
     measured = json.loads(subprocess.run([build / "bench/micro/foveal_micro", "--json"], check=True, capture_output=True).stdout)
     for unit in measured["units"]:
         if unit["available"]:
-            yield {"suite": "peaks", "case": unit["instruction"], "gflops": unit["best"], "two_threads_gflops": unit["threads_cpu"]}
+            yield {
+                "suite": "peaks",
+                "case": unit["instruction"],
+                "gflops": unit["best"],
+                "two_threads_gflops": unit["threads_cpu"],
+                "two_threads_gain": round(unit["threads_wall"] / unit["best"], 3),
+            }
 
 
 def _copies() -> Iterator[dict[str, Any]]:
@@ -49,6 +61,28 @@ def _copies() -> Iterator[dict[str, Any]]:
         torch.set_num_threads(threads)
         best = min(_seconds(lambda: target.copy_(source)) for _ in range(10))
         yield {"suite": "memory", "case": f"copy, {threads} threads", "threads": threads, "gbytes": round(2 * source.numel() / best / 1e9, 1)}
+
+
+def _two_cores(seconds: float) -> Iterator[dict[str, Any]]:
+    """Wall time with one thread and with two, by turns."""
+    text = pathlib.Path(f"bench/suites/{TWO_CORES}.txt").read_text()
+    for case in cases.read_suite(text, TWO_CORES):
+        tensors = {name: tensor.transpose(1, 2) for name, tensor in case.tensors("cpu").items()}
+        q, k, v, dout = (tensors[name] for name in ("q", "k", "v", "dout"))
+        mask = foveal.causal() if case.causal else None
+
+        def planned(threads: int) -> Callable[[], float]:
+            options = foveal.Options(threads=threads)
+            out, lse = foveal.forward(q, k, v, mask=mask, options=options)
+            plan = foveal.plan(q, k, v, mask=mask, backward=case.backward, options=options)
+            given = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "workspace": plan.workspace()}
+            if case.backward:
+                given |= {"dout": dout, **{f"d{name}": torch.empty_like(tensors[name]) for name in "qkv"}}
+            return lambda: _seconds(lambda: plan.run(**given)) * 1e3
+
+        timings = interleave({"1": planned(1), "2": planned(2)}, seconds)
+        one, two = timings["1"].median_ms, timings["2"].median_ms
+        yield {"suite": TWO_CORES, "case": case.name, "ms_one": round(one, 3), "ms_two": round(two, 3), "gain": round(one / two, 3)}
 
 
 def _seconds(run: Callable[[], Any]) -> float:
@@ -62,7 +96,7 @@ def run(build: pathlib.Path, output: pathlib.Path, seconds: float) -> None:
     origin = machine.describe("cpu", 1)
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("a") as file:
-        for row in [*_peaks(build), *_copies(), *_kernels(build, seconds)]:
+        for row in [*_peaks(build), *_two_cores(seconds), *_copies(), *_kernels(build, seconds)]:
             file.write(json.dumps({**origin, **row}) + "\n")
 
 
@@ -74,6 +108,12 @@ def tables(rows: list[dict[str, Any]]) -> list[str]:
         parts.append(f"**Peaks** of {peaks[0]['machine']} (GFLOP/s of CPU time; commit {peaks[0]['commit']}, `{peaks[0]['command']}`)\n")
         parts.append("| instruction | one core | two cores |\n|---|---|---|")
         parts.extend(f"| {row['case']} | {row['gflops']:.0f} | {row['two_threads_gflops']:.0f} |" for row in peaks)
+        parts.append("")
+    if two := [row for row in rows if row["suite"] == TWO_CORES]:
+        parts.append(f"**What a second core gives** on {two[0]['machine']}, wall time (median; commit {two[0]['commit']}, `{two[0]['command']}`); the ")
+        parts[-1] += f"register-only loops gain {min(row['two_threads_gain'] for row in peaks if 'two_threads_gain' in row):.2f}\n"
+        parts.append("| problem | one, ms | two, ms | gain |\n|---|---|---|---|")
+        parts.extend(f"| {row['case']} | {row['ms_one']:.2f} | {row['ms_two']:.2f} | {row['gain']:.2f} |" for row in two)
         parts.append("")
     if kernels:
         parts.append(

@@ -227,11 +227,11 @@ class TapeRun {
         FOVEAL_REAL_STEP(mul_sub, a * b - c);
         FOVEAL_REAL_STEP(sub_mul, c - a * b);
 
-        FOVEAL_INTEGER_STEP(add_i, a + b);
-        FOVEAL_INTEGER_STEP(sub_i, a - b);
-        FOVEAL_INTEGER_STEP(mul_i, a * b);
-        FOVEAL_INTEGER_STEP(neg_i, -a);
-        FOVEAL_INTEGER_STEP(abs_i, a < 0 ? -a : a);
+        FOVEAL_INTEGER_STEP(add_i, wrapping_add(a, b));
+        FOVEAL_INTEGER_STEP(sub_i, wrapping_sub(a, b));
+        FOVEAL_INTEGER_STEP(mul_i, wrapping_mul(a, b));
+        FOVEAL_INTEGER_STEP(neg_i, wrapping_sub(W{}, a));
+        FOVEAL_INTEGER_STEP(abs_i, a < 0 ? wrapping_sub(W{}, a) : a);
         FOVEAL_INTEGER_STEP(min_i, b < a ? b : a);
         FOVEAL_INTEGER_STEP(max_i, b > a ? b : a);
       case TapeOp::floor_div_i:
@@ -243,9 +243,11 @@ class TapeRun {
       case TapeOp::mod_i:
         if (const Int divisor = common_divisor(step)) {
           const Division by(divisor);
-          return map<Int, Int, Int, Int, kWords>(step, [by](W a, W, W) -> W { return a - by.quotient(a) * by.divisor; });
+          return map<Int, Int, Int, Int, kWords>(
+              step, [by](W a, W, W) -> W { return wrapping_sub(a, wrapping_mul(by.quotient(a), splat<W>(by.divisor))); });
         }
-        return map<Int, Int, Int, Int, kVectorBytes / 8>(step, [](auto a, auto b, auto) { return b == 0 ? b : a - quotient(a, b) * b; });
+        return map<Int, Int, Int, Int, kVectorBytes / 8>(
+            step, [](auto a, auto b, auto) { return b == 0 ? b : wrapping_sub(a, wrapping_mul(quotient(a, b), b)); });
 
         FOVEAL_REAL_STEP(exp, M::exp(a));
         FOVEAL_REAL_STEP(exp2, M::exp2(a));
@@ -366,7 +368,7 @@ class TapeRun {
     W quotient(W a) const {
       constexpr Int limit = 1 << 22;
       const W near = any((a > limit) | (a < -limit)) ? near_quotient<double>(a, reciprocal) : near_quotient<float>(a, short_reciprocal);
-      const W rest = a - near * divisor;
+      const W rest = wrapping_sub(a, wrapping_mul(near, splat<W>(divisor)));
       return near + (rest < 0) - (rest >= divisor);  // comparisons are 0 or -1
     }
     template <class R>

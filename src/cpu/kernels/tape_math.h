@@ -84,9 +84,9 @@ struct FloatMath {
     using I = IntegerVec<V>;
     const I tiny = x < 1.17549435e-38f;
     x = tiny ? x * 16777216.0f : x;
-    const I b = bits<I>(x), e = (b - 0x3F3504F3) >> 23;
+    const I b = bits<I>(x), e = wrapping_sub(b, splat<I>(0x3F3504F3)) >> 23;
     exponent = to_float<V>(e + (tiny & -24));
-    const V f = bits<V>(b - (e << 23)) - 1.0f;
+    const V f = bits<V>(wrapping_sub(b, e << 23)) - 1.0f;
     const V p = polynomial(f, {3.333331260e-01f, -2.500000979e-01f, 2.000211962e-01f, -1.666798555e-01f, 1.421951983e-01f,
                                -1.240575620e-01f, 1.188860328e-01f, -1.167480701e-01f, 6.744542640e-02f});
     const V square = f * f;

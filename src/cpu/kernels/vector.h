@@ -62,6 +62,22 @@ inline To bits(From v) {
   return to;
 }
 
+/// Integers of programs wrap as two's complement does; signed arithmetic would leave that undefined.
+template <class V>
+using UnsignedVec = Vec<std::uint32_t, sizeof(V) / 4>;
+template <class V>
+inline V wrapping_add(V a, V b) {
+  return bits<V>(bits<UnsignedVec<V>>(a) + bits<UnsignedVec<V>>(b));
+}
+template <class V>
+inline V wrapping_sub(V a, V b) {
+  return bits<V>(bits<UnsignedVec<V>>(a) - bits<UnsignedVec<V>>(b));
+}
+template <class V>
+inline V wrapping_mul(V a, V b) {
+  return bits<V>(bits<UnsignedVec<V>>(a) * bits<UnsignedVec<V>>(b));
+}
+
 /// Some element is not zero.
 template <class I>
 inline bool any(I v) {
