@@ -101,28 +101,43 @@ def run(build: pathlib.Path, output: pathlib.Path, seconds: float) -> None:
 
 
 def tables(rows: list[dict[str, Any]]) -> list[str]:
-    peaks = [row for row in rows if row["suite"] == "peaks"]
-    kernels = [row for row in rows if row["suite"] == SUITE]
+    """For each machine: its peaks, what a second core gives, and the share of the peak that each kernel reaches."""
     parts = []
-    if peaks:
-        parts.append(f"**Peaks** of {peaks[0]['machine']} (GFLOP/s of CPU time; commit {peaks[0]['commit']}, `{peaks[0]['command']}`)\n")
-        parts.append("| instruction | one core | two cores | gain in wall time |\n|---|---|---|---|")
-        for row in peaks:
-            gain = f"{row['two_threads_gain']:.2f}" if "two_threads_gain" in row else ""
-            parts.append(f"| {row['case']} | {row['gflops']:.0f} | {row['two_threads_gflops']:.0f} | {gain} |")
-        parts.append("")
-    if two := [row for row in rows if row["suite"] == TWO_CORES]:
-        parts.append(f"**What a second core gives** on {two[0]['machine']}, wall time (median; commit {two[0]['commit']}, `{two[0]['command']}`)\n")
-        parts.append("| problem | one, ms | two, ms | gain |\n|---|---|---|---|")
-        parts.extend(f"| {row['case']} | {row['ms_one']:.2f} | {row['ms_two']:.2f} | {row['gain']:.2f} |" for row in two)
-        parts.append("")
-    if kernels:
-        parts.append(
-            f"**Share of peak**, one core of {kernels[0]['machine']} (median; commit {kernels[0]['commit']}, `{kernels[0]['command']}`)\n"
-        )
-        parts.append("| problem | kernel | ms | GFLOP/s | of peak |\n|---|---|---|---|---|")
-        for row in kernels:
-            share = row["gflops"] / row["peak_gflops"]
-            parts.append(f"| {row['case']} | {row['kernel']} | {row['ms']:.2f} | {row['gflops']:.0f} | {share:.2f} |")
-        parts.append("")
+    for name in dict.fromkeys(row["machine"] for row in rows if row["suite"] == "peaks"):
+        here = [row for row in rows if row["machine"] == name]
+        parts += _peaks_table([row for row in here if row["suite"] == "peaks"])
+        parts += _two_cores_table([row for row in here if row["suite"] == TWO_CORES])
+        parts += _shares_table([row for row in here if row["suite"] == SUITE])
     return parts
+
+
+def _origin(row: dict[str, Any]) -> str:
+    return f"commit {row['commit']}, `{row['command']}`"
+
+
+def _peaks_table(peaks: list[dict[str, Any]]) -> list[str]:
+    parts = [f"**Peaks** of {peaks[0]['machine']} (GFLOP/s of CPU time; {_origin(peaks[0])})\n"]
+    parts.append("| instruction | one core | two cores | gain in wall time |\n|---|---|---|---|")
+    for row in peaks:
+        gain = f"{row['two_threads_gain']:.2f}" if "two_threads_gain" in row else ""
+        parts.append(f"| {row['case']} | {row['gflops']:.0f} | {row['two_threads_gflops']:.0f} | {gain} |")
+    return [*parts, ""]
+
+
+def _two_cores_table(two: list[dict[str, Any]]) -> list[str]:
+    if not two:
+        return []
+    parts = [f"**What a second core gives** on {two[0]['machine']}, wall time (median; {_origin(two[0])})\n"]
+    parts.append("| problem | one, ms | two, ms | gain |\n|---|---|---|---|")
+    return [*parts, *(f"| {row['case']} | {row['ms_one']:.2f} | {row['ms_two']:.2f} | {row['gain']:.2f} |" for row in two), ""]
+
+
+def _shares_table(kernels: list[dict[str, Any]]) -> list[str]:
+    if not kernels:
+        return []
+    parts = [f"**Share of peak**, one core of {kernels[0]['machine']} (median; {_origin(kernels[0])})\n"]
+    parts.append("| problem | kernel | ms | GFLOP/s | of peak |\n|---|---|---|---|---|")
+    for row in kernels:
+        share = row["gflops"] / row["peak_gflops"]
+        parts.append(f"| {row['case']} | {row['kernel']} | {row['ms']:.2f} | {row['gflops']:.0f} | {share:.2f} |")
+    return [*parts, ""]
