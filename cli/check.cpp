@@ -17,7 +17,7 @@ namespace {
 
 struct Options {
   LineOptions lines;
-  std::int64_t random = 0;
+  std::int64_t random = 0, sample = 0;
   std::uint64_t seed = 0;
   std::string json;
   double limit = 0;  // seconds
@@ -66,6 +66,8 @@ void run(const Options& options) {
     base::Random random(options.seed + static_cast<std::uint64_t>(i));
     given.push_back(problem::random_line(random));
   }
+  if (options.sample > 0)
+    for (problem::Line& line : given) line.sample = options.sample;
   const std::vector<problem::Line> lines = apply_overrides(given, options.lines);
   FOVEAL_CHECK(!lines.empty(), "check: no problem line given; expected lines, --suite or --random");
 
@@ -105,6 +107,10 @@ void add_check(CLI::App& app) {
   add_line_options(*command, options->lines);
   command->add_option("--random", options->random, "this many random problems")->check(CLI::NonNegativeNumber);
   command->add_option("--seed", options->seed, "number of the first random problem")->capture_default_str();
+  command
+      ->add_option("--sample", options->sample,
+                   "look at this many queries of each line (sample=N): for lengths at which the reference is slow")
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--json", options->json, "write every error and bound to this file");
   command->add_option("--seconds", options->limit, "stop after this time")->check(CLI::NonNegativeNumber);
   command->add_flag("-q,--quiet", options->quiet, "print only what does not pass, and the counts");

@@ -2,6 +2,8 @@
 
 #include "check/naive.h"
 #include "check/run.h"
+#include "problem/problem.h"
+#include "reference/reference_backend.h"
 
 namespace foveal::check {
 
@@ -42,8 +44,36 @@ std::size_t row_size(const CaseData& data, const std::string& name) {
   return !view.present() || name == "lse" ? 0 : static_cast<std::size_t>(view.sizes[static_cast<std::size_t>(view.rank - 1)]);
 }
 
+/// The elements of out, lse or dq that belong to sampled queries; all of every other result.
+std::vector<double> sampled(const CaseData& data, const std::string& name, const std::vector<double>& values) {
+  const std::vector<bool> queries = problem::sampled_queries(data.line());
+  if (queries.empty() || (name != "out" && name != "lse" && name != "dq")) return values;
+  const std::vector<std::int64_t> sizes = problem::role_sizes(data.line(), name);
+  const std::size_t dimension = name == "lse" ? 2 : 1;  // of the queries
+  std::size_t inner = 1;
+  for (std::size_t d = dimension + 1; d < sizes.size(); ++d) inner *= static_cast<std::size_t>(sizes[d]);
+  std::vector<double> found;
+  for (std::size_t i = 0; i < values.size(); ++i)
+    if (queries[i / inner % queries.size()]) found.push_back(values[i]);
+  return found;
+}
+
+/// The pass, for sampled queries alone.
+template <class Inputs, class Outputs>
+void run_sampled(const CaseData& data, const Inputs& inputs, const Outputs& outputs) {
+  const problem::Problem problem = problem::make_problem(data.line().attention, inputs, outputs);
+  problem::Buffers buffers;
+  problem::fill_buffers(problem, inputs, outputs, buffers);
+  reference::run_queries(problem, buffers, problem::sampled_queries(data.line()));
+}
+
 void run_exact(CaseData& data) {
   const Attention& attention = data.line().attention;
+  if (data.line().sample > 0) {
+    run_sampled(data, data.forward_inputs(), data.forward_outputs());
+    if (data.line().pass == Pass::backward) run_sampled(data, data.backward_inputs(), data.backward_outputs());
+    return;
+  }
   forward(attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
   if (data.line().pass == Pass::backward) backward(attention, data.backward_inputs(), data.backward_outputs(), {}, on_reference);
 }
@@ -81,9 +111,11 @@ Report Checker::judge(const std::function<std::string(CaseData&)>& run, const Pl
   }
   const Results found = results_of(data);
   for (const auto& [name, values] : found) {
+    const auto of_sample = [&](const std::vector<double>& all) { return sampled(data, name, all); };
     const auto expected = known_->naive.expected_error.find(name);
-    report.tensors.push_back(compare(name, dtype_of(data, name), values, known_->exact.at(name), known_->naive.values.at(name),
-                                     expected == known_->naive.expected_error.end() ? nullptr : &expected->second, row_size(data, name)));
+    const std::vector<double> error = expected == known_->naive.expected_error.end() ? std::vector<double>{} : of_sample(expected->second);
+    report.tensors.push_back(compare(name, dtype_of(data, name), of_sample(values), of_sample(known_->exact.at(name)),
+                                     of_sample(known_->naive.values.at(name)), error.empty() ? nullptr : &error, row_size(data, name)));
     if (!report.tensors.back().pass && report.failure.empty()) report.failure = name + ": " + report.tensors.back().failure;
   }
   if (const std::string damaged = data.damage(); !damaged.empty() && report.failure.empty())

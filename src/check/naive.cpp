@@ -107,6 +107,7 @@ class Naive {
         l_(data.line()),
         p_(l_.pass == Pass::forward ? problem::make_problem(l_.attention, data.forward_inputs(), data.forward_outputs())
                                     : problem::make_problem(l_.attention, data.backward_inputs(), data.backward_outputs())),
+        sampled_(problem::sampled_queries(l_)),
         reader_(data) {
     for (const auto& [role, values] : {std::pair{"q", &q_}, {"k", &k_}, {"v", &v_}, {"dout", &dout_}, {"dlse", &dlse_}})
       if (data.view(role).present()) *values = to_real(problem::values_of(data.view(role)));
@@ -218,6 +219,7 @@ class Naive {
               .dweight = zeros,
               .kept = std::vector<bool>(count)};
     for (std::int64_t q = 0; q < s.len_q; ++q) {
+      if (!sampled_.empty() && !sampled_[static_cast<std::size_t>(s.first_q + q)]) continue;
       score_row(head, q);
       const Real lse = softmax_row(head, q);
       output_row(head, q);
@@ -371,6 +373,7 @@ class Naive {
   const CaseData& data_;
   const Line& l_;
   const problem::Problem p_;
+  const std::vector<bool> sampled_;
   std::vector<Real> q_, k_, v_, dout_, dlse_;
   Sum<Real> out_, lse_, dq_, dk_, dv_;
   std::vector<Gradient> dparams_;

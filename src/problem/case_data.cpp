@@ -238,6 +238,22 @@ void CaseData::fill() {
   if (views_.contains("dout")) fill_normal(views_["dout"], random);
   if (views_.contains("dlse")) fill_normal(views_["dlse"], random);
   for (std::size_t i = 0; i < params_.size(); ++i) fill_param(line_.params[i], params_[i], random);
+  clear_unsampled();
+}
+
+/// Gradients of out and lse, where there are some, are those of sampled queries.
+void CaseData::clear_unsampled() {
+  const std::vector<bool> sampled = sampled_queries(line_);
+  if (sampled.empty()) return;
+  for (const auto& [role, queries] : {std::pair{"dout", std::size_t{1}}, {"dlse", std::size_t{2}}}) {  // the dimension of the queries
+    if (!views_.contains(role)) continue;
+    const TensorView& view = views_[role];
+    std::int64_t inner = 1;
+    for (std::size_t d = queries + 1; d < static_cast<std::size_t>(view.rank); ++d) inner *= view.sizes[d];
+    base::each_element(view, [&](std::int64_t i, std::int64_t offset) {
+      if (!sampled[static_cast<std::size_t>(i / inner % view.sizes[queries])]) base::store(view.data, view.dtype, offset, 0);
+    });
+  }
 }
 
 void CaseData::copy_values(const CaseData& source) {

@@ -57,6 +57,7 @@ class CaseData {
   void allocate_role(const char* role);
   void allocate_lengths();
   void fill();
+  void clear_unsampled();
   void copy_values(const CaseData& source);
 
   Line line_;

@@ -299,6 +299,8 @@ class LineParser {
       parse_grads(token, line_);
     else if (key == "inputs")
       line_.fill = one_of<Fill>(token, fills);
+    else if (key == "sample")
+      line_.sample = number<std::int64_t>(token, token.value);
     else if (key == "device")
       line_.device = parse_device(token);
     else if (key == "backend")
@@ -312,7 +314,7 @@ class LineParser {
               "unknown; expected forward, backward, f64, f32, bf16, f16, bN, hN[:M], qN[:M], dN[:M], or one of layout=, strides=, total=, "
               "lengths=, cu=, mask=, score=, param=, sink=, scale=, dropout=, determinism=, strategy=, checked, q_offset=, kv_offset=, "
               "no_lse, dlse, "
-              "grads=, seed=, inputs=, device=, backend=, target=, threads=");
+              "grads=, seed=, inputs=, sample=, device=, backend=, target=, threads=");
   }
 
   /// Texts that name parameters, after all parameters are known.
@@ -475,6 +477,7 @@ void write_outputs(const Line& l, std::string& text) {
 void write_run(const Line& l, std::string& text) {
   if (l.seed != 0) text += " seed=" + std::to_string(l.seed);
   if (l.fill != Fill::normal) text += " inputs=adversarial";
+  if (l.sample != 0) text += " sample=" + std::to_string(l.sample);
   if (l.device.kind == DeviceKind::cuda) text += " device=cuda" + (l.device.index == 0 ? "" : ":" + std::to_string(l.device.index));
   if (!l.options.backend.empty()) text += " backend=" + l.options.backend;
   if (!l.options.target.empty()) text += " target=" + l.options.target;
@@ -523,6 +526,19 @@ std::vector<std::int64_t> role_sizes(const Line& l, std::string_view role) {
   if (role == "k" || role == "dk") return {rows, len_kv, l.heads_kv, l.head_dim};
   if (role == "v" || role == "dv") return {rows, len_kv, l.heads_kv, l.head_dim_v};
   return {rows, len_q, l.heads_q, l.head_dim_v};
+}
+
+std::vector<bool> sampled_queries(const Line& line) {
+  if (line.sample <= 0) return {};
+  const std::int64_t tokens = role_sizes(line, "q")[1], count = std::min(line.sample, tokens);
+  std::vector<bool> sampled(static_cast<std::size_t>(tokens));
+  base::Random random(line.seed);
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t begin = tokens * i / count, end = tokens * (i + 1) / count;
+    const std::int64_t token = i == 0 ? 0 : i + 1 == count ? tokens - 1 : random.integer(begin, end - 1);
+    sampled[static_cast<std::size_t>(token)] = true;
+  }
+  return sampled;
 }
 
 std::vector<std::int64_t> layout_strides(const Line& l, std::string_view role) {

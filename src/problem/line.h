@@ -60,6 +60,7 @@ struct Line {
   // How to run it; no part of a Problem.
   std::uint64_t seed = 0;
   Fill fill = Fill::normal;
+  std::int64_t sample = 0;  ///< checks look at this many queries alone, and only these have gradients of out and lse; 0: at all
   Device device{};
   PlanOptions options{};  ///< backend, target, threads
 };
@@ -75,6 +76,8 @@ Line line_of(const Problem& problem);
 
 /// Strides of a role's logical tensor (q, k, v, out, dout, dq, dk, dv: [batch, seqlen, heads, dim], [1, total, heads, dim] when packed).
 std::vector<std::int64_t> layout_strides(const Line& line, std::string_view role);
+/// For each token of q: is it in the sample? Empty when all are. One in each of equal stretches, the first and the last token among them.
+std::vector<bool> sampled_queries(const Line& line);
 /// Sizes of a role's logical tensor; lse and dlse too.
 std::vector<std::int64_t> role_sizes(const Line& line, std::string_view role);
 

@@ -87,14 +87,20 @@ struct Row {
 /// What both passes share: the problem's numbers, and the score of a pair.
 class Rows {
  public:
-  Rows(const Problem& problem, const Buffers& buffers, Arena& arena)
+  /// queries: those that count, of all tokens; all when it is empty.
+  Rows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, Arena& arena)
       : p_(problem),
         buffers_(buffers),
+        queries_(queries),
         score_(problem, buffers, arena.take(PairScore::doubles(problem))),
         drop_threshold_(base::dropout_threshold(problem.attention.dropout.p)),
         keep_scale_(1 / (1 - problem.attention.dropout.p)) {}
 
  protected:
+  bool wanted(const Sequence& sequence, std::int64_t q) const {
+    return queries_.empty() || queries_[static_cast<std::size_t>(sequence.first_q + q)];
+  }
+
   scoring::Point point_of(const Row& row, std::int64_t kv) const {
     return {.score = 0,
             .batch = row.sequence.batch,
@@ -130,6 +136,7 @@ class Rows {
 
   const Problem& p_;
   const Buffers& buffers_;
+  const std::vector<bool>& queries_;
   PairScore score_;
   std::uint32_t drop_threshold_;
   double keep_scale_;
@@ -137,7 +144,8 @@ class Rows {
 
 class ForwardRows : Rows {
  public:
-  ForwardRows(const Problem& problem, const Buffers& buffers, std::int64_t longest, Arena arena) : Rows(problem, buffers, arena) {
+  ForwardRows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, std::int64_t longest, Arena arena)
+      : Rows(problem, buffers, queries, arena) {
     k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
     q_ = arena.take(p_.head_dim), out_ = arena.take(p_.head_dim_v), scores_ = arena.take(longest);
   }
@@ -150,7 +158,8 @@ class ForwardRows : Rows {
     const Sequence sequence = sequence_of(p_, buffers_, batch);
     load_keys(sequence, head_kv, k_, v_);
     for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
-      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q) row({sequence, head, q});
+      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q)
+        if (wanted(sequence, q)) row({sequence, head, q});
   }
 
  private:
@@ -189,7 +198,8 @@ class ForwardRows : Rows {
 
 class BackwardRows : Rows {
  public:
-  BackwardRows(const Problem& problem, const Buffers& buffers, std::int64_t longest, Arena arena) : Rows(problem, buffers, arena) {
+  BackwardRows(const Problem& problem, const Buffers& buffers, const std::vector<bool>& queries, std::int64_t longest, Arena arena)
+      : Rows(problem, buffers, queries, arena) {
     k_ = arena.take(longest * p_.head_dim), v_ = arena.take(longest * p_.head_dim_v);
     dk_ = arena.take(longest * p_.head_dim), dv_ = arena.take(longest * p_.head_dim_v);
     q_ = arena.take(p_.head_dim), dq_ = arena.take(p_.head_dim);
@@ -208,7 +218,8 @@ class BackwardRows : Rows {
     std::fill_n(dk_, sequence.seqlen_kv * p_.head_dim, 0.0);
     std::fill_n(dv_, sequence.seqlen_kv * p_.head_dim_v, 0.0);
     for (std::int64_t head = head_kv * p_.group_size; head < (head_kv + 1) * p_.group_size; ++head)
-      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q) row({sequence, head, q});
+      for (std::int64_t q = 0; q < sequence.seqlen_q; ++q)
+        if (wanted(sequence, q)) row({sequence, head, q});
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
       if (p_.dk.present) store_row(buffers_.dk, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dk_ + kv * p_.head_dim);
       if (p_.dv.present) store_row(buffers_.dv, sequence.tensor_batch, sequence.first_kv + kv, head_kv, dv_ + kv * p_.head_dim_v);
@@ -263,8 +274,10 @@ class BackwardRows : Rows {
 /// the number of chunks depends on the problem alone, so the result does not depend on the threads.
 class Reference : public planning::Executable {
  public:
-  Reference(const Problem& problem, const PlanOptions& options)
-      : p_(problem), executor_(options.executor ? *options.executor : base::default_executor(options.threads)) {
+  Reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {})
+      : p_(problem),
+        queries_(std::move(queries)),
+        executor_(options.executor ? *options.executor : base::default_executor(options.threads)) {
     longest_ = p_.seqlen_kv > 0 ? p_.seqlen_kv : p_.total_kv;
     slot_doubles_ = p_.pass == Pass::forward ? ForwardRows::doubles(p_, longest_) : BackwardRows::doubles(p_, longest_);
     for (const problem::ParamSpec& param : p_.params) {
@@ -319,15 +332,16 @@ class Reference : public planning::Executable {
 
   void run_chunk(const Buffers& buffers, std::int64_t begin, std::int64_t end, double* memory, double* const* dparams) const {
     if (p_.pass == Pass::forward) {
-      ForwardRows rows(p_, buffers, longest_, Arena(memory));
+      ForwardRows rows(p_, buffers, queries_, longest_, Arena(memory));
       for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv);
     } else {
-      BackwardRows rows(p_, buffers, longest_, Arena(memory));
+      BackwardRows rows(p_, buffers, queries_, longest_, Arena(memory));
       for (std::int64_t task = begin; task < end; ++task) rows.group(task / p_.heads_kv, task % p_.heads_kv, dparams);
     }
   }
 
   Problem p_;
+  std::vector<bool> queries_;
   Executor executor_;
   std::int64_t longest_ = 0, slot_doubles_ = 0, gradient_doubles_ = 0, tasks_ = 0, chunks_ = 0;
   std::vector<std::int64_t> gradient_begin_;
@@ -345,6 +359,12 @@ class ReferenceBackend : public planning::Backend {
 };
 
 }  // namespace
+
+void run_queries(const Problem& problem, const Buffers& buffers, std::vector<bool> queries) {
+  const Reference reference(problem, {}, std::move(queries));
+  std::vector<double> workspace(reference.workspace_bytes() / sizeof(double) + 1);
+  reference.run(buffers, workspace.data(), {});
+}
 
 std::unique_ptr<planning::Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }
 
