@@ -1,11 +1,10 @@
 // Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
 //   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
-#include "tile/problem.cuh"
+#include "tile/query_tile.cuh"
 
 namespace foveal::device {
 
-constexpr int kRows = 16 * kRowTiles;
-static_assert(kBlockQ == kRows * kWarps, "each warp owns its rows");
+static_assert(kBlockQ == QueryTile::kRows * kWarps, "each warp owns its rows");
 constexpr int kN8 = kBlockKv / 8;
 
 struct Softmax {
@@ -100,27 +99,11 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
   unsigned char* kept = shared.take<unsigned char>(kBlockKv);
 
-  // Long rows first: with a causal mask the last tiles have most work.
-  const int tile_q = args.tiles_q - 1 - int(blockIdx.x) % args.tiles_q;
-  const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
-  const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
-  const int q_begin = tile_q * kBlockQ;
-  if (q_begin >= seq.len_q) return;
-
-  const int head_kv = head / args.group_size;
-  const HeadRows q(args.q, seq.batch, seq.first_q, head);
-  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
-  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
-  const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
-  const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
-  const auto load = [&](int tile, int stage) {
-    k.load(k_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDim);
-    v.load(v_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDimV);
-  };
-
-  const int row_in_tile = warp_id() * kRows;
-  const int q_local = q_begin + row_in_tile + lane_id() / 4;
-  const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
+  const QueryTile queries(args, int(blockIdx.x));
+  if (!queries.exists()) return;
+  const Sequence& seq = queries.seq;
+  const int row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
+  const Position at = queries.at();
   R acc[kRowTiles][kHeadDimVPadded / 8][4];
   clear(acc);
   Softmax state;
@@ -129,32 +112,15 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
 #pragma unroll
     for (int i = 0; i < 2; ++i) state.max[m][i] = -infinity(), state.sum[m][i] = 0;
 
-  TileCursor cursor(args.runs, seq.batch, head, tile_q, divide_up(seq.len_kv, kBlockKv));
-  bool more = cursor.next();
-  q.load(q_smem, q_begin, seq.len_q, kHeadDim);
-  if (more) load(cursor.tile, 0);
-  copy_commit();
-  for (int stage = 0; more; stage = (stage + 1) % kStages) {
-    const int kv_begin = cursor.tile * kBlockKv;
-    const bool masked = !cursor.full || kv_begin + kBlockKv > seq.len_kv;
-    more = cursor.next();
-    if constexpr (kStages == 2) {
-      if (more) load(cursor.tile, 1 - stage);
-      copy_commit();
-    }
-    if (kHasMask && masked) {
-      for (int i = threadIdx.x; i < kBlockKv; i += kThreads) kept[i] = 0;
-    }
-    copy_wait<kStages - 1>();
-    __syncthreads();
-
+  const auto load_queries = [&] { queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim); };
+  queries.for_each_kv_tile(args, k_smem, v_smem, kept, false, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kN8][4];
-    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_stage(stage));
+    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
     if (masked) {
       softmax_tile<true>(args, at, q_local, kv_begin, s, state, acc, kept);
       if constexpr (kHasMask) {
         __syncthreads();
-        clear_rows_unless(v_stage(stage), kept);
+        clear_rows_unless(values, kept);
         __syncthreads();
       }
     } else {
@@ -162,17 +128,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     }
     Operand<Element, kRowTiles, kBlockKv> p;
     to_operand(p, s);
-    multiply_rn<kRowTiles, kHeadDimVPadded>(acc, p, v_stage(stage));
-    __syncthreads();
-    if constexpr (kStages == 1) {
-      if (more) load(cursor.tile, 0);
-      copy_commit();
-    }
-  }
-  copy_wait<0>();
-  __syncthreads();
+    multiply_rn<kRowTiles, kHeadDimVPadded>(acc, p, values);
+  });
 
-  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, head) : nullptr;
+  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -184,7 +143,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
       R factor = sum == 0 ? R(0) : R(1) / sum;
       if constexpr (kHasSink) {
-        const R sink = sink_logit(head, args.score);
+        const R sink = sink_logit(at.head, args.score);
         const R high = max_real(row_lse, sink);
         const R joined = high == -infinity() ? high : high + log_real(exp_real(row_lse - high) + exp_real(sink - high));
         factor *= sum == 0 ? R(0) : exp_real(row_lse - joined);
@@ -199,5 +158,5 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   }
   put_rows<kRowTiles, kHeadDimVPadded / 8>(out_smem, row_in_tile, 0, acc, R(1));
   __syncthreads();
-  HeadRows(args.out, seq.batch, seq.first_q, head).store(out_smem, q_begin, seq.len_q, kHeadDimV);
+  queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);
 }

@@ -3,7 +3,7 @@
 //   s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
 //   shared memory: q | dout | kStages x (k | v) | kept | stage      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
-#include "tile/problem.cuh"
+#include "tile/query_tile.cuh"
 
 namespace foveal::device {
 
@@ -74,7 +74,6 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
 }
 
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
-  constexpr int kRows = 16 * kRowTiles;
   SharedMemory shared(shared_begin);
   const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
   const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
@@ -84,27 +83,11 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   R* scratch = shared.take<R>(kWarps * int(sizeof(R)));
   const Stage<kBlockQ, kBlockKv> terms{shared.take<R>(Stage<kBlockQ, kBlockKv>::kBytes)};
 
-  const int tile_q = args.tiles_q - 1 - task % args.tiles_q;
-  const int head = task / args.tiles_q % args.heads_q;
-  const Sequence seq = find_sequence(args, task / args.tiles_q / args.heads_q);
-  const int q_begin = tile_q * kBlockQ;
-  if (q_begin >= seq.len_q) return;
-
-  const int head_kv = head / args.group_size;
-  const HeadRows q(args.q, seq.batch, seq.first_q, head);
-  const HeadRows dout(args.dout, seq.batch, seq.first_q, head);
-  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
-  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
-  const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
-  const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
-  const auto load = [&](int tile, int stage) {
-    k.load(k_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDim);
-    v.load(v_stage(stage), tile * kBlockKv, seq.len_kv, kHeadDimV);
-  };
-
-  const int row_in_tile = warp_id() * kRows;
-  const int q_local = q_begin + row_in_tile + lane_id() / 4;
-  const Position at{seq.batch, head, 0, 0, seq.len_q, seq.len_kv};
+  const QueryTile queries(args, task);
+  if (!queries.exists()) return;
+  const Sequence& seq = queries.seq;
+  const int head = queries.head, row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
+  const Position at = queries.at();
   R lse2[kRowTiles][2], delta[kRowTiles][2];
   load_statistics(args, seq, head, q_local, lse2, delta);
   R acc[kRowTiles][kHeadDimPadded / 8][4];
@@ -112,34 +95,20 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   ReadSums<kRowTiles> sums;
   sums.clear();
 
-  TileCursor cursor(args.runs, seq.batch, head, tile_q, divide_up(seq.len_kv, kBlockKv));
-  bool more = cursor.next();
-  q.load(q_smem, q_begin, seq.len_q, kHeadDim);
-  dout.load(dout_smem, q_begin, seq.len_q, kHeadDimV);
-  if (more) load(cursor.tile, 0);
-  copy_commit();
-  for (int stage = 0; more; stage = (stage + 1) % kStages) {
-    const int kv_begin = cursor.tile * kBlockKv;
-    const bool masked = !cursor.full || kv_begin + kBlockKv > seq.len_kv || (kReads > 0 && q_begin + kBlockQ > seq.len_q);
-    more = cursor.next();
-    if constexpr (kStages == 2) {
-      if (more) load(cursor.tile, 1 - stage);
-      copy_commit();
-    }
-    if (kHasMask && masked) {
-      for (int i = threadIdx.x; i < kBlockKv; i += kThreads) kept[i] = 0;
-    }
-    copy_wait<kStages - 1>();
-    __syncthreads();
-
+  const auto load_queries = [&] {
+    queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim);
+    queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kHeadDimV);
+  };
+  const bool short_rows = kReads > 0 && queries.begin + kBlockQ > seq.len_q;  // queries that do not exist give parameters nothing
+  queries.for_each_kv_tile(args, k_smem, v_smem, kept, short_rows, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kBlockKv / 8][4], dp[kRowTiles][kBlockKv / 8][4];
-    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_stage(stage));
-    multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, v_stage(stage));
+    multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
+    multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, values);
     if (masked) {
       dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
       if constexpr (kHasMask) {
         __syncthreads();
-        clear_rows_unless(k_stage(stage), kept);
+        clear_rows_unless(keys, kept);
         __syncthreads();
       }
     } else {
@@ -154,7 +123,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[m][n][e] *= R(args.scale);
       }
-      collect_read<0, kThreads, kBlockQ, kBlockKv, kRowTiles>(args, at, q_begin, kv_begin, row_in_tile, s, dp, sums, terms);
+      collect_read<0, kThreads, kBlockQ, kBlockKv, kRowTiles>(args, at, queries.begin, kv_begin, row_in_tile, s, dp, sums, terms);
     }
     if constexpr (kWantsDq) {
       if constexpr (kHasScore) {
@@ -175,22 +144,15 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
       }
       Operand<Element, kRowTiles, kBlockKv> ds;
       to_operand(ds, dp);
-      multiply_rn<kRowTiles, kHeadDimPadded>(acc, ds, k_stage(stage));
+      multiply_rn<kRowTiles, kHeadDimPadded>(acc, ds, keys);
     }
-    __syncthreads();
-    if constexpr (kStages == 1) {
-      if (more) load(cursor.tile, 0);
-      copy_commit();
-    }
-  }
-  copy_wait<0>();
-  __syncthreads();
+  });
 
   if constexpr (kReads > 0) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
   if constexpr (kWantsDq) {
     put_rows<kRowTiles, kHeadDimPadded / 8>(q_smem, row_in_tile, 0, acc, R(args.scale));
     __syncthreads();
-    HeadRows(args.dq, seq.batch, seq.first_q, head).store(q_smem, q_begin, seq.len_q, kHeadDim);
+    queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kHeadDim);
   }
 }
 

@@ -1,0 +1,74 @@
+#pragma once
+// A tile of queries and the tiles of keys and values that pass it: what the forward and the dq kernel have in common.
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+struct QueryTile {
+  static constexpr int kRows = 16 * kRowTiles;
+
+  int tile, head;
+  Sequence seq;
+  int begin;  ///< first query
+
+  /// Tasks of long rows come first: with a causal mask the last tiles have most work.
+  FOVEAL_DEVICE QueryTile(const AttentionArgs& args, int task)
+      : tile(args.tiles_q - 1 - task % args.tiles_q),
+        head(task / args.tiles_q % args.heads_q),
+        seq(find_sequence(args, task / args.tiles_q / args.heads_q)),
+        begin(tile * kBlockQ) {}
+
+  FOVEAL_DEVICE bool exists() const { return begin < seq.len_q; }
+  FOVEAL_DEVICE int row_in_tile() const { return warp_id() * kRows; }                           ///< this warp's first
+  FOVEAL_DEVICE int q_local() const { return begin + row_in_tile() + lane_id() / 4; }           ///< this thread's first query
+  FOVEAL_DEVICE Position at() const { return {seq.batch, head, 0, 0, seq.len_q, seq.len_kv}; }  ///< of its pairs, but for q and kv
+  FOVEAL_DEVICE HeadRows rows(const Tensor& tensor) const { return HeadRows(tensor, seq.batch, seq.first_q, head); }
+
+  /// For each tile that the mask leaves: step(kv_begin, masked, keys, values). kStages tiles are in shared memory at a time; load_queries
+  /// begins to load what stays. always_masked: tiles that the mask keeps whole, too, end early. kept: flags of a tile's keys, cleared where
+  /// they are needed.
+  template <class LoadQueries, class Step>
+  FOVEAL_DEVICE void for_each_kv_tile(const AttentionArgs& args, SharedTile<Element, kStages * kBlockKv, kHeadDimPadded> k_smem,
+                                      SharedTile<Element, kStages * kBlockKv, kHeadDimVPadded> v_smem, unsigned char* kept, bool always_masked,
+                                      LoadQueries&& load_queries, Step&& step) const {
+    const int head_kv = head / args.group_size;
+    const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
+    const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+    const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
+    const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
+    const auto load = [&](int at, int stage) {
+      k.load(k_stage(stage), at * kBlockKv, seq.len_kv, kHeadDim);
+      v.load(v_stage(stage), at * kBlockKv, seq.len_kv, kHeadDimV);
+    };
+
+    TileCursor cursor(args.runs, seq.batch, head, tile, divide_up(seq.len_kv, kBlockKv));
+    bool more = cursor.next();
+    load_queries();
+    if (more) load(cursor.tile, 0);
+    copy_commit();
+    for (int stage = 0; more; stage = (stage + 1) % kStages) {
+      const int kv_begin = cursor.tile * kBlockKv;
+      const bool masked = !cursor.full || kv_begin + kBlockKv > seq.len_kv || always_masked;
+      more = cursor.next();
+      if constexpr (kStages == 2) {
+        if (more) load(cursor.tile, 1 - stage);
+        copy_commit();
+      }
+      if (kHasMask && masked) {
+        for (int i = threadIdx.x; i < kBlockKv; i += kThreads) kept[i] = 0;
+      }
+      copy_wait<kStages - 1>();
+      __syncthreads();
+      step(kv_begin, masked, k_stage(stage), v_stage(stage));
+      __syncthreads();
+      if constexpr (kStages == 1) {
+        if (more) load(cursor.tile, 0);
+        copy_commit();
+      }
+    }
+    copy_wait<0>();
+    __syncthreads();
+  }
+};
+
+}  // namespace foveal::device
