@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Condenses reports of `foveal check --json` into a table to keep: one row for each suite, type and target.
+
+    python bench/condense_checks.py --commit HASH --command "foveal check --suite small.txt ..." small.json [--command "..." more.json] > bench/results/check-MACHINE.md
+"""
+import argparse
+import collections
+import json
+import pathlib
+import platform
+
+
+def machine():
+    fields = dict(line.split(":", 1) for line in pathlib.Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines() if ":" in line)
+    found = {name.strip(): value.strip() for name, value in fields.items()}
+    return f"{found.get('model name', platform.processor())} family {found.get('cpu family')} model {found.get('model')}"
+
+
+def table(rows):
+    """Kernels are backend.target.arithmetic.pass: bf16 on a target without bf16 products runs in f32, and is listed as what was asked for."""
+    groups = collections.defaultdict(list)
+    for row in rows:
+        words = row["line"].split()
+        groups[words[1], row["kernel"].split(".")[1] if row["kernel"] else "refused"].append(row)
+    lines = ["| type | target | passed | refused | failed | worst error over its bound | most queries |", "|---|---|---|---|---|---|---|"]
+    for (dtype, target), found in sorted(groups.items()):
+        passed, refused = [row for row in found if row["pass"]], [row for row in found if row["refused"]]
+        worst = max((t["max_error"] / t["max_bound"] for row in passed for t in row["tensors"] if t["max_bound"] > 0), default=0)
+        longest = max(int(word[1:].split(":")[0]) for row in found for word in row["line"].split() if word[0] == "q" and word[1:2].isdigit())
+        lines.append(f"| {dtype} | {target} | {len(passed)} | {len(refused)} | {len(found) - len(passed) - len(refused)} | {worst:.2f} | {longest} |")
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--command", action="append", required=True, help="of each report, in their order")
+    parser.add_argument("reports", nargs="+", type=pathlib.Path)
+    options = parser.parse_args()
+    print(f"# Suites against the reference\n\n{machine()}, commit {options.commit}.")
+    for command, path in zip(options.command, options.reports, strict=True):
+        print(f"\n`{command}`\n")
+        print("\n".join(table(json.loads(path.read_text()))))
+
+
+main()
