@@ -337,8 +337,12 @@ class Naive {
     for (Gradient& gradient : dparams_) gradient.end_row();
   }
 
-  /// What a score of this size is off by, in the accumulation type.
-  static Real score_rounding(Real score) { return std::numeric_limits<Real>::epsilon() * (2 + std::abs(score)); }
+  /// What a score of this size is off by, in the accumulation type. In fp64 the exact result rounds its products' sums as this does, so that
+  /// their distance does not show it: a walk of head_dim steps, each rounded at about half the size of where it ends.
+  Real score_rounding(Real score) const {
+    const Real walk = sizeof(Real) == sizeof(double) ? std::sqrt(static_cast<Real>(p_.head_dim)) / 4 : 0;
+    return std::numeric_limits<Real>::epsilon() * (2 + std::abs(score) * (1 + walk));
+  }
 
   /// Expected error of a term: its rounding to the input type, and its score's rounding.
   Real error(Real term, Real score) const {
