@@ -116,6 +116,25 @@ TEST_F(Command, LinesThatSayBothAreOneOfEachPass) {
   EXPECT_NE(ran.out.find(".backward"), std::string::npos);
 }
 
+TEST_F(Command, SupportNeedsNoGpu) {
+  const Ran ran = run("support");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  const auto row = [&](const std::string& feature) {
+    const std::size_t begin = ran.out.find("| " + feature + " |");
+    return begin == std::string::npos ? "" : ran.out.substr(begin, ran.out.find('\n', begin) - begin);
+  };
+  EXPECT_NE(row("forward / backward").find("| cuda sm90 | cuda sm80 |"), std::string::npos) << ran.out;
+  EXPECT_NE(row("plain").find("| all | bf16 f16 | all | all |"), std::string::npos) << ran.out;  // cpu, sm90, sm80, reference
+  EXPECT_NE(row("head_dim 512").find("| all |"), std::string::npos) << ran.out;
+}
+
+TEST_F(Command, CheckTakesASampleOfQueries) {
+  const Ran ran = run("check --sample 8 'backward f32 b1 h2 q200 d8 mask=\"causal()\"'");
+  EXPECT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("sample=8"), std::string::npos) << ran.out;
+  EXPECT_NE(ran.out.find("1 passed, 0 failed"), std::string::npos) << ran.out;
+}
+
 TEST_F(Command, ExplainAsJson) {
   const Ran ran = run("explain --json 'backward f32 b1 h2 q64 d16 mask=\"causal()\"'");
   ASSERT_EQ(ran.code, 0) << ran.err;
