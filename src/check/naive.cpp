@@ -191,6 +191,20 @@ class Naive {
     return matrix;
   }
 
+  /// Of each key of one head.
+  std::vector<Real> norms(const std::vector<Real>& values, const Sequence& s, std::int64_t dim) const {
+    std::vector<Real> found(static_cast<std::size_t>(s.len_kv));
+    for (std::int64_t kv = 0; kv < s.len_kv; ++kv)
+      found[static_cast<std::size_t>(kv)] =
+          norm(values.data() + offset(s.row, s.first_kv + kv, tokens_kv(), s.head / p_.group_size, p_.heads_kv, dim), dim);
+    return found;
+  }
+  static Real norm(const Real* from, std::int64_t size) {
+    Real sum = 0;
+    for (std::int64_t i = 0; i < size; ++i) sum += from[i] * from[i];
+    return std::sqrt(sum);
+  }
+
   std::int64_t tokens_q() const { return p_.varlen ? p_.total_q : p_.seqlen_q; }
   std::int64_t tokens_kv() const { return p_.varlen ? p_.total_kv : p_.seqlen_kv; }
 
@@ -201,6 +215,7 @@ class Naive {
     std::vector<Real> k_columns, v_columns;
     Real sink;
     std::vector<Real> raw, modified, weight, dropped, dweight;
+    std::vector<Real> k_norm, raw_error, modified_error;  ///< errors: what raw and modified scores may be off by
     std::vector<bool> kept;
   };
 
@@ -217,6 +232,9 @@ class Naive {
               .weight = zeros,
               .dropped = zeros,
               .dweight = zeros,
+              .k_norm = norms(k_, s, p_.head_dim),
+              .raw_error = zeros,
+              .modified_error = zeros,
               .kept = std::vector<bool>(count)};
     for (std::int64_t q = 0; q < s.len_q; ++q) {
       if (!sampled_.empty() && !sampled_[static_cast<std::size_t>(s.first_q + q)]) continue;
@@ -253,13 +271,24 @@ class Naive {
   }
 
   void score_row(Head& head, std::int64_t q) {
-    row_times_matrix(q_.data() + at_q(head, q, p_.head_dim), p_.head_dim, head.k_columns.data(), head.s.len_kv, head.raw.data());
+    const Real* query = q_.data() + at_q(head, q, p_.head_dim);
+    row_times_matrix(query, p_.head_dim, head.k_columns.data(), head.s.len_kv, head.raw.data());
+    // The partial sums of a dot product walk about as far as the vectors' norms say, however small its result.
+    const Real dot_error = epsilon / 4 * std::abs(static_cast<Real>(p_.scale)) * norm(query, p_.head_dim);
     for (std::size_t kv = 0; kv < head.raw.size(); ++kv) {
       head.raw[kv] *= static_cast<Real>(p_.scale);
-      const scoring::Point point = point_of(head, q, kv);
+      scoring::Point point = point_of(head, q, kv);
       head.kept[kv] = p_.score->mask.empty() || evaluate(p_.score->mask, point) != 0;
       if (!head.kept[kv]) continue;
-      head.modified[kv] = p_.score->forward.empty() ? head.raw[kv] : static_cast<Real>(evaluate(p_.score->forward, point));
+      head.raw_error[kv] = head.modified_error[kv] = dot_error * head.k_norm[kv];
+      head.modified[kv] = head.raw[kv];
+      if (!p_.score->forward.empty()) {
+        head.modified[kv] = static_cast<Real>(evaluate(p_.score->forward, point));
+        point.score += static_cast<double>(head.raw_error[kv]);
+        const Real off = std::abs(static_cast<Real>(evaluate(p_.score->forward, point)) - head.modified[kv]);
+        head.modified_error[kv] = std::isfinite(off) ? off : Real(0);
+      }
+      head.modified_error[kv] += score_rounding(head.modified[kv]);
       head.kept[kv] = head.modified[kv] != minus_infinity;
     }
   }
@@ -285,8 +314,11 @@ class Naive {
       head.dropped[kv] = bits >= threshold ? Real(1) / static_cast<Real>(1 - dropout.p) : Real(0);
     }
     const Real lse = sum == 0 ? minus_infinity : largest + std::log(sum);
+    Real variance = score_rounding(lse) * score_rounding(lse);
+    for (std::size_t kv = 0; kv < head.kept.size(); ++kv)
+      if (head.kept[kv]) variance += head.weight[kv] * head.modified_error[kv] * head.weight[kv] * head.modified_error[kv];
     lse_.value[statistic(head, q)] = lse;
-    lse_.variance[statistic(head, q)] = sum == 0 ? Real(0) : static_cast<Real>(std::pow(score_rounding(lse), 2));
+    lse_.variance[statistic(head, q)] = sum == 0 ? Real(0) : variance;
     return lse;
   }
 
@@ -295,7 +327,8 @@ class Naive {
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
       if (!head.kept[kv] || head.dropped[kv] == 0) continue;
       const Real weight = head.weight[kv] * head.dropped[kv];
-      out_.add(at, round_to_input(weight), error(weight, head.modified[kv]), v_.data() + at_kv(head, kv, p_.head_dim_v), p_.head_dim_v);
+      out_.add(at, round_to_input(weight), error(weight, head.modified_error[kv]), v_.data() + at_kv(head, kv, p_.head_dim_v),
+               p_.head_dim_v);
     }
   }
 
@@ -321,40 +354,44 @@ class Naive {
       if (!head.kept[kv]) continue;
       const Real dropped = head.dropped[kv], weight = std::exp(head.modified[kv] - lse);
       const Real dmodified = weight * ((dropped == 0 ? Real(0) : dropped * head.dweight[kv]) - delta);
-      const Real size = weight * (std::abs(dropped * head.dweight[kv]) + delta_size), size_error = error(size, head.modified[kv]);
-      const Real derivative = score_derivative(head, q, kv, dmodified, size_error);
-      const Real draw = round_to_input(dmodified * derivative) * scale, draw_error = size_error * std::abs(derivative * scale);
+      const Real size = weight * (std::abs(dropped * head.dweight[kv]) + delta_size), size_error = error(size, head.modified_error[kv]);
+      const auto [derivative, derivative_error] = score_derivative(head, q, kv, dmodified, size_error);
+      const Real draw = round_to_input(dmodified * derivative) * scale;
+      const Real draw_error = (size_error * std::abs(derivative) + size * derivative_error) * std::abs(scale);
       const std::size_t at_k = at_kv(head, kv, p_.head_dim);
       dq_.add(at, draw, draw_error, k_.data() + at_k, p_.head_dim);
       dk_.add(at_k, draw, draw_error, q_.data() + at, p_.head_dim);
-      dv_.add(at_kv(head, kv, p_.head_dim_v), round_to_input(weight * dropped), error(weight * dropped, head.modified[kv]), dout,
+      dv_.add(at_kv(head, kv, p_.head_dim_v), round_to_input(weight * dropped), error(weight * dropped, head.modified_error[kv]), dout,
               p_.head_dim_v);
     }
     if (p_.sink >= 0) {
       const Real weight = std::exp(head.sink - lse);
-      dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta, error(weight * delta_size, lse));
+      dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta, error(weight * delta_size, score_rounding(lse)));
     }
     for (Gradient& gradient : dparams_) gradient.end_row();
   }
 
-  /// What a score of this size is off by, in the accumulation type. In fp64 the exact result rounds its products' sums as this does, so that
-  /// their distance does not show it: a walk of head_dim steps, each rounded at about half the size of where it ends.
-  Real score_rounding(Real score) const {
-    const Real walk = sizeof(Real) == sizeof(double) ? std::sqrt(static_cast<Real>(p_.head_dim)) / 4 : 0;
-    return std::numeric_limits<Real>::epsilon() * (2 + std::abs(score) * (1 + walk));
-  }
+  static constexpr Real epsilon = std::numeric_limits<Real>::epsilon();
 
-  /// Expected error of a term: its rounding to the input type, and its score's rounding.
-  Real error(Real term, Real score) const {
+  /// What a score of this size is off by when nothing before it was.
+  static Real score_rounding(Real score) { return epsilon * (2 + std::abs(score)); }
+
+  /// Expected error of a term: its rounding to the input type, and what its score is off by.
+  Real error(Real term, Real score_error) const {
     const Real input = sizeof(Real) == sizeof(float) && p_.dtype != DType::f32 ? static_cast<Real>(base::epsilon(p_.dtype) / 2) : Real(0);
-    return std::abs(term) * (input + score_rounding(score));
+    return std::abs(term) * (input + score_error);
   }
 
-  /// d score_mod / d score; adds what the pair gives to every parameter on the way.
-  Real score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified, Real error) {
-    if (p_.score->backward.empty()) return 1;
-    const scoring::Point point = point_of(head, q, kv);
+  /// d score_mod / d score and what it may be off by; adds what the pair gives to every parameter on the way.
+  std::pair<Real, Real> score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified, Real error) {
+    if (p_.score->backward.empty()) return {1, 0};
+    scoring::Point point = point_of(head, q, kv);
+    const auto dscore = static_cast<std::size_t>(p_.score->dscore);
     exact_values_.resize(values_.size());
+    point.score += static_cast<double>(head.raw_error[kv]);
+    scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
+    const double derivative_nearby = exact_values_[dscore];
+    point = point_of(head, q, kv);
     scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
     evaluate(p_.score->backward, point);
     for (const scoring::TrainableRead& read : p_.score->reads) {
@@ -371,7 +408,8 @@ class Naive {
       dparams_[static_cast<std::size_t>(read.param)].add(element, dmodified * static_cast<Real>(factor),
                                                          static_cast<double>(error) * std::abs(factor) + factor_error);
     }
-    return static_cast<Real>(values_[static_cast<std::size_t>(p_.score->dscore)]);
+    const double off = std::abs(derivative_nearby - exact_values_[dscore]);
+    return {static_cast<Real>(values_[dscore]), std::isfinite(off) ? static_cast<Real>(off) : Real(0)};
   }
 
   const CaseData& data_;

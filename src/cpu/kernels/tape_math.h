@@ -115,7 +115,8 @@ struct FloatMath {
     return log_special(x, exponent + fraction * 1.44269504f);
   }
 
-  /// e / (e + 2) with e = exp(2 |x|) - 1, which keeps its digits for small x: 2^n (1 + p) - 1 = 2^n p + (2^n - 1).
+  /// e / (e + 2) with e = exp(2 |x|) - 1, which keeps its digits for small x: 2^n (1 + p) - 1 = 2^n p + (2^n - 1). For large x
+  /// 1 - 2 / (e + 2), whose rounding is that of the result alone: 1 - tanh^2, the derivative, cancels there.
   template <class V>
   static V tanh(V x) {
     const V y = smaller(absolute(x) * 2.0f, splat<V>(20.0f));
@@ -125,7 +126,8 @@ struct FloatMath {
     const V p = r + r * r * polynomial(r, {5.000000095e-01f, 1.666651885e-01f, 4.166620587e-02f, 8.368887863e-03f, 1.395048622e-03f});
     const V power = power_of_two<V>(__builtin_convertvector(whole, IntegerVec<V>));
     const V e = power * p + (power - 1.0f);
-    return with_sign_of(e * reciprocal(e + 2.0f), x);
+    const V inverse = reciprocal(e + 2.0f);
+    return with_sign_of(e > 2.0f ? 1.0f - 2.0f * inverse : e * inverse, x);
   }
 
   template <class V>
