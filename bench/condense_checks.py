@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Condenses reports of `foveal check --json` into a table to keep: one row for each suite, type and target.
 
-    python bench/condense_checks.py --commit HASH --command "foveal check --suite small.txt ..." small.json [--command "..." more.json] > bench/results/check-MACHINE.md
+    python bench/condense_checks.py --commit HASH --report "foveal check --suite ..." suite.json [--report "..." more.json] > bench/results/check-MACHINE.md
 """
 import argparse
 import collections
@@ -34,13 +34,12 @@ def table(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", required=True)
-    parser.add_argument("--command", action="append", required=True, help="of each report, in their order")
-    parser.add_argument("reports", nargs="+", type=pathlib.Path)
+    parser.add_argument("--report", nargs=2, action="append", required=True, metavar=("COMMAND", "FILE"), help="how it was made, and where it is")
     options = parser.parse_args()
     print(f"# Suites against the reference\n\n{machine()}, commit {options.commit}.")
-    for command, path in zip(options.command, options.reports, strict=True):
+    for command, path in options.report:
         print(f"\n`{command}`\n")
-        print("\n".join(table(json.loads(path.read_text()))))
+        print("\n".join(table(json.loads(pathlib.Path(path).read_text()))))
 
 
 main()
