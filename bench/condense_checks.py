@@ -17,7 +17,7 @@ def machine():
 
 
 def table(rows):
-    """Kernels are backend.target.arithmetic.pass: bf16 on a target without bf16 products runs in f32, and is listed as what was asked for."""
+    """Types are those of the lines, targets those whose kernel ran: avx512bf16 leaves all types but bf16 to avx512, which counts them twice."""
     groups = collections.defaultdict(list)
     for row in rows:
         words = row["line"].split()

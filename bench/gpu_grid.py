@@ -216,22 +216,29 @@ def tables(options):
     for row in trained["rows"]:
         cells = [f"{row[key]:.2f} ({row[key] / first[key]:.2f})" for key in ("forward_ms", "backward_ms")]
         lines.append(f"| {row['name']} | {cells[0]} | {cells[1]} |")
-    begin, end = "<!-- tables -->", "<!-- end of tables -->"
-    with open(options.page) as file:
+    write_between(options.page, "tables", lines)
+
+
+def write_between(path, mark, lines):
+    """Replaces what stands between <!-- mark --> and <!-- end of mark --> of a page."""
+    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    with open(path) as file:
         page = file.read()
     head, tail = page[: page.index(begin) + len(begin)], page[page.index(end):]
-    with open(options.page, "w") as file:
+    with open(path, "w") as file:
         file.write(head + "\n" + "\n".join(lines) + "\n" + tail)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def command_line(description, run, tables, parts=()):
+    """`run` measures and writes a result file, `tables` writes it into a page."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     verb = verbs.add_parser("run")
     verb.add_argument("--library", required=True)
     verb.add_argument("--commit", required=True)
     verb.add_argument("--out", required=True)
-    verb.add_argument("--part", choices=("plain", "trained"), help="measure this part only and keep the rest of the file")
+    if parts:
+        verb.add_argument("--part", choices=parts, help="measure this part only and keep the rest of the file")
     verb.set_defaults(act=run)
     verb = verbs.add_parser("tables")
     verb.add_argument("results")
@@ -242,4 +249,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, run, tables, parts=("plain", "trained"))

@@ -7,11 +7,10 @@ Times are medians of CUDA-event timings with the L2 cache flushed between repeat
 causal); a shape's ratio is its speed over that of its round neighbour in the same run.
 """
 
-import argparse
 import json
 import sys
 
-from gpu_grid import CAUSAL, Library, Plan, milliseconds, normal
+from gpu_grid import CAUSAL, Library, Plan, command_line, milliseconds, normal, write_between
 
 # name -> batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim, head_dim_v, causal
 SHAPES = {
@@ -128,28 +127,8 @@ def tables(options):
         for causal in (False, True):
             ratios = [row["reproducible_ms"] / row["fast_ms"] for row in result["reproducible"] if (row["head_dim"], row["causal"]) == (dim, causal)]
             lines.append(f"| {dim} {'causal' if causal else 'full'} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
-    begin, end = "<!-- shapes -->", "<!-- end of shapes -->"
-    with open(options.page) as file:
-        page = file.read()
-    with open(options.page, "w") as file:
-        file.write(page[: page.index(begin) + len(begin)] + "\n" + "\n".join(lines) + "\n" + page[page.index(end):])
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(required=True)
-    verb = verbs.add_parser("run")
-    verb.add_argument("--library", required=True)
-    verb.add_argument("--commit", required=True)
-    verb.add_argument("--out", required=True)
-    verb.set_defaults(act=run)
-    verb = verbs.add_parser("tables")
-    verb.add_argument("results")
-    verb.add_argument("page")
-    verb.set_defaults(act=tables)
-    options = parser.parse_args()
-    options.act(options)
+    write_between(options.page, "shapes", lines)
 
 
 if __name__ == "__main__":
-    main()
+    command_line(__doc__, run, tables)

@@ -45,8 +45,8 @@ std::size_t row_size(const CaseData& data, const std::string& name) {
 }
 
 /// The elements of out, lse or dq that belong to sampled queries; all of every other result.
-std::vector<double> sampled(const CaseData& data, const std::string& name, const std::vector<double>& values) {
-  const std::vector<bool> queries = problem::sampled_queries(data.line());
+std::vector<double> sampled(const CaseData& data, const std::vector<bool>& queries, const std::string& name,
+                            const std::vector<double>& values) {
   if (queries.empty() || (name != "out" && name != "lse" && name != "dq")) return values;
   const std::vector<std::int64_t> sizes = problem::role_sizes(data.line(), name);
   const std::size_t dimension = name == "lse" ? 2 : 1;  // of the queries
@@ -110,8 +110,9 @@ Report Checker::judge(const std::function<std::string(CaseData&)>& run, const Pl
     return report;
   }
   const Results found = results_of(data);
+  const std::vector<bool> queries = problem::sampled_queries(data.line());
   for (const auto& [name, values] : found) {
-    const auto of_sample = [&](const std::vector<double>& all) { return sampled(data, name, all); };
+    const auto of_sample = [&](const std::vector<double>& all) { return sampled(data, queries, name, all); };
     const auto expected = known_->naive.expected_error.find(name);
     const std::vector<double> error = expected == known_->naive.expected_error.end() ? std::vector<double>{} : of_sample(expected->second);
     report.tensors.push_back(compare(name, dtype_of(data, name), of_sample(values), of_sample(known_->exact.at(name)),

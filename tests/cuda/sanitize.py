@@ -5,7 +5,7 @@
         --out tests/cuda/results/sanitizer.json
 
 Hazards of racecheck are counted by kernel, kind, and whether the reading lane is the one that arrives at the barrier for its warp
-(docs/gpu-performance.md says why that matters).
+(results/README.md says why that matters).
 """
 import argparse
 import collections
