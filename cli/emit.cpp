@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "base/check.h"
 #include "command.h"
@@ -36,11 +37,13 @@ void run(const Options& options) {
   const std::string& target = lines[0].options.target;
   const std::filesystem::path folder = options.folder;
   std::filesystem::create_directories(folder);
+  std::map<std::string, int> uses;  // of a source: some kernels are specialised twice
   for (const auto& source : cuda::kernels_of(problem, options.arch, target)) {
-    write(folder / (source.stem + ".cu"),
-          base::join("// ", problem::to_string(lines[0]), "\n// nvrtc: --gpu-architecture=", source.arch,
-                     " --std=c++20 -default-device; kernel ", source.entry, "\n", cuda::jit::assemble(source)));
-    if (options.cubin) write(folder / (source.stem + "." + source.arch + ".cubin"), cuda::jit::compile(source)->bytes);
+    const int use = ++uses[source.stem];
+    const std::string stem = use == 1 ? source.stem : base::join(source.stem, "_", use);
+    write(folder / (stem + ".cu"), base::join("// ", problem::to_string(lines[0]), "\n// nvrtc: --gpu-architecture=", source.arch,
+                                              " --std=c++20 -default-device; kernel ", source.entry, "\n", cuda::jit::assemble(source)));
+    if (options.cubin) write(folder / (stem + "." + source.arch + ".cubin"), cuda::jit::compile(source)->bytes);
   }
   if (options.launcher.empty()) return;
   const cuda::EmittedC emitted = cuda::emit_c(cuda::record(problem, options.arch, target), options.launcher);

@@ -22,13 +22,19 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   return source;
 }
 
+/// Warps that share the rows of dq compute the same terms, so reads are collected by a pass of their own.
+bool splits_dq(const problem::Problem& p, std::size_t limit) {
+  const auto config = sm80_config(p, Sm80Kernel::dq, limit);
+  return config && config->column_split > 1;
+}
+
 class BackwardSm80 : public GpuExecutable {
  public:
   BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
         gradients_(problem, workspace_),
-        reads_(problem, facts.shared_bytes_per_block, false, workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, splits_dq(problem, facts.shared_bytes_per_block), workspace_) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
@@ -36,7 +42,7 @@ class BackwardSm80 : public GpuExecutable {
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
     const std::size_t limit = facts.shared_bytes_per_block;
-    const bool wants_queries = p.dq.present || collects_reads(p), wants_keys = p.dk.present || p.dv.present;
+    const bool wants_queries = p.dq.present || (collects_reads(p) && !splits_dq(p, limit)), wants_keys = p.dk.present || p.dv.present;
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
       const Sm80Config config = *two_scan_config(p, limit);
@@ -127,6 +133,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (p.attention.backward == BackwardStrategy::fused)
     return "the portable kernels have no fused backward; use split, two_scan or automatic";
   const std::size_t limit = facts.shared_bytes_per_block;
+  if (p.attention.backward == BackwardStrategy::two_scan && std::max(p.head_dim, p.head_dim_v) > 256)
+    return "two_scan takes head dims to 256; use split or automatic";
   const bool fits =
       p.attention.backward == BackwardStrategy::two_scan
           ? two_scan_config(p, limit).has_value()

@@ -14,31 +14,37 @@ std::vector<Sm80Config> forward_table(DType dtype, int dim) {
   if (dtype == DType::f64) {
     if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
     if (dim <= 128) return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
-    return {{16, 16, 1, 1, 1, 1, 1}};
+    if (dim <= 256) return {{16, 16, 1, 1, 1, 1, 1}};
+    return {{16, 16, 4, 1, 1, 4, 1}};
   }
   if (dtype == DType::f32) {
     if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 2}};
     if (dim <= 128) return {{64, 32, 4, 1, 2, 1, 1}, {64, 32, 4, 1, 1, 1, 1}};
-    return {{64, 32, 4, 1, 1, 1, 1}, {32, 16, 2, 1, 1, 1, 1}};
+    if (dim <= 256) return {{64, 32, 4, 1, 1, 1, 1}, {32, 16, 2, 1, 1, 1, 1}};
+    return {{32, 16, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
   }
   if (dim <= 64) return {{128, 64, 4, 2, 2, 1, 2}, {64, 64, 4, 1, 2, 1, 2}};
   if (dim <= 128) return {{64, 64, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 2, 1, 2}};
-  return {{64, 32, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 1, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  if (dim <= 256) return {{64, 32, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 1, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  return {{64, 32, 8, 1, 1, 2, 1}, {32, 16, 4, 1, 1, 2, 1}};
 }
 
 std::vector<Sm80Config> dq_table(DType dtype, int dim) {
   if (dtype == DType::f64) {
     if (dim <= 64) return {{32, 32, 2, 1, 1, 1, 1}};
-    return {{16, 16, 1, 1, 1, 1, 1}};
+    if (dim <= 256) return {{16, 16, 1, 1, 1, 1, 1}};
+    return {{16, 16, 4, 1, 1, 4, 1}};
   }
   if (dtype == DType::f32) {
     if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
     if (dim <= 128) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
-    return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
+    if (dim <= 256) return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
+    return {{16, 16, 2, 1, 1, 2, 1}};
   }
   if (dim <= 128) return {{64, 64, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 2, 1, 2}};
   if (dim <= 192) return {{64, 32, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
-  return {{64, 16, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  if (dim <= 256) return {{64, 16, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
+  return {{32, 16, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
 }
 
 std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
@@ -49,12 +55,20 @@ std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
   if (dtype == DType::f32) {
     if (dim <= 64) return {{32, 64, 4, 1, 2, 1, 1}, {32, 32, 4, 1, 1, 2, 1}};
     if (dim <= 128) return {{32, 64, 8, 1, 2, 2, 1}, {16, 32, 4, 1, 2, 2, 1}};
-    return {{16, 32, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
+    if (dim <= 256) return {{16, 32, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
+    return {{16, 16, 4, 1, 1, 4, 1}};
   }
   if (dim <= 64) return {{64, 64, 4, 1, 2, 1, 2}};
   if (dim <= 96) return {{32, 64, 4, 1, 2, 1, 2}};
   if (dim <= 128) return {{64, 64, 8, 1, 2, 2, 1}, {32, 64, 8, 1, 2, 2, 1}};
-  return {{32, 64, 8, 1, 2, 2, 1}, {32, 32, 4, 1, 1, 2, 1}, {16, 32, 4, 1, 1, 2, 1}};
+  if (dim <= 256) return {{32, 64, 8, 1, 2, 2, 1}, {32, 32, 4, 1, 1, 2, 1}, {16, 32, 4, 1, 1, 2, 1}};
+  return {{16, 32, 8, 1, 1, 4, 1}, {16, 16, 4, 1, 1, 4, 1}};
+}
+
+/// The same tiles with whole rows for each warp.
+std::vector<Sm80Config> unsplit(std::vector<Sm80Config> table) {
+  for (Sm80Config& config : table) config.warps /= config.column_split, config.column_split = 1;
+  return table;
 }
 
 }  // namespace
@@ -109,12 +123,12 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel ke
     case Sm80Kernel::dq:
       return dq_table(p.dtype, dim);
     case Sm80Kernel::reads: {
-      std::vector<Sm80Config> table = dq_table(p.dtype, dim);
+      std::vector<Sm80Config> table = unsplit(dq_table(p.dtype, dim));
       if (size_of(p.dtype) == 2 && dim <= 128) table.insert(table.begin(), Sm80Config{128, 64, 4, 2, 2, 1, 1});
       return table;
     }
     case Sm80Kernel::pairs: {
-      std::vector<Sm80Config> table = dq_table(p.dtype, dim);
+      std::vector<Sm80Config> table = unsplit(dq_table(p.dtype, dim));
       for (Sm80Config& config : table) config.stages = 1, config.blocks = 1;
       // Nothing is loaded ahead: other blocks fill the wait.
       if (size_of(p.dtype) == 2 && dim <= 64) table.insert(table.begin(), Sm80Config{64, 32, 4, 1, 1, 1, 4});

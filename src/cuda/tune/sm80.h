@@ -18,7 +18,7 @@ struct Sm80Config {
   int warps;
   int row_tiles;     ///< m16 tiles of rows per warp
   int stages;        ///< of the tiles that are walked
-  int column_split;  ///< warps that share rows and split the columns of dk, dv
+  int column_split;  ///< warps that share rows and split the columns of what is summed
   int blocks;        ///< at least this many blocks on a multiprocessor
 
   std::string text() const;  ///< "64x64 warps 4 stages 2"
@@ -33,6 +33,6 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& problem, Sm80Ker
 /// The first candidate that fits into a block's shared memory.
 std::optional<Sm80Config> sm80_config(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block);
 
-constexpr int sm80_max_head_dim = 256;
+constexpr int sm80_max_head_dim = 512;
 
 }  // namespace foveal::cuda

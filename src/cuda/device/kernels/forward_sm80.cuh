@@ -1,10 +1,12 @@
 // Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
 //   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+// Large head dims split the columns of the output over kColumnSplit warps that compute the same scores.
 #include "tile/query_tile.cuh"
 
 namespace foveal::device {
 
-static_assert(kBlockQ == QueryTile::kRows * kWarps, "each warp owns its rows");
+constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, of one warp
+static_assert(kBlockQ * kColumnSplit == QueryTile::kRows * kWarps, "each warp owns its rows, or its columns of them");
 constexpr int kN8 = kBlockKv / 8;
 
 struct Softmax {
@@ -15,7 +17,7 @@ struct Softmax {
 /// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
 template <bool kMasked>
 FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4], Softmax& state,
-                                R (&acc)[kRowTiles][kHeadDimVPadded / 8][4], unsigned char* kept) {
+                                R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
   bool rescale = false;
@@ -78,7 +80,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
-      for (int n = 0; n < kHeadDimVPadded / 8; ++n)
+      for (int n = 0; n < kCols / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) acc[m][n][e] *= alpha[m][e / 2];
   }
@@ -103,8 +105,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
+  const int col = warp_id() % kColumnSplit * kCols;
   const Position at = queries.at();
-  R acc[kRowTiles][kHeadDimVPadded / 8][4];
+  R acc[kRowTiles][kCols / 8][4];
   clear(acc);
   Softmax state;
 #pragma unroll
@@ -128,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     }
     Operand<Element, kRowTiles, kBlockKv> p;
     to_operand(p, s);
-    multiply_rn<kRowTiles, kHeadDimVPadded>(acc, p, values);
+    multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
   R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;
@@ -151,12 +154,12 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       }
       if constexpr (kDropout) factor *= keep_scale(args);
 #pragma unroll
-      for (int n = 0; n < kHeadDimVPadded / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
       const int row = q_local + 16 * m + 8 * i;
-      if (lse && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
+      if (lse && col == 0 && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
     }
   }
-  put_rows<kRowTiles, kHeadDimVPadded / 8>(out_smem, row_in_tile, 0, acc, R(1));
+  put_rows<kRowTiles, kCols / 8>(out_smem, row_in_tile, col, acc, R(1));
   __syncthreads();
   queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);
 }

@@ -74,6 +74,8 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
 }
 
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
+  constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, of one warp
+  constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
   SharedMemory shared(shared_begin);
   const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
   const auto dout_smem = shared.tile<kBlockQ, kHeadDimVPadded>();
@@ -87,10 +89,11 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   if (!queries.exists()) return;
   const Sequence& seq = queries.seq;
   const int head = queries.head, row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
+  const int col = warp_id() % kColumnSplit * kCols;
   const Position at = queries.at();
   R lse2[kRowTiles][2], delta[kRowTiles][2];
   load_statistics(args, seq, head, q_local, lse2, delta);
-  R acc[kRowTiles][kHeadDimPadded / 8][4];
+  R acc[kRowTiles][kCols / 8][4];
   clear(acc);
   ReadSums<kRowTiles> sums;
   sums.clear();
@@ -99,7 +102,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
     queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim);
     queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kHeadDimV);
   };
-  const bool short_rows = kReads > 0 && queries.begin + kBlockQ > seq.len_q;  // queries that do not exist give parameters nothing
+  const bool short_rows = kCollects && queries.begin + kBlockQ > seq.len_q;  // queries that do not exist give parameters nothing
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, short_rows, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kBlockKv / 8][4], dp[kRowTiles][kBlockKv / 8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -114,7 +117,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
     } else {
       dq_scores<false>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
     }
-    if constexpr (kReads > 0) {
+    if constexpr (kCollects) {
       if constexpr (!kScaleBefore) {
 #pragma unroll
         for (int m = 0; m < kRowTiles; ++m)
@@ -144,13 +147,13 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
       }
       Operand<Element, kRowTiles, kBlockKv> ds;
       to_operand(ds, dp);
-      multiply_rn<kRowTiles, kHeadDimPadded>(acc, ds, keys);
+      multiply_rn<kRowTiles, kCols>(acc, ds, keys, col);
     }
   });
 
-  if constexpr (kReads > 0) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
+  if constexpr (kCollects) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
   if constexpr (kWantsDq) {
-    put_rows<kRowTiles, kHeadDimPadded / 8>(q_smem, row_in_tile, 0, acc, R(args.scale));
+    put_rows<kRowTiles, kCols / 8>(q_smem, row_in_tile, col, acc, R(args.scale));
     __syncthreads();
     queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kHeadDim);
   }

@@ -19,7 +19,7 @@ struct QueryTile {
         begin(tile * kBlockQ) {}
 
   FOVEAL_DEVICE bool exists() const { return begin < seq.len_q; }
-  FOVEAL_DEVICE int row_in_tile() const { return warp_id() * kRows; }                           ///< this warp's first
+  FOVEAL_DEVICE int row_in_tile() const { return warp_id() / kColumnSplit * kRows; }            ///< this warp's first
   FOVEAL_DEVICE int q_local() const { return begin + row_in_tile() + lane_id() / 4; }           ///< this thread's first query
   FOVEAL_DEVICE Position at() const { return {seq.batch, head, 0, 0, seq.len_q, seq.len_kv}; }  ///< of its pairs, but for q and kv
   FOVEAL_DEVICE HeadRows rows(const Tensor& tensor) const { return HeadRows(tensor, seq.batch, seq.first_q, head); }
