@@ -47,7 +47,8 @@ class BackwardSm90 : public GpuExecutable {
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
     lse2_offset_ = workspace_.reserve(rows * sizeof(float));
     delta_offset_ = workspace_.reserve(rows * sizeof(float));
-    dq_sum_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(round_up(p.head_dim, 64)) * sizeof(float));
+    const auto sum_columns = static_cast<std::size_t>(round_up(p.head_dim, 64));  // the most that device/tile/dq_sum.cuh says
+    dq_sum_offset_ = workspace_.reserve(rows * sum_columns * sizeof(float));
     if (reproducible()) dq_turns_offset_ = workspace_.reserve(rows / static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
 
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);

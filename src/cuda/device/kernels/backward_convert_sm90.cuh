@@ -1,33 +1,23 @@
-// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale.
+// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times
+// the scale.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen.
 #include "schedule/tasks.cuh"
+#include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
-
-#include "config.cuh"
-
-namespace foveal::device {
-
-constexpr int kSumColumns = round_up(kHeadDim, 64);
-// The parts that the kernel added: 64 rows, and these columns of them.
-constexpr int kParts = 2;
-constexpr bool kSplitColumns = kBlockQ == 64;
-constexpr int kPartColumns = !kSplitColumns ? kSumColumns : kSumColumns > 128 ? 128 : kSumColumns / 2;
-
-}  // namespace foveal::device
 
 /// Grid: (2 * query tiles of the longest sequence, query heads, sequences); a block does one part.
 extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
-  const int tile = blockIdx.x / kParts, part = blockIdx.x % kParts;
+  const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
   const int head = blockIdx.y, batch = blockIdx.z;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, batch);
   if (tile * kBlockQ >= sequence.len_q) return;
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
   const int column = kSplitColumns ? kPartColumns * part : 0;
 
-  const float* from = args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns +
-                      part * 64 * kPartColumns + 4 * threadIdx.x;
+  const float* from =
+      args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns + part * 64 * kPartColumns + 4 * threadIdx.x;
   float acc[kPartColumns / 2] = {};
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {
@@ -42,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
   u16* to = static_cast<u16*>(dq.data) + batch * dq.batch + head * dq.head + (sequence.first_q + row) * dq.seq + column;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    store_row<Element>(to + 8 * r * dq.seq, acc, r, static_cast<float>(args.attention.scale), row + 8 * r < sequence.len_q ? kHeadDim - column : 0,
-                       threadIdx.x % 32);
+    const int columns = row + 8 * r < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
+    store_row<Element>(to + 8 * r * dq.seq, acc, r, static_cast<float>(args.attention.scale), columns, threadIdx.x % 32);
   }
 }

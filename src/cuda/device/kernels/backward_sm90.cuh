@@ -1,14 +1,13 @@
-// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and keeps dk
-// and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
+// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and
+// keeps dk and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
 //
-// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one
-// barrier a tile).
+// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers,
+// one barrier a tile).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
-#include "element.cuh"
-
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
+// (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "config.cuh"
+#include "element.cuh"
 
 namespace foveal::device {
 
@@ -16,10 +15,6 @@ constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers;
 constexpr int kReleases = 1;  // after a barrier that all have passed
 constexpr int kAddingWarps = 4 * kConsumers;
-// A warpgroup computes a part of dQ of 64 rows: all rows and half the columns when kBlockQ is 64, else half the rows and all columns.
-constexpr bool kSplitColumns = kBlockQ == 64;
-constexpr int kPartColumns = (kHeadDim + 63) / 64 * 64 / (kSplitColumns ? 2 : 1);
-static_assert(kPartColumns <= 64);
 
 }  // namespace foveal::device
 
@@ -27,7 +22,9 @@ static_assert(kPartColumns <= 64);
 
 namespace foveal::device {
 
-/// One warpgroup: 64 keys of every task.
+static_assert(kSumParts == kConsumers && kPartColumns <= 64);
+
+/// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardGroup {
   const int group;
 
@@ -108,7 +105,8 @@ struct Consumer : BackwardGroup {
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
-      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()), kSplitColumns ? kPartColumns * group : 0);
+      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()),
+                                                        kSplitColumns ? kPartColumns * group : 0);
       wgmma_commit();
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
@@ -151,7 +149,8 @@ struct Consumer : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
+    backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);

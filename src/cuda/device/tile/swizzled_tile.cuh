@@ -1,5 +1,6 @@
 #pragma once
-// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of 64 columns][row][64], 128-byte swizzle, as the copy engine writes them.
+// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as the copy engine writes
+// them. Chunks begin every 64 columns; or closer, so that a product can take columns from where such a chunk begins: they then overlap.
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -7,35 +8,38 @@ namespace foveal::device {
 
 constexpr int kChunkColumns = 64;
 constexpr int kChunkRowBytes = 128;
-constexpr int chunk_count(int columns) { return (columns + kChunkColumns - 1) / kChunkColumns; }
+constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return (columns + chunk_step - 1) / chunk_step; }
 constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
 
 /// A tile of `rows` rows at a shared-memory address; the same bytes serve as K-major operand (contraction over columns) and as
 /// MN-major operand (contraction over rows).
-template <int rows>
+template <int rows, int chunk_step = kChunkColumns>
 struct SwizzledTile {
   u32 address;
   static constexpr int kChunkBytes = rows * kChunkRowBytes;
 
   /// K-major: rows from `row` on, columns from 16 * step on.
   FOVEAL_DEVICE MatrixDescriptor columns(int row, int step) const {
-    return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / 4 * kChunkBytes + step % 4 * 32);
+    constexpr int kSteps = chunk_step / 16;  // of a chunk
+    return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / kSteps * kChunkBytes + step % kSteps * 32);
   }
-  /// MN-major: rows from 16 * step on, columns from `column` on: a multiple of 64, or of 16 when the operand stays inside a chunk.
+  /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a
+  /// chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
-    return MatrixDescriptor::at(address, kChunkBytes).offset(column / kChunkColumns * kChunkBytes + column % kChunkColumns * 2 + step * 16 * kChunkRowBytes);
+    return MatrixDescriptor::at(address, kChunkBytes)
+        .offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
   }
 };
 
 /// Operand addresses in uniform registers: the instructions then follow each other without waiting for copies.
-template <int rows>
-FOVEAL_DEVICE SwizzledTile<rows> uniform(SwizzledTile<rows> tile) {
+template <int rows, int chunk_step>
+FOVEAL_DEVICE SwizzledTile<rows, chunk_step> uniform(SwizzledTile<rows, chunk_step> tile) {
   return {uniform(tile.address)};
 }
 
 /// acc[64 x n] = a[row .. row + 64, :] b[row_b .. row_b + n, :]^T over `depth` columns of both tiles.
-template <class Element, int n, int depth, int rows_a, int rows_b>
-FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a> a, int row, SwizzledTile<rows_b> b, int row_b = 0) {
+template <class Element, int n, int depth, int rows_a, int rows_b, int step_a>
+FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a, step_a> a, int row, SwizzledTile<rows_b> b, int row_b = 0) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
     Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(row_b, step), step > 0);
@@ -47,14 +51,15 @@ template <class Element, int n, int depth, int rows_b>
 FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SwizzledTile<rows_b> b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
-                                            accumulate || step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+                                                            b.rows_at(step), accumulate || step > 0);
   }
 }
 
 /// acc[64 x n] = a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
-template <class Element, int n, int depth, int rows_a, int rows_b>
-FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b> b, int column_b) {
+template <class Element, int n, int depth, int rows_a, int rows_b, int step_b>
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b,
+                                    int column_b) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
     Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);

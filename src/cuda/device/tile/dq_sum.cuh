@@ -1,0 +1,17 @@
+#pragma once
+// How the fp32 sum of dQ lies in memory while the Hopper backward adds to it: each tile of kBlockQ queries is two parts of 64 rows by kPartColumns, one after
+// the other, each in the order of the accumulators of the warpgroup that adds to it. With 64 queries a tile the parts are columns, else rows.
+#include "element.cuh"
+
+#include "config.cuh"
+
+namespace foveal::device {
+
+constexpr int kDim = round_up(kHeadDim, 16);
+constexpr int kSumParts = 2;
+constexpr bool kSplitColumns = kBlockQ == 64;
+constexpr bool kEvenParts = kSplitColumns && kDim <= 128;  // else the second may be narrower
+constexpr int kPartColumns = !kSplitColumns ? kDim : kEvenParts ? round_up(divide_up(kDim, kSumParts), 16) : 128;
+constexpr int kSumColumns = kEvenParts ? kSumParts * kPartColumns : kDim;  // of a row, over its parts
+
+}  // namespace foveal::device
