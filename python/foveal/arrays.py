@@ -117,8 +117,6 @@ def maker(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, like: 
     if framework(like) == "torch":
         import torch
 
-        if strides == row_major(shape):
-            return functools.partial(torch.empty, shape, dtype=getattr(torch, name), device=like.device)
         return functools.partial(torch.empty_strided, shape, strides, dtype=getattr(torch, name), device=like.device)
     if framework(like) == "cupy":
         import cupy

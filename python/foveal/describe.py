@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core
 from ._core import BackwardStrategy, Determinism, Expr, Param
@@ -14,8 +14,7 @@ ScoreMod = Callable[..., Any] | Expr | str | None
 Mask = Callable[..., Any] | Expr | str | None
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """Where and how to run: "" means the library's own choice."""
 
     backend: str = ""
@@ -143,21 +142,20 @@ def trace(
 ) -> Bound:
     """describe() and bind(), done anew only when something that the functions see has changed."""
     parts = (signature(score_mod), signature(mask))
-    rest = dict(arguments)
-    given = dict(rest.pop("params", None) or {})
-    if rest.get("sink") is not None:
-        given["sink"] = rest.pop("sink")
+    given, rest = _split(arguments)
     found_key = None
     if None not in parts:
         # Given arrays count by their look, unless a function may have captured the very same one.
-        captures = callable(score_mod) or callable(mask)
-        looks = tuple((name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items())
+        captures = given and (callable(score_mod) or callable(mask))
+        looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
         found_key = (parts, tracer, looks, options, heads_first, tuple(rest.items()))
         hit = _traces.get(found_key)
         if hit is not None:
             bound, sources = hit
+            if not sources:
+                return bound
             found = [given[source] if type(source) is str else source() for source in sources]
-            if not any(array is None for array in found):
+            if not any([array is None for array in found]):
                 return Bound(bound.program, bound.key, bound.names, found)
     description = describe(score_mod, mask, tracer=tracer(), **arguments)
     bound = bind(description, options, heads_first)
@@ -168,6 +166,15 @@ def trace(
                 _traces.pop(next(iter(_traces)))
             _traces[found_key] = (Bound(bound.program, bound.key, bound.names, []), sources)
     return bound
+
+
+def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The arrays given by name, and the other arguments."""
+    rest = dict(arguments)
+    params, sink = rest.pop("params", None), rest.pop("sink", None)
+    if not params and sink is None:
+        return {}, rest
+    return {**(params or {}), **({} if sink is None else {"sink": sink})}, rest
 
 
 def _source(array: Any, parts: Any, given: Mapping[str, Any]) -> Any:

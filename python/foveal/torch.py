@@ -42,7 +42,7 @@ def _backward_op(
 def _gradients(found: _core.Program, tensors: tuple[Any, ...], params: Any, want: Any, lengths: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """Of q, k, v and the parameters, each in its own dtype, None where not wanted."""
     gradients = found.backward(*tensors, params, want, *lengths)
-    if all(gradient is None or gradient.dtype == param.dtype for gradient, param in zip(gradients[3:], params)):
+    if not params or all([gradient is None or gradient.dtype == param.dtype for gradient, param in zip(gradients[3:], params)]):
         return gradients
     rounded = (gradient if gradient is None else gradient.to(param.dtype) for gradient, param in zip(gradients[3:], params))
     return (*gradients[:3], *rounded)
