@@ -38,8 +38,8 @@ struct ScoreArgs {
   ParamView param[kMaxParams];
 };
 
-/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated. covered: each key of these tiles is
-/// kept by some query of the row.
+/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated. covered: each key of these tiles is kept by some query
+/// of the row.
 struct alignas(16) TileRun {
   int begin, end, full, covered;
 };

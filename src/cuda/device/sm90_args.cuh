@@ -17,15 +17,15 @@ struct Divisor {
 
 /// How the tasks (rows of tiles) of all heads are dealt to the CTAs; see schedule/tasks.cuh.
 struct TaskOrder {
-  int tasks;              ///< of the whole grid
-  int rows;               ///< tasks of one head
-  int first_row_first;    ///< a section begins with row 0 instead of the last row
-  int to_and_fro;         ///< every other round is dealt in reverse
-  int sequences_inside;   ///< the sequences of one head follow each other instead of the heads of one sequence
-  Divisor inside;         ///< heads of one sequence, or sequences of one head
-  Divisor section_heads;  ///< heads (of all sequences) whose tasks are interleaved
-  Divisor last_heads;     ///< the same of the last section, which may be smaller
-  Divisor section_tasks;  ///< section_heads * rows
+  int tasks;               ///< of the whole grid
+  int rows;                ///< tasks of one head
+  int first_row_first;     ///< a section begins with row 0 instead of the last row
+  int to_and_fro;          ///< every other round is dealt in reverse
+  int sequences_inside;    ///< the sequences of one head follow each other instead of the heads of one sequence
+  Divisor inside;          ///< heads of one sequence, or sequences of one head
+  Divisor section_heads;   ///< heads (of all sequences) whose tasks are interleaved
+  Divisor last_heads;      ///< the same of the last section, which may be smaller
+  Divisor section_tasks;   ///< section_heads * rows
 };
 
 struct Sm90Args {
@@ -33,10 +33,10 @@ struct Sm90Args {
   AttentionArgs attention;
   TaskOrder order;
   int band_low, band_high;  ///< TileSource causal, band: kept when band_low <= kv - q <= band_high, positions local to the sequence
-  /// Backward: rows of lse2 and delta (and of dq's sum) of one head, a multiple of 128. Packed: of one head over all sequences, of which
-  /// each begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
+  /// Backward: rows of lse2 and delta (and of dq's sum) of one head, a multiple of 128. Packed: of one head over all sequences, of which each
+  /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
-  float* dq_sum;       ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+  float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
 };
 

@@ -1,5 +1,4 @@
-// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times
-// the scale.
+// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen.
 #include "schedule/tasks.cuh"
@@ -16,8 +15,8 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
   const int column = kSplitColumns ? kPartColumns * part : 0;
 
-  const float* from =
-      args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns + part * 64 * kPartColumns + 4 * threadIdx.x;
+  const float* from = args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns +
+                      part * 64 * kPartColumns + 4 * threadIdx.x;
   float acc[kPartColumns / 2] = {};
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {

@@ -1,6 +1,7 @@
-// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed
-// (and in the turns of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. One group of lanes for each row of
-// statistics, rows beyond the sequence included.
+// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
+// of those who sum it), and the gradient
+// of the sink, -exp(sink - lse) delta.
+// One group of lanes for each row of statistics, rows beyond the sequence included.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits.
 #include "schedule/tasks.cuh"
@@ -46,8 +47,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   float sum = 0;
   if (exists && 8 * lane < kHeadDimV) {
     const auto at = [&](const Tensor& tensor) {
-      return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head +
-                                             token * tensor.seq + 8 * lane);
+      return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + token * tensor.seq +
+                                             8 * lane);
     };
     sum = dot8(at(attention.out), at(attention.dout));
   }

@@ -1,13 +1,14 @@
-// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and
-// keeps dk and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
+// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and keeps dk
+// and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
 //
-// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers,
-// one barrier a tile).
+// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one
+// barrier a tile).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
-// (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
-#include "config.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
+// TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "element.cuh"
+
+#include "config.cuh"
 
 namespace foveal::device {
 
@@ -105,8 +106,7 @@ struct Consumer : BackwardGroup {
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
-      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()),
-                                                        kSplitColumns ? kPartColumns * group : 0);
+      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()), kSplitColumns ? kPartColumns * group : 0);
       wgmma_commit();
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
@@ -149,8 +149,7 @@ struct Consumer : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
-    backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);

@@ -1,14 +1,12 @@
-// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, and two warpgroups share the work
-// on them.
+// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, and two warpgroups share the work on them.
 //
-// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV, dQ: three products a tile) and the other dk (S, dP,
-// dK): both compute the scores, which saves every exchange but one: dS^T goes through shared memory to the first, which makes dQ of it one
-// tile later.
+// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV, dQ: three products a tile) and the other dk (S, dP, dK): both
+// compute the scores, which saves every exchange but one: dS^T goes through shared memory to the first, which makes dQ of it one tile later.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen,
-// kDropout, kReproducible, kCollects, kBinBits.
-#include "config.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits.
 #include "element.cuh"
+
+#include "config.cuh"
 
 namespace foveal::device {
 
@@ -191,8 +189,7 @@ struct KeySide : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
-    backward_wide_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_wide_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);

@@ -1,8 +1,8 @@
 // Which tiles a mask that reads data keeps: one block per tile evaluates every pair once.
 //
 // config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
-#include "tile/problem.cuh"
 #include "tile_classes.cuh"
+#include "tile/problem.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;

@@ -1,5 +1,5 @@
-// Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf
-// for rows without keys; and the gradient of the sink, -exp(sink - lse) delta.
+// Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf for rows
+// without keys; and the gradient of the sink, -exp(sink - lse) delta.
 #include "score/exact_sum.cuh"
 #include "tile/problem.cuh"
 
@@ -20,8 +20,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     const bool empty = row_lse == -infinity();
     if (!empty) {
       for (int d = lane_id(); d < kHeadDimV; d += kWarp) {
-        sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]),
-                       to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
+        sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]), to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
       }
     }
 #pragma unroll

@@ -16,8 +16,8 @@ struct Softmax {
 
 /// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
 template <bool kMasked>
-FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4],
-                                Softmax& state, R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
+FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4], Softmax& state,
+                                R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
   bool rescale = false;
@@ -94,9 +94,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   extern __shared__ uint4 shared_begin[];
   SharedMemory shared(shared_begin);
   // The output leaves through the queries' memory.
-  Element* q_or_out = shared.take<Element>(
-      kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch *
-      int(sizeof(Element)));
+  Element* q_or_out = shared.take<Element>(kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch * int(sizeof(Element)));
   const SharedTile<Element, kBlockQ, kHeadDimPadded> q_smem{q_or_out};
   const SharedTile<Element, kBlockQ, kHeadDimVPadded> out_smem{q_or_out};
   const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();

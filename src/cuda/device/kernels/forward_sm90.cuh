@@ -1,12 +1,11 @@
-// Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, two or three warpgroups of 64 query rows
-// compute.
+// Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, two or three warpgroups of 64 query rows compute.
 //
 // Each warpgroup keeps two products in flight: while the tensor cores do S' = Q K'^T of the next kv tile and O += P V of this one, the
-// softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without
-// a seam: the first product of the next task is issued together with the last one of this task.
+// softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without a
+// seam: the first product of the next task is issued together with the last one of this task.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages,
-// kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource); kTakeTurns, kOrdered, kVarlen, kDropout.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
+// kConsumerRegisters, kTileSource (a TileSource); kTakeTurns, kOrdered, kVarlen, kDropout.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -201,8 +200,7 @@ struct Consumer {
       q_step = min(q_step, work.sequence.len_q - 1 - row);
       kv_step = min(kv_step, work.sequence.len_kv - 1 - key);
     }
-    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv,
-            q_step,          kv_step};
+    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv, q_step, kv_step};
   }
 
   /// What is read for each pair, before the scores are there.
@@ -217,8 +215,8 @@ struct Consumer {
     }
   }
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns
-  /// that some row keeps go, if anywhere.
+  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
+  /// row keeps go, if anywhere.
   template <bool partial>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
@@ -270,8 +268,8 @@ struct Consumer {
     return load_word(kept + 4 * (bit / 32 * 4 + column % 8 / 2)) >> bit % 32 & 1;
   }
 
-  /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part
-  /// when the mask program decides; else only the end of the sequence does, and each group clears for itself.
+  /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
+  /// the mask program decides; else only the end of the sequence does, and each group clears for itself.
   FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
     constexpr int kPieces = SharedLayout::kValueBytes / 16 / kBlockKv;  // of one row
     if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
@@ -345,16 +343,14 @@ struct Consumer {
     const Tensor& out = args.attention.out;
     const int row = row_of(work);
     ending.rows = work.sequence.len_q - row;
-    ending.out =
-        static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + (work.sequence.first_q + row) * out.seq;
+    ending.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + (work.sequence.first_q + row) * out.seq;
     return ending;
   }
 
   FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      store_row<Element>(ending.out + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0,
-                         thread % 32);
+      store_row<Element>(ending.out + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0, thread % 32);
     }
   }
 
@@ -481,8 +477,7 @@ struct Consumer {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
-    forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);

@@ -1,7 +1,8 @@
 // Classes of tiles to runs: one warp per row of tiles, a lane for each tile.
 #include "base.cuh"
-#include "config.cuh"
 #include "tile_classes.cuh"
+
+#include "config.cuh"
 
 extern "C" __global__ void __launch_bounds__(128) list_runs_sm80(const __grid_constant__ foveal::device::ClassifyArgs args) {
   using namespace foveal::device;

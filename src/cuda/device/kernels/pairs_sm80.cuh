@@ -1,5 +1,5 @@
-// The gradient of a parameter with one element per pair (an additive bias of q and kv) that several batches or heads share. A block owns a
-// tile of pairs and walks the batches and heads in order, so that each element is summed by one thread, in one order, without atomics:
+// The gradient of a parameter with one element per pair (an additive bias of q and kv) that several batches or heads share. A block owns a tile of
+// pairs and walks the batches and heads in order, so that each element is summed by one thread, in one order, without atomics:
 //   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] += ds' factor
 #include "tile/dq_tile.cuh"
 
@@ -30,8 +30,7 @@ struct alignas(2 * sizeof(R)) Neighbours {
 };
 
 /// values[index] += term. Neighbours along kv are often neighbours in memory.
-FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local,
-                             const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
+FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
   const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
   R* values = static_cast<R*>(gradient.values);
 #pragma unroll

@@ -1,15 +1,14 @@
-// The gradient of a parameter with one element per pair (a bias of q and kv) that batches or heads share, for Hopper and 16-bit types,
-// after the backward pass. A CTA owns tiles of pairs and, for each, walks the batches and heads that share it in order, so that each
-// element is summed by one thread, in one order, without atomics, and written once:
+// The gradient of a parameter with one element per pair (a bias of q and kv) that batches or heads share, for Hopper and 16-bit types, after the
+// backward pass. A CTA owns tiles of pairs and, for each, walks the batches and heads that share it in order, so that each element is summed by one
+// thread, in one order, without atomics, and written once:
 //   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
-// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the
-// arithmetic. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to the tiles that the mask leaves out, and
-// nothing else clears it.
+// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
+// Where the parameter is exactly the pairs (kCovers), the warps left write zeros to the tiles that the mask leaves out, and nothing else clears it.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kStages, kTileSource (a
-// TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the
-// same for all and stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kStages, kTileSource (a TileSource);
+// kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the same for all and stays in
+// registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
@@ -63,8 +62,8 @@ struct PairsTask {
     const AttentionArgs& attention = args.sm90.attention;
     row = task.row / args.splits;
     split = task.row - row * args.splits;
-    walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q),
-               attention.seqlen_kv, kBlockKv);
+    walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q), attention.seqlen_kv,
+               kBlockKv);
     return true;
   }
 
@@ -122,8 +121,7 @@ struct Elements {
 
   FOVEAL_DEVICE Elements(const AttentionArgs& args, const Task& task, int q, int kv) {
     const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
-    const Position at{task.batch,    task.head,     q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset),
-                      args.seqlen_q, args.seqlen_kv};
+    const Position at{task.batch, task.head, q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset), args.seqlen_q, args.seqlen_kv};
     int index[kMaxParamRank];
     read_index<kPairsRead>(0.0f, at, args.score, index);
     first = static_cast<float*>(gradient.values);
@@ -187,9 +185,7 @@ struct Consumer {
       : args(args), ring(ring), group(group), thread(threadIdx.x % 128), exponent(static_cast<float>(kScoreUnit) * kLog2e) {}
 
   FOVEAL_DEVICE int row_of(const PairsTask& work) const { return work.first_q() + 64 * group + fragment_first_row(thread); }
-  FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const {
-    return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread);
-  }
+  FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const { return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread); }
 
   FOVEAL_DEVICE Position position(const PairsTask& work, int batch, int head, int half, int i, bool partial) const {
     const AttentionArgs& attention = args.sm90.attention;
@@ -205,15 +201,14 @@ struct Consumer {
 
   FOVEAL_DEVICE void load_pairs(PairValues (&pairs)[kHalf / 2], const PairsTask& work, int batch, int head, int half, bool partial) const {
 #pragma unroll
-    for (int i = 0; i < kHalf / 2; ++i)
-      load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
+    for (int i = 0; i < kHalf / 2; ++i) load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
   }
 
   /// Adds half a tile of one batch and head.
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
-                               const PairValues (&pairs)[kHalf / 2], const float (&lse2)[2], const float (&delta)[2], const PairsTask& work,
-                               int batch, int head, int half) const {
+                               const PairValues (&pairs)[kHalf / 2], const float (&lse2)[2], const float (&delta)[2], const PairsTask& work, int batch,
+                               int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = static_cast<float>(attention.scale);
     const int row = row_of(work), key = key_of(work, half);
@@ -327,8 +322,7 @@ struct Consumer {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
-    pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Ring ring(shared_address(shared));

@@ -1,8 +1,9 @@
 // The gradient of one parameter, from exact sums, from values, or zero, to its own type and strides.
-#include "config.cuh"
 #include "element.cuh"
 #include "param_gradient_args.cuh"
 #include "score/exact_sum.cuh"
+
+#include "config.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) param_gradient(const __grid_constant__ foveal::device::ParamGradientArgs args) {
   using namespace foveal::device;

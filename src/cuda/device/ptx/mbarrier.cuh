@@ -10,7 +10,9 @@ FOVEAL_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-FOVEAL_DEVICE void mbarrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+FOVEAL_DEVICE void mbarrier_arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 
 FOVEAL_DEVICE void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -36,9 +38,7 @@ FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.rel
 FOVEAL_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 FOVEAL_DEVICE void named_barrier_sync(u32 id, u32 threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-FOVEAL_DEVICE void named_barrier_arrive(u32 id, u32 threads) {
-  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
+FOVEAL_DEVICE void named_barrier_arrive(u32 id, u32 threads) { asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
 template <int count>
 FOVEAL_DEVICE void registers_decrease() {
@@ -49,8 +49,8 @@ FOVEAL_DEVICE void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting
-/// for a full buffer and for an empty one both name the use.
+/// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting for a full
+/// buffer and for an empty one both name the use.
 template <int stages>
 struct RingBarriers {
   u32 address;

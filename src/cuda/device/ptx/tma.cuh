@@ -1,7 +1,7 @@
 #pragma once
 // The bulk tensor copy engine.
-#include "ptx/mbarrier.cuh"
 #include "sm90_args.cuh"
+#include "ptx/mbarrier.cuh"
 
 namespace foveal::device {
 
@@ -9,10 +9,10 @@ FOVEAL_DEVICE void tma_prefetch_map(const TensorMap& map) { asm volatile("prefet
 
 /// Box at (column, row, head, batch) to shared memory; elements outside the tensor arrive as zeros; completes on `barrier`.
 FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
-  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
-                   destination),
-               "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
 }
 
 /// `bytes` consecutive bytes, a multiple of 16 with both addresses aligned to 16.

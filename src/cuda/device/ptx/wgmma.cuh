@@ -54,8 +54,7 @@ struct MatrixDescriptor {
 #define FOVEAL_R240 FOVEAL_R224 ",%112,%113,%114,%115,%116,%117,%118,%119"
 #define FOVEAL_R256 FOVEAL_R240 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define FOVEAL_D8(i) \
-  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define FOVEAL_D8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FOVEAL_D16 FOVEAL_D8(0)
 #define FOVEAL_D32 FOVEAL_D16, FOVEAL_D8(8)
 #define FOVEAL_D48 FOVEAL_D32, FOVEAL_D8(16)
@@ -77,31 +76,28 @@ template <int n, bool bf16>
 struct Wgmma;
 
 // p0..p6: numbers of the operands after the accumulators.
-#define FOVEAL_WGMMA_TYPED(n, type, is_bf16, p0, p1, p2, p3, p4, p5, p6)                                                               \
+#define FOVEAL_WGMMA_TYPED(n, type, is_bf16, p0, p1, p2, p3, p4, p5, p6)                                                             \
   template <>                                                                                                                          \
   struct Wgmma<n, is_bf16> {                                                                                                           \
     template <Major a_major, Major b_major>                                                                                            \
     FOVEAL_DEVICE static void run(float (&d)[n / 2], MatrixDescriptor a, MatrixDescriptor b, bool accumulate) {                        \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #p2                                                                               \
-                   ", 0;\n"                                                                                                            \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #p2 ", 0;\n"                                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" FOVEAL_R##n "}, %" #p0 ", %" #p1               \
-                                                                                                    ", p, 1, 1, %" #p3 ", %" #p4 ";}"  \
+                   ", p, 1, 1, %" #p3 ", %" #p4 ";}"                                                                                   \
                    : FOVEAL_D##n                                                                                                       \
-                   : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(accumulate)), "n"(a_major == Major::mn),                       \
-                     "n"(b_major == Major::mn));                                                                                       \
+                   : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(accumulate)), "n"(a_major == Major::mn), "n"(b_major == Major::mn)); \
     }                                                                                                                                  \
     template <Major b_major>                                                                                                           \
     FOVEAL_DEVICE static void run(float (&d)[n / 2], u32 a0, u32 a1, u32 a2, u32 a3, MatrixDescriptor b, bool accumulate) {            \
-      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #p5                                                                               \
-                   ", 0;\n"                                                                                                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" FOVEAL_R##n                                    \
-                   "}, {%" #p0 ", %" #p1 ", %" #p2 ", %" #p3 "}, %" #p4 ", p, 1, 1, %" #p6 ";}"                                        \
+      asm volatile("{.reg .pred p; setp.ne.b32 p, %" #p5 ", 0;\n"                                                                      \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" FOVEAL_R##n "}, {%" #p0 ", %" #p1 ", %" #p2    \
+                   ", %" #p3 "}, %" #p4 ", p, 1, 1, %" #p6 ";}"                                                                        \
                    : FOVEAL_D##n                                                                                                       \
-                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b.bits()), "r"(static_cast<int>(accumulate)), "n"(b_major == Major::mn)); \
+                   : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b.bits()), "r"(static_cast<int>(accumulate)), "n"(b_major == Major::mn));  \
     }                                                                                                                                  \
   };
-#define FOVEAL_WGMMA(n, ...)                       \
-  FOVEAL_WGMMA_TYPED(n, "bf16", true, __VA_ARGS__) \
+#define FOVEAL_WGMMA(n, ...)                         \
+  FOVEAL_WGMMA_TYPED(n, "bf16", true, __VA_ARGS__)   \
   FOVEAL_WGMMA_TYPED(n, "f16", false, __VA_ARGS__)
 
 FOVEAL_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)

@@ -1,6 +1,6 @@
 #pragma once
-// Which tasks a CTA does and which tiles a task visits. Producer and consumers walk the same sequence from the same inputs, so neither has
-// to tell the other.
+// Which tasks a CTA does and which tiles a task visits. Producer and consumers walk the same sequence from the same inputs, so neither has to
+// tell the other.
 #include "base.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"
@@ -12,9 +12,7 @@ struct Task {
   int row, head, batch;
 };
 
-FOVEAL_DEVICE int divide(int n, const Divisor& d) {
-  return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift);
-}
+FOVEAL_DEVICE int divide(int n, const Divisor& d) { return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift); }
 
 /// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro, so that long and short
 /// ones even out, or in one direction, so that a row comes after the row before it.
@@ -34,8 +32,8 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   return true;
 }
 
-/// Where the tiles of one row come from. all: every tile. causal: kv - q at most band_high. band: at least band_low as well. list: runs
-/// made by mask/, with the mask program for the pairs of partial tiles.
+/// Where the tiles of one row come from. all: every tile. causal: kv - q at most band_high. band: at least band_low as well. list: runs made by
+/// mask/, with the mask program for the pairs of partial tiles.
 enum class TileSource { all, causal, band, list };
 
 /// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.

@@ -1,8 +1,8 @@
 #pragma once
 // Sums that do not depend on the order of their terms: integer bins by exponent, added to with integer atomics. Each of `elements` sums has
-// kWords 64-bit words: kWords - 1 bins, each kBinBits wide in exponent, and one word of flags for infinities and NaN. An fp32 term takes at
-// most 24 + kBinBits - 1 bits of its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. Equal bins of neighbours lie
-// side by side: neighbours are often added to together, and with terms of like size.
+// kWords 64-bit words: kWords - 1 bins, each kBinBits wide in exponent, and one word of flags for infinities and NaN. An fp32 term takes at most
+// 24 + kBinBits - 1 bits of its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. Equal bins of neighbours lie side by
+// side: neighbours are often added to together, and with terms of like size.
 #include "base.cuh"
 
 namespace foveal::device {

@@ -1,11 +1,12 @@
 #pragma once
-// What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the
-// transcendental functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11,
-// would show in lse); f32 and f64 use the exact ones. fv_exp, fv_sigmoid, fv_tanh also come as functions of a product x * factor: a factor
-// that is the same for all pairs is then merged with the one that base 2 needs.
+// What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the transcendental
+// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11, would show in lse); f32 and f64
+// use the exact ones. fv_exp, fv_sigmoid, fv_tanh also come as functions of a product x * factor: a factor that is the same for all pairs is then merged
+// with the one that base 2 needs.
 #include "args.cuh"
-#include "config.cuh"
 #include "element.cuh"
+
+#include "config.cuh"
 
 namespace foveal::device {
 
@@ -144,8 +145,7 @@ FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
 FOVEAL_DEVICE float fv_pow(float x, float y) { return powf(x, y); }
 FOVEAL_DEVICE double fv_pow(double x, double y) { return pow(x, y); }
 
-/// An integer between -2^22 and 2^22 as a real, exactly: an addition, where a conversion would take a slot of the unit that exponentials
-/// need.
+/// An integer between -2^22 and 2^22 as a real, exactly: an addition, where a conversion would take a slot of the unit that exponentials need.
 FOVEAL_DEVICE real fv_small_integer(int x) {
   if constexpr (sizeof(real) == 8) return x;
   return real(__int_as_float(0x4b400000 + x) - 12582912.0f);  // 3 * 2^22

@@ -1,6 +1,6 @@
 #pragma once
-// Gradients of trainable parameters, collected by the kernel that owns tiles of queries. Each read is first summed along the lines on which
-// its indices are constant, in a fixed order; what is left is added to exact sums (score/exact_sum.cuh), so that the result does not depend
+// Gradients of trainable parameters, collected by the kernel that owns tiles of queries. Each read is first summed along the lines on which its
+// indices are constant, in a fixed order; what is left is added to exact sums (score/exact_sum.cuh), so that the result does not depend
 // on the order in which blocks run. Nothing of size S x S is kept, unless the parameter itself has that size.
 #include "score/read_targets.cuh"
 #include "tile/problem.cuh"
@@ -46,8 +46,7 @@ struct ReadSums {
 /// Rows of this thread start at row_in_tile + g, tile at (q_begin, kv_begin), all local positions.
 template <int r, int kThreads, int kRows, int kCols, int kM>
 FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
-                                const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums,
-                                Stage<kRows, kCols> stage) {
+                                const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums, Stage<kRows, kCols> stage) {
   constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto position = [&](int row, int col) {

@@ -16,15 +16,15 @@
 // Kernels that evaluate what is the same along a line of a tile apart from its pairs (tile/line_values.cuh) find the functions for that,
 //   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
-// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of
-// one element per pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args)
-// of parameter kPairParam[v]; the origin is the same for all pairs of a thread.
+// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
+// pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
+// is the same for all pairs of a thread.
 #include "score/functions.cuh"
 
 namespace foveal::device {
 
-/// Where a pair is: global positions, and the lengths of its sequence. A kernel that knows how far q and kv are from places that all pairs
-/// of a thread share says so in the steps: constants, once its loops are unrolled.
+/// Where a pair is: global positions, and the lengths of its sequence. A kernel that knows how far q and kv are from places that all pairs of a thread
+/// share says so in the steps: constants, once its loops are unrolled.
 struct Position {
   int batch, head, q, kv, seqlen_q, seqlen_kv;
   int q_step = 0, kv_step = 0;

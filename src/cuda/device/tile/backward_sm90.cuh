@@ -1,10 +1,8 @@
 #pragma once
-// What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on
-// scores. A CTA owns kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands
-// of dV += P^T dO and dK += dS^T Q.
+// What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
+// kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
 //
-// From the kernel: kConsumers, kBlockKv; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of
-// queries back.
+// From the kernel: kConsumers, kBlockKv; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -86,12 +84,8 @@ struct Rings {
   FOVEAL_DEVICE KeyTile key_tile() const { return {base + SharedLayout::kKey}; }
   FOVEAL_DEVICE KvTile value_tile() const { return {base + SharedLayout::kValue}; }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
-  FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const {
-    return {base + SharedLayout::kGradOut + query.index(use) * SharedLayout::kGradOutBytes};
-  }
-  FOVEAL_DEVICE KvTile grad_score_tile(u32 use) const {
-    return {base + SharedLayout::kGradScore + use % 2 * SharedLayout::kGradScoreBytes};
-  }
+  FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const { return {base + SharedLayout::kGradOut + query.index(use) * SharedLayout::kGradOutBytes}; }
+  FOVEAL_DEVICE KvTile grad_score_tile(u32 use) const { return {base + SharedLayout::kGradScore + use % 2 * SharedLayout::kGradScoreBytes}; }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
@@ -127,8 +121,8 @@ struct BackwardTask {
     const TileRuns& runs = args.attention.runs_transposed;
     while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
       if (++group_head == args.attention.group_size) return false;
-      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv(), min(first_kv() + kBlockKv, sequence.len_kv),
-                 sequence.len_q, kBlockQ);
+      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv(), min(first_kv() + kBlockKv, sequence.len_kv), sequence.len_q,
+                 kBlockQ);
     }
     partial = partial || first_kv() + kBlockKv > sequence.len_kv;
     return true;
@@ -179,9 +173,9 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   }
 }
 
-/// Reproducible: the rows of keys add to dQ of a query tile one after the other, in their order. One thread waits for this row's turn ahead
-/// of the warps that add, and passes it on when they have. A row waits only for tasks that were dealt before its own, so that with all CTAs
-/// running somebody can always go on.
+/// Reproducible: the rows of keys add to dQ of a query tile one after the other, in their order. One thread waits for this row's turn ahead of the
+/// warps that add, and passes it on when they have. A row waits only for tasks that were dealt before its own, so that with all CTAs running
+/// somebody can always go on.
 FOVEAL_DEVICE void keep_turns(const Sm90Args& args, const Rings& rings) {
   int round = -1;
   BackwardTask work;
@@ -219,8 +213,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
       if (base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = rings.lines(tile);
       lines.fill(
-          args.attention.score, before,
-          [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
+          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
           [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_q() - work.first_kv() + ahead); });
       hand_over(rings.line_values, tile);
       before = lines;
@@ -270,8 +263,7 @@ struct BackwardGroup {
   /// The warp's place in a tile; `use` of the rings.
   FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const AheadValues& ahead) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread);
-    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column},
-            ahead};
+    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead};
   }
 
   /// What is read for each pair, before the scores are there.
@@ -294,8 +286,8 @@ struct BackwardGroup {
     if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, times);
   }
 
-  /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on
-  /// the score or no gradients of parameters are wanted. `dropped`: one bit per register.
+  /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
+  /// gradients of parameters are wanted. `dropped`: one bit per register.
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const AheadValues& ahead, const BackwardTask& work, u32 use) const {
@@ -341,9 +333,7 @@ struct BackwardGroup {
           if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
           kept[j] = keep ? kept[j] : 0.0f;
         }
-        const auto times = [&](float factor) {
-          return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor;
-        };  // what is not kept may hold NaN
+        const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
         scores[i + j] = kSlopeEarly ? times(score_backward(raw, at, attention.score)) : kept[j];
         if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, times);
         if constexpr (kDropout) {
@@ -355,12 +345,10 @@ struct BackwardGroup {
     }
   }
 
-  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are
-  /// completed.
+  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are completed.
   template <bool partial>
-  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
-                                     EarlyTerms& early, const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work,
-                                     u32 use) const {
+  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+                                     const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
 #pragma unroll
@@ -372,9 +360,7 @@ struct BackwardGroup {
         float grad = grad_p[i + j];
         if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
         const float difference = grad - d[j & 1];
-        const auto times = [&](float factor) {
-          return partial && factor == 0.0f ? 0.0f : factor * difference;
-        };  // what is not kept may hold NaN
+        const auto times = [&](float factor) { return partial && factor == 0.0f ? 0.0f : factor * difference; };  // what is not kept may hold NaN
         p[i + j] = times(p[i + j]);
 #pragma unroll
         for (int read = 0; read < kEarlyReads; ++read) early[read][i + j] = times(early[read][i + j]);
@@ -395,8 +381,8 @@ struct BackwardGroup {
     float* to = sum + part * 64 * kPartColumns + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]),
-                   "f"(dq[i + 2]), "f"(dq[i + 3])
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]), "f"(dq[i + 2]),
+                   "f"(dq[i + 3])
                    : "memory");
     }
   }
@@ -415,7 +401,7 @@ struct BackwardGroup {
     for (int r = 0; r < 2; ++r) {
       const int row = key + 8 * r;
       store_row<Element>(base + (work.sequence.first_kv + row) * tensor.seq, acc, r, factor, row < work.sequence.len_kv ? columns : 0,
-                         thread % 32);
+                       thread % 32);
     }
   }
 };

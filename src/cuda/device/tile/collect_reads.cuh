@@ -1,11 +1,10 @@
 #pragma once
-// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. The terms of each
-// read are first summed along the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that
-// the result does not depend on the order in which CTAs run.
+// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. The terms of each read are first
+// summed along the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that the result does not
+// depend on the order in which CTAs run.
 //
-// A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile:
-// each thread folds its two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the
-// next tile is computed.
+// A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile: each thread folds its
+// two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the next tile is computed.
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
@@ -13,8 +12,8 @@
 
 namespace foveal::device {
 
-/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each
-/// has an array of probability * factor, which score gradients then need no more than multiply.
+/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array of
+/// probability * factor, which score gradients then need no more than multiply.
 constexpr bool is_early(int r) { return kSlopeOfScore || kFactorOfScore[r]; }
 constexpr int early_before(int end) {
   int count = 0;
@@ -33,10 +32,9 @@ constexpr int staged_before(int end) {
 }
 constexpr int kStagedReads = kCollects ? staged_before(kReads) : 0;
 
-/// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A
-/// diagonal read's keys share diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that
-/// are a multiple of four apart lie on addresses that are so too, and zeros between the rows let a warp sum 32 diagonals without looking
-/// where each begins and ends.
+/// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
+/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
+/// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
 struct ReadStage {
   static constexpr int kRows = kBlockKv / 2, kZeros = 32;
   static constexpr int kFloats = kZeros + kRows * (kBlockQ + 8 + kZeros + 3);  // of one read
@@ -70,8 +68,8 @@ struct ReadSums {
 constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
-/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its
-/// lines, and what was loaded for each pair.
+/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its lines, and what was loaded
+/// for each pair.
 struct WarpPairs {
   const AttentionArgs& args;
   Position base;  // q, kv: not used
@@ -110,8 +108,7 @@ struct WarpPairs {
       const float product = gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
       return gradients[i] == 0.0f ? 0.0f : product;
     };
-    if constexpr (kReadKind[r] == kUniform || kReadKind[r] == kColumn || kReadKind[r] == kScatter ||
-                  (kReadKind[r] == kElement && kReadStores[r])) {
+    if constexpr (kReadKind[r] == kUniform || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
       float uniform[4] = {};  // additions that need not wait for each other
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
@@ -165,10 +162,9 @@ struct WarpPairs {
   }
 };
 
-/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four
-/// such groups share the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are
-/// finished with a tile. A lane keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets
-/// of a table of distances come again and again.
+/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
+/// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
+/// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
 struct ReadCollector {
   static constexpr int kCollectors = 2;
   static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
@@ -177,9 +173,9 @@ struct ReadCollector {
 
   const AttentionArgs& args;
   const ReadStage stage;
-  const int number;             // of this warp among the collectors
+  const int number;  // of this warp among the collectors
   const int group, neighbours;  // of the lane
-  Position base;                // of the tile, but for q and kv
+  Position base;  // of the tile, but for q and kv
   int first_q, first_key;
   float diagonals[kReadSlots][kRounds][4];
   i64 element[kReadSlots];

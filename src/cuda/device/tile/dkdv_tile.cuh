@@ -1,9 +1,8 @@
 #pragma once
-// Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores
-// transposed, so that p^T and ds^T are left operands where they are:
+// Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores transposed, so
+// that p^T and ds^T are left operands where they are:
 //   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
-//   shared memory: k | v | kStages x (q | dout | lse2 | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of
-//   dk, dv
+//   shared memory: k | v | kStages x (q | dout | lse2 | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
 // Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
 #include "tile/problem.cuh"
 
@@ -42,8 +41,8 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           }
           R dropped = p;
           if constexpr (kDropout) {
-            const bool keep =
-                DropoutRow(args.dropout, u32(at.batch) * args.heads_q + at.head).keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
+            const bool keep = DropoutRow(args.dropout, u32(at.batch) * args.heads_q + at.head)
+                                  .keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
             dropped = keep ? p * keep_scale(args) : R(0);
             y = keep ? y * keep_scale(args) : R(0);
           }

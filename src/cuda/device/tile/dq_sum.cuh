@@ -1,9 +1,9 @@
 #pragma once
-// How the fp32 sum of dQ lies in memory while the Hopper backward adds to it: each tile of kBlockQ queries is two parts of 64 rows by
-// kPartColumns, one after the other, each in the order of the accumulators of the warpgroup that adds to it. With 64 queries a tile the
-// parts are columns, else rows.
-#include "config.cuh"
+// How the fp32 sum of dQ lies in memory while the Hopper backward adds to it: each tile of kBlockQ queries is two parts of 64 rows by kPartColumns, one after
+// the other, each in the order of the accumulators of the warpgroup that adds to it. With 64 queries a tile the parts are columns, else rows.
 #include "element.cuh"
+
+#include "config.cuh"
 
 namespace foveal::device {
 

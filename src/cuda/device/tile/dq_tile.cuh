@@ -7,8 +7,7 @@
 
 namespace foveal::device {
 
-/// s, dp -> p' relative to the saved statistics and ds', for rows of queries. On return s holds scaled raw scores, dp the gradient of the
-/// modified ones.
+/// s, dp -> p' relative to the saved statistics and ds', for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
 template <bool kMasked>
 FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockKv / 8][4],
                              R (&dp)[kRowTiles][kBlockKv / 8][4], const R (&lse2)[kRowTiles][2], const R (&delta)[kRowTiles][2],

@@ -1,7 +1,7 @@
 #pragma once
-// What is the same along a line of a tile is evaluated once: warps that would idle beside the one that loads evaluate the score's functions
-// of a position along the walk and of a diagonal, and leave the values in shared memory for those that compute. A thread needs few of them:
-// all 8 x 8 blocks of a fragment on one diagonal of blocks see the same two values.
+// What is the same along a line of a tile is evaluated once: warps that would idle beside the one that loads evaluate the score's functions of a position
+// along the walk and of a diagonal, and leave the values in shared memory for those that compute. A thread needs few of them: all 8 x 8 blocks of a
+// fragment on one diagonal of blocks see the same two values.
 //
 // A tile has kRows rows, which stay, by kWalked columns, along which the walk of a task goes.
 #include "score/score.cuh"
@@ -25,8 +25,7 @@ FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Pos
   return position_at(args, base, max(existing, 0), max(-existing, 0));
 }
 
-/// The values of a tile in shared memory. Diagonals are numbered by column - row + kRows - 1; a number that does not exist makes their
-/// count even.
+/// The values of a tile in shared memory. Diagonals are numbered by column - row + kRows - 1; a number that does not exist makes their count even.
 template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
@@ -36,9 +35,8 @@ struct LineTile {
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }
   FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * kDiagonals; }
 
-  /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`.
-  /// `before`: the tile visited before where that was the next one along the walk, which goes down; its first diagonals are the last ones
-  /// of this tile.
+  /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`. `before`: the tile visited before
+  /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
   template <class ColumnAt, class DiagonalAt>
   FOVEAL_DEVICE void fill(const ScoreArgs& args, LineTile before, ColumnAt&& column_at, DiagonalAt&& diagonal_at) const {
 #pragma unroll 2

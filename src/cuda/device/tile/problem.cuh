@@ -44,9 +44,7 @@ FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head
 FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) { return find_sequence<kVarlen, SeqlenIndex>(args, batch); }
 
 /// What stays after dropout grows by this.
-FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) {
-  return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale);
-}
+FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) { return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale); }
 
 /// Shared memory handed out in order.
 class SharedMemory {

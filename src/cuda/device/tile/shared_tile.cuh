@@ -20,8 +20,8 @@ struct SharedTile {
 /// Fills the tile with rows [0, valid_rows) and columns [0, valid_cols) of a matrix in global memory, zeros elsewhere. All threads take
 /// part; the caller commits and waits.
 template <int kThreads, class T, int kRows, int kCols>
-FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, i64 row_stride, i64 col_stride, int valid_rows,
-                             int valid_cols, int copy_bytes) {
+FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, i64 row_stride, i64 col_stride, int valid_rows, int valid_cols,
+                             int copy_bytes) {
   using Tile = SharedTile<T, kRows, kCols>;
   constexpr int kPieceElements = 16 / int(sizeof(T));
   constexpr int kTotal = kRows * Tile::kPieces;
@@ -58,8 +58,7 @@ FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, 
   }
 }
 
-/// Writes rows [0, valid_rows) and columns [0, valid_cols) of the tile to global memory. The tile was written by other threads: synchronise
-/// before.
+/// Writes rows [0, valid_rows) and columns [0, valid_cols) of the tile to global memory. The tile was written by other threads: synchronise before.
 template <int kThreads, class T, int kRows, int kCols>
 FOVEAL_DEVICE void store_tile(T* target, i64 row_stride, i64 col_stride, SharedTile<T, kRows, kCols> tile, int valid_rows, int valid_cols,
                               int copy_bytes) {

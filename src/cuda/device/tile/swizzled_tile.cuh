@@ -1,6 +1,6 @@
 #pragma once
-// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as the copy engine writes
-// them. Chunks begin every 64 columns; or closer, so that a product can take columns from where such a chunk begins: they then overlap.
+// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as the copy engine writes them. Chunks begin
+// every 64 columns; or closer, so that a product can take columns from where such a chunk begins: they then overlap.
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
@@ -23,11 +23,9 @@ struct SwizzledTile {
     constexpr int kSteps = chunk_step / 16;  // of a chunk
     return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / kSteps * kChunkBytes + step % kSteps * 32);
   }
-  /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a
-  /// chunk.
+  /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
-    return MatrixDescriptor::at(address, kChunkBytes)
-        .offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
+    return MatrixDescriptor::at(address, kChunkBytes).offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
   }
 };
 
@@ -51,15 +49,14 @@ template <class Element, int n, int depth, int rows_b>
 FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SwizzledTile<rows_b> b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
-                                                            b.rows_at(step), accumulate || step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
+                                            accumulate || step > 0);
   }
 }
 
 /// acc[64 x n] = a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
 template <class Element, int n, int depth, int rows_a, int rows_b, int step_b>
-FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b,
-                                    int column_b) {
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
     Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);
