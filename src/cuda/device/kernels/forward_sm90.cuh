@@ -105,6 +105,9 @@ struct ForwardTask {
   }
 };
 
+/// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
+constexpr bool kValueFirst = kQueryStages == 1 && (kMaskProgram || kVarlen);
+
 FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.k);
@@ -124,7 +127,9 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     const int kv_head = work.task.head / args.attention.group_size;
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
+      const bool value_first = kValueFirst && first;
       if (first) {
+        if (value_first && tile > 0) load_value(tile - 1);
         rings.query.wait_empty(query);
         mbarrier_arrive_expect_bytes(rings.query.full(query), SharedLayout::kQueryBytes);
         load_tile<kBlockQ, kDim>(rings.query_tile(query).address, args.q, rings.query.full(query), work.sequence.first_q + work.first_row(),
@@ -137,7 +142,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
       load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
       rings.pairs.load(args, work.first_pair(args.attention), tile);
-      if (tile > 0) load_value(tile - 1);
+      if (!value_first && tile > 0) load_value(tile - 1);
       value_row = row;
       value_head = kv_head;
       value_batch = batch;
