@@ -165,11 +165,16 @@ std::string Sm90BackwardConfig::text() const {
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
+  const bool loads_more = pair_stages > 0 && block_q == 64;  // than a thread can with the fewest registers; wide tiles need the most
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
-      .set("kHelperRegisters", helpers ? 72 : 24)
-      .set("kConsumerRegisters", helpers ? 216 : 240);
+      .set("kHelperRegisters", helpers      ? 72
+                               : loads_more ? 56
+                                            : 24)
+      .set("kConsumerRegisters", helpers      ? 216
+                                 : loads_more ? 224
+                                              : 240);
 }
 
 bool sm90_collects(const problem::Problem& p) {
@@ -319,7 +324,10 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     if (config.shared_bytes(p) <= shared_limit) candidates.push_back(config);
   };
   if (const std::vector<PairTile> tiles = sm90_pair_tiles(p); !tiles.empty()) {
-    const bool light = bare && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
+    const bool adds = std::none_of(tiles.begin(), tiles.end(), [&](const PairTile& tile) {  // a slope for each pair needs registers
+      return comes_from(p.score->backward, p.score->dscore, tile.read);
+    });
+    const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
     if (dim <= 64 && light) add_fitting({128, 128, 2, false, 2});
     for (const int pair_stages : {2, 1})
       if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, helpers, pair_stages});
