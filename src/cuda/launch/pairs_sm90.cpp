@@ -29,6 +29,22 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 }  // namespace
 
+namespace {
+
+/// Does the score read anything along q or kv that does not come as tiles?
+bool reads_besides(const problem::Problem& p, const std::vector<PairTile>& tiles) {
+  const scoring::Program& program = p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
+    if (program.code[i].op == Op::read && program.depends[i] & (scoring::depends_q | scoring::depends_kv) &&
+        std::none_of(tiles.begin(), tiles.end(), same))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 // Three warpgroups read less of q, k, v and dout for each pair, and there is always one that multiplies.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
@@ -36,7 +52,8 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
   std::vector<Sm90PairsConfig> tried;
-  if (narrow && sm90_is_light(p) && sm90_mask(p).tiles != Sm90Tiles::list) tried.push_back({3, 128, 2, tiles, 2});
+  if (narrow && sm90_is_light(p) && sm90_mask(p).tiles != Sm90Tiles::list && !reads_besides(p, tiles))
+    tried.push_back({3, 128, 2, tiles, 2});
   for (const int pair_stages : {4, 2, 1}) tried.push_back({2, loads.block_kv, 2, tiles, pair_stages});
   constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
   for (const Sm90PairsConfig& config : tried)
