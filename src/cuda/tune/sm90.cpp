@@ -165,16 +165,11 @@ std::string Sm90BackwardConfig::text() const {
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
-  const bool loads_more = pair_stages > 0 && block_q == 64;  // than a thread can with the fewest registers; wide tiles need the most
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
-      .set("kHelperRegisters", helpers      ? 72
-                               : loads_more ? 56
-                                            : 24)
-      .set("kConsumerRegisters", helpers      ? 216
-                                 : loads_more ? 224
-                                              : 240);
+      .set("kHelperRegisters", helpers ? 72 : 24)
+      .set("kConsumerRegisters", helpers ? 216 : 240);
 }
 
 bool sm90_collects(const problem::Problem& p) {
@@ -329,8 +324,9 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     });
     const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
     if (dim <= 64 && light) add_fitting({128, 128, 2, false, 2});
+    const bool roomy = helpers || dim <= 64;  // the warp that loads has more to do
     for (const int pair_stages : {2, 1})
-      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, helpers, pair_stages});
+      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, roomy, pair_stages});
   }
   if (candidates.empty()) candidates.push_back({64, 128, 2, helpers});
   return candidates;
