@@ -90,14 +90,17 @@ std::string number_text(double x) {
   return digits;
 }
 
+const Program& program_of(const Problem& p) { return p.pass == Pass::forward ? p.score->forward : p.score->backward; }
+
 bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 2147483647.0; }
 
-/// Reads of one element per pair whose place is known without the score: a kernel may load them ahead.
-std::vector<ValueId> find_pair_reads(const Program& program) {
+/// Reads of one element per pair whose place is known without the score: a kernel may load them ahead, but for those that it gets as tiles.
+std::vector<ValueId> find_pair_reads(const Program& program, const std::vector<ValueId>& tiled) {
   std::vector<ValueId> found;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Instr& instr = program.code[i];
     if (instr.op != Op::read || instr.type != Type::real) continue;
+    if (std::find(tiled.begin(), tiled.end(), static_cast<ValueId>(i)) != tiled.end()) continue;
     int rows = 0, columns = 0;
     bool mixed = false;
     for (const ValueId index : instr.index) {
@@ -112,10 +115,10 @@ std::vector<ValueId> find_pair_reads(const Program& program) {
   return found;
 }
 
-/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded.
+/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded, at.tiled.
 struct Given {
   LineValues lines{};
-  std::vector<ValueId> pair_reads{};
+  std::vector<ValueId> pair_reads{}, tiled{};
 };
 
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
@@ -192,8 +195,10 @@ class Writer {
       const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
       return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
     };
-    for (const auto& [name, values] :
-         {std::pair{"walk", &given_.lines.walk}, {"diagonal", &given_.lines.diagonal}, {"loaded", &given_.pair_reads}})
+    for (const auto& [name, values] : {std::pair{"walk", &given_.lines.walk},
+                                       {"diagonal", &given_.lines.diagonal},
+                                       {"loaded", &given_.pair_reads},
+                                       {"tiled", &given_.tiled}})
       if (std::string text = find(name, *values); !text.empty()) return text;
     return {};
   }
@@ -293,6 +298,44 @@ class Writer {
     }
     if (offset.empty()) offset.push_back('0');
     return offset;
+  }
+
+  /// A read as tiles, if it can be had so.
+  std::optional<PairTile> tile_of(ValueId id) const {
+    const Instr& instr = program_.code[at(id)];
+    if (instr.op != Op::read || instr.type != Type::real) return {};
+    PairTile tile{id, static_cast<std::size_t>(instr.param), -1, -1, 0, 0, {}};
+    const problem::TensorSpec& tensor = problem_.params[tile.param].tensor;
+    if (tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) return {};
+    const auto aligned = [&](std::size_t d) {
+      constexpr std::int64_t piece = 8, most = std::int64_t{1} << 39;  // elements; what a tensor map can say
+      return tensor.strides[d] > 0 && tensor.strides[d] % piece == 0 && tensor.strides[d] < most;
+    };
+    for (std::size_t d = 0; d < instr.index.size(); ++d) {
+      const ValueId index = instr.index[d];
+      if (is_uniform(index)) {
+        if (tensor.strides[d] == 0 || tensor.sizes[d] == 1) continue;
+        if (!aligned(d)) return {};
+        tile.others.push_back(static_cast<int>(d));
+        continue;
+      }
+      Sum sum;
+      const Interval& bounds = bounds_[at(index)];
+      const bool inside = bounds.low >= 0 && bounds.high <= static_cast<double>(tensor.sizes[d] - 1);
+      if (!inside || program_.code[at(index)].type != Type::integer || !add_to_sum(sum, index, 1)) return {};
+      for (const auto& [term, factor] : sum.terms)
+        if (!is_uniform(term)) return {};
+      const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
+      if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1) {
+        tile.column = static_cast<int>(d), tile.columns = count;
+      } else if (sum.q == 1 && sum.kv == 0 && tile.row < 0 && aligned(d)) {
+        tile.row = static_cast<int>(d), tile.rows = count;
+      } else {
+        return {};
+      }
+    }
+    if (tile.column < 0 || tile.row < 0 || tile.others.size() > 2) return {};
+    return tile;
   }
 
   /// The same as the offset of the place that a thread's pairs share, and the step from there; no step where an index may be clamped.
@@ -538,6 +581,28 @@ std::string emit_pair_reads(const Problem& p, const Program& program, const std:
          numbered("template <int i>\nFOVEAL_DEVICE i64 pair_step(const Position& at, const ScoreArgs& args)", steps, "  return 0;\n");
 }
 
+std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles) {
+  std::string text = base::join("constexpr int kPairTiles = ", tiles.size(), ";\ntemplate <int i>\nstruct PairTileElementOf;\n");
+  std::vector<std::string> places;
+  const Writer writer(p, program);
+  for (std::size_t t = 0; t < tiles.size(); ++t) {
+    const PairTile& tile = tiles[t];
+    text += base::join("template <>\nstruct PairTileElementOf<", t, "> {\n  using type = ", device_type(p.params[tile.param].tensor.dtype),
+                       ";\n};\n");
+    std::vector<int> dimensions{tile.column, tile.row};
+    dimensions.insert(dimensions.end(), tile.others.begin(), tile.others.end());
+    const auto& index = program.code[static_cast<std::size_t>(tile.read)].index;
+    std::vector<ValueId> indices;
+    for (const int d : dimensions) indices.push_back(index[static_cast<std::size_t>(d)]);
+    std::string body = writer.body(indices);
+    for (std::size_t d = 0; d < dimensions.size(); ++d)
+      body += base::join("  place[", d, "] = ", writer.index_text(indices[d], tile.param, static_cast<std::size_t>(dimensions[d])), ";\n");
+    places.push_back(body);
+  }
+  return text + numbered("template <int i>\nFOVEAL_DEVICE void pair_tile_place(const Position& at, const ScoreArgs& args, int (&place)[4])",
+                         places, "");
+}
+
 std::string emit_reads(const Problem& p, const Given& given) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
@@ -598,8 +663,7 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
       base::join("constexpr int kWalkValues = ", lines.walk.size(), ";\nconstexpr int kDiagonalValues = ", lines.diagonal.size(), ";\n");
   const auto functions = [&](const char* name, const std::vector<ValueId>& values) {
     std::vector<std::string> bodies;
-    const Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
-    for (const ValueId value : values) bodies.push_back(Writer(p, program).result(value));
+    for (const ValueId value : values) bodies.push_back(Writer(p, program_of(p)).result(value));
     text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
                      "  return 0;\n");
   };
@@ -630,6 +694,15 @@ bool stays_inside(const Problem& p, const scoring::TrainableRead& read) {
 
 }  // namespace
 
+std::vector<PairTile> find_pair_tiles(const Problem& p) {
+  const Program& program = program_of(p);
+  const Writer writer(p, program);
+  std::vector<PairTile> tiles;
+  for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i)
+    if (auto tile = writer.tile_of(static_cast<ValueId>(i))) tiles.push_back(*std::move(tile));
+  return tiles;
+}
+
 bool covers_parameter(const Problem& p, const scoring::TrainableRead& read) {
   const std::vector<Interval> bounds = index_bounds(p, read);
   unsigned seen = 0;
@@ -657,7 +730,7 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
-std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead) {
+std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead, const std::vector<PairTile>& tiles) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
   std::string text = base::join(
@@ -667,9 +740,10 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   const bool sink_gradient = p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present;
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
-  const scoring::Program& program = p.pass == Pass::forward ? score.forward : score.backward;
-  Given given{lines, {}};
-  if (pairs_ahead) given.pair_reads = find_pair_reads(program);
+  const scoring::Program& program = program_of(p);
+  Given given{lines, {}, {}};
+  for (const PairTile& tile : tiles) given.tiled.push_back(tile.read);
+  if (pairs_ahead) given.pair_reads = find_pair_reads(program, given.tiled);
 
   double unit = 1;
   std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
@@ -692,7 +766,8 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
-  return text + emit_lines(p, lines) + emit_pair_reads(p, program, given.pair_reads) + emit_reads(p, given);
+  return text + emit_lines(p, lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, tiles) +
+         emit_reads(p, given);
 }
 
 }  // namespace foveal::cuda

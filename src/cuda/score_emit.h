@@ -6,10 +6,24 @@
 
 namespace foveal::cuda {
 
-/// The text of score.cuh for a problem. Depends on expressions, dtypes, and on sizes only where those decide the width of integers or make
-/// a clamp superfluous. `lines`: values that the kernel evaluates for whole lines of a tile, none unless it can. pairs_ahead: it loads
-/// reads of one element per pair ahead.
-std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false);
+/// A read of one element per pair that the copy engine can bring as tiles: 16-bit, with the elements of neighbouring keys side by side and
+/// aligned rows. One index grows with kv, one with q, both stay inside the parameter, and the others are the same for all pairs of a head.
+struct PairTile {
+  scoring::ValueId read;
+  std::size_t param;
+  int column, row;             ///< dimensions of kv and q
+  std::int64_t columns, rows;  ///< how many of them some pair touches, from the first element on
+  std::vector<int> others;     ///< dimensions in which the index is not always the same element, at most two
+};
+constexpr std::size_t max_pair_tiles = 2;
+/// Those of the pass's program.
+std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
+
+/// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
+/// a clamp superfluous, and on strides only where they are 0 or 1. `lines`: values that the kernel evaluates for whole lines of a tile,
+/// none unless it can. pairs_ahead: it loads reads of one element per pair ahead; tiles: those that it gets as tiles instead.
+std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false,
+                       const std::vector<PairTile>& tiles = {});
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {

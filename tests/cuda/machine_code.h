@@ -13,6 +13,7 @@ namespace foveal::test {
 enum Instruction : int {
   HMMA = 0x03c,        ///< mma.sync on 16-bit types, and on tf32
   LDSM = 0x03b,        ///< ldmatrix
+  LDG = 0x181,         ///< load from global memory
   LDGSTS = 0x1ae,      ///< cp.async
   HGMMA = 0x1f0,       ///< wgmma
   UTMALDG = 0x1b4,     ///< copy engine: a box of a tensor map

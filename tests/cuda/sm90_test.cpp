@@ -2,6 +2,7 @@
 // become bands where they are bands; task orders even out.
 #include <gtest/gtest.h>
 
+#include "base/check.h"
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
@@ -138,6 +139,103 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
   const problem::Problem part =
       problem_of("backward bf16 b2 h4 q64 d64 score=\"score + t[q_idx, kv_idx + 1]\" param=\"t: real[64, 70] grad\"");
   EXPECT_FALSE(covers_parameter(part, part.score->reads[0]));
+}
+
+/// The kernels of a problem that read it for each pair.
+std::vector<jit::KernelSource> sources_with_pairs(const problem::Problem& p) {
+  std::vector<jit::KernelSource> sources{p.pass == Pass::forward ? forward_sm90_source(p, sm90_forward_candidates(p).front())
+                                                                 : backward_sm90_source(p, sm90_backward_candidates(p).front())};
+  for (std::size_t r = 0; p.pass == Pass::backward && r < p.score->reads.size(); ++r)
+    if (PairsSm90::serves(p, static_cast<int>(r))) sources.push_back(pairs_sm90_source(p, static_cast<int>(r), true));
+  for (jit::KernelSource& source : sources) source.arch = "sm_90a";
+  return sources;
+}
+
+TEST_F(Sm90, DenseReadsComeAsTiles) {
+  using namespace test;
+  const auto dense = [](const char* dtype, int length) {
+    return base::join(" score=\"score + t[head, q_idx, kv_idx]\" param=\"t: real[4, ", length, ", ", length, "] ", dtype);
+  };
+  for (const char* dims : {"d64", "d80", "d128"}) {
+    for (const char* mask : {"", causal}) {
+      for (const char* pass : {"forward", "backward"}) {
+        const std::string line = base::join(pass, " bf16 b2 h4:2 q4096:4096 ", dims, mask), grad = *pass == 'b' ? " grad=" : "";
+        const auto with = [&](const char* dtype) {
+          return problem_of(line + dense(dtype, 4096) + grad + (grad.empty() ? "" : dtype) + "\"");
+        };
+        const problem::Problem p = with("bf16"), loaded = with("f32");
+        ASSERT_EQ(sm90_pair_tiles(p).size(), 1u) << line;
+        EXPECT_TRUE(sm90_pair_tiles(loaded).empty());
+        const auto ours = sources_with_pairs(p), theirs = sources_with_pairs(loaded);
+        ASSERT_EQ(ours.size(), *pass == 'b' ? 2u : 1u);
+        for (std::size_t i = 0; i < ours.size(); ++i) {
+          const auto image = jit::compile(ours[i]);
+          EXPECT_FALSE(image->facts.serialized) << line << image->stem << image->facts.notes;
+          EXPECT_LE(image->facts.spill_bytes, image->facts.registers == 128 ? 360 : 40)
+              << line << image->stem;  // three warpgroups are short of registers
+          RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
+          auto counts = instructions_of(image->bytes), before = instructions_of(jit::compile(theirs[i])->bytes);
+          EXPECT_GE(counts[LDSM], 8) << line << image->stem;
+          EXPECT_LE(counts[LDG], 8) << line << image->stem;
+          EXPECT_GE(before[LDG], counts[LDG] + 30) << line << image->stem;
+          EXPECT_EQ(before[LDSM], 0);
+        }
+        if (p.pass == Pass::forward) {
+          EXPECT_GT(sm90_forward_candidates(p).front().pair_stages, 0);
+        } else {
+          EXPECT_GT(sm90_backward_candidates(p).front().pair_stages, 0);
+          EXPECT_LE(sm90_backward_candidates(p).front().shared_bytes(p), 232448u);
+          EXPECT_GT(sm90_pairs_config(p).pair_stages, 0);
+          EXPECT_LE(sm90_pairs_config(p).shared_bytes(p), 232448u);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Sm90, ManyKindsOfDenseReadsCompile) {
+  for (const char* features : {" score=\"score * t[head, q_idx, kv_idx] + u[batch, 0, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] f16 "
+                               "grad\" param=\"u: real[2, 1, 1000, 1000] bf16 grad\"",
+                               " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] bf16 grad\" mask=\"kv_idx <= q_idx\"",
+                               " score=\"score + t[q_idx, kv_idx] + slope[head] * to_real(kv_idx - q_idx)\" param=\"t: real[1000, 1000] "
+                               "f16 grad\" param=\"slope: real[4] grad\"",
+                               " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] bf16 grad\"",
+                               " score=\"score + t[head // 2, q_idx, kv_idx]\" param=\"t: real[2, 1000, 1000] bf16\" dropout=0.1"}) {
+    for (const char* dims : {"d64", "d128"}) {
+      for (const char* pass : {"forward", "backward"}) {
+        const problem::Problem p = problem_of(base::join(pass, " bf16 b2 h4:2 q1000:1000 ", dims, features));
+        for (const auto& source : sources_with_pairs(p)) {
+          const auto image = jit::compile(source);
+          EXPECT_FALSE(image->facts.serialized) << p.line() << image->stem << image->facts.notes;
+          EXPECT_LE(image->facts.spill_bytes, 400) << p.line() << image->stem;
+          RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
+        }
+      }
+    }
+  }
+}
+
+TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
+  const auto tiles = [](const std::string& read, const std::string& param, const char* dims = "d64", const char* rest = "") {
+    return sm90_pair_tiles(
+        problem_of(base::join("forward bf16 b2 h4 q1000:1000 ", dims, " score=\"score + ", read, "\" param=\"t: ", param, "\" ", rest)));
+  };
+  const std::vector<PairTile> found = tiles("t[0, head, q_idx, kv_idx]", "real[1, 4, 1000, 1000] bf16");
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].row, 2);
+  EXPECT_EQ(found[0].column, 3);
+  EXPECT_EQ(found[0].rows, 1000);
+  EXPECT_EQ(found[0].columns, 1000);
+  EXPECT_EQ(found[0].others, std::vector<int>{1});  // a dimension of one element needs no place
+  EXPECT_EQ(tiles("t[q_idx, head, kv_idx]", "real[1000, 4, 1000] f16").size(), 1u);
+  EXPECT_EQ(tiles("t[q_idx + 8, kv_idx + head]", "real[1008, 1008] bf16").size(), 1u);
+  EXPECT_EQ(tiles("t[batch, head, q_idx, kv_idx] + t[0, 1, q_idx, kv_idx]", "real[2, 4, 1000, 1000] bf16").size(), 2u);
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());          // rows are not aligned
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").empty());               // 32-bit
+  EXPECT_TRUE(tiles("t[kv_idx, q_idx]", "real[1000, 1000] bf16").empty());          // keys are not side by side
+  EXPECT_TRUE(tiles("t[q_idx + 8, kv_idx]", "real[1000, 1000] bf16").empty());      // an index is clamped
+  EXPECT_TRUE(tiles("t[q_idx // 2, kv_idx]", "real[1000, 1000] bf16").empty());     // two queries share a row
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1000] bf16", "d192").empty());  // shared memory is full
 }
 
 TEST(Sm90Mask, BandsAreFound) {

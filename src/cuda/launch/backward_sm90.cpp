@@ -26,6 +26,12 @@ std::vector<int> reads_of_pairs(const problem::Problem& p) {
   return reads;
 }
 
+std::vector<int> params_of(const problem::Problem& p, const std::vector<int>& reads) {
+  std::vector<int> params;
+  for (const int read : reads) params.push_back(p.score->reads[static_cast<std::size_t>(read)].param);
+  return params;
+}
+
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 class BackwardSm90 : public GpuExecutable {
@@ -36,7 +42,7 @@ class BackwardSm90 : public GpuExecutable {
         config_(sm90_backward_candidates(problem).front()),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.block_kv, true, workspace_),
-        gradients_(problem, workspace_),
+        gradients_(problem, workspace_, params_of(problem, reads_of_pairs(problem))),
         reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of_pairs(problem)) {
     for (const int read : reads_of_pairs(problem_)) {
       pairs_.emplace_back(problem_, read, facts, workspace_);
@@ -116,6 +122,7 @@ class BackwardSm90 : public GpuExecutable {
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
     args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
+    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.block_q);
     args.order = order_;
     args.stat_rows = static_cast<int>(stat_rows_);
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
@@ -210,7 +217,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true));
+  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true, config.pair_tiles(p)));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));

@@ -59,6 +59,7 @@ class ForwardSm90 : public GpuExecutable {
     args.q = sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
+    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.block_q());
     args.order = order_;
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q() - 1) / config_.block_q());
@@ -104,7 +105,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
   jit::KernelSource source{.stem = "forward_sm90",
                            .entry = "forward_sm90",
                            .constants = sm90_constants(problem),
-                           .score = emit_score(problem, sm90_line_values(problem), config.consumers == 2),
+                           .score = emit_score(problem, sm90_line_values(problem), config.consumers == 2, config.pair_tiles(problem)),
                            .arch = {}};
   config.set(source.constants);
   return source;

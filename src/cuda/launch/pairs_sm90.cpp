@@ -3,24 +3,12 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "cuda/score_emit.h"
+#include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
 namespace {
 
 using scoring::Op;
-
-constexpr int block_q = 128, threads = 384;
-
-int block_kv_of(const problem::Problem& p) { return std::max(p.head_dim, p.head_dim_v) <= 64 ? 128 : 64; }
-int stages_of(const problem::Problem& p) { return std::max(p.head_dim, p.head_dim_v) <= 64 ? 3 : 2; }
-
-unsigned shared_bytes_of(const problem::Problem& p) {
-  const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
-  const int rows = block_q + block_kv_of(p), stats = 2 * 4 * block_q;
-  const int stage = rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + stats;
-  return static_cast<unsigned>(stages_of(p) * (stage + 16));
-}
 
 const scoring::Instr& instr_of(const problem::Problem& p, scoring::ValueId id) {
   return p.score->backward.code[static_cast<std::size_t>(id)];
@@ -41,6 +29,46 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 }  // namespace
 
+namespace {
+
+/// Does the score read anything along q or kv that does not come as tiles?
+bool reads_besides(const problem::Problem& p, const std::vector<PairTile>& tiles) {
+  const scoring::Program& program = p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
+    if (program.code[i].op == Op::read && program.depends[i] & (scoring::depends_q | scoring::depends_kv) &&
+        std::none_of(tiles.begin(), tiles.end(), same))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+// Three warpgroups read less of q, k, v and dout for each pair, and there is always one that multiplies.
+Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
+  const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
+  const Sm90PairsConfig loads{2, narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
+  std::vector<PairTile> tiles = find_pair_tiles(p);
+  if (tiles.empty()) return loads;
+  std::vector<Sm90PairsConfig> tried;
+  if (narrow && sm90_is_light(p) && sm90_mask(p).tiles != Sm90Tiles::list && !reads_besides(p, tiles))
+    tried.push_back({3, 128, 2, tiles, 2});
+  for (const int pair_stages : {4, 2, 1}) tried.push_back({2, loads.block_kv, 2, tiles, pair_stages});
+  constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
+  for (const Sm90PairsConfig& config : tried)
+    if (config.shared_bytes(p) <= limit) return config;
+  return loads;
+}
+
+unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
+  const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
+  const int rows = block_q() + block_kv, statistics = 2 * 4 * block_q();
+  const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
+  const int half = block_q() * 128 * static_cast<int>(tiles.size());
+  return static_cast<unsigned>(stages * (stage + 16) + pair_stages * (half + 16));
+}
+
 bool PairsSm90::serves(const problem::Problem& p, int number) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
@@ -58,24 +86,25 @@ bool PairsSm90::serves(const problem::Problem& p, int number) {
 }
 
 PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::DeviceFacts& facts, Workspace& workspace)
-    : problem_(p), block_kv_(block_kv_of(p)) {
+    : problem_(p), config_(sm90_pairs_config(p)) {
+  const int block_q = config_.block_q(), block_kv = config_.block_kv;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   param_ = read.param;
   covers_ = covers_parameter(p, read);
   const Sm90Mask mask = sm90_mask(p);
-  if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, block_q, block_kv_, false, workspace);
+  if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, block_q, block_kv, false, workspace);
 
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
-  const std::vector<double> rows = sm90_row_cost(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv_, false);
+  const std::vector<double> rows = sm90_row_cost(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
   const std::int64_t wanted = 8 * facts.multiprocessors / (static_cast<std::int64_t>(rows.size()) * heads * batch) + 1;
-  splits_ = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, (p.seqlen_kv + block_kv_ - 1) / block_kv_));
+  splits_ = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, (p.seqlen_kv + block_kv - 1) / block_kv));
   std::vector<double> cost;
   for (const double row : rows) cost.insert(cost.end(), static_cast<std::size_t>(splits_), row);
   const std::int64_t head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v);
   order_ = sm90_task_order(cost, heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors, false);
   grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
-  shared_bytes_ = shared_bytes_of(p);
+  shared_bytes_ = config_.shared_bytes(p);
   sources_ = {pairs_sm90_source(p, number, covers_)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
 }
@@ -89,36 +118,43 @@ void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device
 
 void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
   const problem::Problem& p = problem_;
+  const int block_q = config_.block_q(), block_kv = config_.block_kv;
   device::PairsArgs args{backward, splits_};
+  sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
   const std::int64_t keys = sm90_keys_in_reach(p, sm90_mask(p));
   args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
   args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
-  args.sm90.k = sm90_tensor_map(buffers.k, block_kv_, keys);
-  args.sm90.v = sm90_tensor_map(buffers.v, block_kv_, keys);
+  args.sm90.k = sm90_tensor_map(buffers.k, block_kv, keys);
+  args.sm90.v = sm90_tensor_map(buffers.v, block_kv, keys);
   args.sm90.order = order_;
   if (tables_) {
     args.sm90.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
-    args.sm90.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv_ - 1) / block_kv_);
+    args.sm90.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv - 1) / block_kv);
     args.sm90.attention.runs = tables_->runs(workspace);
     tables_->make(args.sm90.attention, workspace, stream);
   }
-  kernel_.launch({.grid_x = grid_, .threads = threads, .shared_bytes = shared_bytes_}, args, stream);
+  kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
 }
 
 void PairsSm90::describe(Explanation& e) const {
-  e.details.emplace_back("pairs", base::join("tiles ", block_q, "x", block_kv_, " stages ", stages_of(problem_), ", ", order_.tasks,
-                                             " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+  e.details.emplace_back("pairs", base::join("tiles ", config_.block_q(), "x", config_.block_kv, " stages ", config_.stages,
+                                             config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ",
+                                             order_.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  jit::KernelSource source{
-      .stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = emit_score(p, {}, true), .arch = {}};
-  source.constants.set("kBlockKv", block_kv_of(p)).set("kStages", stages_of(p)).set("kPairsRead", number);
+  jit::KernelSource source{.stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
+  const Sm90PairsConfig config = sm90_pairs_config(p);
+  source.score = emit_score(p, {}, true, config.tiles);
+  source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
+  source.constants.set("kPairStages", config.pair_stages).set("kPairsRead", number);
+  source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
-  const bool narrow = block_kv_of(p) == 64;
-  source.constants.set("kHoldPairs", !reads_differ(p, read) && (narrow || sm90_is_light(p))).set("kCovers", covers);
-  source.constants.set("kProducerRegisters", narrow ? 72 : 56).set("kConsumerRegisters", narrow ? 216 : 224);  // none spills
+  const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);
+  source.constants.set("kHoldPairs", !differ && (narrow || sm90_is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
+  const bool three = config.consumers == 3;
+  source.constants.set("kProducerRegisters", three ? 56 : narrow ? 72 : 56).set("kConsumerRegisters", three ? 152 : narrow ? 216 : 224);
   return source;
 }
 

@@ -9,6 +9,19 @@
 
 namespace foveal::cuda {
 
+struct Sm90PairsConfig {
+  int consumers;  ///< warpgroups of 64 queries
+  int block_kv;
+  int stages;                   ///< of everything that one batch and head give
+  std::vector<PairTile> tiles;  ///< reads that come as tiles
+  int pair_stages;              ///< of these, each 64 keys wide
+
+  int block_q() const { return 64 * consumers; }
+  int threads() const { return 128 * (1 + consumers); }
+  unsigned shared_bytes(const problem::Problem& problem) const;
+};
+Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
+
 class PairsSm90 {
  public:
   /// Can the kernel do this read?
@@ -28,7 +41,8 @@ class PairsSm90 {
 
  private:
   const problem::Problem& problem_;
-  int param_, block_kv_, splits_;
+  Sm90PairsConfig config_;
+  int param_, splits_;
   bool covers_;
   std::optional<TileTables> tables_;
   device::TaskOrder order_{};

@@ -1,12 +1,14 @@
 #include "cuda/launch/param_gradients.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/launch/attention_args.h"
 
 namespace foveal::cuda {
 
-ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace) {
+ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace, const std::vector<int>& written) {
   const int bin_bits = exact_sum_bin_bits(p);
   const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i < p.params.size(); ++i) {
@@ -17,7 +19,7 @@ ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace) 
     const auto elements = static_cast<std::size_t>(gradient.elements);
     if (gradient.storage == GradientStorage::exact_sums) gradient.bytes = elements * static_cast<std::size_t>(256 / bin_bits) * 8;
     if (gradient.storage == GradientStorage::added) {
-      gradient.direct = target.dtype == real;
+      gradient.direct = target.dtype == real || std::find(written.begin(), written.end(), static_cast<int>(i)) != written.end();
       gradient.bytes = gradient.direct ? 0 : elements * size_of(real);
     }
     gradient.offset = workspace.reserve(gradient.bytes);

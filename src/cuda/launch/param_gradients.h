@@ -12,7 +12,8 @@ namespace foveal::cuda {
 
 class ParamGradients {
  public:
-  ParamGradients(const problem::Problem& problem, Workspace& workspace);
+  /// written: parameters whose elements are written once each, in their own type.
+  ParamGradients(const problem::Problem& problem, Workspace& workspace, const std::vector<int>& written = {});
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source

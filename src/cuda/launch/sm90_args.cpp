@@ -1,6 +1,7 @@
 #include "cuda/launch/sm90_args.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 
@@ -24,6 +25,23 @@ std::optional<std::string> refuses_layout(const char* name, const problem::Tenso
     }
   }
   return std::nullopt;
+}
+
+/// A map of 16-bit elements for boxes of 64 columns by `rows` rows; what lies outside arrives as zeros. The last three strides of the four
+/// dimensions.
+device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, 4>& dims,
+                         const std::array<std::uint64_t, 3>& strides_bytes, int rows) {
+  const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
+  driver::TensorMap map;
+  driver::check(
+      driver::api().tensor_map_encode_tiled(&map, dtype == DType::bf16 ? bfloat16 : float16, 4, data, dims.data(), strides_bytes.data(),
+                                            box, steps, no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
+      "cuTensorMapEncodeTiled");
+  device::TensorMap copy;
+  static_assert(sizeof copy == sizeof map);
+  std::memcpy(&copy, &map, sizeof map);
+  return copy;
 }
 
 }  // namespace
@@ -58,18 +76,29 @@ device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t
     base::fail(ErrorCode::invalid_argument, "a tensor of this plan must be aligned to 16 bytes, found ", view.data,
                "; plan with target sm80 for others");
   }
-  const std::uint64_t dims[4] = {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)};
-  const std::uint64_t strides[3] = {stride(1), stride(2), stride(0)};
-  const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-  constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
-  driver::TensorMap map;
-  driver::check(driver::api().tensor_map_encode_tiled(&map, view.dtype == DType::bf16 ? bfloat16 : float16, 4, view.data, dims, strides,
-                                                      box, steps, no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
-                "cuTensorMapEncodeTiled");
-  device::TensorMap copy;
-  static_assert(sizeof copy == sizeof map);
-  std::memcpy(&copy, &map, sizeof map);
-  return copy;
+  return encode(view.dtype, view.data, {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)},
+                {stride(1), stride(2), stride(0)}, rows);
+}
+
+void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows) {
+  static_assert(max_pair_tiles == device::kMaxPairTiles);
+  for (std::size_t t = 0; t < tiles.size(); ++t) {
+    const PairTile& tile = tiles[t];
+    const TensorView& view = buffers.params[tile.param];
+    constexpr std::uint64_t element = 2, piece = 16;
+    const auto stride = [&](int d) { return static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element; };
+    // The engine wants an aligned address: the elements between it and the parameter become columns that nobody asks for.
+    const std::uint64_t ahead = reinterpret_cast<std::uintptr_t>(view.data) % piece;
+    std::array<std::uint64_t, 4> dims{static_cast<std::uint64_t>(tile.columns) + ahead / element, static_cast<std::uint64_t>(tile.rows), 1,
+                                      1};
+    std::array<std::uint64_t, 3> strides{stride(tile.row), piece, piece};
+    for (std::size_t i = 0; i < tile.others.size(); ++i) {
+      dims[2 + i] = static_cast<std::uint64_t>(view.sizes[static_cast<std::size_t>(tile.others[i])]);
+      strides[1 + i] = stride(tile.others[i]);
+    }
+    args.pairs[t] = encode(view.dtype, static_cast<char*>(view.data) - ahead, dims, strides, rows);
+    args.pair_shift[t] = static_cast<int>(ahead / element);
+  }
 }
 
 std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask) {

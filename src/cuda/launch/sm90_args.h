@@ -5,6 +5,7 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/driver.h"
+#include "cuda/score_emit.h"
 #include "cuda/tune/sm90.h"
 #include "problem/problem.h"
 
@@ -16,6 +17,9 @@ std::optional<std::string> refuses_sm90(const problem::Problem& problem, const d
 /// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond
 /// arrives as zeros.
 device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen);
+
+/// Maps of reads that come as tiles of `rows` queries.
+void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows);
 
 /// Keys that some query may keep, of those that exist: others are never read, whatever they hold.
 std::int64_t sm90_keys_in_reach(const problem::Problem& problem, const Sm90Mask& mask);

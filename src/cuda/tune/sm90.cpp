@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "cuda/score_emit.h"
 
 namespace foveal::cuda {
 namespace {
@@ -91,16 +90,31 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
   return mask;
 }
 
+namespace {
+
+/// A ring of tiles and its barriers.
+std::size_t bytes_of_pairs(std::size_t reads, int stages, int rows, int columns) {
+  return reads == 0 ? 0 : static_cast<std::size_t>(stages) * (reads * tile_bytes(rows, columns) + 16);
+}
+
+}  // namespace
+
+std::vector<PairTile> Sm90ForwardConfig::pair_tiles(const problem::Problem& p) const {
+  return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
+}
+
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
   const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0));
   const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
-  return tiles + barriers + lines + static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
+  return tiles + barriers + lines + bytes_of_pairs(pair_tiles(p).size(), pair_stages, block_q(), block_kv) +
+         static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
 }
 
 std::string Sm90ForwardConfig::text() const {
-  return base::join(block_q(), "x", block_kv, " stages ", stages, query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "");
+  return base::join(block_q(), "x", block_kv, " stages ", stages, query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "",
+                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
 }
 
 void Sm90ForwardConfig::set(jit::Constants& constants) const {
@@ -108,6 +122,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kConsumers", consumers)
       .set("kStages", stages)
       .set("kQueryStages", query_stages)
+      .set("kPairStages", pair_stages)
       .set("kProducerRegisters", consumers == 3 ? 32
                                  : helpers      ? 56
                                                 : 24)
@@ -130,21 +145,29 @@ int staged_reads(const problem::Problem& p) {
 
 }  // namespace
 
+std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) const {
+  return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
+}
+
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
   const auto barriers_and_statistics = static_cast<std::size_t>(64 + 48 * stages + 2 * stages * 4 * block_q);
-  return tiles + barriers_and_statistics + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
+  return tiles + barriers_and_statistics + bytes_of_pairs(pair_tiles(p).size(), pair_stages, block_q, block_kv) +
+         static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
 }
 
-std::string Sm90BackwardConfig::text() const { return base::join(block_q, "x", block_kv, " stages ", stages); }
+std::string Sm90BackwardConfig::text() const {
+  return base::join(block_q, "x", block_kv, " stages ", stages, pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
+}
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
+      .set("kPairStages", pair_stages)
       .set("kHelperRegisters", helpers ? 72 : 24)
       .set("kConsumerRegisters", helpers ? 216 : 240);
 }
@@ -177,15 +200,33 @@ LineValues sm90_line_values(const problem::Problem& p) {
 
 namespace {
 
-/// Does the score read an element of a parameter for each pair? besides: reads that depend on these do not count.
-bool reads_pairs(const problem::Problem& p, std::uint8_t besides = 0) {
+/// Does the score read an element of a parameter for each pair? besides: reads that depend on these do not count, nor do those among
+/// `tiles`.
+bool reads_pairs(const problem::Problem& p, std::uint8_t besides = 0, const std::vector<PairTile>& tiles = {}) {
   const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
   constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
-  for (std::size_t i = 0; i < program.code.size(); ++i)
-    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i])
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
+    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i] &&
+        std::none_of(tiles.begin(), tiles.end(), same))
       return true;
+  }
   return false;
 }
+
+/// Does a value of the pass's program come from another one?
+bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source) {
+  std::vector<bool> reached(program.code.size(), false);
+  reached[static_cast<std::size_t>(source)] = true;
+  for (std::size_t i = static_cast<std::size_t>(source) + 1; i < program.code.size(); ++i) {
+    const auto is = [&](scoring::ValueId id) { return id >= 0 && reached[static_cast<std::size_t>(id)]; };
+    reached[i] = std::any_of(program.code[i].arg.begin(), program.code[i].arg.end(), is) ||
+                 std::any_of(program.code[i].index.begin(), program.code[i].index.end(), is);
+  }
+  return reached[static_cast<std::size_t>(value)];
+}
+
+constexpr std::size_t shared_limit = 232448;  // of a CTA
 
 }  // namespace
 
@@ -199,15 +240,45 @@ bool sm90_is_light(const problem::Problem& p) {
   return true;
 }
 
+std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
+  if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
+  std::vector<PairTile> tiles = find_pair_tiles(p);
+  // What a kernel that collects gradients evaluates after the probabilities finds no tiles any more.
+  if (sm90_collects(p)) {
+    const auto late = [&](const PairTile& tile) {
+      const scoring::Program& program = p.score->backward;
+      const auto uses = [&](const scoring::TrainableRead& read) { return comes_from(program, read.factor, tile.read); };
+      return comes_from(program, p.score->dscore, tile.read) || std::any_of(p.score->reads.begin(), p.score->reads.end(), uses);
+    };
+    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), late), tiles.end());
+  }
+  return tiles;
+}
+
+namespace {
+
+/// Reads of one element per pair come as tiles where these fit.
+Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  if (sm90_pair_tiles(p).empty()) return config;
+  for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) {
+    Sm90ForwardConfig tried = config;
+    tried.pair_stages = pair_stages;
+    tried.query_stages = std::min(config.query_stages, query_stages);
+    if (tried.shared_bytes(p) <= shared_limit) return tried;
+  }
+  return config;
+}
+
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
-std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
+std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0;
   const bool causal = sm90_mask(p).tiles != Sm90Tiles::all;
   const bool helpers = !sm90_line_values(p).empty();
   const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
   if (dim <= 64) {
-    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p)) return {two};
+    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
+    if (sm90_pair_tiles(p).size() > 1) return {two};  // shared memory is full
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
     if (evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false, helpers}, two};
     if (!sm90_is_light(p)) return {two};
@@ -228,14 +299,37 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
   return {{plain ? 80 : 64, 2, 2, 1, false, true}};
 }
 
+}  // namespace
+
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
+  std::vector<Sm90ForwardConfig> candidates = forward_candidates(p);
+  for (Sm90ForwardConfig& candidate : candidates) candidate = with_pair_tiles(p, candidate);
+  return candidates;
+}
+
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain =
-      !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen && p.score->reads.empty();
+  const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen;
+  const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
   const bool helpers = (sm90_collects(p) && staged_reads(p) > 0) || !sm90_line_values(p).empty();
   if (p.head_dim > 128) return {{64, 64, 2, false}};
   if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
-  return {{64, 128, 2, helpers}};
+  std::vector<Sm90BackwardConfig> candidates;
+  const auto add_fitting = [&](const Sm90BackwardConfig& config) {
+    if (config.shared_bytes(p) <= shared_limit) candidates.push_back(config);
+  };
+  if (const std::vector<PairTile> tiles = sm90_pair_tiles(p); !tiles.empty()) {
+    const bool adds = std::none_of(tiles.begin(), tiles.end(), [&](const PairTile& tile) {  // a slope for each pair needs registers
+      return comes_from(p.score->backward, p.score->dscore, tile.read);
+    });
+    const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
+    if (dim <= 64 && light) add_fitting({128, 128, 2, false, 2});
+    const bool roomy = helpers || dim <= 64;  // the warp that loads has more to do
+    for (const int pair_stages : {2, 1})
+      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, roomy, pair_stages});
+  }
+  if (candidates.empty()) candidates.push_back({64, 128, 2, helpers});
+  return candidates;
 }
 
 bool sm90_sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }

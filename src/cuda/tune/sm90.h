@@ -6,7 +6,7 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
-#include "cuda/score_lines.h"
+#include "cuda/score_emit.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 
@@ -31,7 +31,9 @@ struct Sm90ForwardConfig {
   bool take_turns;       ///< warpgroups issue their products one after the other
   bool ordered;          ///< exponentials before the wait for the product that runs beside them
   bool helpers = false;  ///< a warp beside the one that loads has work too
+  int pair_stages = 0;   ///< of reads that come as tiles; 0: none does
 
+  std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
@@ -41,8 +43,11 @@ struct Sm90ForwardConfig {
 
 struct Sm90BackwardConfig {
   int block_q, block_kv;
-  int stages;    ///< of queries and gradients of the output
-  bool helpers;  ///< warps beside the one that loads have work too
+  int stages;           ///< of queries and gradients of the output
+  bool helpers;         ///< warps beside the one that loads have work too
+  int pair_stages = 0;  ///< of reads that come as tiles; 0: none does
+
+  std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
 
   static constexpr int threads = 384;
   const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
@@ -55,6 +60,8 @@ struct Sm90BackwardConfig {
 bool sm90_collects(const problem::Problem& problem);
 /// Is the score added to and multiplied only? Other scores need registers of their own.
 bool sm90_is_light(const problem::Problem& problem);
+/// Reads of one element per pair that the kernels may get as tiles.
+std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem);
 /// What its score needs along the lines of a tile, where the kernel has warps for that.
 LineValues sm90_line_values(const problem::Problem& problem);
 

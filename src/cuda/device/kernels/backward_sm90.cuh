@@ -5,7 +5,7 @@
 // barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
+// TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "element.cuh"
 
 #include "config.cuh"
@@ -81,6 +81,7 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
+      if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
       if (partial) {
         probabilities<true>(scores, p, dropped, early, ahead, work, tile);
       } else {

@@ -21,7 +21,7 @@ constexpr int kAddingWarps = 4;
 
 namespace foveal::device {
 
-static_assert(!kCollects && !kHasLines, "no warps help here");
+static_assert(!kCollects && !kHasLines && kPairTiles == 0, "no warps help here, and shared memory is full");
 static_assert(kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
 /// Gradients of scores on their way from one warpgroup to the other: two buffers.

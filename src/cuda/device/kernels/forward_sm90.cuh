@@ -5,13 +5,13 @@
 // seam: the first product of the next task is issued together with the last one of this task.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource); kTakeTurns, kOrdered, kVarlen, kDropout.
+// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kVarlen, kDropout.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "softmax/online.cuh"
 #include "tile/line_values.cuh"
-#include "tile/tma_tile.cuh"
+#include "tile/pair_tiles.cuh"
 
 namespace foveal::device {
 
@@ -26,6 +26,7 @@ using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Lines = LineTile<kBlockQ, kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kBlockKv>;
 constexpr int kLineStages = 2;
 
 struct SharedLayout {
@@ -35,9 +36,11 @@ struct SharedLayout {
   static constexpr int kQuery = 0;
   static constexpr int kKey = kQuery + kQueryStages * kQueryBytes;
   static constexpr int kValue = kKey + kStages * kKeyBytes;
-  static constexpr int kBarriers = kValue + kStages * kValueBytes;
+  static constexpr int kPairs = kValue + kStages * kValueBytes;
+  static constexpr int kBarriers = kPairs + Pairs::kBytes;
   static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
-  static constexpr int kLines = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
+  static constexpr int kPairBarriers = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
+  static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
   static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
   static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
   static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
@@ -49,13 +52,15 @@ struct Rings {
   RingBarriers<kQueryStages> query;
   RingBarriers<kStages> key, value;
   RingBarriers<kLineStages> line_values;
+  Pairs pairs;
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
         query{base + SharedLayout::kBarriers},
         key{query.address + RingBarriers<kQueryStages>::kBytes},
         value{key.address + RingBarriers<kStages>::kBytes},
-        line_values{base + SharedLayout::kLineBarriers} {}
+        line_values{base + SharedLayout::kLineBarriers},
+        pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
@@ -71,6 +76,11 @@ struct ForwardTask {
   Walk walk;
 
   FOVEAL_DEVICE int first_row() const { return task.row * kBlockQ; }
+  /// Of the tile.
+  FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
+    return {task.batch, task.head, first_row() + static_cast<int>(args.q_offset), walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
+            sequence.len_q, sequence.len_kv};
+  }
 
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
     if (!task_at(round, args.order, task)) return false;
@@ -95,10 +105,14 @@ struct ForwardTask {
   }
 };
 
+/// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
+constexpr bool kValueFirst = kQueryStages == 1 && (kMaskProgram || kVarlen);
+
 FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.k);
   tma_prefetch_map(args.v);
+  for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   int round = -1;
   ForwardTask work;
   u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
@@ -113,7 +127,9 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     const int kv_head = work.task.head / args.attention.group_size;
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
+      const bool value_first = kValueFirst && first;
       if (first) {
+        if (value_first && tile > 0) load_value(tile - 1);
         rings.query.wait_empty(query);
         mbarrier_arrive_expect_bytes(rings.query.full(query), SharedLayout::kQueryBytes);
         load_tile<kBlockQ, kDim>(rings.query_tile(query).address, args.q, rings.query.full(query), work.sequence.first_q + work.first_row(),
@@ -125,7 +141,8 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       rings.key.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
       load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
-      if (tile > 0) load_value(tile - 1);
+      rings.pairs.load(args, work.first_pair(args.attention), tile);
+      if (!value_first && tile > 0) load_value(tile - 1);
       value_row = row;
       value_head = kv_head;
       value_batch = batch;
@@ -225,6 +242,8 @@ struct Consumer {
     const int last_kv = work.sequence.len_kv - 1;
     const int row = row_of(work);
     const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
+    const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp));
+    TiledValues tiled;
     int low[2], high[2];
     u32 kept_columns[SharedLayout::kKeptWords] = {};
 #pragma unroll
@@ -238,6 +257,8 @@ struct Consumer {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
       ahead[kPairReads > 0 ? i : 0].put_into(at);
+      if (i % 8 == 0) tiled = tiles.load(i / 8);
+      tiled.put_into(at, i);
       if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -251,6 +272,7 @@ struct Consumer {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
+    if constexpr (kPairTiles > 0) release(rings.pairs.ring, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < SharedLayout::kKeptWords; ++word) {
@@ -406,6 +428,7 @@ struct Consumer {
       if (leader) rings.key.release(tile);
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
+      if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
       if (partial) {
         const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
         const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
@@ -487,6 +510,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
     rings.key.init(1, kConsumers);
     rings.value.init(1, kConsumers);
     if constexpr (kHasLines) rings.line_values.init(1, 4 * kConsumers);
+    if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, 4 * kConsumers);
     fence_mbarrier_init();
   }
   __syncthreads();

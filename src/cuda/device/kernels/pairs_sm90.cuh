@@ -3,20 +3,20 @@
 // thread, in one order, without atomics, and written once:
 //   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
-// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
-// Where the parameter is exactly the pairs (kCovers), the warps left write zeros to the tiles that the mask leaves out, and nothing else clears it.
+// One warp loads by the copy engine, two or three warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the others do the arithmetic.
+// Another warp loads what is read for each pair, where that comes as tiles. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to
+// the tiles that the mask leaves out, and nothing else clears it.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kStages, kTileSource (a TileSource);
-// kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kHoldPairs (what is read for each pair is the same for all and stays in
-// registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kConsumers, kStages,
+// kPairStages, kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kPairsDiffer (what is read for each
+// pair is not the same for all that share it), kHoldPairs (what is loaded for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
-#include "tile/tma_tile.cuh"
+#include "tile/pair_tiles.cuh"
 
 namespace foveal::device {
 
-constexpr int kConsumers = 2;
 constexpr int kBlockQ = 64 * kConsumers;
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kHalf = 64;  // columns of a step
@@ -28,6 +28,8 @@ constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kHalf>;
+constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 struct SharedLayout {
   static constexpr int kStatBytes = 4 * kBlockQ;
@@ -37,15 +39,22 @@ struct SharedLayout {
   static constexpr int kValue = kKey + tile_bytes(kBlockKv, kDim);
   static constexpr int kLse = kValue + tile_bytes(kBlockKv, kDimV);
   static constexpr int kDelta = kLse + kStatBytes;
-  static constexpr int kStageBytes = kDelta + kStatBytes;
-  static constexpr int kBarriers = kStages * kStageBytes;
+  static constexpr int kLoadedBytes = kDelta + kStatBytes;
+  static constexpr int kStageBytes = round_up(kLoadedBytes, 1024);
+  static constexpr int kPairs = kStages * kStageBytes;
+  static constexpr int kBarriers = kPairs + Pairs::kBytes;
+  static constexpr int kPairBarriers = kBarriers + RingBarriers<kStages>::kBytes;
 };
 
-/// Everything that one batch and head give to a tile of pairs.
+/// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile.
 struct Ring {
   u32 base;
   RingBarriers<kStages> stage;
-  FOVEAL_DEVICE explicit Ring(u32 address) : base(address), stage{address + SharedLayout::kBarriers} {}
+  Pairs pairs;
+  FOVEAL_DEVICE explicit Ring(u32 address)
+      : base(address),
+        stage{address + SharedLayout::kBarriers},
+        pairs{address + SharedLayout::kPairs, {address + SharedLayout::kPairBarriers}} {}
   FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * SharedLayout::kStageBytes + piece; }
 };
 
@@ -76,12 +85,12 @@ struct PairsTask {
     return true;
   }
 
-  /// visit(batch, head) for all that share the task's elements.
+  /// visit(batch, head, last) for all that share the task's elements.
   template <class Visit>
   FOVEAL_DEVICE void for_each_sharer(const AttentionArgs& attention, Visit&& visit) const {
     const int batches = kPairsOwnBatch ? task.batch + 1 : attention.batch, heads = kPairsOwnHead ? task.head + 1 : attention.heads_q;
     for (int batch = kPairsOwnBatch ? task.batch : 0; batch < batches; ++batch)
-      for (int head = kPairsOwnHead ? task.head : 0; head < heads; ++head) visit(batch, head);
+      for (int head = kPairsOwnHead ? task.head : 0; head < heads; ++head) visit(batch, head, batch + 1 == batches && head + 1 == heads);
   }
 };
 
@@ -96,12 +105,12 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   while (work.next(round, args)) {
     bool partial;
     while (work.next_tile(args, partial)) {
-      work.for_each_sharer(attention, [&](int batch, int head) {
+      work.for_each_sharer(attention, [&](int batch, int head, bool) {
         const int row = work.first_q(), key = work.walk.tile * kBlockKv, kv_head = head / attention.group_size;
         const i64 stat = (static_cast<i64>(batch) * attention.heads_q + head) * maps.stat_rows + row;
         const u32 full = ring.stage.full(use);
         ring.stage.wait_empty(use);
-        mbarrier_arrive_expect_bytes(full, SharedLayout::kStageBytes);
+        mbarrier_arrive_expect_bytes(full, SharedLayout::kLoadedBytes);
         load_tile<kBlockQ, kDim>(ring.at(use, SharedLayout::kQuery), maps.q, full, row, head, batch);
         load_tile<kBlockKv, kDim>(ring.at(use, SharedLayout::kKey), maps.k, full, key, kv_head, batch);
         load_tile<kBlockQ, kDimV>(ring.at(use, SharedLayout::kGradOut), maps.dout, full, row, head, batch);
@@ -114,9 +123,36 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   }
 }
 
+/// Loads what is read for each pair: for each tile of a task, or for all that share it.
+FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Ring& ring) {
+  const AttentionArgs& attention = args.sm90.attention;
+  for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.sm90.pairs[v]);
+  int round = -1;
+  u32 use = 0;
+  PairsTask work;
+  while (work.next(round, args)) {
+    bool partial;
+    while (work.next_tile(args, partial)) {
+      const auto load = [&](int batch, int head, bool) {
+#pragma unroll 1
+        for (int half = 0; half < kHalves; ++half) {
+          const int q = work.first_q() + static_cast<int>(attention.q_offset);
+          const int kv = work.walk.tile * kBlockKv + half * kHalf + static_cast<int>(attention.kv_offset);
+          ring.pairs.load(args.sm90, {batch, head, q, kv, attention.seqlen_q, attention.seqlen_kv}, use++);
+        }
+      };
+      if constexpr (kPairsDiffer) {
+        work.for_each_sharer(attention, load);
+      } else {
+        load(work.task.batch, work.task.head, true);
+      }
+    }
+  }
+}
+
 /// The element of a pair, and the steps to the next query and key.
 struct Elements {
-  float* first;
+  Gradient* first;
   i64 row_stride, column_stride;
 
   FOVEAL_DEVICE Elements(const AttentionArgs& args, const Task& task, int q, int kv) {
@@ -124,7 +160,7 @@ struct Elements {
     const Position at{task.batch, task.head, q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset), args.seqlen_q, args.seqlen_kv};
     int index[kMaxParamRank];
     read_index<kPairsRead>(0.0f, at, args.score, index);
-    first = static_cast<float*>(gradient.values);
+    first = static_cast<Gradient*>(gradient.values);
 #pragma unroll
     for (int d = 0; d < kReadRank[kPairsRead]; ++d) first += index[d] * gradient.stride[d];
     row_stride = gradient.stride[kReadRowDim[kPairsRead]];
@@ -132,11 +168,11 @@ struct Elements {
   }
   /// May `count` neighbours of every row be written at once?
   FOVEAL_DEVICE bool side_by_side(int count) const {
-    return column_stride == 1 && row_stride % count == 0 && reinterpret_cast<u64>(first) % (4 * count) == 0;
+    return column_stride == 1 && row_stride % count == 0 && reinterpret_cast<u64>(first) % (sizeof(Gradient) * count) == 0;
   }
 };
 
-/// Zeros to the tiles of a task that its walk leaves out. By three warps.
+/// Zeros to the tiles of a task that its walk leaves out. By kCleaners warps.
 struct Cleaner {
   const PairsArgs& args;
 
@@ -161,13 +197,14 @@ struct Cleaner {
       if (tile % args.splits != work.split) continue;
       const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
       const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
-      const bool wide = to.side_by_side(4) && columns % 4 == 0;
-      for (int row = warp_id() - 1; row < rows; row += 3) {
-        float* at = to.first + row * to.row_stride;
+      constexpr int kAtOnce = 16 / sizeof(Gradient);
+      const bool wide = to.side_by_side(kAtOnce) && columns % kAtOnce == 0;
+      for (int row = warp_id() - kFirstCleaner; row < rows; row += kCleaners) {
+        Gradient* at = to.first + row * to.row_stride;
         if (wide) {
-          for (int c = 4 * lane_id(); c < columns; c += 4 * kWarp) store_streaming(at + c, make_float4(0, 0, 0, 0));
+          for (int c = kAtOnce * lane_id(); c < columns; c += kAtOnce * kWarp) store_streaming(at + c, make_uint4(0, 0, 0, 0));
         } else {
-          for (int c = lane_id(); c < columns; c += kWarp) at[c * to.column_stride] = 0;
+          for (int c = lane_id(); c < columns; c += kWarp) from_real(at[c * to.column_stride], 0.0f);
         }
       }
     }
@@ -207,8 +244,8 @@ struct Consumer {
   /// Adds half a tile of one batch and head.
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
-                               const PairValues (&pairs)[kHalf / 2], const float (&lse2)[2], const float (&delta)[2], const PairsTask& work, int batch,
-                               int head, int half) const {
+                               const PairValues (&pairs)[kHalf / 2], const TiledView<false, kBlockQ, kHalf>& tiles, const float (&lse2)[2],
+                               const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = static_cast<float>(attention.scale);
     const int row = row_of(work), key = key_of(work, half);
@@ -219,12 +256,15 @@ struct Consumer {
       if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.sm90.band_high - key);
       if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.sm90.band_low - key;
     }
+    TiledValues tiled;
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) {
       const int r = fragment_row(i), column = fragment_column(i);
       Pair at;
       static_cast<Position&>(at) = position(work, batch, head, half, i, partial);
       pairs[i].put_into(at);
+      if (i % 8 == 0) tiled = tiles.load(i / 8);
+      tiled.put_into(at, i);
       const Score score{scores[i], scale};
       const float p = exp2_real(fmaf(score_in_units(score, at, attention.score), exponent, -lse2[r]));
       float term = p * (grad_p[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
@@ -238,15 +278,45 @@ struct Consumer {
     }
   }
 
+  /// 16-bit values where rows are aligned: a quad has 32 columns at a time, of which each lane stores 8. False: they are not.
+  template <class Value>
+  FOVEAL_DEVICE bool write_aligned(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
+    if constexpr (sizeof(Value) == 2) {
+      const AttentionArgs& attention = args.sm90.attention;
+      const int lane = thread % 4, row = row_of(work), first_key = work.walk.tile * kBlockKv;
+      const Elements to(attention, work.task, row, first_key);
+      if (!to.side_by_side(8) || attention.seqlen_kv % 8 != 0) return false;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        Value* at = to.first + 8 * r * to.row_stride + 8 * lane;
+#pragma unroll
+        for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+          for (int block = 0; block < kHalf / 8; block += 4) {
+            u32 word[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = pack(Value{}, sum[half][4 * (block + i) + 2 * r], sum[half][4 * (block + i) + 2 * r + 1]);
+            quad_transpose(word, lane);
+            const int column = half * kHalf + 8 * block;
+            if (row + 8 * r < attention.seqlen_q && first_key + column + 8 * lane < attention.seqlen_kv)
+              store_streaming(at + column, make_uint4(word[0], word[1], word[2], word[3]));
+          }
+        }
+      }
+      return true;
+    }
+    return false;
+  }
+
   FOVEAL_DEVICE void write(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
     const AttentionArgs& attention = args.sm90.attention;
     const int row = row_of(work), key = key_of(work, 0);
     const Elements to(attention, work.task, row, key);
-    const bool wide = to.side_by_side(2);
+    const bool wide = kSame<Gradient, float> && to.side_by_side(2);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (row + 8 * r >= attention.seqlen_q) continue;
-      float* at = to.first + 8 * r * to.row_stride;
+      Gradient* at = to.first + 8 * r * to.row_stride;
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -254,10 +324,10 @@ struct Consumer {
           const int column = half * kHalf + fragment_column(i);
           const float x = sum[half][i], y = sum[half][i + 1];
           if (wide && key + column + 1 < attention.seqlen_kv) {
-            store_streaming(at + column, make_float2(x, y));
+            store_streaming(reinterpret_cast<float*>(at + column), make_float2(x, y));
           } else {
-            if (key + column < attention.seqlen_kv) at[column * to.column_stride] = x;
-            if (key + column + 1 < attention.seqlen_kv) at[(column + 1) * to.column_stride] = y;
+            if (key + column < attention.seqlen_kv) from_real(at[column * to.column_stride], x);
+            if (key + column + 1 < attention.seqlen_kv) from_real(at[(column + 1) * to.column_stride], y);
           }
         }
       }
@@ -266,11 +336,11 @@ struct Consumer {
 
   FOVEAL_DEVICE void run() const {
     int round = -1;
-    u32 use = 0;
+    u32 use = 0, tile = 0;
     PairsTask work;
     while (work.next(round, args)) {
       bool partial;
-      while (work.next_tile(args, partial)) {
+      for (; work.next_tile(args, partial); ++tile) {
         float sum[kHalves][kHalf / 2];
         PairValues pairs[kHalves][kHalf / 2];
 #pragma unroll
@@ -279,14 +349,18 @@ struct Consumer {
           for (int i = 0; i < kHalf / 2; ++i) sum[half][i] = 0;
           if constexpr (kHoldPairs) load_pairs(pairs[half], work, work.task.batch, work.task.head, half, true);
         }
-        work.for_each_sharer(args.sm90.attention, [&](int batch, int head) { add_tile(work, batch, head, partial, use++, sum, pairs); });
-        write(work, sum);
+        work.for_each_sharer(args.sm90.attention, [&](int batch, int head, bool last) {
+          add_tile(work, batch, head, partial, use, kHalves * (kPairsDiffer ? use : tile), kPairsDiffer || last, sum, pairs);
+          ++use;
+        });
+        if (!write_aligned<Gradient>(work, sum)) write(work, sum);
       }
     }
   }
 
-  FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, float (&sum)[kHalves][kHalf / 2],
-                              PairValues (&pairs)[kHalves][kHalf / 2]) const {
+  /// pair_use: of the ring of pairs, for the first half; `last` to use it.
+  FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, u32 pair_use, bool last,
+                              float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2]) const {
     ring.stage.wait_full(use);
     float lse2[2], delta[2];
 #pragma unroll
@@ -311,11 +385,14 @@ struct Consumer {
       wgmma_pin(scores);
       wgmma_pin(grad_p);
       if (half == kHalves - 1 && thread % kWarp == 0) ring.stage.release(use);
+      const TiledView<false, kBlockQ, kHalf> tiles(ring.pairs, pair_use + half, 64 * group + 16 * (thread / kWarp));
+      if constexpr (kPairTiles > 0) ring.pairs.ring.wait_full(pair_use + half);
       if (partial) {
-        add_terms<true>(sum[half], scores, grad_p, pairs[half], lse2, delta, work, batch, head, half);
+        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiles, lse2, delta, work, batch, head, half);
       } else {
-        add_terms<false>(sum[half], scores, grad_p, pairs[half], lse2, delta, work, batch, head, half);
+        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiles, lse2, delta, work, batch, head, half);
       }
+      if (kPairTiles > 0 && last) release(ring.pairs.ring, pair_use + half);
     }
   }
 };
@@ -329,13 +406,15 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
     ring.stage.init(1, 4 * kConsumers);
+    if constexpr (kPairTiles > 0) ring.pairs.ring.init(1, 4 * kConsumers);
     fence_mbarrier_init();
   }
   __syncthreads();
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
     if (threadIdx.x == 0) produce(args, ring);
-    if (kCovers && warp_id() > 0) Cleaner{args}.run();
+    if (kPairTiles > 0 && threadIdx.x == kWarp) produce_pairs(args, ring);
+    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args}.run();
   } else {
     registers_increase<kConsumerRegisters>();
     Consumer(args, ring, warp_group - 1).run();

@@ -31,8 +31,8 @@ FOVEAL_DEVICE float load_float(u32 shared) {
 FOVEAL_DEVICE void store_streaming(float* to, float2 value) {
   asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
 }
-FOVEAL_DEVICE void store_streaming(float* to, float4 value) {
-  asm volatile("st.global.cs.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w) : "memory");
+FOVEAL_DEVICE void store_streaming(void* to, uint4 value) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
 FOVEAL_DEVICE void store_word(u32 shared, u32 value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(value) : "memory"); }
@@ -41,6 +41,22 @@ FOVEAL_DEVICE u32 load_word(u32 shared) {
   u32 value;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");
   return value;
+}
+/// Four 8 x 8 blocks of 16-bit elements; lanes 8 j .. 8 j + 7 give the addresses of the rows of block j. Lane 4 g + t gets (g, 2t) and (g, 2t + 1) of each, or
+/// (2t, g) and (2t + 1, g).
+template <bool transposed>
+FOVEAL_DEVICE void load_blocks(u32 (&block)[4], u32 row) {
+  if constexpr (transposed) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(block[0]), "=r"(block[1]), "=r"(block[2]), "=r"(block[3])
+                 : "r"(row)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(block[0]), "=r"(block[1]), "=r"(block[2]), "=r"(block[3])
+                 : "r"(row)
+                 : "memory");
+  }
 }
 FOVEAL_DEVICE void store_zeros(u32 shared) { asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(shared), "r"(0) : "memory"); }
 

@@ -18,7 +18,8 @@
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
-// is the same for all pairs of a thread.
+// is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
+// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -50,11 +51,11 @@ FOVEAL_DEVICE real score_forward(const Score& score, const At& at, const ScoreAr
 }
 
 constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
-constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1;
+constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1, kPairTileSlots = kPairTiles > 0 ? kPairTiles : 1;
 
 /// A pair with what is known before its score.
 struct Pair : Position {
-  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots];
+  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tiled[kPairTileSlots];
 };
 
 struct PairValues {

@@ -2,15 +2,16 @@
 // What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
 // kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
 //
-// From the kernel: kConsumers, kBlockKv; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back.
+// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of
+// queries back.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/collect_reads.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
+#include "tile/pair_tiles.cuh"
 #include "tile/store_fragment.cuh"
-#include "tile/tma_tile.cuh"
 
 namespace foveal::device {
 
@@ -27,6 +28,7 @@ using KvTile = SwizzledTile<kBlockKv>;
 constexpr int kKeyStep = kEvenParts && kDim > kChunkColumns ? kPartColumns : kChunkColumns;
 using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
+using Pairs = PairTiles<kBlockQ, kBlockKv>;
 
 struct SharedLayout {
   static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
@@ -40,10 +42,12 @@ struct SharedLayout {
   static constexpr int kQuery = kValue + kValueBytes;
   static constexpr int kGradOut = kQuery + kStages * kQueryBytes;
   static constexpr int kGradScore = kGradOut + kStages * kGradOutBytes;
-  static constexpr int kLse = kGradScore + 2 * kGradScoreBytes;
+  static constexpr int kPairs = kGradScore + 2 * kGradScoreBytes;
+  static constexpr int kLse = kPairs + Pairs::kBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr int kLines = kBarriers + 4 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
+  static constexpr int kPairBarriers = kBarriers + 4 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
+  static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
   static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
   static constexpr int kBytes = kReadStage + ReadStage::kBytes;
 };
@@ -54,6 +58,7 @@ struct Rings {
   RingBarriers<1> key, value, staged, turn;
   RingBarriers<kStages> query, grad_out;  // with them come lse and delta
   RingBarriers<kStages> line_values;
+  Pairs pairs;
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
@@ -63,7 +68,8 @@ struct Rings {
         turn{staged.address + RingBarriers<1>::kBytes},
         query{turn.address + RingBarriers<1>::kBytes},
         grad_out{query.address + RingBarriers<kStages>::kBytes},
-        line_values{grad_out.address + RingBarriers<kStages>::kBytes} {}
+        line_values{grad_out.address + RingBarriers<kStages>::kBytes},
+        pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
 
   /// By all threads, before anything else.
   FOVEAL_DEVICE void init() const {
@@ -74,6 +80,7 @@ struct Rings {
       grad_out.init(1, kConsumers * kReleases);
       staged.init(4 * kConsumers, ReadCollector::kCollectors);
       line_values.init(1, 4 * kConsumers);
+      if constexpr (kPairTiles > 0) pairs.ring.init(1, 4 * kConsumers);
       turn.init(1, kAddingWarps);
       fence_mbarrier_init();
     }
@@ -107,6 +114,14 @@ struct BackwardTask {
   /// Of any pair, but for q and kv.
   FOVEAL_DEVICE Position base(const AttentionArgs& args) const { return {task.batch, head_q(args), 0, 0, sequence.len_q, sequence.len_kv}; }
 
+  /// Of the tile.
+  FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
+    Position first = base(args);
+    first.q = first_q() + static_cast<int>(args.q_offset);
+    first.kv = first_kv() + static_cast<int>(args.kv_offset);
+    return first;
+  }
+
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
       if (!task_at(++round, args.order, task)) return false;
@@ -134,6 +149,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.v);
   tma_prefetch_map(args.dout);
+  for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   const float* lse2 = static_cast<const float*>(args.attention.lse2.data);
   const float* delta = static_cast<const float*>(args.attention.delta.data);
   int round = -1;
@@ -168,6 +184,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), SharedLayout::kGradOutBytes + SharedLayout::kStatBytes);
       load_tile<kBlockQ, kDimV>(rings.grad_out_tile(tile).address, args.dout, rings.grad_out.full(tile), token, head, batch);
       bulk_load(rings.delta(tile), delta + stat, SharedLayout::kStatBytes, rings.grad_out.full(tile));
+      rings.pairs.load(args, work.first_pair(args.attention), tile);
       ++tile;
     }
   }
@@ -294,6 +311,8 @@ struct BackwardGroup {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const WarpPairs pairs = warp_pairs(work, use, ahead);
+    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
+    TiledValues tiled;
     const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
     int low[2], high[2];  // columns (queries) that the keys keep
 #pragma unroll
@@ -319,11 +338,13 @@ struct BackwardGroup {
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float lse2[2], kept[4];
+      if (i % 8 == 0) tiled = tiles.load(i / 8);
       load_pair(lse + 4 * fragment_column(i), lse2);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = fragment_row(j), column = fragment_column(i + j);
-        const Pair at = pairs.template pair<partial>(i + j);
+        Pair at = pairs.template pair<partial>(i + j);
+        tiled.put_into(at, i + j);
         const Score raw{scores[i + j], scale};
         const float value = kHasScore ? score_in_units(raw, at, attention.score) : raw.raw;
         kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
@@ -343,6 +364,7 @@ struct BackwardGroup {
       p[i / 2] = pack(Element{}, kept[0], kept[1]);
       p[i / 2 + 1] = pack(Element{}, kept[2], kept[3]);
     }
+    if constexpr (kPairTiles > 0) release(rings.pairs.ring, use);
   }
 
   /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are completed.
