@@ -112,10 +112,11 @@ std::vector<ValueId> find_pair_reads(const Program& program) {
   return found;
 }
 
-/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded.
+/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded, at.tanh.
 struct Given {
   LineValues lines{};
   std::vector<ValueId> pair_reads{};
+  std::optional<ValueId> tanh{};
 };
 
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
@@ -160,6 +161,23 @@ class Writer {
     return {product_text({1.0, product.factors, product.rest}), product.constant};
   }
 
+  /// The only tanh of the program whose argument is the raw score times a factor.
+  std::optional<ValueId> tanh_of_score() const {
+    std::optional<ValueId> found;
+    for (std::size_t i = 0; i < program_.code.size(); ++i) {
+      if (program_.code[i].op != Op::tanh || program_.code[at(product_of(program_.code[i].arg[0]).rest)].op != Op::score) continue;
+      if (found) return {};
+      found = static_cast<ValueId>(i);
+    }
+    return regroups_ ? found : std::nullopt;
+  }
+
+  /// Statements that return the factor of its argument.
+  std::string tanh_factor(ValueId tanh) const {
+    const ValueId argument = program_.code[at(tanh)].arg[0];
+    return body({argument}) + base::join("  return ", rest_and_factor(product_of(argument)).second, ";\n");
+  }
+
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
     const auto& size = problem_.params[param].param.shape()[dimension];
     const Interval& bounds = bounds_[at(index)];
@@ -195,7 +213,7 @@ class Writer {
     for (const auto& [name, values] :
          {std::pair{"walk", &given_.lines.walk}, {"diagonal", &given_.lines.diagonal}, {"loaded", &given_.pair_reads}})
       if (std::string text = find(name, *values); !text.empty()) return text;
-    return {};
+    return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
   }
 
   bool is_uniform(ValueId id) const {
@@ -657,7 +675,7 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
-std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead) {
+std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead, bool tanh_ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
   std::string text = base::join(
@@ -668,8 +686,9 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
   const scoring::Program& program = p.pass == Pass::forward ? score.forward : score.backward;
-  Given given{lines, {}};
+  Given given{lines, {}, {}};
   if (pairs_ahead) given.pair_reads = find_pair_reads(program);
+  if (tanh_ahead) given.tanh = Writer(p, program).tanh_of_score();
 
   double unit = 1;
   std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
@@ -688,6 +707,9 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
                       "].stride[0]);\n");
   }
   text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
+  text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
+  text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
+                     given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";

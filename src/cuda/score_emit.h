@@ -8,8 +8,8 @@ namespace foveal::cuda {
 
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, and on sizes only where those decide the width of integers or make
 /// a clamp superfluous. `lines`: values that the kernel evaluates for whole lines of a tile, none unless it can. pairs_ahead: it loads
-/// reads of one element per pair ahead.
-std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false);
+/// reads of one element per pair ahead. tanh_ahead: and the tanh of a raw score times a factor.
+std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false, bool tanh_ahead = false);
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {

@@ -209,7 +209,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true));
+  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true, true));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));

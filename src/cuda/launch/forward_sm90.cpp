@@ -104,7 +104,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
   jit::KernelSource source{.stem = "forward_sm90",
                            .entry = "forward_sm90",
                            .constants = sm90_constants(problem),
-                           .score = emit_score(problem, sm90_line_values(problem), config.consumers == 2),
+                           .score = emit_score(problem, sm90_line_values(problem), config.consumers == 2, true),
                            .arch = {}};
   config.set(source.constants);
   return source;

@@ -11,6 +11,7 @@
 #include "score/score.cuh"
 #include "softmax/online.cuh"
 #include "tile/line_values.cuh"
+#include "tile/tanh_ahead.cuh"
 #include "tile/tma_tile.cuh"
 
 namespace foveal::device {
@@ -219,6 +220,17 @@ struct Consumer {
   /// row keeps go, if anywhere.
   template <bool partial>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+    const Score one{1, static_cast<float>(args.attention.scale)};
+    const float factor = tanh_factor(one, position<true>(work, 0), args.attention.score);
+    if (kTanhAhead && all_small(scores, factor)) {
+      transform<partial>(scores, TanhAhead<true>(factor), ahead, work, use, kept);
+    } else {
+      transform<partial>(scores, TanhAhead<false>(factor), ahead, work, use, kept);
+    }
+  }
+  template <bool partial, bool small>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const TanhAhead<small>& tanh_ahead, const AheadValues& ahead, const ForwardTask& work,
+                               u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -227,6 +239,7 @@ struct Consumer {
     const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
     int low[2], high[2];
     u32 kept_columns[SharedLayout::kKeptWords] = {};
+    float tanh[TanhAhead<small>::kAtOnce];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       high[r] = last_kv - first_kv;
@@ -238,6 +251,8 @@ struct Consumer {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
       ahead[kPairReads > 0 ? i : 0].put_into(at);
+      if (kTanhAhead && i % tanh_ahead.kAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
+      at.tanh = tanh[i % tanh_ahead.kAtOnce];
       if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];

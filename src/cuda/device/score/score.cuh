@@ -18,7 +18,8 @@
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
-// is the same for all pairs of a thread.
+// is the same for all pairs of a thread. And at.tanh where kTanhAhead: tanh(raw score * real tanh_factor(score, at, args)), where the factor is the same for all pairs of a head and
+// does not use the raw score.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -54,7 +55,7 @@ constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1;
 
 /// A pair with what is known before its score.
 struct Pair : Position {
-  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots];
+  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tanh;
 };
 
 struct PairValues {
