@@ -156,7 +156,7 @@ class Writer {
   /// A value without the positive constant factor that is taken out of it, and that factor.
   std::pair<std::string, double> in_units(ValueId id) const {
     const Product product = product_of(id);
-    const bool scales = product.constant > 0 && std::isfinite(product.constant) && program_.code[at(product.rest)].op != Op::score;
+    const bool scales = product.constant > 0 && std::isfinite(product.constant) && !is_score(product);
     if (!scales) return {base::join("v", id), 1.0};
     return {product_text({1.0, product.factors, product.rest}), product.constant};
   }
@@ -165,7 +165,7 @@ class Writer {
   std::optional<ValueId> tanh_of_score() const {
     std::optional<ValueId> found;
     for (std::size_t i = 0; i < program_.code.size(); ++i) {
-      if (program_.code[i].op != Op::tanh || program_.code[at(product_of(program_.code[i].arg[0]).rest)].op != Op::score) continue;
+      if (program_.code[i].op != Op::tanh || !is_score(product_of(program_.code[i].arg[0]))) continue;
       if (found) return {};
       found = static_cast<ValueId>(i);
     }
@@ -220,45 +220,82 @@ class Writer {
     return (program_.depends[at(id)] & (scoring::depends_score | scoring::depends_q | scoring::depends_kv)) == 0;
   }
 
-  /// A value as a product: a constant, factors that are the same for all pairs, and the rest. 16-bit inputs leave room for multiplying in
-  /// this order; for others the rest is the value itself.
+  /// A value as a product: a constant, factors that are the same for all pairs, and the rest: a value, or a product of values. 16-bit
+  /// inputs leave room for multiplying in this order; for others the rest is the value itself.
   struct Product {
-    double constant;
-    std::vector<std::string> factors;
-    ValueId rest;
+    struct Factor {
+      ValueId id;
+      bool divides;
+    };
+    double constant = 1;
+    std::vector<Factor> factors{};
+    std::vector<ValueId> rest{};
   };
   Product product_of(ValueId id) const {
-    Product product{1.0, {}, id};
-    while (regroups_ && !decides_[at(product.rest)] && !is_uniform(product.rest)) {
-      const Instr& instr = program_.code[at(product.rest)];
-      const auto [a, b, unused] = instr.arg;
-      if (instr.type == Type::real && instr.op == Op::neg) {
-        product.constant = -product.constant;
-        product.rest = a;
-        continue;
-      }
-      const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
-      const bool first = multiplies && is_uniform(a);
-      if (!first && !((multiplies || divides) && is_uniform(b))) break;
-      const ValueId factor = first ? a : b;
-      if (const Instr& value = program_.code[at(factor)]; value.op == Op::real_const) {
-        product.constant = divides ? product.constant / value.real : product.constant * value.real;
-      } else {
-        product.factors.push_back(divides ? base::join("fv_divide(real(1), v", factor, ")") : base::join("v", factor));
-      }
-      product.rest = first ? b : a;
-    }
+    Product product;
+    multiply(product, id, true);
     return product;
   }
+  void multiply(Product& product, ValueId id, bool whole = false) const {
+    const Instr& instr = program_.code[at(id)];
+    const auto [a, b, unused] = instr.arg;
+    const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
+    if (!regroups_ || decides_[at(id)] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
+      product.rest.push_back(id);
+    } else if (instr.type == Type::real && instr.op == Op::neg) {
+      product.constant = -product.constant;
+      multiply(product, a);
+    } else if (multiplies && is_uniform(a)) {
+      multiply_uniform(product, a, false);
+      multiply(product, b);
+    } else if ((multiplies || divides) && is_uniform(b)) {
+      multiply_uniform(product, b, divides);
+      multiply(product, a);
+    } else if (multiplies && (has_uniform_factor(a) || has_uniform_factor(b))) {
+      multiply(product, a);
+      multiply(product, b);
+    } else {
+      product.rest.push_back(id);
+    }
+  }
+  bool has_uniform_factor(ValueId id) const {
+    const Product product = product_of(id);
+    return product.constant != 1 || !product.factors.empty();
+  }
+  /// What is both multiplied and divided by goes away.
+  void multiply_uniform(Product& product, ValueId id, bool divides) const {
+    const Instr& value = program_.code[at(id)];
+    if (value.op == Op::real_const) {
+      product.constant = divides ? product.constant / value.real : product.constant * value.real;
+    } else if (value.op == Op::div && program_.code[at(value.arg[0])].op == Op::real_const) {
+      multiply_uniform(product, value.arg[0], divides);
+      multiply_uniform(product, value.arg[1], !divides);
+    } else {
+      const auto opposite = std::find_if(product.factors.begin(), product.factors.end(),
+                                         [&](const Product::Factor& factor) { return factor.id == id && factor.divides != divides; });
+      if (opposite != product.factors.end()) {
+        product.factors.erase(opposite);
+      } else {
+        product.factors.push_back({id, divides});
+      }
+    }
+  }
+
+  bool is_score(const Product& product) const { return product.rest.size() == 1 && program_.code[at(product.rest[0])].op == Op::score; }
 
   /// The rest and the product of all that is uniform, empty when there is nothing.
   std::pair<std::string, std::string> rest_and_factor(const Product& product) const {
-    const bool score = program_.code[at(product.rest)].op == Op::score;
-    std::string uniform = score ? "score.scale" : "";
-    const auto times = [&](const std::string& factor) { uniform += (uniform.empty() ? "" : " * ") + factor; };
-    if (product.constant != 1) times(real_text(product.constant));
-    for (const std::string& factor : product.factors) times(factor);
-    return {score ? "score.raw" : base::join("v", product.rest), uniform};
+    std::string rest, uniform;
+    const auto times = [](std::string& text, const std::string& factor) { text += (text.empty() ? "" : " * ") + factor; };
+    for (const ValueId id : product.rest) {
+      const bool score = program_.code[at(id)].op == Op::score;
+      times(rest, score ? "score.raw" : base::join("v", id));
+      if (score) times(uniform, "score.scale");
+    }
+    if (product.constant != 1) times(uniform, real_text(product.constant));
+    for (const auto& [id, divides] : product.factors)
+      times(uniform, divides ? base::join("fv_divide(real(1), v", id, ")") : base::join("v", id));
+    return {product.rest.size() > 1 ? base::join("(", rest, ")") : rest, uniform};
   }
 
   std::string product_text(const Product& product) const {
@@ -376,7 +413,7 @@ class Writer {
       case Op::mul:
       case Op::div:
       case Op::neg:
-        if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != static_cast<ValueId>(i))
+        if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != std::vector{static_cast<ValueId>(i)})
           return product_text(product);
         return operation_text(i);
       case Op::exp:

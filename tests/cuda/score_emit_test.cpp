@@ -100,6 +100,13 @@ TEST_F(ScoreEmit, OneTanhOfTheScoreCanBeKnownAhead) {
   EXPECT_FALSE(ahead("tanh(score / 20) * 20 + t[0]", "f32"));
 }
 
+TEST_F(ScoreEmit, FactorsOfAllPairsAreCollectedAndCancel) {
+  const std::string text = emit_score(
+      problem_of("backward bf16 b1 h2 q64 d16 score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[2] grad\""), {}, true, true);
+  EXPECT_NE(text.find(" * score.raw) * (score.scale * fv_divide(real(1), v2)));"), std::string::npos) << text;
+  EXPECT_EQ(text.find("v2 * "), std::string::npos) << text;
+}
+
 TEST_F(ScoreEmit, StorageFollowsFromTheReads) {
   const auto storage = [](const std::string& score, const std::string& param) {
     return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""), 0);
