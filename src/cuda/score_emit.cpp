@@ -156,8 +156,8 @@ class Writer {
   /// A value without the positive constant factor that is taken out of it, and that factor.
   std::pair<std::string, double> in_units(ValueId id) const {
     const Product product = product_of(id);
-    const bool scales = product.constant > 0 && std::isfinite(product.constant) && !is_score(product);
-    if (!scales) return {base::join("v", id), 1.0};
+    if (!scales(product) || is_score(product)) return {base::join("v", id), 1.0};
+    if (is_multiple_of_tanh(product)) return {"at.tanh", product.constant};
     return {product_text({1.0, product.factors, product.rest}), product.constant};
   }
 
@@ -176,6 +176,15 @@ class Writer {
   std::string tanh_factor(ValueId tanh) const {
     const ValueId argument = program_.code[at(tanh)].arg[0];
     return body({argument}) + base::join("  return ", rest_and_factor(product_of(argument)).second, ";\n");
+  }
+
+  /// Statements that return what the tanh is multiplied with in the result of the forward pass, which needs it for nothing else.
+  std::string tanh_times(ValueId value) const {
+    const Product product = product_of(value);
+    if (!is_multiple_of_tanh(product)) return "  return 1;\n";
+    std::vector<ValueId> factors;
+    for (const Product::Factor& factor : product.factors) factors.push_back(factor.id);
+    return body(factors) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
   }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
@@ -280,6 +289,14 @@ class Writer {
       }
     }
   }
+
+  bool is_multiple_of_tanh(const Product& product) const {
+    const bool multiple = given_.tanh && product.rest == std::vector{*given_.tanh} && !product.factors.empty();
+    return problem_.pass == Pass::forward && multiple && scales(product);
+  }
+
+  /// Can an exponent take the constant in?
+  static bool scales(const Product& product) { return product.constant > 0 && std::isfinite(product.constant); }
 
   bool is_score(const Product& product) const { return product.rest.size() == 1 && program_.code[at(product.rest[0])].op == Op::score; }
 
@@ -728,12 +745,14 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   if (tanh_ahead) given.tanh = Writer(p, program).tanh_of_score();
 
   double unit = 1;
-  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
+  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n",
+              times = "  return 1;\n";
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
     const auto [value, constant] = writer.in_units(result);
     unit = constant;
+    times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value, ";\n");
     if (backward) slope = writer.result(score.dscore);
   }
@@ -747,6 +766,7 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
+  text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";

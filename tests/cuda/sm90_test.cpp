@@ -128,7 +128,7 @@ TEST_F(Sm90, SmallArgumentsOfTanhTakeNoSpecialFunction) {
 
 TEST(Sm90Tanh, PolynomialIsExactEnough) {
   using namespace device;
-  for (const float factor : {1e-9f, 1e-6f, 2e-5f, 1e-4f, 0.0123f, 1.0f, 77.0f, 5000.0f}) {
+  for (const float factor : {1e-9f, 1e-6f, 2e-5f, 1e-4f, 0.0123f, 1.0f, 44.0f}) {
     const float largest = std::fmin(kSmallTanh / factor, kHighestSmallTanh);
     EXPECT_GE(largest, kLowestSmallTanh);
     float coefficients[kTanhTerms], power = factor;  // as tile/tanh_ahead.cuh does it

@@ -221,11 +221,12 @@ struct Consumer {
   template <bool partial>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const Score one{1, static_cast<float>(args.attention.scale)};
-    const float factor = tanh_factor(one, position<true>(work, 0), args.attention.score);
+    const Position at = position<true>(work, 0);
+    const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
     if (kTanhAhead && all_small(scores, factor)) {
-      transform<partial>(scores, TanhAhead<true>(factor), ahead, work, use, kept);
+      transform<partial>(scores, TanhAhead<true>(factor, times), ahead, work, use, kept);
     } else {
-      transform<partial>(scores, TanhAhead<false>(factor), ahead, work, use, kept);
+      transform<partial>(scores, TanhAhead<false>(factor, times), ahead, work, use, kept);
     }
   }
   template <bool partial, bool small>

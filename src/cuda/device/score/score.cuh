@@ -18,8 +18,9 @@
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
-// is the same for all pairs of a thread. And at.tanh where kTanhAhead: tanh(raw score * real tanh_factor(score, at, args)), where the factor is the same for all pairs of a head and
-// does not use the raw score.
+// is the same for all pairs of a thread. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) * tanh_times,
+//   real tanh_factor(score, at, args), tanh_times(score, at, args)
+// which do not use the raw score and are the same for all pairs of a head.
 #include "score/functions.cuh"
 
 namespace foveal::device {

@@ -9,7 +9,8 @@ constexpr float kSmallTanh = 0.7f;
 constexpr int kTanhTerms = 5;
 constexpr float kTanhCoefficients[kTanhTerms] = {0.9999997183f, -0.3333034919f, 0.1328249669f, -0.05088129051f, 0.01381958356f};
 
-/// Powers of a factor of x go into the coefficients while the largest |x| is between these: so they stay finite, and where they vanish, so does what they multiply.
-constexpr float kLowestSmallTanh = 0x1p-13f, kHighestSmallTanh = 0x1p11f;
+/// Factors of x and of the result go into the coefficients while the largest |x| is between these: so powers stay finite, and where they vanish, so does what
+/// they multiply.
+constexpr float kLowestSmallTanh = 0x1p-6f, kHighestSmallTanh = 0x1p11f;
 
 }  // namespace foveal::device

@@ -293,9 +293,9 @@ struct BackwardGroup {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const float factor = tanh_factor(one, work.base(args.attention), args.attention.score);
     if (kTanhAhead && all_small(scores, factor)) {
-      probabilities<partial>(scores, TanhAhead<true>(factor), p, dropped, early, ahead, work, use);
+      probabilities<partial>(scores, TanhAhead<true>(factor, 1), p, dropped, early, ahead, work, use);
     } else {
-      probabilities<partial>(scores, TanhAhead<false>(factor), p, dropped, early, ahead, work, use);
+      probabilities<partial>(scores, TanhAhead<false>(factor, 1), p, dropped, early, ahead, work, use);
     }
   }
   template <bool partial, bool small>

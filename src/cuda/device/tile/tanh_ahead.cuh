@@ -20,11 +20,11 @@ FOVEAL_DEVICE bool all_small(const float (&raw)[count], float factor) {
 template <bool small>
 struct TanhAhead {
   static constexpr int kAtOnce = 4;  // as many as a multiplication takes cycles
-  float factor;
+  float factor, times;
   float coefficients[kTanhTerms];
 
-  FOVEAL_DEVICE explicit TanhAhead(float factor) : factor(factor) {
-    float power = factor;
+  FOVEAL_DEVICE TanhAhead(float factor, float times) : factor(factor), times(times) {
+    float power = factor * times;
 #pragma unroll
     for (int i = 0; i < kTanhTerms; ++i, power *= factor * factor) coefficients[i] = kTanhCoefficients[i] * power;
   }
@@ -47,7 +47,7 @@ struct TanhAhead {
       for (int j = 0; j < kAtOnce; ++j) tanh[j] *= raw[first + j];
     } else {
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor);
+      for (int j = 0; j < kAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor, times);
     }
   }
 };
