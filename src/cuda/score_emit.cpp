@@ -115,10 +115,11 @@ std::vector<ValueId> find_pair_reads(const Program& program, const std::vector<V
   return found;
 }
 
-/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded, at.tiled.
+/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded, at.tiled, at.tanh.
 struct Given {
   LineValues lines{};
   std::vector<ValueId> pair_reads{}, tiled{};
+  std::optional<ValueId> tanh{};
 };
 
 /// Writes the instructions that some outputs need, as declarations `const int v3 = ...;`.
@@ -158,9 +159,35 @@ class Writer {
   /// A value without the positive constant factor that is taken out of it, and that factor.
   std::pair<std::string, double> in_units(ValueId id) const {
     const Product product = product_of(id);
-    const bool scales = product.constant > 0 && std::isfinite(product.constant) && program_.code[at(product.rest)].op != Op::score;
-    if (!scales) return {base::join("v", id), 1.0};
+    if (!scales(product) || is_score(product)) return {base::join("v", id), 1.0};
+    if (is_multiple_of_tanh(product)) return {"at.tanh", product.constant};
     return {product_text({1.0, product.factors, product.rest}), product.constant};
+  }
+
+  /// The only tanh of the program whose argument is the raw score times a factor.
+  std::optional<ValueId> tanh_of_score() const {
+    std::optional<ValueId> found;
+    for (std::size_t i = 0; i < program_.code.size(); ++i) {
+      if (program_.code[i].op != Op::tanh || !is_score(product_of(program_.code[i].arg[0]))) continue;
+      if (found) return {};
+      found = static_cast<ValueId>(i);
+    }
+    return regroups_ ? found : std::nullopt;
+  }
+
+  /// Statements that return the factor of its argument.
+  std::string tanh_factor(ValueId tanh) const {
+    const ValueId argument = program_.code[at(tanh)].arg[0];
+    return body({argument}) + base::join("  return ", rest_and_factor(product_of(argument)).second, ";\n");
+  }
+
+  /// Statements that return what the tanh is multiplied with in the result of the forward pass, which needs it for nothing else.
+  std::string tanh_times(ValueId value) const {
+    const Product product = product_of(value);
+    if (!is_multiple_of_tanh(product)) return "  return 1;\n";
+    std::vector<ValueId> factors;
+    for (const Product::Factor& factor : product.factors) factors.push_back(factor.id);
+    return body(factors) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
   }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
@@ -200,52 +227,97 @@ class Writer {
                                        {"loaded", &given_.pair_reads},
                                        {"tiled", &given_.tiled}})
       if (std::string text = find(name, *values); !text.empty()) return text;
-    return {};
+    return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
   }
 
   bool is_uniform(ValueId id) const {
     return (program_.depends[at(id)] & (scoring::depends_score | scoring::depends_q | scoring::depends_kv)) == 0;
   }
 
-  /// A value as a product: a constant, factors that are the same for all pairs, and the rest. 16-bit inputs leave room for multiplying in
-  /// this order; for others the rest is the value itself.
+  /// A value as a product: a constant, factors that are the same for all pairs, and the rest: a value, or a product of values. 16-bit
+  /// inputs leave room for multiplying in this order; for others the rest is the value itself.
   struct Product {
-    double constant;
-    std::vector<std::string> factors;
-    ValueId rest;
+    struct Factor {
+      ValueId id;
+      bool divides;
+    };
+    double constant = 1;
+    std::vector<Factor> factors{};
+    std::vector<ValueId> rest{};
   };
   Product product_of(ValueId id) const {
-    Product product{1.0, {}, id};
-    while (regroups_ && !decides_[at(product.rest)] && !is_uniform(product.rest)) {
-      const Instr& instr = program_.code[at(product.rest)];
-      const auto [a, b, unused] = instr.arg;
-      if (instr.type == Type::real && instr.op == Op::neg) {
-        product.constant = -product.constant;
-        product.rest = a;
-        continue;
-      }
-      const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
-      const bool first = multiplies && is_uniform(a);
-      if (!first && !((multiplies || divides) && is_uniform(b))) break;
-      const ValueId factor = first ? a : b;
-      if (const Instr& value = program_.code[at(factor)]; value.op == Op::real_const) {
-        product.constant = divides ? product.constant / value.real : product.constant * value.real;
-      } else {
-        product.factors.push_back(divides ? base::join("fv_divide(real(1), v", factor, ")") : base::join("v", factor));
-      }
-      product.rest = first ? b : a;
-    }
+    Product product;
+    multiply(product, id, true);
     return product;
   }
+  void multiply(Product& product, ValueId id, bool whole = false) const {
+    const Instr& instr = program_.code[at(id)];
+    const auto [a, b, unused] = instr.arg;
+    const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
+    if (!regroups_ || decides_[at(id)] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
+      product.rest.push_back(id);
+    } else if (instr.type == Type::real && instr.op == Op::neg) {
+      product.constant = -product.constant;
+      multiply(product, a);
+    } else if (multiplies && is_uniform(a)) {
+      multiply_uniform(product, a, false);
+      multiply(product, b);
+    } else if ((multiplies || divides) && is_uniform(b)) {
+      multiply_uniform(product, b, divides);
+      multiply(product, a);
+    } else if (multiplies && (has_uniform_factor(a) || has_uniform_factor(b))) {
+      multiply(product, a);
+      multiply(product, b);
+    } else {
+      product.rest.push_back(id);
+    }
+  }
+  bool has_uniform_factor(ValueId id) const {
+    const Product product = product_of(id);
+    return product.constant != 1 || !product.factors.empty();
+  }
+  /// What is both multiplied and divided by goes away.
+  void multiply_uniform(Product& product, ValueId id, bool divides) const {
+    const Instr& value = program_.code[at(id)];
+    if (value.op == Op::real_const) {
+      product.constant = divides ? product.constant / value.real : product.constant * value.real;
+    } else if (value.op == Op::div && program_.code[at(value.arg[0])].op == Op::real_const) {
+      multiply_uniform(product, value.arg[0], divides);
+      multiply_uniform(product, value.arg[1], !divides);
+    } else {
+      const auto opposite = std::find_if(product.factors.begin(), product.factors.end(),
+                                         [&](const Product::Factor& factor) { return factor.id == id && factor.divides != divides; });
+      if (opposite != product.factors.end()) {
+        product.factors.erase(opposite);
+      } else {
+        product.factors.push_back({id, divides});
+      }
+    }
+  }
+
+  bool is_multiple_of_tanh(const Product& product) const {
+    const bool multiple = given_.tanh && product.rest == std::vector{*given_.tanh} && !product.factors.empty();
+    return problem_.pass == Pass::forward && multiple && scales(product);
+  }
+
+  /// Can an exponent take the constant in?
+  static bool scales(const Product& product) { return product.constant > 0 && std::isfinite(product.constant); }
+
+  bool is_score(const Product& product) const { return product.rest.size() == 1 && program_.code[at(product.rest[0])].op == Op::score; }
 
   /// The rest and the product of all that is uniform, empty when there is nothing.
   std::pair<std::string, std::string> rest_and_factor(const Product& product) const {
-    const bool score = program_.code[at(product.rest)].op == Op::score;
-    std::string uniform = score ? "score.scale" : "";
-    const auto times = [&](const std::string& factor) { uniform += (uniform.empty() ? "" : " * ") + factor; };
-    if (product.constant != 1) times(real_text(product.constant));
-    for (const std::string& factor : product.factors) times(factor);
-    return {score ? "score.raw" : base::join("v", product.rest), uniform};
+    std::string rest, uniform;
+    const auto times = [](std::string& text, const std::string& factor) { text += (text.empty() ? "" : " * ") + factor; };
+    for (const ValueId id : product.rest) {
+      const bool score = program_.code[at(id)].op == Op::score;
+      times(rest, score ? "score.raw" : base::join("v", id));
+      if (score) times(uniform, "score.scale");
+    }
+    if (product.constant != 1) times(uniform, real_text(product.constant));
+    for (const auto& [id, divides] : product.factors)
+      times(uniform, divides ? base::join("fv_divide(real(1), v", id, ")") : base::join("v", id));
+    return {product.rest.size() > 1 ? base::join("(", rest, ")") : rest, uniform};
   }
 
   std::string product_text(const Product& product) const {
@@ -401,7 +473,7 @@ class Writer {
       case Op::mul:
       case Op::div:
       case Op::neg:
-        if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != static_cast<ValueId>(i))
+        if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != std::vector{static_cast<ValueId>(i)})
           return product_text(product);
         return operation_text(i);
       case Op::exp:
@@ -730,7 +802,7 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
-std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahead, const std::vector<PairTile>& tiles) {
+std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
   std::string text = base::join(
@@ -741,17 +813,20 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
   const scoring::Program& program = program_of(p);
-  Given given{lines, {}, {}};
-  for (const PairTile& tile : tiles) given.tiled.push_back(tile.read);
-  if (pairs_ahead) given.pair_reads = find_pair_reads(program, given.tiled);
+  Given given{.lines = ahead.lines};
+  for (const PairTile& tile : ahead.tiles) given.tiled.push_back(tile.read);
+  if (ahead.pairs) given.pair_reads = find_pair_reads(program, given.tiled);
+  if (ahead.tanh) given.tanh = Writer(p, program).tanh_of_score();
 
   double unit = 1;
-  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n";
+  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n",
+              times = "  return 1;\n";
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
     const auto [value, constant] = writer.in_units(result);
     unit = constant;
+    times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value, ";\n");
     if (backward) slope = writer.result(score.dscore);
   }
@@ -762,11 +837,15 @@ std::string emit_score(const Problem& p, const LineValues& lines, bool pairs_ahe
                       "].stride[0]);\n");
   }
   text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
+  text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
+  text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
+                     given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
+  text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
-  return text + emit_lines(p, lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, tiles) +
+  return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
          emit_reads(p, given);
 }
 

@@ -19,11 +19,17 @@ constexpr std::size_t max_pair_tiles = 2;
 /// Those of the pass's program.
 std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
 
+/// What a kernel has before it evaluates the score of a pair.
+struct Ahead {
+  LineValues lines{};             ///< it evaluates these for whole lines of a tile
+  bool pairs = false;             ///< it loads reads of one element per pair ahead
+  std::vector<PairTile> tiles{};  ///< those that it gets as tiles instead
+  bool tanh = false;              ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
+};
+
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
-/// a clamp superfluous, and on strides only where they are 0 or 1. `lines`: values that the kernel evaluates for whole lines of a tile,
-/// none unless it can. pairs_ahead: it loads reads of one element per pair ahead; tiles: those that it gets as tiles instead.
-std::string emit_score(const problem::Problem& problem, const LineValues& lines = {}, bool pairs_ahead = false,
-                       const std::vector<PairTile>& tiles = {});
+/// a clamp superfluous, and on strides only where they are 0 or 1.
+std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {

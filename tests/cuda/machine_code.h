@@ -11,6 +11,8 @@ namespace foveal::test {
 
 /// The low nine bits of an instruction of sm_80 to sm_90, as nvdisasm prints them beside these names.
 enum Instruction : int {
+  FFMA = 0x023,        ///< multiply-add
+  MUFU = 0x108,        ///< special functions
   HMMA = 0x03c,        ///< mma.sync on 16-bit types, and on tf32
   LDSM = 0x03b,        ///< ldmatrix
   LDG = 0x181,         ///< load from global memory

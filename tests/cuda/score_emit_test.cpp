@@ -82,6 +82,32 @@ TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
   EXPECT_NE(text.find("fv_tanh(score.raw"), std::string::npos) << text;
 }
 
+TEST_F(ScoreEmit, OneTanhOfTheScoreCanBeKnownAhead) {
+  const auto ahead = [](const std::string& score, const std::string& dtype = "bf16") {
+    const std::string text = emit_score(problem_of("forward " + dtype + " b1 h2 q64 d16 score=\"" + score + "\" param=\"t: real[64]\""),
+                                        {.pairs = true, .tanh = true});
+    const bool known = text.find("kTanhAhead = true") != std::string::npos;
+    EXPECT_EQ(text.find("at.tanh") != std::string::npos, known) << text;
+    EXPECT_EQ(text.find("fv_tanh") == std::string::npos, known) << text;
+    return known;
+  };
+  EXPECT_TRUE(ahead("tanh(score / 20) * 20 + t[kv_idx]"));
+  EXPECT_TRUE(ahead("tanh(score / t[head]) * t[head]"));
+  EXPECT_TRUE(ahead("score + 2 * tanh(-score)"));
+  EXPECT_FALSE(ahead("tanh(score + t[kv_idx])"));
+  EXPECT_FALSE(ahead("tanh(score * t[kv_idx])"));
+  EXPECT_FALSE(ahead("tanh(score) + tanh(2 * score)"));
+  EXPECT_FALSE(ahead("tanh(score / 20) * 20 + t[0]", "f32"));
+}
+
+TEST_F(ScoreEmit, FactorsOfAllPairsAreCollectedAndCancel) {
+  const std::string text =
+      emit_score(problem_of("backward bf16 b1 h2 q64 d16 score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[2] grad\""),
+                 {.pairs = true, .tanh = true});
+  EXPECT_NE(text.find(" * score.raw) * (score.scale * fv_divide(real(1), v2)));"), std::string::npos) << text;
+  EXPECT_EQ(text.find("v2 * "), std::string::npos) << text;
+}
+
 TEST_F(ScoreEmit, StorageFollowsFromTheReads) {
   const auto storage = [](const std::string& score, const std::string& param) {
     return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""), 0);

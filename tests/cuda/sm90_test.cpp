@@ -2,7 +2,10 @@
 // become bands where they are bands; task orders even out.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "base/check.h"
+#include "cuda/device/score/small_tanh.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
@@ -95,6 +98,49 @@ TEST_F(Sm90, FeaturesStayInFlight) {
       for (const char* dims : {"d64", "d128"}) {
         expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + features, 64);
       }
+    }
+  }
+}
+
+TEST_F(Sm90, CappedScoresStayInRegisters) {
+  for (const char* dims : {"d64", "d128", "d256"}) {
+    for (const char* score : {" score=\"tanh(score / 30) * 30\"", " score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[4]\""}) {
+      for (const char* pass : {"forward", "backward"})
+        expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + score + causal, 40);
+    }
+    expect_clean(std::string("backward bf16 b2 h4:2 q1000:1000 ") + dims + causal +
+                     " score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[4] grad\"",
+                 40);
+  }
+}
+
+TEST_F(Sm90, SmallArgumentsOfTanhTakeNoSpecialFunction) {
+  const auto counts_of = [](const std::string& score) {
+    const problem::Problem p = problem_of(std::string("forward bf16 b2 h4 q8192:8192 d128 score=\"") + score + "\"" + causal);
+    return test::instructions_of(jit::compile(sources_of(p).front())->bytes);
+  };
+  // Tiles in whole and in part, of the first round and of others, each in both ways: only one of them has two special functions for each
+  // pair.
+  auto light = counts_of("score * 2"), capped = counts_of("tanh(score / 30) * 30");
+  constexpr int pairs = 128 / 2, copies = 4;
+  EXPECT_LE(capped[test::MUFU] - light[test::MUFU], copies * 2 * pairs + copies);
+  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + device::kTanhTerms - 1));
+}
+
+TEST(Sm90Tanh, PolynomialIsExactEnough) {
+  using namespace device;
+  for (const float factor : {1e-9f, 1e-6f, 2e-5f, 1e-4f, 0.0123f, 1.0f, 44.0f}) {
+    const float largest = std::fmin(kSmallTanh / factor, kHighestSmallTanh);
+    EXPECT_GE(largest, kLowestSmallTanh);
+    float coefficients[kTanhTerms], power = factor;  // as tile/tanh_ahead.cuh does it
+    for (int i = 0; i < kTanhTerms; ++i, power *= factor * factor) coefficients[i] = kTanhCoefficients[i] * power;
+    for (int step = -2000; step <= 2000; ++step) {
+      const float x = largest * static_cast<float>(step) / 2000;
+      float sum = coefficients[kTanhTerms - 1];
+      for (int i = kTanhTerms - 2; i >= 0; --i) sum = std::fma(sum, x * x, coefficients[i]);
+      const double exact = std::tanh(static_cast<double>(x) * factor);
+      EXPECT_NEAR(sum * x, exact, 7e-7 * std::abs(exact)) << x << " * " << factor;
+      EXPECT_NEAR(sum * x, exact, 3.5e-7);
     }
   }
 }

@@ -217,7 +217,8 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(), emit_score(p, sm90_line_values(p), true, config.pair_tiles(p)));
+  return source_of(p, config, config.kernel(),
+                   emit_score(p, {.lines = sm90_line_values(p), .pairs = true, .tiles = config.pair_tiles(p), .tanh = true}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));

@@ -102,11 +102,13 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
 const Candidate forward_sm90{"sm90", Pass::forward, refuses, make};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
-  jit::KernelSource source{.stem = "forward_sm90",
-                           .entry = "forward_sm90",
-                           .constants = sm90_constants(problem),
-                           .score = emit_score(problem, sm90_line_values(problem), config.consumers == 2, config.pair_tiles(problem)),
-                           .arch = {}};
+  jit::KernelSource source{
+      .stem = "forward_sm90",
+      .entry = "forward_sm90",
+      .constants = sm90_constants(problem),
+      .score = emit_score(
+          problem, {.lines = sm90_line_values(problem), .pairs = config.consumers == 2, .tiles = config.pair_tiles(problem), .tanh = true}),
+      .arch = {}};
   config.set(source.constants);
   return source;
 }

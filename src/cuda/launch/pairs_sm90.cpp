@@ -146,7 +146,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   jit::KernelSource source{.stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
   const Sm90PairsConfig config = sm90_pairs_config(p);
-  source.score = emit_score(p, {}, true, config.tiles);
+  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kPairsRead", number);
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));

@@ -12,6 +12,7 @@
 #include "softmax/online.cuh"
 #include "tile/line_values.cuh"
 #include "tile/pair_tiles.cuh"
+#include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
 
@@ -236,6 +237,18 @@ struct Consumer {
   /// row keeps go, if anywhere.
   template <bool partial>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+    const Score one{1, static_cast<float>(args.attention.scale)};
+    const Position at = position<true>(work, 0);
+    const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
+    if (kTanhAhead && all_small(scores, factor)) {
+      transform<partial>(scores, TanhAhead<true>(factor, times), ahead, work, use, kept);
+    } else {
+      transform<partial>(scores, TanhAhead<false>(factor, times), ahead, work, use, kept);
+    }
+  }
+  template <bool partial, bool small>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const TanhAhead<small>& tanh_ahead, const AheadValues& ahead, const ForwardTask& work,
+                               u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -246,6 +259,7 @@ struct Consumer {
     TiledValues tiled;
     int low[2], high[2];
     u32 kept_columns[SharedLayout::kKeptWords] = {};
+    float tanh[TanhAhead<small>::kAtOnce];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       high[r] = last_kv - first_kv;
@@ -259,6 +273,8 @@ struct Consumer {
       ahead[kPairReads > 0 ? i : 0].put_into(at);
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       tiled.put_into(at, i);
+      if (kTanhAhead && i % tanh_ahead.kAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
+      at.tanh = tanh[i % tanh_ahead.kAtOnce];
       if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];

@@ -19,7 +19,10 @@
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
 // is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
-// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}.
+// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
+// tanh_times,
+//   real tanh_factor(score, at, args), tanh_times(score, at, args)
+// which do not use the raw score and are the same for all pairs of a head.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -55,7 +58,7 @@ constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1, kPairTileSlots = kPa
 
 /// A pair with what is known before its score.
 struct Pair : Position {
-  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tiled[kPairTileSlots];
+  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tiled[kPairTileSlots], tanh;
 };
 
 struct PairValues {

@@ -12,6 +12,7 @@
 #include "tile/fragment.cuh"
 #include "tile/pair_tiles.cuh"
 #include "tile/store_fragment.cuh"
+#include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
 
@@ -308,6 +309,18 @@ struct BackwardGroup {
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const AheadValues& ahead, const BackwardTask& work, u32 use) const {
+    const Score one{1, static_cast<float>(args.attention.scale)};
+    const float factor = tanh_factor(one, work.base(args.attention), args.attention.score);
+    if (kTanhAhead && all_small(scores, factor)) {
+      probabilities<partial>(scores, TanhAhead<true>(factor, 1), p, dropped, early, ahead, work, use);
+    } else {
+      probabilities<partial>(scores, TanhAhead<false>(factor, 1), p, dropped, early, ahead, work, use);
+    }
+  }
+  template <bool partial, bool small>
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead<small>& tanh_ahead, u32 (&p)[kBlockQ / 4],
+                                   u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const AheadValues& ahead, const BackwardTask& work,
+                                   u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const WarpPairs pairs = warp_pairs(work, use, ahead);
@@ -337,14 +350,16 @@ struct BackwardGroup {
     }
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
-      float lse2[2], kept[4];
+      float lse2[2], kept[4], tanh[4];
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       load_pair(lse + 4 * fragment_column(i), lse2);
+      if constexpr (kTanhAhead) tanh_ahead.evaluate(tanh, scores, i);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int r = fragment_row(j), column = fragment_column(i + j);
         Pair at = pairs.template pair<partial>(i + j);
         tiled.put_into(at, i + j);
+        at.tanh = tanh[j];
         const Score raw{scores[i + j], scale};
         const float value = kHasScore ? score_in_units(raw, at, attention.score) : raw.raw;
         kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
