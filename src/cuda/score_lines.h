@@ -13,8 +13,7 @@ struct LineValues {
   bool empty() const { return walk.empty() && diagonal.empty(); }
   /// For one tile.
   std::size_t count(int rows, int walked) const {
-    const int copy = (rows + walked + 31) / 32 * 32 + 16;  // of the diagonals; there are two
-    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(2 * copy);
+    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked);
   }
 };
 LineValues find_line_values(const problem::Problem& problem);

@@ -26,16 +26,14 @@ FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Pos
 }
 
 /// The values of a tile in shared memory. Diagonals are numbered by column - row + kRows - 1; a number that does not exist makes their count even.
-/// They are there twice, the second time one place further: a thread's two neighbours stand at an even place in one of them, and come with one load.
 template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
-  static constexpr int kCopy = round_up(kDiagonals, 32) + 16;  // other banks
-  static constexpr int kFloats = kWalkValues * kWalked + kDiagonalValues * 2 * kCopy;
+  static constexpr int kFloats = kWalkValues * kWalked + kDiagonalValues * kDiagonals;
   float* data;  // null: no tile
 
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }
-  FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * 2 * kCopy; }
+  FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * kDiagonals; }
 
   /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`. `before`: the tile visited before
   /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
@@ -46,14 +44,13 @@ struct LineTile {
     const int known = before.data == nullptr ? kDiagonals : kWalked;
     for (int d = known + lane_id(); d < kDiagonals; d += kWarp) {
 #pragma unroll
-      for (int v = 0; v < kDiagonalValues; ++v) put_diagonal(v, d, before.diagonal(v)[d - kWalked]);
+      for (int v = 0; v < kDiagonalValues; ++v) diagonal(v)[d] = before.diagonal(v)[d - kWalked];
     }
 #pragma unroll 2
     for (int d = lane_id(); kDiagonalValues > 0 && d < known; d += kWarp) fill_diagonal<0>(d, diagonal_at(d - (kRows - 1)), args);
   }
 
  private:
-  FOVEAL_DEVICE void put_diagonal(int v, int d, float value) const { diagonal(v)[d] = diagonal(v)[kCopy + d + 1] = value; }
   template <int v>
   FOVEAL_DEVICE void fill_walk(int column, const Position& at, const ScoreArgs& args) const {
     walk(v)[column] = walk_value<v>(at, args);
@@ -61,7 +58,7 @@ struct LineTile {
   }
   template <int v>
   FOVEAL_DEVICE void fill_diagonal(int d, const Position& at, const ScoreArgs& args) const {
-    put_diagonal(v, d, diagonal_value<v>(at, args));
+    diagonal(v)[d] = diagonal_value<v>(at, args);
     if constexpr (v + 1 < kDiagonalValues) fill_diagonal<v + 1>(d, at, args);
   }
 };
@@ -70,7 +67,7 @@ struct LineTile {
 template <int kWalked>
 struct LineView {
   const float* walk[kWalkSlots];          // at the thread's first column
-  const float* diagonal[kDiagonalSlots];  // at the diagonal of the pair in its second row and first column, in the copy where that place is even
+  const float* diagonal[kDiagonalSlots];  // at the diagonal of the pair in its second row and first column
 
   /// row, column: the thread's first in the tile.
   template <int kRows>
@@ -78,10 +75,7 @@ struct LineView {
 #pragma unroll
     for (int v = 0; v < kWalkValues; ++v) walk[v] = tile.walk(v) + column;
 #pragma unroll
-    for (int v = 0; v < kDiagonalValues; ++v) {
-      const int first = column - (row + 8) + kRows - 1;
-      diagonal[v] = tile.diagonal(v) + first + (first % 2 == 0 ? 0 : tile.kCopy + 1);
-    }
+    for (int v = 0; v < kDiagonalValues; ++v) diagonal[v] = tile.diagonal(v) + column - (row + 8) + kRows - 1;
   }
 
   /// The pair of register i, which is at `position`.
@@ -91,10 +85,7 @@ struct LineView {
 #pragma unroll
     for (int v = 0; v < kWalkValues; ++v) pair.walk[v] = walk[v][fragment_column(i)];
 #pragma unroll
-    for (int v = 0; v < kDiagonalValues; ++v) {
-      const u64 neighbours = *reinterpret_cast<const u64*>(diagonal[v] + fragment_column(i - i % 2) + 8 * (1 - fragment_row(i)));
-      pair.diagonal[v] = __int_as_float(static_cast<int>(i % 2 == 0 ? neighbours : neighbours >> 32));
-    }
+    for (int v = 0; v < kDiagonalValues; ++v) pair.diagonal[v] = diagonal[v][fragment_column(i) + 8 * (1 - fragment_row(i))];
     return pair;
   }
 };
