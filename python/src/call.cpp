@@ -69,7 +69,8 @@ Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std
       max_seqlen_q_(max_seqlen_q),
       max_seqlen_kv_(max_seqlen_kv) {
   trained_.resize(params_.size());
-  for (TensorView& tensor : tensors_) tensor.data = nullptr;
+  for (TensorView& tensor : tensors_)  // only how it is aligned counts
+    tensor.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(tensor.data) % alignment);
   with_arguments(tensors_, [&](const auto& inputs, const auto& outputs) { plan_ = foveal::plan(attention, inputs, outputs, options); });
 }
 

@@ -16,6 +16,9 @@ constexpr std::array<const char*, slots::backward_count> slot_names{"q", "k", "v
 
 constexpr std::size_t slot_count(Pass pass) { return pass == Pass::forward ? slots::forward_count : slots::backward_count; }
 
+/// Bytes; a plan for GPU tensors at multiples of it may use kernels that others cannot.
+constexpr std::uintptr_t alignment = 16;
+
 class Call {
  public:
   /// tensors: one view for each slot; their data may be null. trained: which parameters' gradients a backward pass wants.

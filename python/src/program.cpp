@@ -36,6 +36,7 @@ std::string signature_of(const Program::Arguments& arguments, const std::vector<
     append(text, tensor.dtype);
     append(text, tensor.device.kind);
     append(text, tensor.device.index);
+    text.push_back(reinterpret_cast<std::uintptr_t>(tensor.data) % alignment == 0 ? 'a' : 'u');
     const std::size_t bytes = static_cast<std::size_t>(tensor.rank) * sizeof(std::int64_t);
     text.append(reinterpret_cast<const char*>(tensor.sizes.data()), bytes);
     text.append(reinterpret_cast<const char*>(tensor.strides.data()), bytes);

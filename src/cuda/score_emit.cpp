@@ -378,9 +378,10 @@ class Writer {
     if (instr.op != Op::read || instr.type != Type::real) return {};
     PairTile tile{id, static_cast<std::size_t>(instr.param), -1, -1, 0, 0, {}};
     const problem::TensorSpec& tensor = problem_.params[tile.param].tensor;
-    if (tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) return {};
+    if ((tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) || !tensor.aligned) return {};
+    constexpr std::int64_t piece = 8;  // elements of 16 bytes: where boxes of the copy engine may begin
     const auto aligned = [&](std::size_t d) {
-      constexpr std::int64_t piece = 8, most = std::int64_t{1} << 39;  // elements; what a tensor map can say
+      constexpr std::int64_t most = std::int64_t{1} << 39;  // what a tensor map can say
       return tensor.strides[d] > 0 && tensor.strides[d] % piece == 0 && tensor.strides[d] < most;
     };
     for (std::size_t d = 0; d < instr.index.size(); ++d) {
@@ -398,7 +399,8 @@ class Writer {
       for (const auto& [term, factor] : sum.terms)
         if (!is_uniform(term)) return {};
       const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
-      if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1) {
+      const bool begins_aligned = sum.terms.empty() && (sum.constant + problem_.attention.kv_offset) % piece == 0;
+      if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1 && begins_aligned) {
         tile.column = static_cast<int>(d), tile.columns = count;
       } else if (sum.q == 1 && sum.kv == 0 && tile.row < 0 && aligned(d)) {
         tile.row = static_cast<int>(d), tile.rows = count;

@@ -7,7 +7,8 @@
 namespace foveal::cuda {
 
 /// A read of one element per pair that the copy engine can bring as tiles: 16-bit, with the elements of neighbouring keys side by side and
-/// aligned rows. One index grows with kv, one with q, both stay inside the parameter, and the others are the same for all pairs of a head.
+/// aligned rows. One index grows with kv, from a multiple of 8 on (a box that begins elsewhere stops the kernel), one with q, both stay
+/// inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {
   scoring::ValueId read;
   std::size_t param;

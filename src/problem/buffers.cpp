@@ -23,7 +23,8 @@ std::string text_of(const TensorSpec& spec) {
 /// Views are compared in their logical form, so a packed tensor of rank 3 meets its spec of rank 4.
 void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool may_grow, TensorView& view) {
   view = logical_view(given, may_grow && problem.varlen);
-  const TensorSpec found{.present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides};
+  const TensorSpec found{
+      .present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides, .aligned = spec.aligned};
   FOVEAL_CHECK(found == spec, name, ": ", text_of(found), "; the plan expects ", text_of(spec));
   FOVEAL_CHECK(view.device == problem.device, name, ": on another device than the plan's");
   FOVEAL_CHECK(view.data != nullptr, name, ": data is null");

@@ -23,7 +23,13 @@ std::string shape_text(const std::int64_t* sizes, int rank) {
 std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
 TensorSpec spec_of(const TensorView& logical) {
-  return {.present = true, .dtype = logical.dtype, .rank = logical.rank, .sizes = logical.sizes, .strides = logical.strides};
+  const bool aligned = logical.device.kind != DeviceKind::cuda || reinterpret_cast<std::uintptr_t>(logical.data) % 16 == 0;
+  return {.present = true,
+          .dtype = logical.dtype,
+          .rank = logical.rank,
+          .sizes = logical.sizes,
+          .strides = logical.strides,
+          .aligned = aligned};
 }
 
 /// Present, of the rank its layout asks for, no empty dimension, on q's device.
@@ -292,6 +298,7 @@ std::string key_of(const Problem& p) {
     }
     key += ' ';
     key += to_string(spec.dtype);
+    if (!spec.aligned) key += '*';
     for (int d = 0; d < spec.rank; ++d) add(spec.strides[static_cast<std::size_t>(d)]);
   };
   key += " |";

@@ -19,6 +19,7 @@ struct TensorSpec {
   int rank = 0;
   std::array<std::int64_t, TensorView::max_rank> sizes{};
   std::array<std::int64_t, TensorView::max_rank> strides{};
+  bool aligned = true;  ///< on a GPU: the data begins at a multiple of 16 bytes, or was not shown
   friend bool operator==(const TensorSpec&, const TensorSpec&) = default;
 };
 

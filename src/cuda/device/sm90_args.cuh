@@ -41,7 +41,6 @@ struct Sm90Args {
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
-  int pair_shift[kMaxPairTiles];   ///< columns that such a map has ahead of the parameter's first, from an aligned address on
 };
 
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.

@@ -29,43 +29,23 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 }  // namespace
 
-namespace {
-
-/// Does the score read anything along q or kv that does not come as tiles?
-bool reads_besides(const problem::Problem& p, const std::vector<PairTile>& tiles) {
-  const scoring::Program& program = p.score->backward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
-    if (program.code[i].op == Op::read && program.depends[i] & (scoring::depends_q | scoring::depends_kv) &&
-        std::none_of(tiles.begin(), tiles.end(), same))
-      return true;
-  }
-  return false;
-}
-
-}  // namespace
-
-// Three warpgroups read less of q, k, v and dout for each pair, and there is always one that multiplies.
+// Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
-  const Sm90PairsConfig loads{2, narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
+  const Sm90PairsConfig loads{narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
-  std::vector<Sm90PairsConfig> tried;
-  if (narrow && sm90_is_light(p) && sm90_mask(p).tiles != Sm90Tiles::list && !reads_besides(p, tiles))
-    tried.push_back({3, 128, 2, tiles, 2});
-  for (const int pair_stages : {4, 2, 1}) tried.push_back({2, loads.block_kv, 2, tiles, pair_stages});
   constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
-  for (const Sm90PairsConfig& config : tried)
-    if (config.shared_bytes(p) <= limit) return config;
+  for (const int pair_stages : {4, 2, 1})
+    if (const Sm90PairsConfig config{loads.block_kv, 2, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
   return loads;
 }
 
 unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
-  const int rows = block_q() + block_kv, statistics = 2 * 4 * block_q();
+  const int rows = block_q + block_kv, statistics = 2 * 4 * block_q;
   const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
-  const int half = block_q() * 128 * static_cast<int>(tiles.size());
+  const int half = block_q * 128 * static_cast<int>(tiles.size());
   return static_cast<unsigned>(stages * (stage + 16) + pair_stages * (half + 16));
 }
 
@@ -87,7 +67,7 @@ bool PairsSm90::serves(const problem::Problem& p, int number) {
 
 PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::DeviceFacts& facts, Workspace& workspace)
     : problem_(p), config_(sm90_pairs_config(p)) {
-  const int block_q = config_.block_q(), block_kv = config_.block_kv;
+  const int block_q = config_.block_q, block_kv = config_.block_kv;
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   param_ = read.param;
   covers_ = covers_parameter(p, read);
@@ -118,7 +98,7 @@ void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device
 
 void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
   const problem::Problem& p = problem_;
-  const int block_q = config_.block_q(), block_kv = config_.block_kv;
+  const int block_q = config_.block_q, block_kv = config_.block_kv;
   device::PairsArgs args{backward, splits_};
   sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
   const std::int64_t keys = sm90_keys_in_reach(p, sm90_mask(p));
@@ -133,11 +113,11 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
     args.sm90.attention.runs = tables_->runs(workspace);
     tables_->make(args.sm90.attention, workspace, stream);
   }
-  kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
+  kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads), .shared_bytes = shared_bytes_}, args, stream);
 }
 
 void PairsSm90::describe(Explanation& e) const {
-  e.details.emplace_back("pairs", base::join("tiles ", config_.block_q(), "x", config_.block_kv, " stages ", config_.stages,
+  e.details.emplace_back("pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
                                              config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ",
                                              order_.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
@@ -153,8 +133,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
   const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);
   source.constants.set("kHoldPairs", !differ && (narrow || sm90_is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
-  const bool three = config.consumers == 3;
-  source.constants.set("kProducerRegisters", three ? 56 : narrow ? 72 : 56).set("kConsumerRegisters", three ? 152 : narrow ? 216 : 224);
+  source.constants.set("kProducerRegisters", narrow ? 72 : 56).set("kConsumerRegisters", narrow ? 216 : 224);
   return source;
 }
 

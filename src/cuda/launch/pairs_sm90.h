@@ -10,14 +10,13 @@
 namespace foveal::cuda {
 
 struct Sm90PairsConfig {
-  int consumers;  ///< warpgroups of 64 queries
+  static constexpr int consumers = 2;  ///< warpgroups of 64 queries
+  static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
   int block_kv;
   int stages;                   ///< of everything that one batch and head give
   std::vector<PairTile> tiles;  ///< reads that come as tiles
   int pair_stages;              ///< of these, each 64 keys wide
 
-  int block_q() const { return 64 * consumers; }
-  int threads() const { return 128 * (1 + consumers); }
   unsigned shared_bytes(const problem::Problem& problem) const;
 };
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);

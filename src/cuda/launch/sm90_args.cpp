@@ -17,6 +17,7 @@ constexpr std::int64_t piece = 8;  // elements of 16 bytes
 std::optional<std::string> refuses_layout(const char* name, const problem::TensorSpec& t) {
   if (!t.present) return std::nullopt;
   if (t.sizes[3] % piece != 0) return base::join(name, ": dim ", t.sizes[3], " is not a multiple of 8");
+  if (!t.aligned) return base::join(name, ": its address is not a multiple of 16 bytes");
   if (t.strides[3] != 1) return base::join(name, ": stride ", t.strides[3], " of its last dimension is not 1");
   for (int d = 0; d < 3; ++d) {
     const std::int64_t stride = t.strides[static_cast<std::size_t>(d)];
@@ -31,6 +32,10 @@ std::optional<std::string> refuses_layout(const char* name, const problem::Tenso
 /// dimensions.
 device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, 4>& dims,
                          const std::array<std::uint64_t, 3>& strides_bytes, int rows) {
+  if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
+    base::fail(ErrorCode::invalid_argument, "a tensor begins at ", data,
+               ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
+  }
   const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
   constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
   driver::TensorMap map;
@@ -72,10 +77,6 @@ device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t
   const auto stride = [&](int d) {  // a dimension of size 1 may have any stride
     return size(d) > 1 ? static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element : std::uint64_t{16};
   };
-  if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) {
-    base::fail(ErrorCode::invalid_argument, "a tensor of this plan must be aligned to 16 bytes, found ", view.data,
-               "; plan with target sm80 for others");
-  }
   return encode(view.dtype, view.data, {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)},
                 {stride(1), stride(2), stride(0)}, rows);
 }
@@ -85,19 +86,15 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
   for (std::size_t t = 0; t < tiles.size(); ++t) {
     const PairTile& tile = tiles[t];
     const TensorView& view = buffers.params[tile.param];
-    constexpr std::uint64_t element = 2, piece = 16;
+    constexpr std::uint64_t element = 2, unused = 16;
     const auto stride = [&](int d) { return static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element; };
-    // The engine wants an aligned address: the elements between it and the parameter become columns that nobody asks for.
-    const std::uint64_t ahead = reinterpret_cast<std::uintptr_t>(view.data) % piece;
-    std::array<std::uint64_t, 4> dims{static_cast<std::uint64_t>(tile.columns) + ahead / element, static_cast<std::uint64_t>(tile.rows), 1,
-                                      1};
-    std::array<std::uint64_t, 3> strides{stride(tile.row), piece, piece};
+    std::array<std::uint64_t, 4> dims{static_cast<std::uint64_t>(tile.columns), static_cast<std::uint64_t>(tile.rows), 1, 1};
+    std::array<std::uint64_t, 3> strides{stride(tile.row), unused, unused};
     for (std::size_t i = 0; i < tile.others.size(); ++i) {
       dims[2 + i] = static_cast<std::uint64_t>(view.sizes[static_cast<std::size_t>(tile.others[i])]);
       strides[1 + i] = stride(tile.others[i]);
     }
-    args.pairs[t] = encode(view.dtype, static_cast<char*>(view.data) - ahead, dims, strides, rows);
-    args.pair_shift[t] = static_cast<int>(ahead / element);
+    args.pairs[t] = encode(view.dtype, view.data, dims, strides, rows);
   }
 }
 

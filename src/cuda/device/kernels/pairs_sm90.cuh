@@ -3,7 +3,7 @@
 // thread, in one order, without atomics, and written once:
 //   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
-// One warp loads by the copy engine, two or three warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the others do the arithmetic.
+// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
 // Another warp loads what is read for each pair, where that comes as tiles. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to
 // the tiles that the mask leaves out, and nothing else clears it.
 //

@@ -37,8 +37,8 @@ struct PairTiles {
     pair_tile_place<v>(first, args.attention.score, place);
 #pragma unroll
     for (int chunk = 0; chunk < chunk_count(kColumns); ++chunk) {
-      tma_load(tile(use, v) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + args.pair_shift[v] + chunk * kChunkColumns,
-               place[1], place[2], place[3]);
+      tma_load(tile(use, v) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunkColumns, place[1], place[2],
+               place[3]);
     }
     if constexpr (v + 1 < kPairTiles) load_from<v + 1>(args, first, use);
   }
