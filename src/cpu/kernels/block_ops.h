@@ -80,6 +80,24 @@ struct Weights {
   void* spread = nullptr;
 };
 
+/// Consecutive granules of 32 keys that a tile of queries must visit. Ranges are null where every key counts; otherwise the span lies in one
+/// block, and they hold rows of it. No two spans share a block.
+struct KeySpan {
+  std::int32_t begin, end;
+  LaneRanges ranges;
+};
+
+/// One tile of queries on its way past packed keys and values (row_forward.h): what it works on, and what it carries on.
+struct RowVisit {
+  const void *q, *k, *v;  ///< packed; k and v of the whole sequence
+  float *acc, *max, *sum;
+  void* scratch;
+  const KeySpan* spans;
+  int count;  ///< of spans
+  float multiplier;
+  int dim, dim_v, block;
+};
+
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 /// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
