@@ -120,7 +120,7 @@ class Pass {
       s.q = memory.take<char>(Forward::q_bytes(d_.dim));
       s.acc = memory.take<float>(Forward::acc_bytes(d_.dim));
       s.max = memory.take<float>(256);
-      s.sum = memory.take<float>(Forward::sum_bytes() + 64);
+      s.sum = memory.take<float>(std::size_t{128} * Forward::kRows);
       s.first = memory.take<std::int32_t>(4 * 64 * 8);
     }
   }
@@ -157,7 +157,7 @@ class Pass {
     Forward::pack_q({rows, Forward::kRows, 1, DType::bf16}, d_.dim, 1, s.q);
     std::fill_n(s.acc, Forward::acc_bytes(d_.dim) / 4, 0.0f);
     std::fill_n(s.sum, 16 * Forward::kRows, 0.0f);
-    std::fill_n(s.max, Forward::kRows, -3e38f);
+    std::fill_n(s.max, Forward::kRows, -__FLT_MAX__);
   }
   void visit(State& s, int q, int from, int to) {
     KeySpan spans[8];
@@ -212,14 +212,13 @@ void measure(const char* name, Data& data, Memory& memory, const Blocking& b, bo
   AmxTiles::enter();
   pass.pack();
   double best, best_pack;
-  const double pack = median_seconds([&] { pass.pack(); }, &best_pack);
+  median_seconds([&] { pass.pack(); }, &best_pack);
   const double seconds = median_seconds([&] { pass.run(); }, &best);
   AmxTiles::leave();
   const double flops = 2.0 * data.seqlen * data.seqlen * data.dim, peak = micro::peak(micro::Unit::bf16_amx, 0.005).best;
   const double granules = 0.5 * data.seqlen / 32.0 * data.seqlen / 32.0;
   std::printf("%-34s %4d %5d %5d %8.0f %8.0f   %4.2f %7.0f %8.1f", name, b.block, b.tiles, b.chunk_kb, flops / seconds * 1e-9, flops / best * 1e-9,
               flops / seconds * 1e-9 / peak, seconds / granules * 1e9, best_pack * 1e6);
-  static_cast<void>(pack);
   if (right) std::printf("  %.1e", data.error());
   std::printf("\n");
   std::fflush(stdout);

@@ -8,9 +8,11 @@
 #include "cpu/forward.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/describe.h"
 #include "cpu/nonfinite.h"
+#include "cpu/row_forward.h"
 
 namespace foveal::cpu {
 namespace {
@@ -343,6 +345,13 @@ class Forward final : public planning::Executable {
 template <class Real>
 std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                    const PlanOptions& options) {
+  if constexpr (std::is_same_v<Real, float>) {
+    if (row_forward_serves(problem, target, ops)) {
+      std::unique_ptr<planning::Executable> otherwise;
+      if (problem.has_mask()) otherwise = std::make_unique<Forward<Real>>(problem, target, ops, options);
+      return make_row_forward(problem, target, ops, options, std::move(otherwise));
+    }
+  }
   return std::make_unique<Forward<Real>>(problem, target, ops, options);
 }
 template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&,

@@ -134,12 +134,12 @@ struct AllParts {
 template <class Tiles, int kRowTiles = 2, class Exp = TableExp, class Parts = AllParts, int kRowsPerTurn = 4>
 class RowForward {
  public:
-  static constexpr int kRows = 16 * kRowTiles, kGranule = 32, kTile = 1024, kMaxDim = 512;
+  static constexpr int kRows = 16 * kRowTiles, kGranule = KeySpan::granule, kTile = 1024, kMaxDim = 512;
 
   // Sizes in bytes, of one tile of queries or one block of `keys` keys.
+  static constexpr int block(int /*dim*/, int /*dim_v*/) { return 64; }
   static std::size_t q_bytes(int dim) { return std::size_t{kTile} * kRowTiles * (round_up(dim, 32) / 32); }
   static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * kRowTiles * (round_up(dim_v, 16) / 16); }
-  static std::size_t sum_bytes() { return std::size_t{2} * kRows * 64; }
   static std::size_t k_bytes(int keys, int dim) { return static_cast<std::size_t>(keys) * 2 * round_up(dim, 32); }
   static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
   static std::size_t scratch_bytes(int block) { return std::size_t{kTile} * kRowTiles * 4 + 2 * p_bytes(block); }
@@ -218,6 +218,22 @@ class RowForward {
     }
   }
 
+  static constexpr RowOps table() {
+    return {.rows = kRows,
+            .block = block,
+            .q_bytes = q_bytes,
+            .acc_bytes = acc_bytes,
+            .k_bytes = k_bytes,
+            .v_bytes = v_bytes,
+            .scratch_bytes = scratch_bytes,
+            .pack_q = pack_q,
+            .pack_k = pack_k,
+            .pack_v = pack_v,
+            .visit = visit,
+            .add_sums = add_sums,
+            .write = write};
+  }
+
  private:
   using Steps = TileSteps<Tiles, kRowTiles>;
   using Job = typename Steps::Job;
@@ -239,8 +255,8 @@ class RowForward {
         granules_(visit.block / kGranule),
         scores_(static_cast<float*>(visit.scratch)),
         p_(static_cast<char*>(visit.scratch) + kTile * kRowTiles * 4),
-        sum_(visit.sum),
-        new_sum_(visit.sum + 16 * kRows),
+        sum_(visit.sums),
+        new_sum_(visit.sums + 16 * kRows),
         multiplier_(splat(visit.multiplier * Exp::kScale)),
         steps_(&tiles_) {}
 
@@ -249,7 +265,7 @@ class RowForward {
     int granule = span->begin, slot = 0;
     add_scores(granule, slot);
     run_jobs();
-    raise(*span, granule, slot);
+    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule, slot);  // a first visit: not again()
     while (span != end) {
       const int last = min(span->end, (granule / granules_ + 1) * granules_);  // of this block
       half_ ^= 1, first_ = granule;
@@ -266,8 +282,8 @@ class RowForward {
     }
     add_products(waiting_, 0, v_tiles_);
     run_jobs();
-    if (sum_ != v_.sum)
-      for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sum + 16 * row, _mm512_load_ps(sum_ + 16 * row));
+    if (sum_ != v_.sums)
+      for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sums + 16 * row, _mm512_load_ps(sum_ + 16 * row));
   }
 
   static int min(int a, int b) { return a < b ? a : b; }
@@ -331,21 +347,20 @@ class RowForward {
     const float *s = scores(slot), *max = v_.max, *sum = sum_;
     float* new_sum = new_sum_;
     char* p = probabilities(half_) + granule % granules_ * kTile;
-    const std::int64_t p_below = granules_ * kTile;
+    const std::int64_t to_next_tile = (granules_ - 1) * kTile;
     const int step_count = Parts::tiles ? step_count_ : 0, offset = offset_in_block(granule);
     const Exp exp;
     const __m512 multiplier = multiplier_, growth = splat(8.0f * Exp::kScale), none = splat(-__builtin_inff());
     __mmask16 fine_low = 0xffff, fine_high = 0xffff;
     int due = 0;
-    for (int row = 0; row < kRows; row += kRowsPerTurn) {
+    for (int row = 0; row < kRows; row += kRowsPerTurn, p += 64 * kRowsPerTurn) {
+      if (row > 0 && row % 16 == 0) p += to_next_tile;
       for (due += step_count; due >= turns; due -= turns) steps.step();
-      const float* s_row = s + row * 16;
-      char* p_row = p + row / 16 * p_below + row % 16 * 64;
-#pragma GCC unroll 4
+#pragma GCC unroll 8
       for (int i = 0; i < kRowsPerTurn; ++i) {
         const __m512 m = splat(max[row + i]);
-        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(s_row + i * 16), multiplier, m);
-        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s_row + i * 16 + 256 * kRowTiles), multiplier, m);
+        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16), multiplier, m);
+        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16 + 256 * kRowTiles), multiplier, m);
         if constexpr (kRanges) {
           const std::uint32_t keep = kept(span, offset, row + i);
           low = _mm512_mask_mov_ps(none, static_cast<__mmask16>(keep), low);
@@ -357,7 +372,7 @@ class RowForward {
         }
         low = exp(low), high = exp(high);
         _mm512_store_ps(new_sum + (row + i) * 16, _mm512_add_ps(_mm512_load_ps(sum + (row + i) * 16), _mm512_add_ps(low, high)));
-        _mm512_store_si512(p_row + i * 64, round_bf16(low, high));
+        _mm512_store_si512(p + i * 64, round_bf16(low, high));
       }
     }
     steps_ = steps;
