@@ -104,6 +104,7 @@ struct Data {
 
 struct Blocking {
   int block = 64, tiles = 16, chunk_kb = 512;
+  std::size_t shift[4] = {};  ///< of keys, values, scratch and each tile: do addresses that agree in their low twelve bits matter?
 };
 
 template <class Forward>
@@ -112,11 +113,15 @@ class Pass {
   Pass(Data& data, const Blocking& b, Memory& memory) : d_(data), b_(b) {
     memory.reset();
     keys_ = (d_.seqlen + b.block - 1) / b.block * b.block;
+    memory.take<char>(b.shift[0]);
     k_ = memory.take<char>(Forward::k_bytes(keys_, d_.dim));
+    memory.take<char>(b.shift[1]);
     v_ = memory.take<char>(Forward::v_bytes(keys_, d_.dim));
+    memory.take<char>(b.shift[2]);
     scratch_ = memory.take<char>(Forward::scratch_bytes(b.block));
     states_.resize(static_cast<std::size_t>(b.tiles));
     for (State& s : states_) {
+      memory.take<char>(b.shift[3]);
       s.q = memory.take<char>(Forward::q_bytes(d_.dim));
       s.acc = memory.take<float>(Forward::acc_bytes(d_.dim));
       s.max = memory.take<float>(256);
@@ -211,8 +216,12 @@ void measure(const char* name, Data& data, Memory& memory, const Blocking& b, bo
   Pass<Forward> pass(data, b, memory);
   AmxTiles::enter();
   pass.pack();
-  double best, best_pack;
-  median_seconds([&] { pass.pack(); }, &best_pack);
+  double best, best_pack = 1;
+  for (int i = 0; i < 5; ++i) {
+    const double start = micro::thread_seconds();
+    pass.pack();
+    best_pack = std::min(best_pack, micro::thread_seconds() - start);
+  }
   const double seconds = median_seconds([&] { pass.run(); }, &best);
   AmxTiles::leave();
   const double flops = 2.0 * data.seqlen * data.seqlen * data.dim, peak = micro::peak(micro::Unit::bf16_amx, 0.005).best;
@@ -257,5 +266,8 @@ int main(int argc, char** argv) {
     for (const Blocking& b : {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
                               Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})
       measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, table, lazy maximum", data, memory, b, true);
+    for (const Blocking& b : {Blocking{.shift = {0, 2048, 0, 0}}, Blocking{.shift = {1024, 2048, 512, 384}}, Blocking{.shift = {3328, 640, 1920, 3712}},
+                              Blocking{.shift = {1536, 3200, 2944, 1152}}, Blocking{.shift = {2304, 128, 896, 2688}}})
+      measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, other addresses", data, memory, b, false);
   }
 }

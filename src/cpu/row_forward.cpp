@@ -169,11 +169,13 @@ class RowPass final : public planning::Executable {
     const std::int64_t blocks = blocks_of(work, group);
     bool finite = true;
     for (std::int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
-      const std::int64_t token = sequence.kv_begin + b * block_;
-      const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(b));
-      ops_.pack_k(call.k.keys(sequence.batch, token, group.kv_head), keys, block_, s_.dim, packed_k(call, call.first_block[g] + b));
-      finite &= ops_.pack_v(call.v.keys(sequence.batch, token, group.kv_head), keys, block_, s_.dim_v,
-                            packed_v(call, call.first_block[g] + b));
+      const auto k = [&](std::int64_t block) { return call.k.keys(sequence.batch, sequence.kv_begin + block * block_, group.kv_head); };
+      const auto v = [&](std::int64_t block) { return call.v.keys(sequence.batch, sequence.kv_begin + block * block_, group.kv_head); };
+      const auto keys = [&](std::int64_t block) { return std::max(0, s_.block_keys(sequence, static_cast<std::int32_t>(block))); };
+      NextRows(k(b + 1), keys(b + 1), s_.dim).fetch(0, 1);
+      ops_.pack_k(k(b), keys(b), block_, s_.dim, packed_k(call, call.first_block[g] + b));
+      NextRows(v(b + 1), keys(b + 1), s_.dim_v).fetch(0, 1);
+      finite &= ops_.pack_v(v(b), keys(b), block_, s_.dim_v, packed_v(call, call.first_block[g] + b));
     }
     return finite;
   }
@@ -190,12 +192,21 @@ class RowPass final : public planning::Executable {
     std::int32_t blocks = 0;
     for (int t = 0; t < count; ++t) {
       TileState& state = slot.states[t];
+      if (t + 1 < count) fetch_queries(call, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t + 1)]);
       start(call, work, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t)], state);
       if (state.run != state.run_end) blocks = std::max(blocks, state.run_end[-1].end);
     }
     for (std::int32_t chunk = 0; chunk < blocks; chunk += chunk_blocks())
       for (int t = 0; t < count; ++t) pass(call, sequence, chunk, std::min(chunk + chunk_blocks(), blocks), slot.states[t], slot, visit);
     for (int t = 0; t < count; ++t) finish(call, sequence, slot.states[t]);
+  }
+
+  /// The rows of the next tile on their way to the cache: hardware does not follow long strides.
+  void fetch_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
+    for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
+      const char* row = static_cast<const char*>(call.q.row(sequence.batch, sequence.q_begin + q, head));
+      for (int d = 0; d < s_.dim && call.q.stride == 1; d += 32) __builtin_prefetch(row + 2 * d);
+    });
   }
 
   void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {

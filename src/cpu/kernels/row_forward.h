@@ -202,17 +202,19 @@ class RowForward {
     for (int row = 0; row < rows.lanes; ++row) {
       if (!rows.row[row]) continue;
       std::uint16_t* out = static_cast<std::uint16_t*>(rows.row[row]);
+      const float* from = acc + row * 16;
       const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
-      for (int d = 0; d < dim; d += 16) {
-        const float* from = acc + ((d / 16 * kRowTiles + row / 16) * 16 + row % 16) * 16;
-        const __m512 x = _mm512_maskz_mul_ps(any, _mm512_load_ps(from), splat(factor[row]));
-        alignas(32) std::uint16_t rounded[16];
-        Avx512F32::store_bf16(rounded, x);
-        const int count = dim - d < 16 ? dim - d : 16;
+      const __m512 f = splat(factor[row]);
+      const auto tile = [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(from + d * 16 * kRowTiles)); };
+      for (int d = 0; d < dim; d += 32) {
+        const __m512i rounded = round_bf16(tile(d), d + 16 < dim ? tile(d + 16) : _mm512_setzero_ps());
+        const int count = dim - d < 32 ? dim - d : 32;
         if (rows.stride == 1) {
-          _mm256_mask_storeu_epi16(out + d, Avx512F32::first(count), _mm256_load_si256(reinterpret_cast<const __m256i*>(rounded)));
+          _mm512_mask_storeu_epi16(out + d, count < 32 ? (1u << count) - 1 : ~0u, rounded);
         } else {
-          for (int i = 0; i < count; ++i) out[(d + i) * rows.stride] = rounded[i];
+          alignas(64) std::uint16_t elements[32];
+          _mm512_store_si512(elements, rounded);
+          for (int i = 0; i < count; ++i) out[(d + i) * rows.stride] = elements[i];
         }
       }
     }
@@ -402,10 +404,11 @@ class RowForward {
       const float before = v_.max[row];
       if (!(top > before + 8 * Exp::kScale)) continue;
       v_.max[row] = top;
+      if (before == -__FLT_MAX__) continue;  // nothing to rescale
       const __m512 factor = Avx512F32::exp2(splat((before - top) / Exp::kScale));
       _mm512_store_ps(sum_ + row * 16, _mm512_mul_ps(_mm512_load_ps(sum_ + row * 16), factor));
       for (int i = 0; i < v_tiles_; ++i) {
-        float* acc = v_.acc + ((i * kRowTiles + row / 16) * 16 + row % 16) * 16;
+        float* acc = v_.acc + (i * kRowTiles * 16 + row) * 16;
         _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), factor));
       }
     }
