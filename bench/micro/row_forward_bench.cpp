@@ -64,7 +64,8 @@ struct Data {
       x->resize(size);
       for (std::uint16_t& e : *x) {
         double sum = -6;
-        for (int i = 0; i < 12; ++i) sum += static_cast<double>((state = state * 6364136223846793005u + 1442695040888963407u) >> 40) / 16777216.0;
+        for (int i = 0; i < 12; ++i)
+          sum += static_cast<double>((state = state * 6364136223846793005u + 1442695040888963407u) >> 40) / 16777216.0;
         const auto f = static_cast<float>(sum);
         std::uint32_t bits;
         __builtin_memcpy(&bits, &f, 4);
@@ -139,7 +140,8 @@ class Pass {
   }
   void run() {
     constexpr int rows = Forward::kRows;
-    const int chunk = std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (Forward::k_bytes(b_.block, d_.dim) * 2)));
+    const int chunk =
+        std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (Forward::k_bytes(b_.block, d_.dim) * 2)));
     for (int first = 0; first < d_.seqlen; first += rows * b_.tiles) {
       const int count = std::min(b_.tiles, (d_.seqlen - first + rows - 1) / rows);
       for (int t = 0; t < count; ++t) start(states_[static_cast<std::size_t>(t)], first + t * rows);
@@ -226,8 +228,8 @@ void measure(const char* name, Data& data, Memory& memory, const Blocking& b, bo
   AmxTiles::leave();
   const double flops = 2.0 * data.seqlen * data.seqlen * data.dim, peak = micro::peak(micro::Unit::bf16_amx, 0.005).best;
   const double granules = 0.5 * data.seqlen / 32.0 * data.seqlen / 32.0;
-  std::printf("%-34s %4d %5d %5d %8.0f %8.0f   %4.2f %7.0f %8.1f", name, b.block, b.tiles, b.chunk_kb, flops / seconds * 1e-9, flops / best * 1e-9,
-              flops / seconds * 1e-9 / peak, seconds / granules * 1e9, best_pack * 1e6);
+  std::printf("%-34s %4d %5d %5d %8.0f %8.0f   %4.2f %7.0f %8.1f", name, b.block, b.tiles, b.chunk_kb, flops / seconds * 1e-9,
+              flops / best * 1e-9, flops / seconds * 1e-9 / peak, seconds / granules * 1e9, best_pack * 1e6);
   if (right) std::printf("  %.1e", data.error());
   std::printf("\n");
   std::fflush(stdout);
@@ -250,8 +252,8 @@ int main(int argc, char** argv) {
   using NoLimit = Parts<true, true, false>;
   for (const int dim : {64, 128}) {
     Data data(seqlen, dim);
-    std::printf("causal, %d keys, head_dim %d\n%-34s %4s %5s %5s %8s %8s   %4s %7s %8s  %s\n", seqlen, dim, "", "keys", "tiles", "KB", "GFLOP/s",
-                "best", "peak", "ns/gran", "pack us", "error");
+    std::printf("causal, %d keys, head_dim %d\n%-34s %4s %5s %5s %8s %8s   %4s %7s %8s  %s\n", seqlen, dim, "", "keys", "tiles", "KB",
+                "GFLOP/s", "best", "peak", "ns/gran", "pack us", "error");
     measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, table, lazy maximum", data, memory, {}, true);
     measure<RowForward<AmxTiles, 2, TableExp, NoLimit>>("32 rows, table, no maximum", data, memory, {}, true);
     measure<RowForward<AmxTiles, 2, CubicExp, All>>("32 rows, cubic, lazy maximum", data, memory, {}, true);
@@ -263,11 +265,13 @@ int main(int argc, char** argv) {
     measure<RowForward<AmxTiles, 3, TableExp, Parts<true, false, false>>>("48 rows, tile instructions only", data, memory, {}, false);
     measure<RowForward<AmxTiles, 2, TableExp, Parts<false, true, true>>>("32 rows, vectors only", data, memory, {}, false);
     measure<RowForward<AmxTiles, 2, CubicExp, Parts<false, true, true>>>("32 rows, cubic, vectors only", data, memory, {}, false);
-    for (const Blocking& b : {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
-                              Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})
+    for (const Blocking& b :
+         {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
+          Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})
       measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, table, lazy maximum", data, memory, b, true);
-    for (const Blocking& b : {Blocking{.shift = {0, 2048, 0, 0}}, Blocking{.shift = {1024, 2048, 512, 384}}, Blocking{.shift = {3328, 640, 1920, 3712}},
-                              Blocking{.shift = {1536, 3200, 2944, 1152}}, Blocking{.shift = {2304, 128, 896, 2688}}})
+    for (const Blocking& b :
+         {Blocking{.shift = {0, 2048, 0, 0}}, Blocking{.shift = {1024, 2048, 512, 384}}, Blocking{.shift = {3328, 640, 1920, 3712}},
+          Blocking{.shift = {1536, 3200, 2944, 1152}}, Blocking{.shift = {2304, 128, 896, 2688}}})
       measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, other addresses", data, memory, b, false);
   }
 }

@@ -36,6 +36,7 @@ const Shape shapes[] = {
     {"sink", "b1 h2 q100 d64 mask=causal() sink=s param=\"s: real[2]\""},
     {"strided", "b2 h4 q100 d64 layout=dim_first mask=causal()"},
     {"negative_scale", "b1 h1 q70:300 d64 scale=-0.3"},
+    {"one_column", "b1 h1 q40:1000 d16:8 scale=3"},
     {"large_scores", "b1 h1 q70:300 d64 scale=40 mask=causal()"},
 };
 

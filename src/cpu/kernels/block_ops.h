@@ -84,8 +84,8 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 /// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
 
-/// Consecutive granules of 32 keys that a tile of queries must visit. Ranges are null where every key counts; otherwise the span lies in one
-/// block, and they hold rows of it. No two spans share a block.
+/// Consecutive granules of 32 keys that a tile of queries must visit. Ranges are null where every key counts; otherwise the span lies in
+/// one block, and they hold rows of it. No two spans share a block.
 struct KeySpan {
   static constexpr int granule = 32;
   std::int32_t begin, end;

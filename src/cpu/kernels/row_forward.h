@@ -245,9 +245,9 @@ class RowForward {
     return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
   }
 
-  /// Granules of one block whose probabilities wait for their product with v.
+  /// Granules [begin, end) of one block, whose probabilities wait for their product with v.
   struct Waiting {
-    int begin = 0, end = 0, half = 0;
+    int block = 0, begin = 0, end = 0, half = 0;
   };
 
   explicit RowForward(const RowVisit& visit)
@@ -258,7 +258,7 @@ class RowForward {
         scores_(static_cast<float*>(visit.scratch)),
         p_(static_cast<char*>(visit.scratch) + kTile * kRowTiles * 4),
         sum_(visit.sums),
-        new_sum_(visit.sums + 16 * kRows),
+        new_sum_(visit.sums + (Parts::lazy_max ? 16 * kRows : 0)),
         multiplier_(splat(visit.multiplier * Exp::kScale)),
         steps_(&tiles_) {}
 
@@ -267,22 +267,23 @@ class RowForward {
     int granule = span->begin, slot = 0;
     add_scores(granule, slot);
     run_jobs();
-    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule, slot);  // a first visit: not again()
+    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule % granules_, slot);  // a first visit: spares it again()
     while (span != end) {
-      const int last = min(span->end, (granule / granules_ + 1) * granules_);  // of this block
-      half_ ^= 1, first_ = granule;
+      const int block = granule / granules_, start = block * granules_, last = min(span->end, start + granules_);
+      now_ = {block, granule - start, granule - start, now_.half ^ 1};
       for (const int begin = granule; granule < last; ++granule, slot ^= 1) {
         const KeySpan* next = granule + 1 < span->end ? span : span + 1;
         if (next != end) add_scores(next == span ? granule + 1 : next->begin, slot ^ 1);
-        const int done = granule - begin, all = last - begin, products = waiting_.end > waiting_.begin ? v_tiles_ : 0;
-        const int to = products * (done + 1) / all;
-        add_products(waiting_, products * done / all, to);
-        if (!exponentials(*span, granule, slot)) again(*span, granule, slot, to);
+        const int due = waiting_.end > waiting_.begin ? v_tiles_ * (granule + 1 - begin) / (last - begin) : 0;
+        for (int tile = done_; tile < due; ++tile) add_product(waiting_, tile);
+        done_ = due;
+        if (!exponentials(*span, granule - start, slot)) again(*span, granule - start, slot);
+        now_.end = granule + 1 - start;
       }
-      waiting_ = {first_, last, half_};
+      waiting_ = now_, done_ = 0;
       if (granule == span->end && ++span != end) granule = span->begin;
     }
-    add_products(waiting_, 0, v_tiles_);
+    for (int tile = 0; tile < v_tiles_; ++tile) add_product(waiting_, tile);
     run_jobs();
     if (sum_ != v_.sums)
       for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sums + 16 * row, _mm512_load_ps(sum_ + 16 * row));
@@ -301,13 +302,11 @@ class RowForward {
       add({scores(slot) + i * 256 * kRowTiles, static_cast<const char*>(v_.q),
            static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * k_tiles_ * kTile, k_tiles_ * kTile, k_tiles_, false});
   }
-  /// Columns [from, to) of tiles of the accumulator.
-  void add_products(const Waiting& w, int from, int to) {
-    const int block = w.begin / granules_, in_block = w.begin - block * granules_;
-    for (int i = from; i < to && w.begin < w.end; ++i)
-      add({v_.acc + i * 256 * kRowTiles, probabilities(w.half) + in_block * kTile,
-           static_cast<const char*>(v_.v) + ((std::int64_t{block} * v_tiles_ + i) * granules_ + in_block) * kTile, granules_ * kTile,
-           w.end - w.begin, true});
+  /// For one column of tiles of the accumulator.
+  void add_product(const Waiting& w, int tile) {
+    if (w.begin == w.end) return;
+    const char* v = static_cast<const char*>(v_.v) + ((std::int64_t{w.block} * v_tiles_ + tile) * granules_ + w.begin) * kTile;
+    add({v_.acc + tile * 256 * kRowTiles, probabilities(w.half) + w.begin * kTile, v, granules_ * kTile, w.end - w.begin, true});
   }
   void run_jobs() {
     steps_.start(jobs_);
@@ -324,17 +323,20 @@ class RowForward {
     };
     return below(span.ranges.last[row]) & ~below(span.ranges.first[row]);
   }
-  int offset_in_block(int granule) const { return granule % granules_ * kGranule; }
-
-  /// The vectors of a granule, with the tile instructions that are due between its rows. False where a score exceeds the maximum in use so
-  /// far that the granule must be done again.
+  /// The vectors of a granule, by its place in the block, with the tile instructions that are due between its rows. False where a score
+  /// exceeds the maximum in use so far that the granule must be done again.
   bool exponentials(const KeySpan& span, int granule, int slot) {
     const bool products = job_count_ > 2;
-    const bool ok = !Parts::vectors ? (run_jobs(), true) : span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+    bool fine = true;
+    if constexpr (Parts::vectors) {
+      fine = span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+    } else {
+      run_jobs();
+    }
     if (!products) steps_.finish();  // the next granule's scores are needed now
     job_count_ = step_count_ = 0;
-    if (ok) swap_sums();
-    return ok;
+    if (fine) swap_sums();
+    return fine;
   }
   void swap_sums() {
     float* sum = sum_;
@@ -348,9 +350,9 @@ class RowForward {
     steps.start(jobs_);
     const float *s = scores(slot), *max = v_.max, *sum = sum_;
     float* new_sum = new_sum_;
-    char* p = probabilities(half_) + granule % granules_ * kTile;
+    char* p = probabilities(now_.half) + granule * kTile;
     const std::int64_t to_next_tile = (granules_ - 1) * kTile;
-    const int step_count = Parts::tiles ? step_count_ : 0, offset = offset_in_block(granule);
+    const int step_count = Parts::tiles ? step_count_ : 0, offset = granule * kGranule;
     const Exp exp;
     const __m512 multiplier = multiplier_, growth = splat(8.0f * Exp::kScale), none = splat(-__builtin_inff());
     __mmask16 fine_low = 0xffff, fine_high = 0xffff;
@@ -381,12 +383,12 @@ class RowForward {
     return (fine_low & fine_high) == 0xffff;
   }
 
-  /// Products that wait, `from` on, and those of this block so far go first: they have the old maxima.
-  [[gnu::noinline]] void again(const KeySpan& span, int granule, int slot, int from) {
-    add_products(waiting_, from, v_tiles_);
-    add_products({first_, granule, half_}, 0, v_tiles_);
+  /// The products that wait and those of this block so far go first: they have the old maxima.
+  [[gnu::noinline]] void again(const KeySpan& span, int granule, int slot) {
+    for (int tile = done_; tile < v_tiles_; ++tile) add_product(waiting_, tile);
+    for (int tile = 0; tile < v_tiles_; ++tile) add_product(now_, tile);
     run_jobs();
-    waiting_ = {}, first_ = granule;
+    waiting_ = {}, now_.begin = granule;
     raise(span, granule, slot);
     span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
     swap_sums();
@@ -396,7 +398,7 @@ class RowForward {
   [[gnu::noinline]] void raise(const KeySpan& span, int granule, int slot) {
     const __m512 none = splat(-__builtin_inff());
     for (int row = 0; row < kRows; ++row) {
-      const std::uint32_t keep = span.ranges.first ? kept(span, offset_in_block(granule), row) : ~0u;
+      const std::uint32_t keep = span.ranges.first ? kept(span, granule * kGranule, row) : ~0u;
       const float* s = scores(slot) + row * 16;
       const __m512 low = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep), s);
       const __m512 high = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep >> 16), s + 256 * kRowTiles);
@@ -424,8 +426,8 @@ class RowForward {
   Steps steps_;
   Job jobs_[2 + 2 * (kMaxDim / 16)];
   int job_count_ = 0, step_count_ = 0;
-  int half_ = 0, first_ = 0;
-  Waiting waiting_;
+  Waiting waiting_, now_;  ///< of the last block and of this one
+  int done_ = 0;           ///< products of those that wait
 };
 
 }  // namespace
