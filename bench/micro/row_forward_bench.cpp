@@ -31,9 +31,9 @@ struct CubicExp {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_andnot_si512(mantissa, n)));
   }
 };
-template <bool kTiles, bool kVectors, bool kLazyMax>
+template <bool kScores, bool kProducts, bool kVectors, bool kLazyMax>
 struct Parts {
-  static constexpr bool tiles = kTiles, vectors = kVectors, lazy_max = kLazyMax;
+  static constexpr bool scores = kScores, products = kProducts, vectors = kVectors, lazy_max = kLazyMax;
 };
 
 class Memory {
@@ -248,8 +248,8 @@ int main(int argc, char** argv) {
   Memory memory;
   std::printf("TDPBF16PS %.0f GFLOP/s, FMA zmm %.0f, load-heavy tiles %.0f\n", micro::peak(micro::Unit::bf16_amx).best,
               micro::peak(micro::Unit::fma_avx512).best, micro::calibrate());
-  using All = Parts<true, true, true>;
-  using NoLimit = Parts<true, true, false>;
+  using All = AllParts;
+  using NoLimit = Parts<true, true, true, false>;
   for (const int dim : {64, 128}) {
     Data data(seqlen, dim);
     std::printf("causal, %d keys, head_dim %d\n%-34s %4s %5s %5s %8s %8s   %4s %7s %8s  %s\n", seqlen, dim, "", "keys", "tiles", "KB",
@@ -261,10 +261,13 @@ int main(int argc, char** argv) {
     measure<RowForward<AmxTiles, 3, TableExp, All>>("48 rows, table, lazy maximum", data, memory, {}, true);
     measure<RowForward<AmxTiles, 2, TableExp, All, 2>>("32 rows, step each 2 rows", data, memory, {}, true);
     measure<RowForward<AmxTiles, 2, TableExp, All, 8>>("32 rows, step each 8 rows", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<true, false, false>>>("32 rows, tile instructions only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 3, TableExp, Parts<true, false, false>>>("48 rows, tile instructions only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<false, true, true>>>("32 rows, vectors only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, CubicExp, Parts<false, true, true>>>("32 rows, cubic, vectors only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 2, TableExp, Parts<true, true, false, false>>>("32 rows, tile instructions only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 2, TableExp, Parts<true, false, false, false>>>("32 rows, products for scores only", data, memory, {},
+                                                                                 false);
+    measure<RowForward<AmxTiles, 2, TableExp, Parts<false, true, false, false>>>("32 rows, products with v only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 3, TableExp, Parts<true, true, false, false>>>("48 rows, tile instructions only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 2, TableExp, Parts<false, false, true, true>>>("32 rows, vectors only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 2, CubicExp, Parts<false, false, true, true>>>("32 rows, cubic, vectors only", data, memory, {}, false);
     for (const Blocking& b :
          {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
           Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})

@@ -128,7 +128,7 @@ class TileSteps {
 
 /// What is measured apart: bench/micro/row_forward_bench.cpp.
 struct AllParts {
-  static constexpr bool tiles = true, vectors = true, lazy_max = true;
+  static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
 };
 
 template <class Tiles, int kRowTiles = 2, class Exp = TableExp, class Parts = AllParts, int kRowsPerTurn = 4>
@@ -298,21 +298,24 @@ class RowForward {
     step_count_ += job.steps;
   }
   void add_scores(int granule, int slot) {
-    for (int i = 0; i < 2; ++i)
+    for (int i = 0; i < 2 && Parts::scores; ++i)
       add({scores(slot) + i * 256 * kRowTiles, static_cast<const char*>(v_.q),
            static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * k_tiles_ * kTile, k_tiles_ * kTile, k_tiles_, false});
   }
   /// For one column of tiles of the accumulator.
   void add_product(const Waiting& w, int tile) {
-    if (w.begin == w.end) return;
+    if (w.begin == w.end || !Parts::products) return;
     const char* v = static_cast<const char*>(v_.v) + ((std::int64_t{w.block} * v_tiles_ + tile) * granules_ + w.begin) * kTile;
     add({v_.acc + tile * 256 * kRowTiles, probabilities(w.half) + w.begin * kTile, v, granules_ * kTile, w.end - w.begin, true});
   }
   void run_jobs() {
-    steps_.start(jobs_);
-    for (int i = 0; Parts::tiles && i < step_count_; ++i) steps_.step();
+    run_steps();
     steps_.finish();
     job_count_ = step_count_ = 0;
+  }
+  void run_steps() {
+    steps_.start(jobs_);
+    for (int i = 0; i < step_count_; ++i) steps_.step();
   }
 
   /// The keys of a granule that a row keeps, one bit each.
@@ -331,7 +334,7 @@ class RowForward {
     if constexpr (Parts::vectors) {
       fine = span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
     } else {
-      run_jobs();
+      run_steps();
     }
     if (!products) steps_.finish();  // the next granule's scores are needed now
     job_count_ = step_count_ = 0;
@@ -352,7 +355,7 @@ class RowForward {
     float* new_sum = new_sum_;
     char* p = probabilities(now_.half) + granule * kTile;
     const std::int64_t to_next_tile = (granules_ - 1) * kTile;
-    const int step_count = Parts::tiles ? step_count_ : 0, offset = granule * kGranule;
+    const int step_count = step_count_, offset = granule * kGranule;
     const Exp exp;
     const __m512 multiplier = multiplier_, growth = splat(8.0f * Exp::kScale), none = splat(-__builtin_inff());
     __mmask16 fine_low = 0xffff, fine_high = 0xffff;
