@@ -65,6 +65,21 @@ TEST_P(AmxModel, BackwardIsExact) {
   }
 }
 
+/// Tiles share tasks according to the number of threads, which changes nothing.
+TEST(AmxModelThreads, DoNotShow) {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP();
+  problem::CaseData data(problem::parse_line("forward bf16 b1 h2 q1030 d64 mask=causal()"));
+  std::vector<std::vector<double>> found;
+  for (const int threads : {1, 3}) {
+    run_amx_model_pass(data.line().attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>, threads);
+    found.push_back(problem::values_of(data.view("out")));
+    found.push_back(problem::values_of(data.view("lse")));
+  }
+  EXPECT_EQ(found[0], found[2]);
+  EXPECT_EQ(found[1], found[3]);
+}
+
 INSTANTIATE_TEST_SUITE_P(Shapes, AmxModel, testing::ValuesIn(shapes), [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
