@@ -301,7 +301,7 @@ class RowPass final : public planning::Executable {
 
 }  // namespace
 
-bool row_forward_serves(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops) {
+bool row_forward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
   const Attention& attention = problem.attention;
   if (!ops.rows || problem.dtype != DType::bf16 || attention.checked || attention.dropout.p > 0 || problem.has_score_mod()) return false;
   // Decoding reads keys once: packing would not pay, and pieces of the keys can be shared out.
@@ -309,8 +309,7 @@ bool row_forward_serves(const problem::Problem& problem, const Target& target, c
       problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
   const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.rows->rows);
   const std::int64_t seqlen_kv = problem.varlen ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
-  if (rows < ops.rows->rows || (tiles < 8 && seqlen_kv > 2048)) return false;
-  return !problem.has_mask() || Tape(problem, target.name).mask_is_ranges();
+  return rows >= ops.rows->rows && (tiles >= 8 || seqlen_kv <= 2048);
 }
 
 std::unique_ptr<planning::Executable> make_row_forward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
