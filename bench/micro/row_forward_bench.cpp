@@ -34,6 +34,11 @@ struct CubicExp {
 template <bool kScores, bool kProducts, bool kVectors, bool kLazyMax>
 struct Parts {
   static constexpr bool scores = kScores, products = kProducts, vectors = kVectors, lazy_max = kLazyMax;
+  static constexpr int slot_gap = 0, half_gap = 0;
+};
+template <int kSlotGap, int kHalfGap>
+struct Gaps : AllParts {
+  static constexpr int slot_gap = kSlotGap, half_gap = kHalfGap;
 };
 
 class Memory {
@@ -268,6 +273,10 @@ int main(int argc, char** argv) {
     measure<RowForward<AmxTiles, 3, TableExp, Parts<true, true, false, false>>>("48 rows, tile instructions only", data, memory, {}, false);
     measure<RowForward<AmxTiles, 2, TableExp, Parts<false, false, true, true>>>("32 rows, vectors only", data, memory, {}, false);
     measure<RowForward<AmxTiles, 2, CubicExp, Parts<false, false, true, true>>>("32 rows, cubic, vectors only", data, memory, {}, false);
+    measure<RowForward<AmxTiles, 2, TableExp, Gaps<1024, 0>>>("32 rows, slots 5 KB apart", data, memory, {}, true);
+    measure<RowForward<AmxTiles, 2, TableExp, Gaps<2048, 0>>>("32 rows, slots 6 KB apart", data, memory, {}, true);
+    measure<RowForward<AmxTiles, 2, TableExp, Gaps<0, 512>>>("32 rows, halves 4.5 KB apart", data, memory, {}, true);
+    measure<RowForward<AmxTiles, 2, TableExp, Gaps<2048, 1024>>>("32 rows, 6 and 5 KB apart", data, memory, {}, true);
     for (const Blocking& b :
          {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
           Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})

@@ -129,6 +129,7 @@ class TileSteps {
 /// What is measured apart: bench/micro/row_forward_bench.cpp.
 struct AllParts {
   static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
+  static constexpr int slot_gap = 0, half_gap = 0;  ///< bytes between the slots of scores and the halves of probabilities
 };
 
 template <class Tiles, int kRowTiles = 2, class Exp = TableExp, class Parts = AllParts, int kRowsPerTurn = 4>
@@ -142,7 +143,7 @@ class RowForward {
   static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * kRowTiles * (round_up(dim_v, 16) / 16); }
   static std::size_t k_bytes(int keys, int dim) { return static_cast<std::size_t>(keys) * 2 * round_up(dim, 32); }
   static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
-  static std::size_t scratch_bytes(int block) { return std::size_t{kTile} * kRowTiles * 4 + 2 * p_bytes(block); }
+  static std::size_t scratch_bytes(int block) { return 2 * (kSlot + p_bytes(block)); }
 
   /// Tiles of 16 queries by 32 dims: [dims][rows].
   static void pack_q(const LaneRows& rows, int dim, float sign, void* packed) {
@@ -240,7 +241,8 @@ class RowForward {
   using Steps = TileSteps<Tiles, kRowTiles>;
   using Job = typename Steps::Job;
 
-  static std::size_t p_bytes(int block) { return std::size_t{kTile} * kRowTiles * (block / kGranule); }
+  static constexpr std::size_t kSlot = std::size_t{kTile} * kRowTiles * 2 + Parts::slot_gap;
+  static std::size_t p_bytes(int block) { return std::size_t{kTile} * kRowTiles * (block / kGranule) + Parts::half_gap; }
   static const void* row_of(const KeyRows& rows, int key, int keys) {
     return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
   }
@@ -256,7 +258,7 @@ class RowForward {
         v_tiles_(round_up(visit.dim_v, 16) / 16),
         granules_(visit.block / kGranule),
         scores_(static_cast<float*>(visit.scratch)),
-        p_(static_cast<char*>(visit.scratch) + kTile * kRowTiles * 4),
+        p_(static_cast<char*>(visit.scratch) + 2 * kSlot),
         sum_(visit.sums),
         new_sum_(visit.sums + (Parts::lazy_max ? 16 * kRows : 0)),
         multiplier_(splat(visit.multiplier * Exp::kScale)),
@@ -290,7 +292,7 @@ class RowForward {
   }
 
   static int min(int a, int b) { return a < b ? a : b; }
-  float* scores(int slot) const { return scores_ + slot * 512 * kRowTiles; }
+  float* scores(int slot) const { return scores_ + slot * (kSlot / 4); }
   char* probabilities(int half) const { return p_ + half * p_bytes(v_.block); }
 
   void add(const Job& job) {
