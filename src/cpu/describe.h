@@ -9,7 +9,7 @@ namespace foveal::cpu {
 template <class Real>
 void describe_work(const Setup<Real>& setup, Explanation& explanation, double products) {
   const problem::Problem& p = setup.problem;
-  const Geometry geometry = setup.geometry();
+  const Geometry geometry = setup.geometry;
   explanation.deterministic = true;
   const double nominal = planning::dense_flops(p);
   explanation.flops = explanation.flops_nominal = nominal;

@@ -8,9 +8,11 @@
 #include "cpu/forward.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/describe.h"
 #include "cpu/nonfinite.h"
+#include "cpu/row_forward.h"
 
 namespace foveal::cpu {
 namespace {
@@ -28,6 +30,7 @@ class Forward final : public planning::Executable {
     workspace_bytes_ = carver.used();
   }
 
+  bool mask_is_ranges() const { return s_.tape.mask_is_ranges(); }
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".forward"; }
   void describe(Explanation& explanation) const override {
@@ -343,6 +346,14 @@ class Forward final : public planning::Executable {
 template <class Real>
 std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                    const PlanOptions& options) {
+  if constexpr (std::is_same_v<Real, float>) {
+    if (row_forward_serves(problem, ops)) {
+      if (!problem.has_mask()) return make_row_forward(problem, target, ops, options, nullptr);
+      auto otherwise = std::make_unique<Forward<Real>>(problem, target, ops, options);
+      if (!otherwise->mask_is_ranges()) return otherwise;
+      return make_row_forward(problem, target, ops, options, std::move(otherwise));
+    }
+  }
   return std::make_unique<Forward<Real>>(problem, target, ops, options);
 }
 template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&,

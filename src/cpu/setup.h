@@ -17,12 +17,16 @@ namespace foveal::cpu {
 template <class Real>
 struct Setup {
   Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
+      : Setup(problem, target, ops, options, {ops.tile_lanes, ops.block_kv}) {}
+  /// For tiles other than the table's.
+  Setup(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options, Geometry geometry)
       : problem(problem),
         target(target.name),
         ops(ops),
         tape(problem, target.name),
         executor(options.executor ? *options.executor : base::default_executor(options.threads)),
-        planner(this->problem, geometry()) {
+        geometry(geometry),
+        planner(this->problem, geometry) {
     dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
     constexpr double log2e = 1.4426950408889634074;
     // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale
@@ -34,7 +38,6 @@ struct Setup {
     if (planner.is_static()) work.emplace(planner.plan());
   }
 
-  Geometry geometry() const { return {ops.tile_lanes, ops.block_kv}; }
   /// The backward's: its exponential is the natural one, and the tape's scores are in base 2.
   Real natural_multiplier() const { return static_cast<Real>(static_cast<double>(multiplier) * 0.69314718055994530942); }
   int slots() const { return std::max(1, executor.concurrency); }
@@ -43,15 +46,15 @@ struct Setup {
     TileFrame f;
     f.keys = range.end - range.begin;
     f.lanes = lanes.count;
-    f.ld = ops.tile_lanes;
+    f.ld = geometry.lanes;
     f.batch = sequence.index;
     f.seqlen_q = sequence.seqlen_q, f.seqlen_kv = sequence.seqlen_kv;
-    f.kv_idx = static_cast<std::int32_t>(problem.attention.kv_offset + std::int64_t{block} * ops.block_kv + range.begin);
+    f.kv_idx = static_cast<std::int32_t>(problem.attention.kv_offset + std::int64_t{block} * geometry.block_kv + range.begin);
     f.head = lanes.head, f.q_idx = lanes.q_idx;
     return f;
   }
   int block_keys(const Sequence& sequence, std::int32_t block) const {
-    return static_cast<int>(std::min<std::int64_t>(ops.block_kv, sequence.seqlen_kv - std::int64_t{block} * ops.block_kv));
+    return static_cast<int>(std::min<std::int64_t>(geometry.block_kv, sequence.seqlen_kv - std::int64_t{block} * geometry.block_kv));
   }
   void refuse_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
     if (const auto fault = tape.find_fault(frame, data, dots)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
@@ -73,6 +76,7 @@ struct Setup {
   const BlockOps<Real>& ops;
   Tape tape;
   Executor executor;
+  Geometry geometry;
   WorkPlanner planner;
   int dim = 0, dim_v = 0;
   Real sign = 1, multiplier = 1;

@@ -3,11 +3,15 @@
 #include "amx_model.h"
 
 #include "cpu/kernels/bf16_ops.h"
+#include "cpu/kernels/row_forward.h"
 #include "cpu/kernels/tile_products.h"
 #include "scalar_tiles.h"
 
 namespace foveal::cpu {
 
-extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16");
+namespace {
+constexpr RowOps rows = RowForward<ScalarTiles>::table();
+}
+extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16", &rows);
 
 }  // namespace foveal::cpu

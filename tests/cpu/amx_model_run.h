@@ -15,9 +15,10 @@ inline const Target amx_model_target{.name = "amx", .available = true, .detail =
 
 /// Prepares a pass on the model's table and runs it; gives the kernel's name.
 template <class Inputs, class Outputs, class Make>
-std::string run_amx_model_pass(const Attention& attention, const Inputs& inputs, const Outputs& outputs, const Make& make) {
+std::string run_amx_model_pass(const Attention& attention, const Inputs& inputs, const Outputs& outputs, const Make& make,
+                               int threads = 1) {
   const problem::Problem problem = problem::make_problem(attention, inputs, outputs);
-  const std::unique_ptr<planning::Executable> executable = make(problem, amx_model_target, amx_model, PlanOptions{.threads = 1});
+  const std::unique_ptr<planning::Executable> executable = make(problem, amx_model_target, amx_model, PlanOptions{.threads = threads});
   const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (executable->workspace_bytes() + 255) / 256 * 256),
                                                          std::free);
   problem::Buffers buffers;

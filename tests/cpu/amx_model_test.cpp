@@ -12,20 +12,32 @@ namespace {
 struct Shape {
   const char* name;
   const char* text;
+  bool rows = true;  ///< the forward with rows of queries serves it
 };
 
 const Shape shapes[] = {
-    {"one", "b1 h1 q1:1 d1"},
+    {"one", "b1 h1 q1:1 d1", false},
     {"tails", "b2 h3 q67:131 d33:17"},
     {"blocks", "b1 h2 q128:256 d64"},
     {"causal", "b1 h2 q200:200 d64 mask=\"kv_idx <= q_idx\""},
     {"window", "b1 h2 q150:300 d32 mask=\"kv_idx <= q_idx + 150 and q_idx - kv_idx < 40\""},
     {"gqa", "b1 h6:2 q11:140 d48:80"},
     {"varlen", "b3 h2 q90:160 d32 lengths=90:70,1:160,37:5"},
-    {"score", "b1 h2 q70:140 d64 score=\"30 * tanh(score / 30) + 0.1 * (kv_idx - q_idx)\""},
-    {"table", "b1 h2 q70:140 d32 score=\"score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]\" param=\"rel: real[2, 17] grad\""},
-    {"dropout", "b1 h2 q70:140 d32 dropout=0.2"},
+    {"score", "b1 h2 q70:140 d64 score=\"30 * tanh(score / 30) + 0.1 * (kv_idx - q_idx)\"", false},
+    {"table", "b1 h2 q70:140 d32 score=\"score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]\" param=\"rel: real[2, 17] grad\"", false},
+    {"dropout", "b1 h2 q70:140 d32 dropout=0.2", false},
     {"adversarial", "b1 h2 q100:200 d64 inputs=adversarial"},
+    {"few_keys", "b2 h2 q40:5 d64"},
+    {"one_key", "b1 h1 q64:1 d16:8"},
+    {"wide", "b1 h1 q80:200 d192:128 mask=causal()"},
+    {"heads", "b1 h8:2 q50:150 d64 mask=causal()"},
+    {"chunks", "b1 h1 q32:2000 d80:96 mask=\"kv_idx <= q_idx + 1960\""},
+    {"no_keys", "b1 h2 q100:200 d64 mask=\"kv_idx <= q_idx - 40\""},
+    {"sink", "b1 h2 q100 d64 mask=causal() sink=s param=\"s: real[2]\""},
+    {"strided", "b2 h4 q100 d64 layout=dim_first mask=causal()"},
+    {"negative_scale", "b1 h1 q70:300 d64 scale=-0.3"},
+    {"one_column", "b1 h1 q40:1000 d16:8 scale=3"},
+    {"large_scores", "b1 h1 q70:300 d64 scale=40 mask=causal()"},
 };
 
 class AmxModel : public testing::TestWithParam<Shape> {
@@ -41,13 +53,31 @@ class AmxModel : public testing::TestWithParam<Shape> {
   }
 };
 
-TEST_P(AmxModel, ForwardIsExact) { expect_right(base::join("forward bf16 ", GetParam().text), "cpu.amx_model.bf16.forward"); }
+TEST_P(AmxModel, ForwardIsExact) {
+  expect_right(base::join("forward bf16 ", GetParam().text),
+               GetParam().rows ? "cpu.amx_model.bf16.forward.rows" : "cpu.amx_model.bf16.forward");
+}
 
 TEST_P(AmxModel, BackwardIsExact) {
   for (const char* strategy : {"fused", "split"}) {
     expect_right(base::join("backward bf16 ", GetParam().text, " dlse strategy=", strategy),
                  base::join("cpu.amx_model.bf16.backward.", strategy));
   }
+}
+
+/// Tiles share tasks according to the number of threads, which changes nothing.
+TEST(AmxModelThreads, DoNotShow) {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP();
+  problem::CaseData data(problem::parse_line("forward bf16 b1 h2 q1030 d64 mask=causal()"));
+  std::vector<std::vector<double>> found;
+  for (const int threads : {1, 3}) {
+    run_amx_model_pass(data.line().attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>, threads);
+    found.push_back(problem::values_of(data.view("out")));
+    found.push_back(problem::values_of(data.view("lse")));
+  }
+  EXPECT_EQ(found[0], found[2]);
+  EXPECT_EQ(found[1], found[3]);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AmxModel, testing::ValuesIn(shapes), [](const auto& info) { return std::string(info.param.name); });

@@ -53,6 +53,8 @@ const std::vector<Case>& cases() {
        {{"k", 30, infinity, false}, {"q", 60, -infinity, false}}},
       {"dropout", "q80 d16 dropout=0.4", {{"v", 11, nan, true}, {"v", 30, infinity, false}}},
       {"grouped", "q40:90 d16 mask=\"kv_idx <= q_idx + 50\"", {{"v", 60, nan, true}, {"dout", 20, nan, false}}},
+      // Finite, but maxima must rise in the middle of a pass, each time in one half of 32 keys only.
+      {"large_keys", "q40:150 d16", {{"k", 55, 300, true}, {"k", 70, 1e5, true}, {"k", 125, 3e7, true}}},
       {"pieces", "q2:3000 d16 mask=\"kv_idx <= q_idx + 2500\"", {{"v", 2501, nan, true}, {"k", 2900, nan, true}}},
   };
   return all;

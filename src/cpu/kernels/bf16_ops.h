@@ -163,7 +163,7 @@ struct Bf16Ops {
   }
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<Avx512F32>(a, b, dim, result); }
 
-  static constexpr BlockOps<float> table(const char* name) {
+  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr) {
     return {.name = name,
             .tile_lanes = kTileLanes,
             .block_kv = Products::kBlockKv,
@@ -188,7 +188,8 @@ struct Bf16Ops {
             .write_keys = write_keys,
             .row_dots = row_dots,
             .enter = Products::enter,
-            .leave = Products::leave};
+            .leave = Products::leave,
+            .rows = rows};
   }
 
  private:

@@ -84,6 +84,44 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 /// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
 
+/// Consecutive granules of 32 keys that a tile of queries must visit. Ranges are null where every key counts; otherwise the span lies in
+/// one block, and they hold rows of it. No two spans share a block.
+struct KeySpan {
+  static constexpr int granule = 32;
+  std::int32_t begin, end;
+  LaneRanges ranges;
+};
+
+/// A tile of queries on its way past keys and values: what it works on, and what it carries along.
+struct RowVisit {
+  const void *q, *k, *v;    ///< packed; k and v: blocks of the whole sequence
+  float *acc, *max, *sums;  ///< sums: two times 16 for each row, of which the first matter between visits
+  void* scratch;
+  const KeySpan* spans;
+  int count;  ///< of spans
+  float multiplier;
+  int dim, dim_v, block;
+};
+
+/// A forward pass with rows of queries and packed keys, for bf16 where scores are dot products and masks are ranges (row_forward.h). Sizes
+/// in bytes, of a tile of queries or of so many keys.
+struct RowOps {
+  int rows;  ///< of a tile
+  int (*block)(int dim, int dim_v);
+  std::size_t (*q_bytes)(int dim);
+  std::size_t (*acc_bytes)(int dim_v);
+  std::size_t (*k_bytes)(int keys, int dim);
+  std::size_t (*v_bytes)(int keys, int dim_v);
+  std::size_t (*scratch_bytes)(int block);
+  void (*pack_q)(const LaneRows& rows, int dim, float sign, void* packed);
+  /// A block, of which `keys` exist.
+  void (*pack_k)(const KeyRows& rows, int keys, int block, int dim, void* packed);
+  bool (*pack_v)(const KeyRows& rows, int keys, int block, int dim, void* packed);  ///< whether all are finite
+  void (*visit)(const RowVisit& visit);
+  void (*add_sums)(const float* sums, float* row_sums);
+  void (*write)(const float* acc, int dim, const float* factor, const LaneRowsOut& rows);  ///< row[i] = acc[i] * factor[i], 0 where that is
+};
+
 template <class Real>
 struct BlockOps {
   const char* name;  ///< target and type, "avx512.f32": part of kernel()
@@ -136,6 +174,8 @@ struct BlockOps {
   // Around all of the above, on the thread that calls them, once per task; null where nothing is needed. (AMX: the tile configuration.)
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
+
+  const RowOps* rows = nullptr;  ///< where there is a forward of its own
 };
 
 }  // namespace foveal::cpu

@@ -1,0 +1,439 @@
+#pragma once
+// The forward pass by AMX where nothing but ranges of keys stands between scores and probabilities. Rows are queries and lanes are keys,
+// so that probabilities, rounded, are the left operand of the product with V as they stand. It keeps tiles and vectors busy at once:
+//
+//   for each granule of 32 keys   scores of the next granule      S' = Q K^T   tile instructions,
+//                                 probabilities of the last block  O += P V     between the rows of
+//                                 the exponential of this granule               vector instructions
+//
+// What its speed depends on, as measured:
+// - Everything a tile instruction touches is a tile of 1 KB. Keys and values are packed once for all queries, in the order of the walk;
+//   scores live in two slots of the first-level cache.
+// - A pair of accumulators is stored while the other pair works (see tile_multiply.h).
+// - While tiles are multiplied, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, exact to
+//   fp32 because lse is, with seven floating-point operations for 16 scores, the row sum included.
+// - The maximum is lazy, and what it must rise by shows in the exponential's own argument: a granule that exceeds it is done again.
+#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/block_ops.h"
+#include "cpu/kernels/rows.h"
+#include "cpu/simd/avx512.h"
+
+namespace foveal::cpu {
+namespace {
+
+/// 2^z by a table of 2^(j/32) and a quadratic: relative error 5.3e-8 before rounding, 1 at 0, zero below -126.
+struct TableExp {
+  static constexpr float kScale = 1;
+  alignas(64) static constexpr std::uint32_t kTable[32] = {  // bits of 2^(j/32), less j << 18
+      0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0, 0x3f7837f0, 0x3f778d3a, 0x3f76f532,
+      0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6, 0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be,
+      0x3f76248c, 0x3f76a81e, 0x3f7744fd, 0x3f77fbb8, 0x3f78ccdf, 0x3f79b907, 0x3f7ac0c7, 0x3f7be4ba, 0x3f7d257d, 0x3f7e83b3};
+  __m512i low = _mm512_load_si512(kTable), high = _mm512_load_si512(kTable + 16);
+  __m512 magic = splat(393216.0f), c1 = splat(0.24022745f), c0 = splat(0.69315734f), least = splat(-126.0f);
+
+  __m512 operator()(__m512 z) const {
+    const __mmask16 normal = _mm512_cmp_ps_mask(z, least, _CMP_NLT_UQ);
+    // In units of 1/32 the low bits of z + magic are the nearest integer: the table's index, and above it the exponent.
+    const __m512i n = _mm512_castps_si512(_mm512_add_ps(z, magic));
+    const __m512 r = _mm512_reduce_ps(z, 5 << 4 | _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const __m512 root = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutex2var_epi32(low, n, high), _mm512_slli_epi32(n, 18)));
+    return _mm512_maskz_fmadd_ps(normal, _mm512_fmadd_ps(c1, r, c0), _mm512_mul_ps(root, r), root);
+  }
+};
+
+/// The accumulators' turns, and the tile instructions of a list of products one step at a time. Copied to where it is used, so that it
+/// stays in registers.
+template <class Tiles, int kRowTiles>
+class TileSteps {
+ public:
+  /// C[kRowTiles tiles] = or += A times B over `steps` tiles; the rows of A are `a_below` bytes apart.
+  struct Job {
+    float* c;
+    const char *a, *b;
+    std::int64_t a_below;
+    int steps;
+    bool accumulate;
+  };
+
+  explicit TileSteps(Tiles* tiles) : tiles_(tiles) {}
+  void start(const Job* jobs) { job_ = jobs, at_ = 0; }
+
+  [[gnu::always_inline]] void step() {
+    if (turn_) {
+      step_of<kRowTiles>();
+    } else {
+      step_of<0>();
+    }
+  }
+  /// The last tiles reach memory.
+  void finish() {
+    if (turn_) {
+      store<0>();
+    } else {
+      store<kRowTiles>();
+    }
+  }
+
+ private:
+  static constexpr int kTile = 1024, kB = kRowTiles == 2 ? 6 : 7;
+  static constexpr int a_tile(int row) { return kRowTiles == 2 ? 4 + row : 6; }
+
+  template <int C>
+  [[gnu::always_inline]] void step_of() {
+    if (at_ == 0) {
+      if (job_->accumulate) {
+        if (pending_ == job_->c) store<kRowTiles - C>();
+        tiles_->template load<C>(job_->c);
+        tiles_->template load<C + 1>(job_->c + 256);
+        if constexpr (kRowTiles > 2) tiles_->template load<C + 2>(job_->c + 512);
+      } else {
+        tiles_->template zero<C>();
+        tiles_->template zero<C + 1>();
+        if constexpr (kRowTiles > 2) tiles_->template zero<C + 2>();
+      }
+    }
+    const char* a = job_->a + at_ * kTile;
+    tiles_->template load<a_tile(0)>(a);
+    tiles_->template load<kB>(job_->b + at_ * kTile);
+    tiles_->template dot<C, a_tile(0), kB>();
+    tiles_->template load<a_tile(1)>(a + job_->a_below);
+    tiles_->template dot<C + 1, a_tile(1), kB>();
+    if constexpr (kRowTiles > 2) {
+      tiles_->template load<a_tile(2)>(a + 2 * job_->a_below);
+      tiles_->template dot<C + 2, a_tile(2), kB>();
+    }
+    if (at_ == (job_->steps - 1) / 2) store<kRowTiles - C>();
+    if (++at_ == job_->steps) {
+      pending_ = job_->c;
+      turn_ = !turn_;
+      at_ = 0;
+      ++job_;
+    }
+  }
+  template <int C>
+  [[gnu::always_inline]] void store() {
+    if (!pending_) return;
+    tiles_->template store<C>(pending_);
+    tiles_->template store<C + 1>(pending_ + 256);
+    if constexpr (kRowTiles > 2) tiles_->template store<C + 2>(pending_ + 512);
+    pending_ = nullptr;
+  }
+
+  Tiles* tiles_;
+  const Job* job_ = nullptr;
+  int at_ = 0;
+  bool turn_ = false;
+  float* pending_ = nullptr;
+};
+
+/// What is measured apart: bench/micro/row_forward_bench.cpp.
+struct AllParts {
+  static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
+  static constexpr int slot_gap = 0, half_gap = 0;  ///< bytes between the slots of scores and the halves of probabilities
+};
+
+template <class Tiles, int kRowTiles = 2, class Exp = TableExp, class Parts = AllParts, int kRowsPerTurn = 4>
+class RowForward {
+ public:
+  static constexpr int kRows = 16 * kRowTiles, kGranule = KeySpan::granule, kTile = 1024, kMaxDim = 512;
+
+  // Sizes in bytes, of one tile of queries or one block of `keys` keys.
+  static constexpr int block(int /*dim*/, int /*dim_v*/) { return 64; }
+  static std::size_t q_bytes(int dim) { return std::size_t{kTile} * kRowTiles * (round_up(dim, 32) / 32); }
+  static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * kRowTiles * (round_up(dim_v, 16) / 16); }
+  static std::size_t k_bytes(int keys, int dim) { return static_cast<std::size_t>(keys) * 2 * round_up(dim, 32); }
+  static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
+  static std::size_t scratch_bytes(int block) { return 2 * (kSlot + p_bytes(block)); }
+
+  /// Tiles of 16 queries by 32 dims: [dims][rows].
+  static void pack_q(const LaneRows& rows, int dim, float sign, void* packed) {
+    const __m512i flip = _mm512_set1_epi32(sign < 0 ? static_cast<int>(0x80008000u) : 0);
+    const int tiles = round_up(dim, 32) / 32;
+    for (int row = 0; row < kRows; ++row) {
+      for (int t = 0; t < tiles; ++t) {
+        const __m512i x = load_row_bf16(row < rows.lanes ? rows.row[row] : nullptr, rows.stride, 32 * t, dim);
+        _mm512_store_si512(static_cast<char*>(packed) + ((row / 16 * tiles + t) * 16 + row % 16) * 64, _mm512_xor_si512(x, flip));
+      }
+    }
+  }
+  /// Of `block` keys, those from `keys` on zeros: for every 16 keys, tiles of pairs of dims by keys.
+  static void pack_k(const KeyRows& rows, int keys, int block, int dim, void* packed) {
+    char* out = static_cast<char*>(packed);
+    for (int key = 0; key < block; key += 16) {
+      for (int d = 0; d < dim; d += 32, out += kTile) {
+        __m512i x[16];
+        for (int i = 0; i < 16; ++i) x[i] = load_row_bf16(row_of(rows, key + i, keys), rows.stride, d, dim);
+        transpose(x);
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, x[i]);
+      }
+    }
+  }
+  /// For every 16 dims, tiles of pairs of keys by dims. False where an element is infinite or NaN.
+  static bool pack_v(const KeyRows& rows, int keys, int block, int dim, void* packed) {
+    __m512i largest = _mm512_setzero_si512();
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    const int granules = block / kGranule;
+    for (int key = 0; key < block; key += 2) {
+      for (int d = 0; d < dim; d += 32) {
+        const __m512i even = load_row_bf16(row_of(rows, key, keys), rows.stride, d, dim);
+        const __m512i odd = load_row_bf16(row_of(rows, key + 1, keys), rows.stride, d, dim);
+        largest = _mm512_max_epu16(largest, _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude)));
+        __m512i low, high;
+        interleave_rows(even, odd, &low, &high);
+        char* out = static_cast<char*>(packed) + (d / 16 * granules + key / kGranule) * kTile + key % kGranule / 2 * 64;
+        _mm512_store_si512(out, low);
+        if (d + 16 < dim) _mm512_store_si512(out + granules * kTile, high);
+      }
+    }
+    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
+  }
+
+  [[gnu::noinline]] static void visit(const RowVisit& visit) {
+    if (visit.count == 0) return;
+    RowForward pass(visit);
+    pass.run();
+  }
+
+  /// Row sums out of a tile's vectors of them.
+  static void add_sums(const float* sums, float* row_sums) {
+    for (int row = 0; row < kRows; ++row) row_sums[row] = _mm512_reduce_add_ps(_mm512_load_ps(sums + 16 * row));
+  }
+  /// row[i] = acc[i] * factor[i], zeros where the factor is 0.
+  static void write(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
+    for (int row = 0; row < rows.lanes; ++row) {
+      if (!rows.row[row]) continue;
+      std::uint16_t* out = static_cast<std::uint16_t*>(rows.row[row]);
+      const float* from = acc + row * 16;
+      const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
+      const __m512 f = splat(factor[row]);
+      const auto tile = [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(from + d * 16 * kRowTiles)); };
+      for (int d = 0; d < dim; d += 32) {
+        const __m512i rounded = round_bf16(tile(d), d + 16 < dim ? tile(d + 16) : _mm512_setzero_ps());
+        const int count = dim - d < 32 ? dim - d : 32;
+        if (rows.stride == 1) {
+          _mm512_mask_storeu_epi16(out + d, count < 32 ? (1u << count) - 1 : ~0u, rounded);
+        } else {
+          alignas(64) std::uint16_t elements[32];
+          _mm512_store_si512(elements, rounded);
+          for (int i = 0; i < count; ++i) out[(d + i) * rows.stride] = elements[i];
+        }
+      }
+    }
+  }
+
+  static constexpr RowOps table() {
+    return {.rows = kRows,
+            .block = block,
+            .q_bytes = q_bytes,
+            .acc_bytes = acc_bytes,
+            .k_bytes = k_bytes,
+            .v_bytes = v_bytes,
+            .scratch_bytes = scratch_bytes,
+            .pack_q = pack_q,
+            .pack_k = pack_k,
+            .pack_v = pack_v,
+            .visit = visit,
+            .add_sums = add_sums,
+            .write = write};
+  }
+
+ private:
+  using Steps = TileSteps<Tiles, kRowTiles>;
+  using Job = typename Steps::Job;
+
+  static constexpr std::size_t kSlot = std::size_t{kTile} * kRowTiles * 2 + Parts::slot_gap;
+  static std::size_t p_bytes(int block) { return std::size_t{kTile} * kRowTiles * (block / kGranule) + Parts::half_gap; }
+  static const void* row_of(const KeyRows& rows, int key, int keys) {
+    return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
+  }
+
+  /// Granules [begin, end) of one block, whose probabilities wait for their product with v.
+  struct Waiting {
+    int block = 0, begin = 0, end = 0, half = 0;
+  };
+
+  explicit RowForward(const RowVisit& visit)
+      : v_(visit),
+        k_tiles_(round_up(visit.dim, 32) / 32),
+        v_tiles_(round_up(visit.dim_v, 16) / 16),
+        granules_(visit.block / kGranule),
+        scores_(static_cast<float*>(visit.scratch)),
+        p_(static_cast<char*>(visit.scratch) + 2 * kSlot),
+        sum_(visit.sums),
+        new_sum_(visit.sums + (Parts::lazy_max ? 16 * kRows : 0)),
+        multiplier_(splat(visit.multiplier * Exp::kScale)),
+        steps_(&tiles_) {}
+
+  void run() {
+    const KeySpan *span = v_.spans, *end = v_.spans + v_.count;
+    int granule = span->begin, slot = 0;
+    add_scores(granule, slot);
+    run_jobs();
+    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule % granules_, slot);  // a first visit: spares it again()
+    while (span != end) {
+      const int block = granule / granules_, start = block * granules_, last = min(span->end, start + granules_);
+      now_ = {block, granule - start, granule - start, now_.half ^ 1};
+      for (const int begin = granule; granule < last; ++granule, slot ^= 1) {
+        const KeySpan* next = granule + 1 < span->end ? span : span + 1;
+        if (next != end) add_scores(next == span ? granule + 1 : next->begin, slot ^ 1);
+        const int due = waiting_.end > waiting_.begin ? v_tiles_ * (granule + 1 - begin) / (last - begin) : 0;
+        for (int tile = done_; tile < due; ++tile) add_product(waiting_, tile);
+        done_ = due;
+        if (!exponentials(*span, granule - start, slot)) again(*span, granule - start, slot);
+        now_.end = granule + 1 - start;
+      }
+      waiting_ = now_, done_ = 0;
+      if (granule == span->end && ++span != end) granule = span->begin;
+    }
+    for (int tile = 0; tile < v_tiles_; ++tile) add_product(waiting_, tile);
+    run_jobs();
+    if (sum_ != v_.sums)
+      for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sums + 16 * row, _mm512_load_ps(sum_ + 16 * row));
+  }
+
+  static int min(int a, int b) { return a < b ? a : b; }
+  float* scores(int slot) const { return scores_ + slot * (kSlot / 4); }
+  char* probabilities(int half) const { return p_ + half * p_bytes(v_.block); }
+
+  void add(const Job& job) {
+    jobs_[job_count_++] = job;
+    step_count_ += job.steps;
+  }
+  void add_scores(int granule, int slot) {
+    for (int i = 0; i < 2 && Parts::scores; ++i)
+      add({scores(slot) + i * 256 * kRowTiles, static_cast<const char*>(v_.q),
+           static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * k_tiles_ * kTile, k_tiles_ * kTile, k_tiles_, false});
+  }
+  /// For one column of tiles of the accumulator.
+  void add_product(const Waiting& w, int tile) {
+    if (w.begin == w.end || !Parts::products) return;
+    const char* v = static_cast<const char*>(v_.v) + ((std::int64_t{w.block} * v_tiles_ + tile) * granules_ + w.begin) * kTile;
+    add({v_.acc + tile * 256 * kRowTiles, probabilities(w.half) + w.begin * kTile, v, granules_ * kTile, w.end - w.begin, true});
+  }
+  void run_jobs() {
+    run_steps();
+    steps_.finish();
+    job_count_ = step_count_ = 0;
+  }
+  void run_steps() {
+    steps_.start(jobs_);
+    for (int i = 0; i < step_count_; ++i) steps_.step();
+  }
+
+  /// The keys of a granule that a row keeps, one bit each.
+  static std::uint32_t kept(const KeySpan& span, int offset, int row) {
+    const auto below = [&](int limit) {
+      const int n = limit - offset;
+      return n <= 0 ? 0 : n >= kGranule ? ~0u : (1u << n) - 1;
+    };
+    return below(span.ranges.last[row]) & ~below(span.ranges.first[row]);
+  }
+  /// The vectors of a granule, by its place in the block, with the tile instructions that are due between its rows. False where a score
+  /// exceeds the maximum in use so far that the granule must be done again.
+  bool exponentials(const KeySpan& span, int granule, int slot) {
+    const bool products = job_count_ > 2;
+    bool fine = true;
+    if constexpr (Parts::vectors) {
+      fine = span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+    } else {
+      run_steps();
+    }
+    if (!products) steps_.finish();  // the next granule's scores are needed now
+    job_count_ = step_count_ = 0;
+    if (fine) swap_sums();
+    return fine;
+  }
+  void swap_sums() {
+    float* sum = sum_;
+    sum_ = new_sum_, new_sum_ = sum;
+  }
+
+  template <bool kRanges>
+  [[gnu::noinline]] bool rows(const KeySpan& span, int granule, int slot) {
+    constexpr int turns = kRows / kRowsPerTurn;
+    Steps steps = steps_;
+    steps.start(jobs_);
+    const float *s = scores(slot), *max = v_.max, *sum = sum_;
+    float* new_sum = new_sum_;
+    char* p = probabilities(now_.half) + granule * kTile;
+    const std::int64_t to_next_tile = (granules_ - 1) * kTile;
+    const int step_count = step_count_, offset = granule * kGranule;
+    const Exp exp;
+    const __m512 multiplier = multiplier_, growth = splat(8.0f * Exp::kScale), none = splat(-__builtin_inff());
+    __mmask16 fine_low = 0xffff, fine_high = 0xffff;
+    int due = 0;
+    for (int row = 0; row < kRows; row += kRowsPerTurn, p += 64 * kRowsPerTurn) {
+      if (row > 0 && row % 16 == 0) p += to_next_tile;
+      for (due += step_count; due >= turns; due -= turns) steps.step();
+#pragma GCC unroll 8
+      for (int i = 0; i < kRowsPerTurn; ++i) {
+        const __m512 m = splat(max[row + i]);
+        __m512 low = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16), multiplier, m);
+        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16 + 256 * kRowTiles), multiplier, m);
+        if constexpr (kRanges) {
+          const std::uint32_t keep = kept(span, offset, row + i);
+          low = _mm512_mask_mov_ps(none, static_cast<__mmask16>(keep), low);
+          high = _mm512_mask_mov_ps(none, static_cast<__mmask16>(keep >> 16), high);
+        }
+        if constexpr (Parts::lazy_max) {
+          fine_low = _mm512_mask_cmp_ps_mask(fine_low, low, growth, _CMP_NGT_UQ);
+          fine_high = _mm512_mask_cmp_ps_mask(fine_high, high, growth, _CMP_NGT_UQ);
+        }
+        low = exp(low), high = exp(high);
+        _mm512_store_ps(new_sum + (row + i) * 16, _mm512_add_ps(_mm512_load_ps(sum + (row + i) * 16), _mm512_add_ps(low, high)));
+        _mm512_store_si512(p + i * 64, round_bf16(low, high));
+      }
+    }
+    steps_ = steps;
+    return (fine_low & fine_high) == 0xffff;
+  }
+
+  /// The products that wait and those of this block so far go first: they have the old maxima.
+  [[gnu::noinline]] void again(const KeySpan& span, int granule, int slot) {
+    for (int tile = done_; tile < v_tiles_; ++tile) add_product(waiting_, tile);
+    for (int tile = 0; tile < v_tiles_; ++tile) add_product(now_, tile);
+    run_jobs();
+    waiting_ = {}, now_.begin = granule;
+    raise(span, granule, slot);
+    span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+    swap_sums();
+  }
+
+  /// Maxima rise to the granule's where those are larger by more than 2^8; accumulators and sums follow.
+  [[gnu::noinline]] void raise(const KeySpan& span, int granule, int slot) {
+    const __m512 none = splat(-__builtin_inff());
+    for (int row = 0; row < kRows; ++row) {
+      const std::uint32_t keep = span.ranges.first ? kept(span, granule * kGranule, row) : ~0u;
+      const float* s = scores(slot) + row * 16;
+      const __m512 low = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep), s);
+      const __m512 high = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep >> 16), s + 256 * kRowTiles);
+      const float top = _mm512_reduce_max_ps(_mm512_max_ps(low, high)) * v_.multiplier * Exp::kScale;
+      const float before = v_.max[row];
+      if (!(top > before + 8 * Exp::kScale)) continue;
+      v_.max[row] = top;
+      if (before == -__FLT_MAX__) continue;  // nothing to rescale
+      const __m512 factor = Avx512F32::exp2(splat((before - top) / Exp::kScale));
+      _mm512_store_ps(sum_ + row * 16, _mm512_mul_ps(_mm512_load_ps(sum_ + row * 16), factor));
+      for (int i = 0; i < v_tiles_; ++i) {
+        float* acc = v_.acc + (i * kRowTiles * 16 + row) * 16;
+        _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), factor));
+      }
+    }
+  }
+
+  const RowVisit& v_;
+  const int k_tiles_, v_tiles_, granules_;
+  float* const scores_;  ///< two slots of [16 keys][rows] tiles
+  char* const p_;        ///< two halves of [rows][granules] tiles
+  float *sum_, *new_sum_;
+  const __m512 multiplier_;
+  Tiles tiles_;
+  Steps steps_;
+  Job jobs_[2 + 2 * (kMaxDim / 16)];
+  int job_count_ = 0, step_count_ = 0;
+  Waiting waiting_, now_;  ///< of the last block and of this one
+  int done_ = 0;           ///< products of those that wait
+};
+
+}  // namespace
+}  // namespace foveal::cpu
