@@ -10,6 +10,7 @@
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
+#include "cuda/launch/sm90_args.h"
 #include "cuda/score_emit.h"
 #include "machine_code.h"
 #include "mask/band.h"
@@ -274,7 +275,11 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_EQ(found[0].columns, 1000);
   EXPECT_EQ(found[0].others, std::vector<int>{1});  // a dimension of one element needs no place
   EXPECT_EQ(tiles("t[q_idx, head, kv_idx]", "real[1000, 4, 1000] f16").size(), 1u);
-  EXPECT_EQ(tiles("t[q_idx + 8, kv_idx + head]", "real[1008, 1008] bf16").size(), 1u);
+  EXPECT_EQ(tiles("t[q_idx + head, kv_idx + 8]", "real[1008, 1008] bf16").size(), 1u);
+  EXPECT_EQ(tiles("t[q_idx, kv_idx]", "real[1000, 1024] bf16", "d64", "kv_offset=24").size(), 1u);
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx + 3]", "real[1000, 1008] bf16").empty());  // boxes would begin between pieces of 16 bytes
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx + head]", "real[1000, 1008] bf16").empty());
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1024] bf16", "d64", "kv_offset=13").empty());
   EXPECT_EQ(tiles("t[batch, head, q_idx, kv_idx] + t[0, 1, q_idx, kv_idx]", "real[2, 4, 1000, 1000] bf16").size(), 2u);
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());          // rows are not aligned
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").empty());               // 32-bit
@@ -282,6 +287,20 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_TRUE(tiles("t[q_idx + 8, kv_idx]", "real[1000, 1000] bf16").empty());      // an index is clamped
   EXPECT_TRUE(tiles("t[q_idx // 2, kv_idx]", "real[1000, 1000] bf16").empty());     // two queries share a row
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1000] bf16", "d192").empty());  // shared memory is full
+}
+
+TEST(Sm90PairTiles, NeedAnAddressOfSixteenBytes) {
+  problem::Problem p =
+      problem_of("forward bf16 b2 h4 q1000:1000 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[1000, 1000] bf16\"");
+  driver::DeviceFacts hopper;
+  hopper.major = 9, hopper.minor = 0;
+  EXPECT_EQ(refuses_sm90(p, hopper), std::nullopt);
+  EXPECT_EQ(sm90_pair_tiles(p).size(), 1u);
+  p.params[0].tensor.aligned = false;
+  EXPECT_EQ(refuses_sm90(p, hopper), std::nullopt);
+  EXPECT_TRUE(sm90_pair_tiles(p).empty());
+  p.k.aligned = false;
+  EXPECT_EQ(refuses_sm90(p, hopper), "k: its address is not a multiple of 16 bytes");
 }
 
 TEST(Sm90Mask, BandsAreFound) {
