@@ -137,10 +137,10 @@ BEHIND = f"max({DISTANCE}, 0)"
 T5_BUCKET = f"where({BEHIND} < 16, {BEHIND}, min(16 + to_integer(log(to_real(max({BEHIND}, 1)) / 16.0) / 2.0794415 * 16.0), 31))"
 WINDOW = f"({CAUSAL}) & ({DISTANCE} <= 1024)"
 DOCUMENTS = f"({CAUSAL}) & (doc[q_idx] == doc[kv_idx])"
-TRAINED = [  # name, mask, score_mod, trained parameters
+TRAINED = [  # name, mask, score_mod, trained parameters: fp32, or bf16 where their shape ends with that
     ("plain", CAUSAL, None, {}),
     ("ALiBi", CAUSAL, "score + to_real(kv_idx - q_idx) * exp2(-8.0 * to_real(head + 1) / 16.0)", {}),
-    ("softcap", CAUSAL, "tanh(score / 20) * 20", {}),
+    ("softcap 30", CAUSAL, "tanh(score / 30) * 30", {}),
     ("window 1024", WINDOW, None, {}),
     ("8 documents", DOCUMENTS, None, {}),
     ("relative bias, clamped at 128, trained", CAUSAL, f"score + t[head, clamp({DISTANCE}, -128, 128) + 128]", {"t": (16, 257)}),
@@ -151,17 +151,22 @@ TRAINED = [  # name, mask, score_mod, trained parameters
     ("gate per query, trained", CAUSAL, "score * t[head, q_idx]", {"t": (16, 4096)}),
     ("bias per key, trained", CAUSAL, "score + t[kv_idx]", {"t": (4096,)}),
     ("ALiBi slopes, trained", CAUSAL, "score + t[head] * to_real(kv_idx - q_idx)", {"t": (16,)}),
-    ("softcap, trained", CAUSAL, "tanh(score / t[0]) * t[0]", {"t": (1,)}),
+    ("softcap about 30, trained", CAUSAL, "tanh(score / (30 * t[0])) * (30 * t[0])", {"t": (1,)}),
+    ("softcap about 1, trained", CAUSAL, "tanh(score / t[0]) * t[0]", {"t": (1,)}),
     ("two parameters, trained", CAUSAL, f"score * t[head] + u[clamp({DISTANCE}, -128, 128) + 128]", {"t": (16,), "u": (257,)}),
-    ("full bias (H, S, S), trained", CAUSAL, "score + t[head, q_idx, kv_idx]", {"t": (16, 4096, 4096)}),
+    ("full bias (H, S, S) in bf16, trained", CAUSAL, "score + t[head, q_idx, kv_idx]", {"t": (16, 4096, 4096, "bf16")}),
+    ("full bias (H, S, S) in fp32, trained", CAUSAL, "score + t[head, q_idx, kv_idx]", {"t": (16, 4096, 4096)}),
 ]
 
 
 def trained_case(library, name, mask, score, parameters):
     import torch
     forward, backward = tensors(4, 4096, 16, 64)
-    params = [(f"{p}: real[{', '.join(map(str, shape))}]", torch.rand(*shape, device="cuda") + 0.5, torch.empty(*shape, device="cuda"))
-              for p, shape in parameters.items()]
+    params = []
+    for p, shape in parameters.items():
+        shape, dtype = (shape[:-1], torch.bfloat16) if shape[-1] == "bf16" else (shape, torch.float32)
+        param = torch.rand(*shape, device="cuda", dtype=dtype) + 0.5
+        params.append((f"{p}: real[{', '.join(map(str, shape))}]", param, torch.empty_like(param)))
     if "doc" in mask:
         params.append(("doc: integer[4096]", (torch.arange(4096, device="cuda") // 512).int(), None))
     ours = Plan(library, False, mask, score, [(d, t, None) for d, t, _ in params], **forward)
