@@ -87,6 +87,7 @@ driver::Api recording_api() {
 #undef FOVEAL_X
   api.error_name = [](driver::Result, const char** text) { return *text = "not recorded", 0; };
   api.error_string = [](driver::Result, const char** text) { return *text = "this call cannot be repeated by an emitted program", 0; };
+  api.context_current = [](driver::Context* current) { return *current = nullptr, 0; };
   api.context_push = [](driver::Context) { return 0; };
   api.context_pop = [](driver::Context*) { return 0; };
   api.library_load = [](driver::Library* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {

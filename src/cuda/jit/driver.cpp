@@ -114,9 +114,17 @@ const DeviceFacts& device_facts(int device) {
   return *slot;
 }
 
-Current::Current(int device) { check(api().context_push(device_facts(device).context), "cuCtxPushCurrent"); }
+Current::Current(int device) {
+  const Context wanted = device_facts(device).context;
+  Context found = nullptr;
+  check(api().context_current(&found), "cuCtxGetCurrent");
+  if (found == wanted) return;
+  check(api().context_push(wanted), "cuCtxPushCurrent");
+  pops_ = found != nullptr || device != 0;
+}
 
 Current::~Current() {
+  if (!pops_) return;
   Context popped = nullptr;
   api().context_pop(&popped);
 }

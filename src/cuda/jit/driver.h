@@ -135,13 +135,17 @@ class Redirected {
   Redirected& operator=(const Redirected&) = delete;
 };
 
-/// Makes the device's primary context current for a scope.
+/// Makes the device's primary context current for a scope. A thread that has none keeps that of device 0, as it would from its first call
+/// of the CUDA runtime, which has to look for a context in every call until there is one.
 class Current {
  public:
   explicit Current(int device);
   ~Current();
   Current(const Current&) = delete;
   Current& operator=(const Current&) = delete;
+
+ private:
+  bool pops_ = false;
 };
 
 /// Device memory owned by a prepared computation (tables that do not change).
