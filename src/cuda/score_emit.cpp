@@ -184,11 +184,14 @@ class Writer {
   /// Statements that return what the tanh is multiplied with in the result of the forward pass, which needs it for nothing else.
   std::string tanh_times(ValueId value) const {
     const Product product = product_of(value);
-    if (!is_multiple_of_tanh(product)) return "  return 1;\n";
+    if (!is_multiple_of_tanh(product) || product.factors.empty()) return "  return 1;\n";
     std::vector<ValueId> factors;
     for (const Product::Factor& factor : product.factors) factors.push_back(factor.id);
     return body(factors) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
   }
+
+  /// Is the result of the forward pass the tanh that the kernel has, but for factors?
+  bool is_capped(ValueId value) const { return is_multiple_of_tanh(product_of(value)); }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
     const auto& size = problem_.params[param].param.shape()[dimension];
@@ -296,8 +299,7 @@ class Writer {
   }
 
   bool is_multiple_of_tanh(const Product& product) const {
-    const bool multiple = given_.tanh && product.rest == std::vector{*given_.tanh} && !product.factors.empty();
-    return problem_.pass == Pass::forward && multiple && scales(product);
+    return problem_.pass == Pass::forward && given_.tanh && product.rest == std::vector{*given_.tanh} && scales(product);
   }
 
   /// Can an exponent take the constant in?
@@ -821,6 +823,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (ahead.tanh) given.tanh = Writer(p, program).tanh_of_score();
 
   double unit = 1;
+  bool capped = false;
   std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n",
               times = "  return 1;\n";
   if (p.has_score_mod()) {
@@ -829,6 +832,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     const auto [value, constant] = writer.in_units(result);
     unit = constant;
     times = writer.tanh_times(result);
+    capped = writer.is_capped(result);
     modified = writer.body({result}) + base::join("  return ", value, ";\n");
     if (backward) slope = writer.result(score.dscore);
   }
@@ -840,6 +844,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   }
   text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
+  text += base::join("constexpr bool kCappedScore = ", capped ? "true" : "false", ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");

@@ -100,6 +100,22 @@ TEST_F(ScoreEmit, OneTanhOfTheScoreCanBeKnownAhead) {
   EXPECT_FALSE(ahead("tanh(score / 20) * 20 + t[0]", "f32"));
 }
 
+TEST_F(ScoreEmit, ATanhTimesWhatAllPairsShareIsACappedScore) {
+  const auto capped = [](const std::string& score, const std::string& pass = "forward") {
+    const std::string text =
+        emit_score(problem_of(pass + " bf16 b1 h2 q64 d16 score=\"" + score + "\" param=\"t: real[64]\""), {.tanh = true});
+    return text.find("kCappedScore = true") != std::string::npos;
+  };
+  EXPECT_TRUE(capped("tanh(score)"));
+  EXPECT_TRUE(capped("tanh(score / 20) * 20"));
+  EXPECT_TRUE(capped("tanh(score / t[head]) * t[head]"));
+  EXPECT_FALSE(capped("tanh(score / 20) * -20"));
+  EXPECT_FALSE(capped("tanh(score / 20) * 20 * t[kv_idx]"));
+  EXPECT_FALSE(capped("tanh(score / 20) * 20 + score"));
+  EXPECT_FALSE(capped("tanh(score / 20 + t[kv_idx]) * 20"));
+  EXPECT_FALSE(capped("tanh(score / 20) * 20", "backward"));
+}
+
 TEST_F(ScoreEmit, FactorsOfAllPairsAreCollectedAndCancel) {
   const std::string text =
       emit_score(problem_of("backward bf16 b1 h2 q64 d16 score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[2] grad\""),

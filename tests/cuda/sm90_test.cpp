@@ -107,7 +107,7 @@ TEST_F(Sm90, CappedScoresStayInRegisters) {
   for (const char* dims : {"d64", "d128", "d256"}) {
     for (const char* score : {" score=\"tanh(score / 30) * 30\"", " score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[4]\""}) {
       for (const char* pass : {"forward", "backward"})
-        expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + score + causal, 40);
+        expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + score + causal, 80);
     }
     expect_clean(std::string("backward bf16 b2 h4:2 q1000:1000 ") + dims + causal +
                      " score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[4] grad\"",
@@ -116,32 +116,68 @@ TEST_F(Sm90, CappedScoresStayInRegisters) {
 }
 
 TEST_F(Sm90, SmallArgumentsOfTanhTakeNoSpecialFunction) {
-  const auto counts_of = [](const std::string& score) {
-    const problem::Problem p = problem_of(std::string("forward bf16 b2 h4 q8192:8192 d128 score=\"") + score + "\"" + causal);
+  const auto counts_of = [](const std::string& dtype, const std::string& score) {
+    const problem::Problem p = problem_of("forward " + dtype + " b2 h4 q8192:8192 d128 score=\"" + score + "\"" + causal);
     return test::instructions_of(jit::compile(sources_of(p).front())->bytes);
   };
   // Tiles in whole and in part, of the first round and of others, each in both ways: only one of them has two special functions for each
   // pair.
-  auto light = counts_of("score * 2"), capped = counts_of("tanh(score / 30) * 30");
-  constexpr int pairs = 128 / 2, copies = 4;
+  auto light = counts_of("f16", "score * 2"), capped = counts_of("f16", "tanh(score / 30) * 30");
+  constexpr int pairs = 128 / 2, rounds = 2, copies = 4;
   EXPECT_LE(capped[test::MUFU] - light[test::MUFU], copies * 2 * pairs + copies);
-  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + device::kTanhTerms - 1));
+  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + 5 - 1));
+  // bf16 goes on to the probability at once: polynomials of 4 terms, for whole tiles also of 3.
+  light = counts_of("bf16", "score * 2"), capped = counts_of("bf16", "tanh(score / 30) * 30");
+  EXPECT_LE(capped[test::MUFU] - light[test::MUFU], copies * 2 * pairs + rounds * 3 * pairs + 10 * copies);
+  EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs + rounds * pairs * (4 + 4 + 3));
 }
 
-TEST(Sm90Tanh, PolynomialIsExactEnough) {
+/// As tile/tanh_ahead.cuh does it: tanh(raw * factor) / raw.
+template <int terms>
+float small_tanh_divided(float raw, float factor) {
+  float coefficients[terms], power = factor;
+  for (int i = 0; i < terms; ++i, power *= factor * factor) coefficients[i] = device::SmallTanh<terms>::kCoefficients[i] * power;
+  float sum = coefficients[terms - 1];
+  for (int i = terms - 2; i >= 0; --i) sum = std::fma(sum, raw * raw, coefficients[i]);
+  return sum;
+}
+
+template <int terms>
+void expect_exact_enough(double relative, double absolute) {
   using namespace device;
-  for (const float factor : {1e-9f, 1e-6f, 2e-5f, 1e-4f, 0.0123f, 1.0f, 44.0f}) {
-    const float largest = std::fmin(kSmallTanh / factor, kHighestSmallTanh);
+  for (const float factor : {1e-9f, 1e-6f, 2e-5f, 1e-4f, 0.0123f, 1.0f, 14.0f}) {
+    const float largest = std::fmin(SmallTanh<terms>::kLimit / factor, kHighestSmallTanh);
     EXPECT_GE(largest, kLowestSmallTanh);
-    float coefficients[kTanhTerms], power = factor;  // as tile/tanh_ahead.cuh does it
-    for (int i = 0; i < kTanhTerms; ++i, power *= factor * factor) coefficients[i] = kTanhCoefficients[i] * power;
     for (int step = -2000; step <= 2000; ++step) {
       const float x = largest * static_cast<float>(step) / 2000;
-      float sum = coefficients[kTanhTerms - 1];
-      for (int i = kTanhTerms - 2; i >= 0; --i) sum = std::fma(sum, x * x, coefficients[i]);
-      const double exact = std::tanh(static_cast<double>(x) * factor);
-      EXPECT_NEAR(sum * x, exact, 7e-7 * std::abs(exact)) << x << " * " << factor;
-      EXPECT_NEAR(sum * x, exact, 3.5e-7);
+      const double exact = std::tanh(static_cast<double>(x) * factor), found = small_tanh_divided<terms>(x, factor) * x;
+      EXPECT_NEAR(found, exact, relative * std::abs(exact)) << x << " * " << factor;
+      EXPECT_NEAR(found, exact, absolute);
+    }
+  }
+}
+
+TEST(Sm90Tanh, PolynomialsAreExactEnough) {
+  expect_exact_enough<3>(5e-7, 6e-8);
+  expect_exact_enough<4>(5e-7, 9e-8);
+  expect_exact_enough<5>(3e-7, 1.6e-7);
+}
+
+TEST(Sm90Tanh, GradientOfACapIsAsExactAsThatOfTanh) {
+  for (const float factor : {1e-6f, 0.00625f, 0.7f}) {
+    const float limit = std::fmin(device::SmallTanh<5>::kLimit, device::kHighestSmallTanh * factor);
+    for (double top = limit; top > 1e-6; top /= 2) {
+      double found = 0, naive = 0;
+      for (int step = 1; step <= 1000; ++step) {
+        const float raw = static_cast<float>(top / static_cast<double>(factor) * (1 + step / 1000.0) / 2);
+        const auto error = [&](float t) {  // of t - x (1 - t^2), as the emitted text has it
+          const double x = static_cast<double>(raw) * static_cast<double>(factor), exact = std::tanh(x);
+          const double off = static_cast<double>(t - (1 - t * t) * raw * factor) - (exact - x * (1 - exact * exact));
+          return off * off;
+        };
+        found += error(small_tanh_divided<5>(raw, factor) * raw), naive += error(std::tanh(raw * factor));
+      }
+      EXPECT_LE(std::sqrt(found), 2.5 * std::sqrt(naive)) << top << " " << factor;
     }
   }
 }

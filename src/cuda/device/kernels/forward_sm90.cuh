@@ -9,7 +9,7 @@
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
-#include "softmax/online.cuh"
+#include "softmax/bounded.cuh"
 #include "tile/line_values.cuh"
 #include "tile/pair_tiles.cuh"
 #include "tile/tanh_ahead.cuh"
@@ -178,6 +178,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   }
 }
 
+/// May probabilities have any exponent? Then capped scores that are small need no maximum.
+constexpr bool kBounded = kCappedScore && kSame<Element, bf16>;
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
@@ -234,21 +236,39 @@ struct Consumer {
   }
 
   /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
-  /// row keeps go, if anywhere.
+  /// row keeps go, if anywhere. True: the softmax is done, these are probabilities.
   template <bool partial>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, float (&rescale)[2], const AheadValues& ahead,
+                               const ForwardTask& work, u32 use, u32 kept) const {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at = position<true>(work, 0);
     const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
-    if (kTanhAhead && all_small(scores, factor)) {
-      transform<partial>(scores, TanhAhead<true>(factor, times), ahead, work, use, kept);
-    } else {
-      transform<partial>(scores, TanhAhead<false>(factor, times), ahead, work, use, kept);
+    if constexpr (kBounded) {
+      const float bounded = kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent))), most = largest(scores);
+      if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded))) {
+        const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
+          ExponentAhead<terms> exponent_ahead{polynomial};
+          bounded_shift(softmax, exponent, exponent_ahead.shift);
+          transform<partial>(scores, exponent_ahead, ahead, work, use, kept);
+          update_bounded<partial>(softmax, scores, exponent, rescale);
+        };
+        if (!partial && all_small(most, TanhPolynomial<3>::limit(factor))) {
+          update(TanhPolynomial<3>(factor, times * exponent));
+        } else {
+          update(TanhPolynomial<4>(factor, times * exponent));
+        }
+        return true;
+      }
+    } else if (kTanhAhead && all_small(largest(scores), SmallTanhAhead::limit(factor))) {
+      transform<partial>(scores, SmallTanhAhead(factor, times), ahead, work, use, kept);
+      return false;
     }
+    transform<partial>(scores, AnyTanhAhead{factor, times}, ahead, work, use, kept);
+    return false;
   }
-  template <bool partial, bool small>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const TanhAhead<small>& tanh_ahead, const AheadValues& ahead, const ForwardTask& work,
-                               u32 use, u32 kept) const {
+  template <bool partial, class TanhAhead>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const TanhAhead& tanh_ahead, const AheadValues& ahead, const ForwardTask& work, u32 use,
+                               u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -259,7 +279,7 @@ struct Consumer {
     TiledValues tiled;
     int low[2], high[2];
     u32 kept_columns[SharedLayout::kKeptWords] = {};
-    float tanh[TanhAhead<small>::kAtOnce];
+    float tanh[kTanhAtOnce];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       high[r] = last_kv - first_kv;
@@ -273,8 +293,8 @@ struct Consumer {
       ahead[kPairReads > 0 ? i : 0].put_into(at);
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       tiled.put_into(at, i);
-      if (kTanhAhead && i % tanh_ahead.kAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
-      at.tanh = tanh[i % tanh_ahead.kAtOnce];
+      if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
+      at.tanh = tanh[i % kTanhAtOnce];
       if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -445,6 +465,7 @@ struct Consumer {
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
+      bool bounded = false;
       if (partial) {
         const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
         const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
@@ -452,16 +473,16 @@ struct Consumer {
           if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
-        transform<true>(scores, ahead, next, tile, kept);
+        bounded = transform<true>(scores, softmax, rescale, ahead, next, tile, kept);
         if (clears) {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
       } else if constexpr (kHasScore) {
-        transform<false>(scores, ahead, next, tile, 0);
+        bounded = transform<false>(scores, softmax, rescale, ahead, next, tile, 0);
       }
       if constexpr (kHasLines) release(rings.line_values, tile);
-      softmax.update(scores, exponent, rescale);
+      if (!bounded) softmax.update(scores, exponent, rescale);
       if constexpr (kDropout) drop(scores, next);
     };
 

@@ -22,7 +22,7 @@
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
 // tanh_times,
 //   real tanh_factor(score, at, args), tanh_times(score, at, args)
-// which do not use the raw score and are the same for all pairs of a head.
+// which do not use the raw score and are the same for all pairs of a head. kCappedScore: the modified score / kScoreUnit is at.tanh itself.
 #include "score/functions.cuh"
 
 namespace foveal::device {

@@ -311,14 +311,14 @@ struct BackwardGroup {
                                    const AheadValues& ahead, const BackwardTask& work, u32 use) const {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const float factor = tanh_factor(one, work.base(args.attention), args.attention.score);
-    if (kTanhAhead && all_small(scores, factor)) {
-      probabilities<partial>(scores, TanhAhead<true>(factor, 1), p, dropped, early, ahead, work, use);
+    if (kTanhAhead && all_small(largest(scores), SmallTanhAhead::limit(factor))) {
+      probabilities<partial>(scores, SmallTanhAhead(factor, 1), p, dropped, early, ahead, work, use);
     } else {
-      probabilities<partial>(scores, TanhAhead<false>(factor, 1), p, dropped, early, ahead, work, use);
+      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, ahead, work, use);
     }
   }
-  template <bool partial, bool small>
-  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead<small>& tanh_ahead, u32 (&p)[kBlockQ / 4],
+  template <bool partial, class TanhAhead>
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead& tanh_ahead, u32 (&p)[kBlockQ / 4],
                                    u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const AheadValues& ahead, const BackwardTask& work,
                                    u32 use) const {
     const AttentionArgs& attention = args.attention;

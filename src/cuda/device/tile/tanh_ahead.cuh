@@ -3,52 +3,83 @@
 // operations; where the arguments of all pairs of a warp are small, as they are in most tiles, it is a polynomial on the FMA pipes instead.
 #include "score/score.cuh"
 #include "score/small_tanh.cuh"
+#include "tile/fragment.cuh"
 
 namespace foveal::device {
 
-/// May the tanh of raw * factor be that of small arguments for all pairs of the warp? NaN does not count: either way it stays NaN.
+/// The largest |raw| of a thread but for NaN, which stays NaN whatever it is taken for.
 template <int count>
-FOVEAL_DEVICE bool all_small(const float (&raw)[count], float factor) {
-  float largest[4] = {};  // comparisons that need not wait for each other
+FOVEAL_DEVICE float largest(const float (&raw)[count]) {
+  float some[4] = {};  // comparisons that need not wait for each other
 #pragma unroll
-  for (int i = 0; i < count; ++i) largest[i % 4] = fmaxf(largest[i % 4], fabsf(raw[i]));
-  const float limit = kSmallTanh * reciprocal_approx(fabsf(factor));
-  const float all = fmaxf(fmaxf(largest[0], largest[1]), fmaxf(largest[2], largest[3]));
-  return __all_sync(~0u, limit >= kLowestSmallTanh && all <= fminf(limit, kHighestSmallTanh));
+  for (int i = 0; i < count; ++i) some[i % 4] = fmaxf(some[i % 4], fabsf(raw[i]));
+  return fmaxf(fmaxf(some[0], some[1]), fmaxf(some[2], some[3]));
+}
+/// Is the largest |raw| of all pairs of the warp small enough for a polynomial?
+FOVEAL_DEVICE bool all_small(float largest, float limit) {
+  return __all_sync(~0u, limit >= kLowestSmallTanh && largest <= fminf(limit, kHighestSmallTanh));
 }
 
-template <bool small>
-struct TanhAhead {
-  static constexpr int kAtOnce = 4;  // as many as a multiplication takes cycles
-  float factor, times;
-  float coefficients[kTanhTerms];
+constexpr int kTanhAtOnce = 4;  // as many as a multiplication takes cycles
 
-  FOVEAL_DEVICE TanhAhead(float factor, float times) : factor(factor), times(times) {
+/// tanh(raw * factor) * times, of small arguments.
+template <int terms>
+struct TanhPolynomial {
+  float coefficients[terms];
+
+  /// Of |raw|.
+  FOVEAL_DEVICE static float limit(float factor) { return SmallTanh<terms>::kLimit * reciprocal_approx(fabsf(factor)); }
+
+  FOVEAL_DEVICE TanhPolynomial(float factor, float times) {
     float power = factor * times;
 #pragma unroll
-    for (int i = 0; i < kTanhTerms; ++i, power *= factor * factor) coefficients[i] = kTanhCoefficients[i] * power;
+    for (int i = 0; i < terms; ++i, power *= factor * factor) coefficients[i] = SmallTanh<terms>::kCoefficients[i] * power;
   }
 
-  /// Of registers first, first + 1, ...
+  /// The tanh divided by raw, for registers first, first + 1, ...
   template <int count>
-  FOVEAL_DEVICE void evaluate(float (&tanh)[kAtOnce], const float (&raw)[count], int first) const {
-    if constexpr (small) {
-      float square[kAtOnce];
+  FOVEAL_DEVICE void divided(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
+    float square[kTanhAtOnce];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) square[j] = raw[first + j] * raw[first + j];
+    for (int j = 0; j < kTanhAtOnce; ++j) square[j] = raw[first + j] * raw[first + j];
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) tanh[j] = coefficients[kTanhTerms - 1];
+    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = coefficients[terms - 1];
 #pragma unroll
-      for (int term = kTanhTerms - 2; term >= 0; --term) {
+    for (int term = terms - 2; term >= 0; --term) {
 #pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) tanh[j] = fmaf(tanh[j], square[j], coefficients[term]);
-      }
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) tanh[j] *= raw[first + j];
-    } else {
-#pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor, times);
+      for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = fmaf(tanh[j], square[j], coefficients[term]);
     }
+  }
+};
+
+struct SmallTanhAhead : TanhPolynomial<5> {
+  using TanhPolynomial::TanhPolynomial;
+  template <int count>
+  FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
+    divided(tanh, raw, first);
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] *= raw[first + j];
+  }
+};
+
+struct AnyTanhAhead {
+  float factor, times;
+  template <int count>
+  FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor, times);
+  }
+};
+
+/// What the exponential of a capped score takes: the tanh less the shift of its row.
+template <int terms>
+struct ExponentAhead : TanhPolynomial<terms> {
+  float shift[2];
+  template <int count>
+  FOVEAL_DEVICE void evaluate(float (&exponent)[kTanhAtOnce], const float (&raw)[count], int first) const {
+    this->divided(exponent, raw, first);
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; ++j) exponent[j] = fmaf(exponent[j], raw[first + j], -shift[fragment_row(first + j)]);
   }
 };
 
