@@ -806,6 +806,13 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
   return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
 }
 
+bool is_capped(const Problem& p) {
+  if (p.pass != Pass::forward || !p.has_score_mod()) return false;
+  Given given;
+  given.tanh = Writer(p, p.score->forward).tanh_of_score();
+  return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
+}
+
 std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
@@ -823,7 +830,6 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (ahead.tanh) given.tanh = Writer(p, program).tanh_of_score();
 
   double unit = 1;
-  bool capped = false;
   std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n",
               times = "  return 1;\n";
   if (p.has_score_mod()) {
@@ -832,7 +838,6 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     const auto [value, constant] = writer.in_units(result);
     unit = constant;
     times = writer.tanh_times(result);
-    capped = writer.is_capped(result);
     modified = writer.body({result}) + base::join("  return ", value, ";\n");
     if (backward) slope = writer.result(score.dscore);
   }
@@ -844,7 +849,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   }
   text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
-  text += base::join("constexpr bool kCappedScore = ", capped ? "true" : "false", ";\n");
+  text += base::join("constexpr bool kCappedScore = ", ahead.tanh && is_capped(p) ? "true" : "false", ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");

@@ -28,6 +28,9 @@ struct Ahead {
   bool tanh = false;              ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
 };
 
+/// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
+bool is_capped(const problem::Problem& problem);
+
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
 /// a clamp superfluous, and on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});

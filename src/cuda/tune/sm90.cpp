@@ -278,7 +278,8 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
   if (dim <= 64) {
     if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
-    if (sm90_pair_tiles(p).size() > 1) return {two};  // shared memory is full
+    if (sm90_pair_tiles(p).size() > 1) return {two};           // shared memory is full
+    if (p.dtype == DType::bf16 && is_capped(p)) return {two};  // issue slots bind: a wide tile wastes the fewest
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
     if (evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false, helpers}, two};
     if (!sm90_is_light(p)) return {two};

@@ -243,8 +243,9 @@ struct Consumer {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at = position<true>(work, 0);
     const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
+    const float most = kTanhAhead ? largest(scores) : 0.0f;
     if constexpr (kBounded) {
-      const float bounded = kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent))), most = largest(scores);
+      const float bounded = kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
       if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded))) {
         const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
           ExponentAhead<terms> exponent_ahead{polynomial};
@@ -259,11 +260,12 @@ struct Consumer {
         }
         return true;
       }
-    } else if (kTanhAhead && all_small(largest(scores), SmallTanhAhead::limit(factor))) {
-      transform<partial>(scores, SmallTanhAhead(factor, times), ahead, work, use, kept);
-      return false;
     }
-    transform<partial>(scores, AnyTanhAhead{factor, times}, ahead, work, use, kept);
+    if (kTanhAhead && all_small(most, SmallTanhAhead::limit(factor))) {
+      transform<partial>(scores, SmallTanhAhead(factor, times), ahead, work, use, kept);
+    } else {
+      transform<partial>(scores, AnyTanhAhead{factor, times}, ahead, work, use, kept);
+    }
     return false;
   }
   template <bool partial, class TanhAhead>

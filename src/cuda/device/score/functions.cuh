@@ -2,9 +2,10 @@
 // What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the transcendental
 // functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11, would show in lse); f32 and f64
 // use the exact ones. fv_exp, fv_sigmoid, fv_tanh also come as functions of a product x * factor: a factor that is the same for all pairs is then merged
-// with the one that base 2 needs. And fv_tanh as a product with `times`.
+// with the one that base 2 needs.
 #include "args.cuh"
 #include "element.cuh"
+#include "score/small_tanh.cuh"
 
 #include "config.cuh"
 
@@ -118,14 +119,20 @@ template <bool kFast = kFastMath>
 FOVEAL_DEVICE double fv_sigmoid(double x, double factor = 1) {
   return 1 / (1 + exp(-x * factor));
 }
-template <bool kFast = kFastMath>
-FOVEAL_DEVICE float fv_tanh(float x, float factor = 1, float times = 1) {
-  // 1 - 2 / (1 + e^2x): absolute error 1e-7, and saturates cleanly.
-  return kFast ? fmaf(-2 * times, reciprocal_approx(1 + exp2_real(x * (factor * (2 * kLog2e)))), times) : tanhf(x * factor) * times;
+/// tanh(x * factor) * times by 1 - 2 / (1 + e^2x): absolute error 1e-7 * times, and saturates cleanly.
+FOVEAL_DEVICE float tanh_of_large(float x, float factor, float times) {
+  return fmaf(-2 * times, reciprocal_approx(1 + exp2_real(x * (factor * (2 * kLog2e)))), times);
 }
 template <bool kFast = kFastMath>
-FOVEAL_DEVICE double fv_tanh(double x, double factor = 1, double times = 1) {
-  return tanh(x * factor) * times;
+FOVEAL_DEVICE float fv_tanh(float x, float factor = 1) {
+  if (!kFast) return tanhf(x * factor);
+  const float y = x * factor, square = y * y;
+  constexpr auto& c = SmallTanh<3>::kCoefficients;
+  return fabsf(y) <= SmallTanh<3>::kLimit ? fmaf(y * square, fmaf(c[2], square, c[1]), y) : tanh_of_large(x, factor, 1);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_tanh(double x, double factor = 1) {
+  return tanh(x * factor);
 }
 
 FOVEAL_DEVICE float fv_sqrt(float x) { return sqrtf(x); }

@@ -62,12 +62,13 @@ struct SmallTanhAhead : TanhPolynomial<5> {
   }
 };
 
+/// Where some argument of the warp is large: the error of the others is small beside it.
 struct AnyTanhAhead {
   float factor, times;
   template <int count>
   FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
 #pragma unroll
-    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = fv_tanh(raw[first + j], factor, times);
+    for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = tanh_of_large(raw[first + j], factor, times);
   }
 };
 
