@@ -40,7 +40,7 @@ class CudaClock:
     """Device time between events around one call, the L2 cache flushed before; flushed often enough that the host, which enqueues the call
     meanwhile, is not what is timed."""
 
-    FLUSHES = 4  # about 60 us each on an H200: more than a framework's backward takes to enqueue
+    FLUSHES = 10  # about 60 us each on an H200: more than a framework's backward takes to enqueue, on a busy host too
 
     def __init__(self) -> None:
         self._flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")

@@ -35,17 +35,8 @@ def _backward_op(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, params: list[Tensor], cu_q: Tensor | None,
     cu_kv: Tensor | None, max_q: int, max_kv: int, key: str, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    found = _gradients(program(key), (q, k, v, out, lse, dout, dlse), params, want, (cu_q, cu_kv, max_q, max_kv))
+    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, True)
     return [gradient for gradient in found if gradient is not None]
-
-
-def _gradients(found: _core.Program, tensors: tuple[Any, ...], params: Any, want: Any, lengths: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    """Of q, k, v and the parameters, each in its own dtype, None where not wanted."""
-    gradients = found.backward(*tensors, params, want, *lengths)
-    if not params or all([gradient is None or gradient.dtype == param.dtype for gradient, param in zip(gradients[3:], params)]):
-        return gradients
-    rounded = (gradient if gradient is None else gradient.to(param.dtype) for gradient, param in zip(gradients[3:], params))
-    return (*gradients[:3], *rounded)
 
 
 @_forward_op.register_fake
@@ -117,7 +108,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         if dlse is None:
             return (None,) * (2 + len(want))
         dout = torch.zeros_like(out)
-    return (None, None, *_gradients(ctx.program, (q, k, v, out, lse, dout, dlse), params, want, ctx.lengths))
+    return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.lengths, True))
 
 
 _once_differentiable = torch.autograd.function.once_differentiable(_backward)

@@ -161,15 +161,22 @@ void bind_attention(nb::module_& m) {
       .def(
           "backward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout, nb::handle dlse,
-             nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv) {
+             nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv,
+             bool rounded) {
             const nb::handle none = Py_None;
-            return program.run(
-                {Pass::backward, {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv}, params, flags(wanted), max_q, max_kv});
+            return program.run({Pass::backward,
+                                {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv},
+                                params,
+                                flags(wanted),
+                                max_q,
+                                max_kv,
+                                rounded});
           },
           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"), nb::arg("dlse").none(),
           nb::arg("params"), nb::arg("wanted"), nb::arg("cu_q").none() = nb::none(), nb::arg("cu_kv").none() = nb::none(),
-          nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
-          "(dq, dk, dv, gradient of each parameter...), newly made; None where `wanted`, one bool for each, says so.")
+          nb::arg("max_q") = 0, nb::arg("max_kv") = 0, nb::arg("rounded") = false,
+          "(dq, dk, dv, gradient of each parameter...), newly made; None where `wanted`, one bool for each, says so. Gradients of\n"
+          "parameters are float32 or wider; rounded: of the parameter's own dtype.")
       .def(
           "plan",
           [](Program& program, Pass pass, const nb::list& arrays, nb::handle params, nb::handle wanted, std::int64_t max_q,

@@ -29,6 +29,7 @@ std::string signature_of(const Program::Arguments& arguments, const std::vector<
   append(text, arguments.arrays[slots::q].type().ptr());
   append(text, arguments.max_seqlen_q);
   append(text, arguments.max_seqlen_kv);
+  append(text, arguments.rounded);
   for (const bool wanted : arguments.wanted) text.push_back(wanted ? '1' : '0');
   for (const TensorView& tensor : tensors) {
     text.push_back(tensor.present() ? static_cast<char>(tensor.rank) : '\x7f');
@@ -122,7 +123,7 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   return tensors;
 }
 
-/// Fills the slots of results that are wanted and not there: contiguous, gradients of parameters in fp32 or wider.
+/// Fills the slots of results that are wanted and not there, contiguous.
 void Program::add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const {
   const auto fill = [&tensors](std::size_t slot, const TensorView& view) {
     if (!tensors[slot].present()) tensors[slot] = view;
@@ -139,8 +140,8 @@ void Program::add_results(const Arguments& arguments, std::vector<TensorView>& t
     if (arguments.wanted[i]) fill(slots::dq + i, contiguous_like(tensors[slots::q + i], tensors[slots::q + i].dtype));
   const std::size_t params = slots::backward_count + 2, dparams = params + params_.size();
   for (std::size_t i = 0; i < params_.size(); ++i)
-    if (arguments.wanted[first_gradient + i])
-      fill(dparams + i, contiguous_like(tensors[params + i], accumulated(tensors[params + i].dtype)));
+    if (const DType own = tensors[params + i].dtype; arguments.wanted[first_gradient + i])
+      fill(dparams + i, contiguous_like(tensors[params + i], arguments.rounded ? own : accumulated(own)));
 }
 
 std::shared_ptr<Call> Program::plan(const Arguments& arguments) { return plan(arguments, read(arguments)); }

@@ -29,6 +29,7 @@ class Program {
     nanobind::handle params;
     std::vector<bool> wanted;  ///< forward: lse; backward: dq, dk, dv, then each parameter's gradient
     std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
+    bool rounded = false;  ///< gradients of parameters in their own dtype instead of fp32 or wider
   };
 
   /// Makes the results in the arrays' own framework and runs. A tuple of (out, lse) or (dq, dk, dv, gradients...), None where not wanted.
