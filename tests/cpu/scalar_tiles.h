@@ -2,6 +2,7 @@
 // A model of the AMX tile machine in plain C++: tiles are arrays, and the product follows the manual's pseudo-code: denormals are zero on
 // input and output, sums are rounded to nearest even, the even and the odd elements of the pairs are summed apart and added to C at the
 // end.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -32,17 +33,18 @@ class ScalarTiles {
   template <int C, int A, int B>
   void dot() {
     for (int row = 0; row < kRows; ++row) {
-      float even[16] = {}, odd[16] = {};
+      std::fill_n(even_, 16, 0.0f);
+      std::fill_n(odd_, 16, 0.0f);
       for (int pair = 0; pair < 16; ++pair) {
         for (int column = 0; column < 16; ++column) {
           const std::uint32_t a = tile_[A][row][pair], b = tile_[B][pair][column];
-          even[column] = flush(even[column] + flush(low(a) * low(b)));
-          odd[column] = flush(odd[column] + flush(high(a) * high(b)));
+          even_[column] = flush(even_[column] + flush(low(a) * low(b)));
+          odd_[column] = flush(odd_[column] + flush(high(a) * high(b)));
         }
       }
       for (int column = 0; column < 16; ++column) {
         const float c = flush(std::bit_cast<float>(tile_[C][row][column]));
-        tile_[C][row][column] = std::bit_cast<std::uint32_t>(flush(c + flush(even[column] + odd[column])));
+        tile_[C][row][column] = std::bit_cast<std::uint32_t>(flush(c + flush(even_[column] + odd_[column])));
       }
     }
   }
@@ -53,6 +55,7 @@ class ScalarTiles {
   static float high(std::uint32_t pair) { return flush(std::bit_cast<float>(pair & 0xffff0000u)); }
 
   std::uint32_t tile_[8][kRows][16];
+  float even_[16], odd_[16];  // not on the stack: g++ 12 misplaces arrays of vectors when AddressSanitizer watches frames that were left
 };
 
 }  // namespace foveal::cpu
