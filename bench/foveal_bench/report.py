@@ -142,7 +142,7 @@ def _short(rows: list[dict[str, Any]], figures: list[tuple[str, pathlib.Path]], 
     """The summary, the overhead, and the figures that compare."""
     parts = [
         "Each suite ran in one process, contenders interleaved, every answer checked before it was timed; geometric means over the cases. "
-        f"All tables: [{folder}/results.md]({folder}/results.md); with the plots on one page: [{folder}/index.html]({folder}/index.html).\n",
+        f"All tables: [{folder}/results.md]({folder}/results.md); `foveal-bench report` also writes them with the plots as one page, index.html.\n",
         summary(rows),
         "",
         *overhead.tables(rows),
