@@ -28,6 +28,7 @@ class Writer {
     add(view.dtype);
     add(view.device.kind);
     add(view.device.index);
+    add(problem::is_aligned(view));
     add(view.rank);
     for (int d = 0; d < view.rank; ++d) {
       add(view.sizes[static_cast<std::size_t>(d)]);

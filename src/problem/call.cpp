@@ -36,6 +36,10 @@ const std::array<Role, 10> roles{{
     {"dv", &Call::dv, &Problem::dv, &Buffers::dv, Need::none, Need::optional, false, true},
 }};
 
+bool is_aligned(const TensorView& view) {
+  return view.device.kind != DeviceKind::cuda || reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+}
+
 TensorView logical_view(const TensorView& view, bool varlen) {
   TensorView logical = view;
   if (varlen && logical.rank < TensorView::max_rank) {  // a batch dimension of one in front

@@ -35,6 +35,10 @@ struct Role {
 
 extern const std::array<Role, 10> roles;
 
+/// On a GPU: does the data begin at a multiple of 16 bytes, as some kernels need it? A plan depends on it, so that others serve views that
+/// do not.
+bool is_aligned(const TensorView& view);
+
 /// The view in the logical form of TensorSpec: rank 4 (or 3 for lse) when packed, strides of single-element dimensions made canonical.
 TensorView logical_view(const TensorView& view, bool varlen);
 

@@ -23,13 +23,12 @@ std::string shape_text(const std::int64_t* sizes, int rank) {
 std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
 TensorSpec spec_of(const TensorView& logical) {
-  const bool aligned = logical.device.kind != DeviceKind::cuda || reinterpret_cast<std::uintptr_t>(logical.data) % 16 == 0;
   return {.present = true,
           .dtype = logical.dtype,
           .rank = logical.rank,
           .sizes = logical.sizes,
           .strides = logical.strides,
-          .aligned = aligned};
+          .aligned = is_aligned(logical)};
 }
 
 /// Present, of the rank its layout asks for, no empty dimension, on q's device.

@@ -147,6 +147,28 @@ TEST(Problem, TheKeySaysMoreThanTheLine) {
   EXPECT_NE(key("forward f32 b2 h4 q8 d16"), key("forward f32 b2 h4 q8 d16 no_lse"));
 }
 
+TEST(Problem, PlansOfGpuTensorsAreForTheirAlignment) {
+  const CaseData data(parse_line("forward bf16 b2 h4 q8 d16"));
+  const auto at = [&](DeviceKind kind, std::uintptr_t address) {
+    const auto on = [&](TensorView view, std::uintptr_t where) {
+      view.device.kind = kind, view.data = reinterpret_cast<void*>(where);
+      return view;
+    };
+    ForwardInputs inputs = data.forward_inputs();
+    ForwardOutputs outputs = data.forward_outputs();
+    inputs.q = on(inputs.q, address), inputs.k = on(inputs.k, 4096), inputs.v = on(inputs.v, 4096);
+    outputs.out = on(outputs.out, 4096), outputs.lse = on(outputs.lse, 4096);
+    std::string signature;
+    write_signature({}, problem::call_of(inputs, outputs), {}, signature);
+    return std::pair{signature, problem::make_problem({}, inputs, outputs).key};
+  };
+  const auto aligned = at(DeviceKind::cuda, 4096), same = at(DeviceKind::cuda, 4112), not_aligned = at(DeviceKind::cuda, 4098);
+  EXPECT_EQ(aligned, same);
+  EXPECT_NE(aligned.first, not_aligned.first);
+  EXPECT_NE(aligned.second, not_aligned.second);
+  EXPECT_EQ(at(DeviceKind::cpu, 4096), at(DeviceKind::cpu, 4098));
+}
+
 TEST(Plan, RunAllocatesNothing) {
   for (const TargetInfo& target : targets()) {
     if (!target.available || target.backend == "cuda") continue;
