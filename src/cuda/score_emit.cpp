@@ -601,6 +601,9 @@ bool depends_on_score(const Program& program, ValueId value) {
   return (program.depends[static_cast<std::size_t>(value)] & scoring::depends_score) != 0;
 }
 
+/// Of the functions of a pair.
+const char* linkage_of(const Problem& p) { return is_long(p) ? "FOVEAL_CALLED" : "FOVEAL_DEVICE"; }
+
 constexpr const char* pair_signature = "(const Score& score, const At& at, const ScoreArgs& args)";
 
 /// A template whose value or effect for i = 0, 1, ... is given.
@@ -726,7 +729,7 @@ std::string emit_reads(const Problem& p, const Given& given) {
       indices.push_back(body);
     }
   }
-  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real read_factor", pair_signature), factors, "  return 0;\n");
+  text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor", pair_signature), factors, "  return 0;\n");
   text += numbered(
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
       "(&index)[kMaxParamRank])",
@@ -813,6 +816,40 @@ bool is_capped(const Problem& p) {
   return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
 }
 
+bool is_long(const Problem& p) {
+  constexpr int limit = 500;  // instructions, about
+  const scoring::Program& program = program_of(p);
+  constexpr std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
+  int instructions = 0;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    if ((program.depends[i] & varies) == 0) continue;
+    switch (program.code[i].op) {
+      case Op::sin:
+      case Op::cos:
+      case Op::tan:
+      case Op::pow:
+        instructions += 60;  // reduction of any argument
+        break;
+      case Op::erf:
+      case Op::mod:
+      case Op::floor_div:
+        instructions += 20;
+        break;
+      case Op::exp:
+      case Op::exp2:
+      case Op::log:
+      case Op::log2:
+      case Op::tanh:
+      case Op::sigmoid:
+        instructions += 6;
+        break;
+      default:
+        ++instructions;
+    }
+  }
+  return instructions > limit;
+}
+
 std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
@@ -853,8 +890,9 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");
-  text += base::join("template <class At>\nFOVEAL_DEVICE real score_in_units", pair_signature, " {\n", modified, "}\n");
-  text += base::join("template <class At>\nFOVEAL_DEVICE real score_backward", pair_signature, " {\n", slope, "}\n");
+  const char* const linkage = linkage_of(p);
+  text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
+  text += base::join("template <class At>\n", linkage, " real score_backward", pair_signature, " {\n", slope, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +

@@ -31,6 +31,10 @@ struct Ahead {
 /// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
 
+/// Is the score's text too long to stand in a kernel once for each pair that a thread holds? Then it is called, which takes longer than the
+/// text itself but keeps the assembler's time in seconds; kernels around wgmma cannot hold calls.
+bool is_long(const problem::Problem& problem);
+
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
 /// a clamp superfluous, and on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});

@@ -1,6 +1,7 @@
 #pragma once
 // Words used by every kernel. No header of a toolkit is needed or allowed.
 #define FOVEAL_DEVICE __device__ __forceinline__
+#define FOVEAL_CALLED __device__ __noinline__
 
 namespace foveal::device {
 

@@ -106,7 +106,7 @@ std::vector<PairTile> Sm90ForwardConfig::pair_tiles(const problem::Problem& p) c
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
-  const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0));
+  const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16);  // and a word
   const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
   return tiles + barriers + lines + bytes_of_pairs(pair_tiles(p).size(), pair_stages, block_q(), block_kv) +
          static_cast<std::size_t>(p.has_mask() ? block_kv : 0);

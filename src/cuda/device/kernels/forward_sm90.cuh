@@ -41,11 +41,18 @@ struct SharedLayout {
   static constexpr int kBarriers = kPairs + Pairs::kBytes;
   static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
   static constexpr int kPairBarriers = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
-  static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
+  static constexpr int kMaxima = kPairBarriers + Pairs::kBarrierBytes;
+  static constexpr int kLines = kMaxima + 16;
   static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
   static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
   static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
 };
+
+/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low.
+enum class Maxima : u32 { first, too_low, all };
+
+/// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
+constexpr bool kAnyExponent = kSame<Element, bf16>;
 
 struct Rings {
   unsigned char* memory;
@@ -62,6 +69,9 @@ struct Rings {
         value{key.address + RingBarriers<kStages>::kBytes},
         line_values{base + SharedLayout::kLineBarriers},
         pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
+  /// Of the whole CTA. What a group finds when another one sets them does not matter: everything is then repeated.
+  FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_word(base + SharedLayout::kMaxima)) : Maxima::all; }
+  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_word(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
@@ -178,8 +188,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   }
 }
 
-/// May probabilities have any exponent? Then capped scores that are small need no maximum.
-constexpr bool kBounded = kCappedScore && kSame<Element, bf16>;
+constexpr bool kBounded = kCappedScore && kAnyExponent;
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
@@ -236,9 +245,9 @@ struct Consumer {
   }
 
   /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
-  /// row keeps go, if anywhere. True: the softmax is done, these are probabilities.
+  /// row keeps go, if anywhere. True: the softmax is done, these are probabilities, and `rescales` says what OnlineSoftmax::follow_maximum returns.
   template <bool partial>
-  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, float (&rescale)[2], const AheadValues& ahead,
+  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const AheadValues& ahead,
                                const ForwardTask& work, u32 use, u32 kept) const {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at = position<true>(work, 0);
@@ -251,7 +260,7 @@ struct Consumer {
           ExponentAhead<terms> exponent_ahead{polynomial};
           bounded_shift(softmax, exponent, exponent_ahead.shift);
           transform<partial>(scores, exponent_ahead, ahead, work, use, kept);
-          update_bounded<partial>(softmax, scores, exponent, rescale);
+          rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
         };
         if (!partial && all_small(most, TanhPolynomial<3>::limit(factor))) {
           update(TanhPolynomial<3>(factor, times * exponent));
@@ -388,6 +397,7 @@ struct Consumer {
 
   /// Writes the statistics of a task.
   FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    if (kAnyExponent && softmax.overflows() && rings.maxima() == Maxima::first) rings.set_maxima(Maxima::too_low);
     Ending ending;
     float lse[2];
     if constexpr (kHasSink) {
@@ -432,20 +442,25 @@ struct Consumer {
     return true;
   }
 
-  FOVEAL_DEVICE void run() {
+  /// Before the first run: group 0 begins. A run leaves the turns as it found them.
+  FOVEAL_DEVICE void open_turns() const {
+    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
+  }
+
+  FOVEAL_DEVICE void run() const {
     const bool leader = thread == 0;
     int next_round = -1;
     ForwardTask next;  // whose scores are computed
     next.walk.stop();
     u32 tile = 0, query = 0;
     bool partial, new_task;
-    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
     if (!advance(next, next_round, partial, new_task)) return;
 
     float scores[kBlockKv / 2];
     float acc[kDimV / 2];
     u32 p[kBlockKv / 4];
     float rescale[2];
+    bool rescales, bounded;
     AheadValues ahead;
     OnlineSoftmax softmax;
     softmax.reset();
@@ -462,12 +477,12 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
-    const auto probabilities = [&] {
+    const auto take_scores = [&] {
       if (leader) rings.key.release(tile);
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
-      bool bounded = false;
+      bounded = rescales = false;
       if (partial) {
         const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
         const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
@@ -475,16 +490,19 @@ struct Consumer {
           if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
-        bounded = transform<true>(scores, softmax, rescale, ahead, next, tile, kept);
+        bounded = transform<true>(scores, softmax, rescales, rescale, ahead, next, tile, kept);
         if (clears) {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
       } else if constexpr (kHasScore) {
-        bounded = transform<false>(scores, softmax, rescale, ahead, next, tile, 0);
+        bounded = transform<false>(scores, softmax, rescales, rescale, ahead, next, tile, 0);
       }
       if constexpr (kHasLines) release(rings.line_values, tile);
-      if (!bounded) softmax.update(scores, exponent, rescale);
+      if (!bounded && !(rings.maxima() == Maxima::first && softmax.lasts(exponent))) rescales = softmax.follow_maximum(scores, exponent, rescale);
+    };
+    const auto take_exponentials = [&] {
+      if (!bounded) softmax.add(scores, exponent);
       if constexpr (kDropout) drop(scores, next);
     };
 
@@ -493,17 +511,17 @@ struct Consumer {
     score_product();
     load_ahead(ahead, next, partial);
     wgmma_wait<0>();
-    probabilities();
+    take_scores();
+    take_exponentials();
     pack_fragment<Element>(p, scores);
 
-    int round = next_round;  // of the task whose output is accumulated
+    int round;  // of the task whose output is accumulated
     bool accumulate = false;
-    while (advance(next, next_round, partial, new_task)) {
+    while (round = next_round, advance(next, next_round, partial, new_task)) {
       Ending ending;
       if (new_task) {
         ending = end(task_of(round), softmax);
         softmax.reset();
-        round = next_round;
         if (leader) rings.query.release(query);
         rings.query.wait_full(++query);
       }
@@ -515,18 +533,25 @@ struct Consumer {
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       load_ahead(ahead, next, partial);
       wgmma_wait<1>();
-      probabilities();
-      if constexpr (kOrdered) softmax.complete();
+      take_scores();
+      if constexpr (kOrdered) {
+        take_exponentials();
+        softmax.complete();
+      }
       wgmma_wait<0>();
       wgmma_pin(acc);
       if (leader) rings.value.release(tile - 1);
-      pack_fragment<Element>(p, scores);
+      if constexpr (kOrdered) pack_fragment<Element>(p, scores);
       accumulate = !new_task;
       if (new_task) {
         write_out(ending, acc);
-      } else if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+      } else if (rescales) {
 #pragma unroll
         for (int i = 0; i < kDimV / 2; ++i) acc[i] *= rescale[fragment_row(i)];
+      }
+      if constexpr (!kOrdered) {
+        take_exponentials();
+        pack_fragment<Element>(p, scores);
       }
     }
     rings.value.wait_full(tile);
@@ -537,6 +562,30 @@ struct Consumer {
   }
 };
 
+FOVEAL_DEVICE void init_barriers(const Rings& rings) {
+  rings.query.init(1, kConsumers);
+  rings.key.init(1, kConsumers);
+  rings.value.init(1, kConsumers);
+  if constexpr (kHasLines) rings.line_values.init(1, 4 * kConsumers);
+  if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, 4 * kConsumers);
+  fence_mbarrier_init();
+}
+
+/// By all threads, when everything is done: has it to be done again? Seldom: a score exceeded the first maximum of its row by a factor of 2^63 or so.
+FOVEAL_DEVICE bool repeats(const Rings& rings) {
+  if constexpr (!kAnyExponent) return false;
+  __syncthreads();
+  if (rings.maxima() != Maxima::too_low) return false;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    for (u32 barrier = rings.query.address; barrier < rings.base + SharedLayout::kMaxima; barrier += 8) mbarrier_invalidate(barrier);
+    init_barriers(rings);
+    rings.set_maxima(Maxima::all);
+  }
+  __syncthreads();
+  return true;
+}
+
 }  // namespace foveal::device
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
@@ -545,22 +594,25 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
   const Rings rings(shared);
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
-    rings.query.init(1, kConsumers);
-    rings.key.init(1, kConsumers);
-    rings.value.init(1, kConsumers);
-    if constexpr (kHasLines) rings.line_values.init(1, 4 * kConsumers);
-    if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, 4 * kConsumers);
-    fence_mbarrier_init();
+    init_barriers(rings);
+    rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
   }
   __syncthreads();
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(args, rings);
-    if constexpr (kHasLines) {
-      if (warp_id() == 1) evaluate_lines(args, rings);
-    }
+    do {
+      if (threadIdx.x == 0) produce(args, rings);
+      if constexpr (kHasLines) {
+        if (warp_id() == 1) evaluate_lines(args, rings);
+      }
+      __syncwarp();
+    } while (repeats(rings));
   } else {
     registers_increase<kConsumerRegisters>();
-    Consumer(args, rings, warp_group - 1).run();
+    const Consumer consumer(args, rings, warp_group - 1);
+    consumer.open_turns();
+    do {
+      consumer.run();
+    } while (repeats(rings));
   }
 }

@@ -13,9 +13,9 @@ FOVEAL_DEVICE void bounded_shift(const OnlineSoftmax& softmax, float scale_log2,
   for (int r = 0; r < 2; ++r) shift[r] = fmaxf(softmax.reference[r], 0.0f) * scale_log2;
 }
 
-/// exponents - shift -> probabilities, in place of OnlineSoftmax::update. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
+/// exponents - shift -> probabilities, in place of OnlineSoftmax::follow_maximum, with its result, and add. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
 template <bool partial, int count>
-FOVEAL_DEVICE void update_bounded(OnlineSoftmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
+FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
   float sum[2] = {};
 #pragma unroll
   for (int i = 0; i < count; ++i) {
@@ -29,6 +29,7 @@ FOVEAL_DEVICE void update_bounded(OnlineSoftmax& softmax, float (&exponents)[cou
     rescale[r] = old == softmax.reference[r] ? 1.0f : exp2_real((old - softmax.reference[r]) * scale_log2);
     softmax.sum[r] = fmaf(softmax.sum[r], rescale[r], sum[r]);
   }
+  return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
 }
 
 }  // namespace foveal::device

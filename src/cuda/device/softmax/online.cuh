@@ -8,6 +8,10 @@ namespace foveal::device {
 /// which every 16-bit type holds, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
 
+/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^this: what stands first
+/// may be kept only in name, with a score like -10000. Sums that reach kTooHigh tell that a later score was.
+constexpr float kLowestLasting = -16.0f, kTooHigh = 0x1p63f;
+
 struct OnlineSoftmax {
   float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
   float sum[2];        ///< of this thread's columns only
@@ -17,10 +21,14 @@ struct OnlineSoftmax {
     sum[0] = sum[1] = 0;
   }
 
-  /// scores -> exp2((score - reference) * scale_log2). Returns the factor of everything accumulated before in `rescale`.
+  /// Do the references of all rows of the warp last?
+  FOVEAL_DEVICE bool lasts(float scale_log2) const {
+    return __all_sync(~0u, fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting);
+  }
+
+  /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
   template <int count>
-  FOVEAL_DEVICE void update(float (&scores)[count], float scale_log2, float (&rescale)[2]) {
-    float shift[2];
+  FOVEAL_DEVICE bool follow_maximum(const float (&scores)[count], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float local = fmaxf(scores[2 * r], scores[2 * r + 1]);
@@ -32,9 +40,17 @@ struct OnlineSoftmax {
       const float old = reference[r];
       if (!((highest - old) * scale_log2 <= kRescaleThreshold)) reference[r] = highest;
       rescale[r] = old == reference[r] ? 1.0f : exp2_real((old - reference[r]) * scale_log2);
-      shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
       sum[r] *= rescale[r];
     }
+    return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
+  }
+
+  /// scores -> exp2((score - reference) * scale_log2).
+  template <int count>
+  FOVEAL_DEVICE void add(float (&scores)[count], float scale_log2) {
+    float shift[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       scores[i] = exp2_real(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
@@ -42,7 +58,12 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Everything update() computes is computed here: a branch that is never taken keeps the assembler from moving the exponentials below the
+  /// Did a score exceed a reference that was to last by too much, in this thread's columns? A NaN counts.
+  FOVEAL_DEVICE bool overflows() const {
+    return !(sum[0] < kTooHigh && sum[1] < kTooHigh);
+  }
+
+  /// Everything add() computes is computed here: a branch that is never taken keeps the assembler from moving the exponentials below the
   /// next wait for the tensor cores, where nothing would hide them.
   FOVEAL_DEVICE void complete() const {
     if (sum[0] + sum[1] < -1.0f) __trap();
