@@ -190,6 +190,15 @@ class Writer {
     return body(factors) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
   }
 
+  /// Is a value a multiple of a sum of q, kv and what is the same for all pairs?
+  bool is_straight(ValueId value) const {
+    const Product product = product_of(value);
+    const Instr& rest = program_.code[at(product.rest[0])];
+    Sum sum;
+    if (!real_places(product) || !add_to_sum(sum, rest.arg[0], 1)) return false;
+    return std::all_of(sum.terms.begin(), sum.terms.end(), [&](const auto& term) { return is_uniform(term.first); });
+  }
+
   /// Is the result of the forward pass the tanh that the kernel has, but for factors?
   bool is_capped(ValueId value) const { return is_multiple_of_tanh(product_of(value)); }
 
@@ -324,6 +333,7 @@ class Writer {
 
   std::string product_text(const Product& product) const {
     const auto [rest, factor] = rest_and_factor(product);
+    if (const auto places = real_places(product)) return line_text(*places, factor);
     return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
   }
 
@@ -467,8 +477,7 @@ class Writer {
         return read_text(instr);
       case Op::to_real:
         if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
-        if (const auto sum = sum_of_places(instr.arg[0]))
-          return base::join("(fv_small_integer(", sum->origin, ") + real(", sum->step, "))");
+        if (const auto sum = sum_of_places(instr.arg[0])) return line_text(*sum, "");
         return base::join("fv_small_integer(v", instr.arg[0], ")");
       case Op::add:
       case Op::sub:
@@ -518,6 +527,20 @@ class Writer {
     append(places.step, sum.kv, "at.kv_step");
     append(places.step, sum.q, "at.q_step");
     return places;
+  }
+
+  /// The places that a product is a multiple of.
+  std::optional<SumOfPlaces> real_places(const Product& product) const {
+    if (product.rest.size() != 1) return {};
+    const Instr& rest = program_.code[at(product.rest[0])];
+    if (rest.op != Op::to_real || !given_text(at(product.rest[0])).empty() || !is_small_integer(rest.arg[0])) return {};
+    return sum_of_places(rest.arg[0]);
+  }
+
+  /// The places as a real, times a factor: an addition, or a multiplication and addition, for each step.
+  static std::string line_text(const SumOfPlaces& places, const std::string& factor) {
+    const std::string origin = base::join("fv_small_integer(", places.origin, ")"), step = base::join("fv_small_integer(", places.step, ")");
+    return factor.empty() ? base::join("(", origin, " + ", step, ")") : base::join("fma_real(", step, ", ", factor, ", ", origin, " * (", factor, "))");
   }
 
   struct Sum {
@@ -710,6 +733,11 @@ std::string emit_reads(const Problem& p, const Given& given) {
     const Instr& factor = program.code[static_cast<std::size_t>(reads[r].factor)];
     return truth(factor.op == Op::real_const && factor.real == 1);
   });
+  const std::vector<Interval> bounds = scoring::evaluate(program, whole_problem(p), TypeRanges(p));
+  text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
+    const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
+    return truth(std::isfinite(factor.low) && std::isfinite(factor.high) && !factor.maybe_nan);
+  });
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
     if (storage(r) != GradientStorage::stored) continue;
@@ -815,6 +843,8 @@ bool is_capped(const Problem& p) {
   given.tanh = Writer(p, p.score->forward).tanh_of_score();
   return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
 }
+
+bool is_straight(const Problem& p, ValueId value) { return Writer(p, program_of(p)).is_straight(value); }
 
 bool is_long(const Problem& p) {
   constexpr int limit = 500;  // instructions, about

@@ -314,7 +314,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
   const bool helpers = (sm90_collects(p) && staged_reads(p) > 0) || !sm90_line_values(p).empty();
   if (p.head_dim > 128) return {{64, 64, 2, false}};
-  if (dim <= 64 && plain) return {{128, 128, 2, false}, {64, 128, 2, false}};
+  const bool straight = bare && sm90_is_light(p) && p.score->reads.empty() && !helpers && !reads_pairs(p);
+  if (dim <= 64 && (plain || straight)) return {{128, 128, 2, false}, {64, 128, 2, false}};
   std::vector<Sm90BackwardConfig> candidates;
   const auto add_fitting = [&](const Sm90BackwardConfig& config) {
     if (config.shared_bytes(p) <= shared_limit) candidates.push_back(config);

@@ -7,7 +7,7 @@
 //   real sink_logit(head, args)
 // and for each trainable read r < kReads (kReadKind[r]: how it is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
 // element is written once, as a ReadGradient<r>):
-//   real read_factor<r>(score, at, args)       d modified / d read; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r]
+//   real read_factor<r>(score, at, args)       d modified / d read; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r], kFactorIsFinite[r]: for all pairs
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
 // kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.
 // kSinkParam: the sink's position when its gradient is wanted, else -1.

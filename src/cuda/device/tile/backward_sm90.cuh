@@ -297,11 +297,11 @@ struct BackwardGroup {
     }
   }
 
-  /// The early terms of a pair, as far as they are known: `times` multiplies by its probability.
-  template <int r, class Times>
-  FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Times&& times) const {
-    if constexpr (is_early(r)) early[early_before(r)][i] = times(read_factor<r>(raw, at, args.attention.score));
-    if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, times);
+  /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
+  template <int r, class Start>
+  FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
+    if constexpr (is_early(r)) early[early_before(r)][i] = start(read_factor<r>(raw, at, args.attention.score));
+    if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, start);
   }
 
   /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
@@ -371,7 +371,8 @@ struct BackwardGroup {
         }
         const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
         scores[i + j] = kSlopeEarly ? times(score_backward(raw, at, attention.score)) : kept[j];
-        if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, times);
+        const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
+        if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
         if constexpr (kDropout) {
           kept[j] = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : kept[j] * attention.dropout.keep_scale;
         }
@@ -400,7 +401,7 @@ struct BackwardGroup {
         const auto times = [&](float factor) { return partial && factor == 0.0f ? 0.0f : factor * difference; };  // what is not kept may hold NaN
         p[i + j] = times(p[i + j]);
 #pragma unroll
-        for (int read = 0; read < kEarlyReads; ++read) early[read][i + j] = times(early[read][i + j]);
+        for (int read = 0; read < kEarlyReads && !kEarlyFactors; ++read) early[read][i + j] = times(early[read][i + j]);
         if constexpr (kCollects && !kSlopeEarly) {
           grad_p[i + j] = p[i + j];
           const float sloped = p[i + j] * score_backward(0.0f, pairs.template pair<partial>(i + j), args.attention.score);

@@ -12,8 +12,10 @@
 
 namespace foveal::device {
 
-/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array of
-/// probability * factor, which score gradients then need no more than multiply.
+/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array: of the
+/// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor, which then
+/// is multiplied as the probability is.
+constexpr bool kEarlyFactors = !kSlopeOfScore;
 constexpr bool is_early(int r) { return kSlopeOfScore || kFactorOfScore[r]; }
 constexpr int early_before(int end) {
   int count = 0;
@@ -103,8 +105,9 @@ struct WarpPairs {
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadStage stage) const {
     const auto term = [&](int i) {
-      if constexpr (is_early(r)) return early[early_before(r)][i];
+      if constexpr (is_early(r)) return kEarlyFactors ? gradients[i] * early[early_before(r)][i] : early[early_before(r)][i];
       if constexpr (kFactorIsOne[r]) return gradients[i];
+      if constexpr (kFactorIsFinite[r]) return gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
       const float product = gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
       return gradients[i] == 0.0f ? 0.0f : product;
     };
