@@ -163,7 +163,7 @@ struct Bf16Ops {
   }
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<Avx512F32>(a, b, dim, result); }
 
-  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr) {
+  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr, const TileBackwardOps* backward = nullptr) {
     return {.name = name,
             .tile_lanes = kTileLanes,
             .block_kv = Products::kBlockKv,
@@ -189,7 +189,8 @@ struct Bf16Ops {
             .row_dots = row_dots,
             .enter = Products::enter,
             .leave = Products::leave,
-            .rows = rows};
+            .rows = rows,
+            .backward = backward};
   }
 
  private:

@@ -82,6 +82,16 @@ inline __m512i load_row_bf16(const void* row, std::int64_t stride, int d, int di
   return _mm512_load_si512(gathered);
 }
 
+/// Elements d, d + 1, ... of a row, those below dim, out of 32.
+inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m512i elements) {
+  std::uint16_t* data = static_cast<std::uint16_t*>(row);
+  const int count = dim - d < 32 ? dim - d : 32;
+  if (stride == 1) return _mm512_mask_storeu_epi16(data + d, count < 32 ? (1u << count) - 1 : ~0u, elements);
+  alignas(64) std::uint16_t scattered[32];
+  _mm512_store_si512(scattered, elements);
+  for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
+}
+
 /// pairs[d] = {a[d], b[d]} for d < padded, a multiple of 16; zeros from dim on.
 inline void pack_pairs(const void* a, const void* b, std::int64_t stride, int dim, int padded, Pair* pairs) {
   for (int d = 0; d < padded; d += 32) {

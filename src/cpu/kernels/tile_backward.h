@@ -1,0 +1,327 @@
+#pragma once
+// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 64 keys meets one tile of
+// 64 queries after the other, in four granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left
+// operands of their products as they stand, and lse and delta are two vectors of a granule. Tiles and vectors are busy at once:
+//
+//   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T        tile instructions,
+//                      a quarter of dV, dK, dQ^T of the last   P^T dO, dS^T Q,      between the rows of
+//                      granules                                K^T dS^T
+//                      P^T and dS^T of this granule                                 vector instructions
+//
+// What its speed depends on:
+// - Everything a tile instruction touches is a tile of 1 KB: keys are packed for all tiles that a block meets, queries for all blocks.
+// - Scores, P and dS take 40 KB of the first-level cache and never leave it. P and dS exist once: the granules of the first 32 keys are
+//   multiplied while those of the second are made, and the other way round, so that all four granules have the same number of products.
+// - Accumulators are loaded and stored once for 64 reduced elements, a pair while the other pair works (tile_steps.h).
+// - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
+//   queries, which write_queries() puts right.
+// - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
+//   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the
+//   rounding to bf16 that follows.
+#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/block_ops.h"
+#include "cpu/kernels/tile_steps.h"
+#include "cpu/simd/avx512.h"
+
+namespace foveal::cpu {
+namespace {
+
+/// What is measured apart: bench/micro/tile_backward_bench.cpp.
+struct AllBackwardParts {
+  static constexpr bool scores = true, products = true, vectors = true;
+};
+
+template <class Tiles, class Parts = AllBackwardParts>
+class TileBackward {
+ public:
+  static constexpr int kLanes = 64, kKeys = 64, kTile = 1024;
+  static constexpr float kUnit = 8388608;  ///< of the exponential's argument: one in the lowest bit of an exponent
+
+  static std::size_t packed_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 2; }
+  static std::size_t acc_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 4; }
+
+  /// panel: for every 16 queries, tiles of pairs of dims by queries. pairs: for every 16 dims, tiles of pairs of queries by dims.
+  static void pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
+    char* out = static_cast<char*>(panel);
+    for (int lane = 0; lane < kLanes; lane += 16) {
+      for (int d = 0; d < dim; d += 32, out += kTile) {
+        __m512i x[16];
+        for (int i = 0; i < 16; ++i) x[i] = load_row_bf16(rows.row[lane + i], rows.stride, d, dim);
+        transpose(x);
+        store(out, x);
+      }
+    }
+    for_pairs(rows, dim, pairs, [](__m512i (&)[16]) {});
+  }
+  /// packed: for every 16 keys, tiles of keys by dims. columns: for every 16 dims, tiles of dims by keys.
+  static void pack_keys(const LaneRows& rows, int dim, void* packed, void* columns) {
+    char* out = static_cast<char*>(packed);
+    for (int key = 0; key < kKeys; key += 16) {
+      for (int d = 0; d < dim; d += 32, out += kTile) {
+        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, load_row_bf16(rows.row[key + i], rows.stride, d, dim));
+      }
+    }
+    if (columns) for_pairs(rows, dim, columns, [](__m512i (&tile)[16]) { transpose(tile); });
+  }
+
+  [[gnu::noinline]] static void visit(const KeyVisit& visit) {
+    TileBackward pass(visit);
+    pass.run();
+  }
+
+  /// row[query] = dq * factor. For every 16 columns dq has tiles of dims by queries; see query_of().
+  static void write_queries(const float* dq, int dim, float factor, const LaneRowsOut& rows) {
+    const __m512 f = splat(factor);
+    const int tiles = round_up(dim, 32) / 16;
+    for (int column = 0; column < kLanes; column += 16) {
+      for (int d = 0; d < dim; d += 32) {
+        __m512 x[2][16];
+        for (int half = 0; half < 2; ++half) {
+          const float* tile = dq + (column / 16 * tiles + d / 16 + half) * 256;
+          for (int i = 0; i < 16; ++i) x[half][i] = _mm512_mul_ps(_mm512_load_ps(tile + 16 * i), f);
+          Avx512F32::transpose(x[half]);
+        }
+        for (int i = 0; i < 16; ++i) {
+          void* row = rows.row[query_of(column + i)];
+          if (row) store_row_bf16(row, rows.stride, d, dim, round_bf16(x[0][i], x[1][i]));
+        }
+      }
+    }
+  }
+  /// row[key] = the sum of the parts, in order, * factor. For every 32 keys a part has tiles of 32 keys by 16 dims.
+  static void write_keys(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows) {
+    const __m512 f = splat(factor);
+    const int tiles = round_up(dim, 16) / 16;
+    for (int key = 0; key < rows.lanes; ++key) {
+      const auto sum = [&](int d) {
+        const std::int64_t at = ((std::int64_t{key} / 32 * tiles + d / 16) * 32 + key % 32) * 16;
+        __m512 x = _mm512_setzero_ps();
+        for (int part = 0; part < count; ++part) x = _mm512_add_ps(x, _mm512_load_ps(parts[part] + at));
+        return _mm512_mul_ps(x, f);
+      };
+      for (int d = 0; d < dim; d += 32)
+        store_row_bf16(rows.row[key], rows.stride, d, dim, round_bf16(sum(d), d + 16 < dim ? sum(d + 16) : _mm512_setzero_ps()));
+    }
+  }
+
+  static constexpr TileBackwardOps table() {
+    return {.lanes = kLanes,
+            .keys = kKeys,
+            .unit = kUnit,
+            .packed_bytes = packed_bytes,
+            .acc_bytes = acc_bytes,
+            .scratch_bytes = kScratch,
+            .pack_queries = pack_queries,
+            .pack_keys = pack_keys,
+            .visit = visit,
+            .write_queries = write_queries,
+            .write_keys = write_keys};
+  }
+
+ private:
+  using Steps = TileSteps<Tiles, 2>;
+  using Job = typename Steps::Job;
+
+  static constexpr int kGranule = 32, kMaxDim = 512;
+  static constexpr int kSlot = 8 * kTile, kForm = 8 * kTile;  ///< S and dP of a granule; P or dS of 64 x 64
+  static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
+
+  static void store(char* tile, const __m512i (&x)[16]) {
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
+  }
+  /// For every 16 dims two tiles, of 32 rows each, with pairs of rows: [16 pairs][16 dims], changed by fn before they are stored.
+  template <class Fn>
+  static void for_pairs(const LaneRows& rows, int dim, void* packed, const Fn& fn) {
+    for (int row = 0; row < 64; row += 32) {
+      for (int d = 0; d < dim; d += 32) {
+        __m512i low[16], high[16];
+        for (int i = 0; i < 16; ++i) {
+          const int even = row + 2 * i;
+          interleave_rows(load_row_bf16(rows.row[even], rows.stride, d, dim), load_row_bf16(rows.row[even + 1], rows.stride, d, dim),
+                          &low[i], &high[i]);
+        }
+        char* out = static_cast<char*>(packed) + (d / 16 * 2 + row / 32) * kTile;
+        fn(low), fn(high);
+        store(out, low), store(out + 2 * kTile, high);
+      }
+    }
+  }
+  /// The query in a column of dS^T: unpacking gives four columns to the lower tile, four to the upper one.
+  static constexpr int query_of(int column) { return column / 32 * 32 + column % 16 / 4 * 8 + column / 16 % 2 * 4 + column % 4; }
+
+  explicit TileBackward(const KeyVisit& visit)
+      : v_(visit),
+        q_steps_(round_up(visit.dim, 32) / 32),
+        v_steps_(round_up(visit.dim_v, 32) / 32),
+        q_tiles_(round_up(visit.dim, 16) / 16),
+        v_tiles_(round_up(visit.dim_v, 16) / 16),
+        scratch_(static_cast<char*>(visit.scratch)),
+        multiplier_(splat(visit.multiplier)),
+        steps_(&tiles_) {}
+
+  void run() {
+    // Products for dq are 2 * 2 * q_steps_ jobs; the others share the granules so that all have the same number.
+    const int all = q_tiles_ + v_tiles_, few = q_steps_ * 2 < all ? (all - q_steps_ * 2) / 2 : 0;
+    const QueryTile* tile = v_.tiles;
+    add_scores(*tile, 0, 0);
+    run_jobs();
+    for (int t = 0; t < v_.count; ++t, ++tile) {
+      for (int granule = 0; granule < 4; ++granule) {
+        if (granule < 3) {
+          add_scores(*tile, granule + 1, (granule + 1) % 2);
+        } else if (t + 1 < v_.count) {
+          add_scores(tile[1], 0, 0);
+        }
+        const int scores = job_count_;
+        switch (granule) {
+          case 0:
+            if (t > 0) add_dq(tile[-1], 1), add_dk_dv(tile[-1], t == 1, 1, 0, few);
+            break;
+          case 1:
+            if (t > 0) add_dk_dv(tile[-1], t == 1, 1, few, all);
+            break;
+          case 2: add_dk_dv(*tile, t == 0, 0, 0, all - few); break;
+          default: add_dq(*tile, 0), add_dk_dv(*tile, t == 0, 0, all - few, all);
+        }
+        const bool alone = job_count_ == scores;
+        if constexpr (Parts::vectors) {
+          tile->ranges.first ? vectors<true>(*tile, granule) : vectors<false>(*tile, granule);
+        } else {
+          run_steps();
+        }
+        if (alone) steps_.finish();  // the next granule's scores are needed now
+        job_count_ = step_count_ = 0;
+      }
+    }
+    add_dq(tile[-1], 1);
+    add_dk_dv(tile[-1], v_.count == 1, 1, 0, all);
+    run_jobs();
+  }
+
+  float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
+  /// P^T and dS^T: for every 16 keys two tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries two tiles of pairs of 32 keys.
+  char* p() const { return scratch_ + 2 * kSlot; }
+  char* ds() const { return p() + kForm; }
+  char* ds_pairs() const { return ds() + kForm; }
+
+  void add(const Job& job) {
+    jobs_[job_count_++] = job;
+    step_count_ += job.steps;
+  }
+  /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
+  void add_scores(const QueryTile& tile, int granule, int slot) {
+    if (!Parts::scores) return;
+    const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
+      for (int i = 0; i < 2; ++i)
+        add({c + i * 512, static_cast<const char*>(keys) + granule / 2 * 2 * steps * kTile,
+             static_cast<const char*>(panel) + (granule % 2 * 2 + i) * steps * kTile, steps * kTile, steps, false});
+    };
+    product(v_.k, tile.q_panel, q_steps_, scores(slot));
+    product(v_.v, tile.dout_panel, v_steps_, scores(slot) + 1024);
+  }
+  /// For 32 keys, columns [begin, end) of dV, then of dK.
+  void add_dk_dv(const QueryTile& tile, bool first, int half, int begin, int end) {
+    if (!Parts::products) return;
+    const auto product = [&](float* acc, int tiles, int column, const char* weights, const void* pairs) {
+      add({acc + (half * tiles + column) * 512, weights + half * 4 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile, 2 * kTile,
+           2, !(first && v_.first)});
+    };
+    for (int i = begin; i < end; ++i) {
+      if (i < v_tiles_) {
+        product(v_.dv, v_tiles_, i, p(), tile.dout_pairs);
+      } else {
+        product(v_.dk, q_tiles_, i - v_tiles_, ds(), tile.q_pairs);
+      }
+    }
+  }
+  /// dQ^T of 32 queries: for every 16 of them pairs of tiles of dims.
+  void add_dq(const QueryTile& tile, int half) {
+    if (!Parts::products) return;
+    for (int column = 2 * half; column < 2 * half + 2; ++column) {
+      for (int i = 0; i < q_steps_; ++i)
+        add({tile.dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 4 * kTile,
+             ds_pairs() + column * 2 * kTile, 2 * kTile, 2, true});
+    }
+  }
+  void run_jobs() {
+    run_steps();
+    steps_.finish();
+    job_count_ = step_count_ = 0;
+  }
+  void run_steps() {
+    steps_.start(jobs_);
+    for (int i = 0; i < step_count_; ++i) steps_.step();
+  }
+
+  /// What the vectors of a granule need of 16 queries.
+  template <bool kRanges>
+  struct Lanes {
+    __m512 lse, delta;
+    __m512i first, last;
+    Lanes(const QueryTile& tile, int lane) : lse(_mm512_load_ps(tile.lse + lane)), delta(_mm512_load_ps(tile.delta + lane)) {
+      if constexpr (kRanges) first = _mm512_loadu_si512(tile.ranges.first + lane), last = _mm512_loadu_si512(tile.ranges.last + lane);
+    }
+    __mmask16 keep(int key) const {
+      if constexpr (!kRanges) return 0xffff;
+      const __m512i k = _mm512_set1_epi32(key);
+      return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(first, k, _MM_CMPINT_LE), k, last, _MM_CMPINT_LT);
+    }
+  };
+
+  /// P^T and dS^T of a granule, with the tile instructions that are due between its rows.
+  template <bool kRanges>
+  [[gnu::noinline]] void vectors(const QueryTile& tile, int granule) {
+    constexpr int turns = kGranule / 2;
+    Steps steps = steps_;
+    steps.start(jobs_);
+    const int step_count = step_count_, first_key = granule / 2 * kGranule, part = granule % 2;
+    const float* s = scores(granule % 2);
+    const std::int64_t at = (granule / 2 * 4 + part) * kTile;
+    char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (part * 4 + granule / 2) * kTile;
+    const Lanes<kRanges> low(tile, part * kGranule), high(tile, part * kGranule + 16);
+    const __m512 multiplier = multiplier_;
+    const __m512 c3 = splat(0.07802452f), c2 = splat(-0.00800641f), c1 = splat(0.47777279f), c0 = splat(0.45213432f);
+    const __m512i least = _mm512_set1_epi32(-126 * 8388608), mantissa = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
+    // 2^z in fixed point: the bits of z are an exponent and a fraction, which 2^fraction replaces. Zero below -126 and for -inf.
+    const auto lanes = [&](const Lanes<kRanges>& lanes, int key, const float* score, __m512* gradient) {
+      const __m512i n = _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_load_ps(score), multiplier, lanes.lse));
+      const __mmask16 keep = _mm512_mask_cmp_epi32_mask(lanes.keep(key), n, least, _MM_CMPINT_NLT);
+      const __m512 x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(n, mantissa, one, 0xea));
+      const __m512 power = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(c3, x, c2), x, c1), x, c0);
+      const __m512 probability =
+          _mm512_castsi512_ps(_mm512_maskz_add_epi32(keep, _mm512_castps_si512(power), _mm512_andnot_si512(mantissa, n)));
+      *gradient = _mm512_maskz_mul_ps(keep, probability, _mm512_sub_ps(_mm512_load_ps(score + 1024), lanes.delta));
+      return probability;
+    };
+    int due = 0;
+    for (int row = 0; row < kGranule; row += 2, s += 32, p += 128, ds += 128, pairs += 64) {
+      if (row == 16) p += kTile, ds += kTile;
+      for (due += step_count; due >= turns; due -= turns) steps.step();
+      __m512i gradients[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        __m512 low_gradient, high_gradient;
+        const __m512 low_p = lanes(low, first_key + row + i, s + 16 * i, &low_gradient);
+        const __m512 high_p = lanes(high, first_key + row + i, s + 16 * i + 512, &high_gradient);
+        gradients[i] = round_bf16(low_gradient, high_gradient);
+        _mm512_store_si512(p + 64 * i, round_bf16(low_p, high_p));
+        _mm512_store_si512(ds + 64 * i, gradients[i]);
+      }
+      _mm512_store_si512(pairs, _mm512_unpacklo_epi16(gradients[0], gradients[1]));
+      _mm512_store_si512(pairs + 2 * kTile, _mm512_unpackhi_epi16(gradients[0], gradients[1]));
+    }
+    steps_ = steps;
+  }
+
+  const KeyVisit& v_;
+  const int q_steps_, v_steps_, q_tiles_, v_tiles_;
+  char* const scratch_;
+  const __m512 multiplier_;
+  Tiles tiles_;
+  Steps steps_;
+  Job jobs_[4 + 2 * (kMaxDim / 32) * 2 + 2 * (kMaxDim / 16)];
+  int job_count_ = 0, step_count_ = 0;
+};
+
+}  // namespace
+}  // namespace foveal::cpu
