@@ -243,8 +243,7 @@ class Backward final : public planning::Executable {
     };
     constexpr std::size_t tiles_per_delta_task = 16;
     each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot&) {
-      call.rows.fill(s_, buffers, work, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task),
-                     [](const Sequence&, const LaneTile&) {});
+      fill_rows(buffers, call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task));
     });
     call.rows.write_dsink(s_, buffers);
 
@@ -274,6 +273,16 @@ class Backward final : public planning::Executable {
     for (const Sequence& sequence : work.sequences)
       if (sequence.seqlen_q == 0) write_zeros(call, sequence);
     grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
+  }
+
+  void fill_rows(const problem::Buffers& buffers, const Call& call, std::size_t tile_begin, std::size_t tile_end) const {
+    const Work& work = *call.work;
+    auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
+                                  [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
+    for (std::size_t t = tile_begin; t < tile_end; ++t) {
+      while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
+      call.rows.fill(s_, buffers, work.sequences[static_cast<std::size_t>(group->sequence)], work.tiles[t]);
+    }
   }
 
   // ---------------------------------------------------------------------------------------------------------------- planning

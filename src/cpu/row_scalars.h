@@ -1,7 +1,6 @@
 #pragma once
 // What the backward pass needs to know of each query row: lse, and delta = sum over d of dO * O, less dlse. And the gradient of the sink,
 // which follows from these alone.
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -30,36 +29,26 @@ class RowScalars {
   /// A row with nothing to attend has lse = +inf here: then P is 0 without further ado.
   bool empty(std::int64_t row) const { return lse[row] == std::numeric_limits<Real>::infinity(); }
 
-  /// For the rows of some tiles: fn(sequence, tile) is called once theirs are known.
-  template <class Fn>
-  void fill(const Setup<Real>& s, const problem::Buffers& buffers, const Work& work, std::size_t tile_begin, std::size_t tile_end,
-            const Fn& fn) const {
+  /// For the rows of a tile.
+  void fill(const Setup<Real>& s, const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile) const {
     const HeadRows outs(buffers.out), douts(buffers.dout);
     const LaneScalars<Real> lses(buffers.lse), dlses(buffers.dlse);
-    auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
-                                  [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
-    for (std::size_t t = tile_begin; t < tile_end; ++t) {
-      while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
-      const Sequence& sequence = work.sequences[static_cast<std::size_t>(group->sequence)];
-      const LaneTile& tile = work.tiles[t];
-      const void* out[max_lanes] = {};
-      const void* dout[max_lanes] = {};
-      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
-        out[lane] = outs.row(sequence.batch, sequence.q_begin + q, head);
-        dout[lane] = douts.row(sequence.batch, sequence.q_begin + q, head);
-      });
-      alignas(64) Real dots[max_lanes];
-      const int lanes = padded_lanes(tile);
-      s.ops.row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, s.dim_v, dots);
-      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
-        const std::int64_t token = sequence.q_begin + q, row = index(sequence, head, q);
-        const Real of_row = lses.at(sequence.batch, head, token);
-        const bool nothing = of_row == -std::numeric_limits<Real>::infinity();
-        lse[row] = nothing ? std::numeric_limits<Real>::infinity() : of_row;
-        delta[row] = nothing ? Real(0) : dots[lane] - (dlses.present() ? dlses.at(sequence.batch, head, token) : Real(0));
-      });
-      fn(sequence, tile);
-    }
+    const void* out[max_lanes] = {};
+    const void* dout[max_lanes] = {};
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      out[lane] = outs.row(sequence.batch, sequence.q_begin + q, head);
+      dout[lane] = douts.row(sequence.batch, sequence.q_begin + q, head);
+    });
+    alignas(64) Real dots[max_lanes];
+    const int lanes = padded_lanes(tile);
+    s.ops.row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, s.dim_v, dots);
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      const std::int64_t token = sequence.q_begin + q, row = index(sequence, head, q);
+      const Real of_row = lses.at(sequence.batch, head, token);
+      const bool nothing = of_row == -std::numeric_limits<Real>::infinity();
+      lse[row] = nothing ? std::numeric_limits<Real>::infinity() : of_row;
+      delta[row] = nothing ? Real(0) : dots[lane] - (dlses.present() ? dlses.at(sequence.batch, head, token) : Real(0));
+    });
   }
 
   /// d / d sink = - sum over rows of p(sink) * delta; nothing where there is no sink, or its gradient is not wanted.

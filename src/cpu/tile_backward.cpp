@@ -52,11 +52,11 @@ class TilePass final : public planning::Executable {
     call.data = s_.tape.bind(buffers.params, call.param_memory);
     bool done = false;
     if (s_.work) {
-      done = run_work(buffers, call, *s_.work, tasks_, slots);
+      done = run_work(call, *s_.work, tasks_, slots);
     } else {
       std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
       const Work work = s_.planner.plan(buffers, &memory);
-      done = run_work(buffers, call, work, make_tasks(work), slots);
+      done = run_work(call, work, make_tasks(work), slots);
     }
     if (!done) otherwise_->run(buffers, workspace, stream);
   }
@@ -69,9 +69,9 @@ class TilePass final : public planning::Executable {
   };
 
   struct Call {
-    Call() = default;
-    explicit Call(const problem::Buffers& b) : q(b.q), k(b.k), v(b.v), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
-    HeadRows q, k, v, dout, dq, dk, dv;
+    explicit Call(const problem::Buffers& b) : buffers(b), q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
+    const problem::Buffers& buffers;
+    HeadRows q, k, v, out, dout, dq, dk, dv;
     void *param_memory = nullptr, *list_memory = nullptr;
     TapeData data;
     RowScalars<float> rows;
@@ -144,7 +144,8 @@ class TilePass final : public planning::Executable {
     return sums;
   }
   Slot* carve(Carver& carver, Call* call) const {
-    Call measured;
+    const problem::Buffers none;
+    Call measured(none);
     Call& c = call ? *call : measured;
     c.param_memory = carver.bytes(s_.tape.data_bytes());
     c.list_memory = carver.bytes(list_bytes());
@@ -192,31 +193,23 @@ class TilePass final : public planning::Executable {
     });
   }
 
-  /// False, with nothing written, where this pass must not be the one.
-  bool run_work(const problem::Buffers& buffers, Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
+  /// False where a tensor holds infinity or NaN: what was written by then counts for nothing.
+  bool run_work(Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
     std::int64_t blocks = 0, longest = 0;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
       call.first_block[g] = blocks;
       const std::int64_t of_group = blocks_of(work.sequences[static_cast<std::size_t>(work.groups[g].sequence)]);
       blocks += of_group, longest = std::max(longest, of_group);
     }
-    const auto groups = static_cast<std::int64_t>(work.groups.size()), tiles = static_cast<std::int64_t>(work.tiles.size());
-    constexpr std::int64_t at_once = 16;  // tiles or blocks
-    const std::int64_t chunks = (longest + at_once - 1) / at_once;
     std::atomic<bool> finite = true;
-    each(groups * chunks, [&](std::int64_t i, int) {
-      if (!finite_keys(call, work, work.groups[static_cast<std::size_t>(i / chunks)], i % chunks * at_once, at_once)) finite = false;
-    });
-    each((tiles + at_once - 1) / at_once, [&](std::int64_t i, int) {
-      call.rows.fill(s_, buffers, work, static_cast<std::size_t>(i * at_once), static_cast<std::size_t>(std::min(tiles, (i + 1) * at_once)),
-                     [&](const Sequence& sequence, const LaneTile& tile) {
-                       if (!finite_queries(call, sequence, tile)) finite = false;
-                     });
+    each(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
+      if (finite && !run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot])) finite = false;
     });
     if (!finite) return false;
-    call.rows.write_dsink(s_, buffers);
-    each(static_cast<std::int64_t>(tasks.size()),
-         [&](std::int64_t i, int slot) { run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]); });
+    call.rows.write_dsink(s_, call.buffers);
+    const auto groups = static_cast<std::int64_t>(work.groups.size());
+    constexpr std::int64_t at_once = 16;
+    const std::int64_t chunks = (longest + at_once - 1) / at_once;
     if (splits_ > 1) {
       each(groups * chunks, [&](std::int64_t i, int) {
         const auto g = static_cast<std::size_t>(i / chunks);
@@ -232,42 +225,6 @@ class TilePass final : public planning::Executable {
     return true;
   }
 
-  bool finite_keys(const Call& call, const Work& work, const TileGroup& group, std::int64_t first, std::int64_t count) const {
-    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
-    bool finite = true;
-    for (std::int64_t block = first; finite && block < std::min(blocks_of(sequence), first + count); ++block) {
-      KeyPointers pointers;
-      finite = s_.ops.finite(key_rows(call.k, sequence, group.kv_head, block, pointers), s_.dim) &&
-               s_.ops.finite(key_rows(call.v, sequence, group.kv_head, block, pointers), s_.dim_v);
-    }
-    return finite;
-  }
-  /// Rows with nothing to attend may hold anything.
-  bool finite_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
-    const void* q[max_lanes];
-    const void* dout[max_lanes];
-    bool finite = true;
-    rows_of(call, sequence, tile, q, dout, [&](int, std::int64_t row) {
-      finite &= !std::isnan(call.rows.lse[row]) && std::isfinite(call.rows.delta[row]);
-    });
-    return finite && s_.ops.finite({q, ops_.lanes, call.q.stride, call.q.dtype}, s_.dim) &&
-           s_.ops.finite({dout, ops_.lanes, call.dout.stride, call.dout.dtype}, s_.dim_v);
-  }
-
-  /// Where the lanes of a tile find q and dout: null for padding and for rows with nothing to attend. Calls fn(lane, row) for all others.
-  template <class Fn>
-  void rows_of(const Call& call, const Sequence& sequence, const LaneTile& tile, const void* (&q)[max_lanes], const void* (&dout)[max_lanes],
-               const Fn& fn) const {
-    std::fill_n(q, max_lanes, nullptr);
-    std::fill_n(dout, max_lanes, nullptr);
-    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
-      const std::int64_t row = call.rows.index(sequence, head, query);
-      if (call.rows.empty(row)) return;
-      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
-      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
-      fn(lane, row);
-    });
-  }
   LaneRows key_rows(const HeadRows& tensor, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, KeyPointers& rows) const {
     const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
     for (int key = 0; key < ops_.keys; ++key)
@@ -276,7 +233,7 @@ class TilePass final : public planning::Executable {
     return {rows.data(), ops_.keys, tensor.stride, tensor.dtype};
   }
 
-  void run_task(const Call& call, const Work& work, const Task& task, const Slot& slot) const {
+  bool run_task(const Call& call, const Work& work, const Task& task, const Slot& slot) const {
     const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
     const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
     const std::int64_t blocks = blocks_of(sequence);
@@ -287,18 +244,19 @@ class TilePass final : public planning::Executable {
     }
     std::fill_n(sums.used, blocks, false);
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
-      run_step(call, work, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot);
-    if (splits_ > 1) return;
-    for (std::int64_t block = 0; block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
+      if (!run_step(call, work, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
+    for (std::int64_t block = 0; splits_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
+    return true;
   }
 
-  void run_step(const Call& call, const Work& work, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin,
+  bool run_step(const Call& call, const Work& work, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin,
                 std::int64_t tile_end, const Sums& sums, const Slot& slot) const {
     const int count = static_cast<int>(tile_end - tile_begin);
+    bool finite = true;
     for (int t = 0; t < count; ++t) {
       const std::int64_t tile = tile_begin + t;
       if (t + 1 < count) fetch_queries(call, sequence, work.tiles[static_cast<std::size_t>(tile + 1)]);
-      start(call, work, sequence, work.tiles[static_cast<std::size_t>(tile)], slot.states[t]);
+      finite &= start(call, work, sequence, work.tiles[static_cast<std::size_t>(tile)], slot.states[t]);
     }
     KeyVisit visit{};
     visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.tiles;
@@ -320,8 +278,9 @@ class TilePass final : public planning::Executable {
       from = block + 1;
       if (visit.count == 0) continue;
       KeyPointers pointers;
-      ops_.pack_keys(key_rows(call.k, sequence, kv_head, block, pointers), s_.dim, slot.k, slot.k_columns);
-      ops_.pack_keys(key_rows(call.v, sequence, kv_head, block, pointers), s_.dim_v, slot.v, nullptr);
+      finite &= ops_.pack_keys(key_rows(call.k, sequence, kv_head, block, pointers), s_.dim, slot.k, slot.k_columns);
+      finite &= ops_.pack_keys(key_rows(call.v, sequence, kv_head, block, pointers), s_.dim_v, slot.v, nullptr);
+      if (!finite) return false;
       fetch_keys(call, sequence, kv_head, block + 1);
       visit.dk = sums.dk + block * dk_floats(), visit.dv = sums.dv + block * dv_floats();
       visit.first = !sums.used[block];
@@ -329,23 +288,32 @@ class TilePass final : public planning::Executable {
       ops_.visit(visit);
     }
     for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.states[t]);
+    return finite;
   }
 
-  void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
+  /// Whether all is finite. Rows with nothing to attend count as zeros: they may hold anything.
+  bool start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
     state.symbols->fill(tile, s_.problem.attention.q_offset);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, ops_.acc_bytes(s_.dim) / sizeof(float), 0.0f);
-    const void* q[max_lanes];
-    const void* dout[max_lanes];
-    rows_of(call, sequence, tile, q, dout, [&](int lane, std::int64_t row) {
+    call.rows.fill(s_, call.buffers, sequence, tile);
+    const void* q[max_lanes] = {};
+    const void* dout[max_lanes] = {};
+    bool finite = true;
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
+      const std::int64_t row = call.rows.index(sequence, head, query);
+      if (call.rows.empty(row)) return;
+      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
+      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
       state.lse[lane] = static_cast<float>(static_cast<double>(call.rows.lse[row]) * log2e * static_cast<double>(ops_.unit));
       state.delta[lane] = call.rows.delta[row];
+      finite &= !std::isnan(state.lse[lane]) && std::isfinite(state.delta[lane]);
     });
-    ops_.pack_queries({q, ops_.lanes, call.q.stride, call.q.dtype}, s_.dim, state.q_panel, state.q_pairs);
-    ops_.pack_queries({dout, ops_.lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, state.dout_panel, state.dout_pairs);
+    finite &= ops_.pack_queries({q, ops_.lanes, call.q.stride, call.q.dtype}, s_.dim, state.q_panel, state.q_pairs);
+    return ops_.pack_queries({dout, ops_.lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
   }
 
   /// The keys of its block that each query of a tile keeps; whether any keeps one.
@@ -367,7 +335,7 @@ class TilePass final : public planning::Executable {
         const char* row = static_cast<const char*>(tensor.row(sequence.batch, sequence.q_begin + q, head));
         for (int d = 0; d < dim && tensor.stride == 1; d += 32) __builtin_prefetch(row + 2 * d);
       };
-      fetch(call.q, s_.dim), fetch(call.dout, s_.dim_v);
+      fetch(call.q, s_.dim), fetch(call.dout, s_.dim_v), fetch(call.out, s_.dim_v);
     });
   }
   void fetch_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {

@@ -151,10 +151,10 @@ struct TileBackwardOps {
   std::size_t (*packed_bytes)(int dim);  ///< one packed form of a tile or block
   std::size_t (*acc_bytes)(int dim);     ///< dq of a tile, dk of a block
   std::size_t scratch_bytes;
-  /// Both forms of a tile's rows.
-  void (*pack_queries)(const LaneRows& rows, int dim, void* panel, void* pairs);
-  /// A block's rows, and their columns where wanted.
-  void (*pack_keys)(const LaneRows& rows, int dim, void* packed, void* columns);
+  /// Both forms of a tile's rows; whether all are finite.
+  bool (*pack_queries)(const LaneRows& rows, int dim, void* panel, void* pairs);
+  /// A block's rows, and their columns where wanted; whether all are finite.
+  bool (*pack_keys)(const LaneRows& rows, int dim, void* packed, void* columns);
   void (*visit)(const KeyVisit& visit);
   void (*write_queries)(const float* dq, int dim, float factor, const LaneRowsOut& rows);
   /// The sum of `count` accumulators, in order.

@@ -86,14 +86,13 @@ class RowForward {
   }
   /// For every 16 dims, tiles of pairs of keys by dims. False where an element is infinite or NaN.
   static bool pack_v(const KeyRows& rows, int keys, int block, int dim, void* packed) {
-    __m512i largest = _mm512_setzero_si512();
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    FiniteBf16 finite;
     const int granules = block / kGranule;
     for (int key = 0; key < block; key += 2) {
       for (int d = 0; d < dim; d += 32) {
         const __m512i even = load_row_bf16(row_of(rows, key, keys), rows.stride, d, dim);
         const __m512i odd = load_row_bf16(row_of(rows, key + 1, keys), rows.stride, d, dim);
-        largest = _mm512_max_epu16(largest, _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude)));
+        finite.look(even), finite.look(odd);
         __m512i low, high;
         interleave_rows(even, odd, &low, &high);
         char* out = static_cast<char*>(packed) + (d / 16 * granules + key / kGranule) * kTile + key % kGranule / 2 * 64;
@@ -101,7 +100,7 @@ class RowForward {
         if (d + 16 < dim) _mm512_store_si512(out + granules * kTile, high);
       }
     }
-    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
+    return finite.all();
   }
 
   [[gnu::noinline]] static void visit(const RowVisit& visit) {

@@ -41,27 +41,33 @@ class TileBackward {
   static std::size_t acc_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 4; }
 
   /// panel: for every 16 queries, tiles of pairs of dims by queries. pairs: for every 16 dims, tiles of pairs of queries by dims.
-  static void pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
+  static bool pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
     char* out = static_cast<char*>(panel);
+    FiniteBf16 finite;
     for (int lane = 0; lane < kLanes; lane += 16) {
       for (int d = 0; d < dim; d += 32, out += kTile) {
         __m512i x[16];
-        for (int i = 0; i < 16; ++i) x[i] = load_row_bf16(rows.row[lane + i], rows.stride, d, dim);
+        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[lane + i], rows.stride, d, dim));
         transpose(x);
         store(out, x);
       }
     }
-    for_pairs(rows, dim, pairs, [](__m512i (&)[16]) {});
+    for_pairs(rows, dim, pairs, [](__m512i(&)[16]) {});
+    return finite.all();
   }
   /// packed: for every 16 keys, tiles of keys by dims. columns: for every 16 dims, tiles of dims by keys.
-  static void pack_keys(const LaneRows& rows, int dim, void* packed, void* columns) {
+  static bool pack_keys(const LaneRows& rows, int dim, void* packed, void* columns) {
     char* out = static_cast<char*>(packed);
+    FiniteBf16 finite;
     for (int key = 0; key < kKeys; key += 16) {
       for (int d = 0; d < dim; d += 32, out += kTile) {
-        for (int i = 0; i < 16; ++i) _mm512_store_si512(out + 64 * i, load_row_bf16(rows.row[key + i], rows.stride, d, dim));
+        __m512i x[16];
+        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[key + i], rows.stride, d, dim));
+        store(out, x);
       }
     }
-    if (columns) for_pairs(rows, dim, columns, [](__m512i (&tile)[16]) { transpose(tile); });
+    if (columns) for_pairs(rows, dim, columns, [](__m512i(&tile)[16]) { transpose(tile); });
+    return finite.all();
   }
 
   [[gnu::noinline]] static void visit(const KeyVisit& visit) {
@@ -180,8 +186,11 @@ class TileBackward {
           case 1:
             if (t > 0) add_dk_dv(tile[-1], t == 1, 1, few, all);
             break;
-          case 2: add_dk_dv(*tile, t == 0, 0, 0, all - few); break;
-          default: add_dq(*tile, 0), add_dk_dv(*tile, t == 0, 0, all - few, all);
+          case 2:
+            add_dk_dv(*tile, t == 0, 0, 0, all - few);
+            break;
+          default:
+            add_dq(*tile, 0), add_dk_dv(*tile, t == 0, 0, all - few, all);
         }
         const bool alone = job_count_ == scores;
         if constexpr (Parts::vectors) {
@@ -253,20 +262,14 @@ class TileBackward {
     for (int i = 0; i < step_count_; ++i) steps_.step();
   }
 
-  /// What the vectors of a granule need of 16 queries.
+  /// 16 queries that keep a key.
   template <bool kRanges>
-  struct Lanes {
-    __m512 lse, delta;
-    __m512i first, last;
-    Lanes(const QueryTile& tile, int lane) : lse(_mm512_load_ps(tile.lse + lane)), delta(_mm512_load_ps(tile.delta + lane)) {
-      if constexpr (kRanges) first = _mm512_loadu_si512(tile.ranges.first + lane), last = _mm512_loadu_si512(tile.ranges.last + lane);
-    }
-    __mmask16 keep(int key) const {
-      if constexpr (!kRanges) return 0xffff;
-      const __m512i k = _mm512_set1_epi32(key);
-      return _mm512_mask_cmp_epi32_mask(_mm512_cmp_epi32_mask(first, k, _MM_CMPINT_LE), k, last, _MM_CMPINT_LT);
-    }
-  };
+  static __mmask16 kept(const LaneRanges& ranges, int lane, int key) {
+    if constexpr (!kRanges) return 0xffff;
+    const __m512i k = _mm512_set1_epi32(key);
+    const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(ranges.first + lane), k, _MM_CMPINT_LE);
+    return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
+  }
 
   /// P^T and dS^T of a granule, with the tile instructions that are due between its rows.
   template <bool kRanges>
@@ -278,20 +281,22 @@ class TileBackward {
     const float* s = scores(granule % 2);
     const std::int64_t at = (granule / 2 * 4 + part) * kTile;
     char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (part * 4 + granule / 2) * kTile;
-    const Lanes<kRanges> low(tile, part * kGranule), high(tile, part * kGranule + 16);
+    const int lane = part * kGranule;
+    const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
+    const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
     const __m512 multiplier = multiplier_;
     const __m512 c3 = splat(0.07802452f), c2 = splat(-0.00800641f), c1 = splat(0.47777279f), c0 = splat(0.45213432f);
     const __m512i least = _mm512_set1_epi32(-126 * 8388608), mantissa = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
     // 2^z in fixed point: the bits of z are an exponent and a fraction, which 2^fraction replaces. Zero below -126 and for -inf.
-    const auto lanes = [&](const Lanes<kRanges>& lanes, int key, const float* score, __m512* gradient) {
-      const __m512i n = _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_load_ps(score), multiplier, lanes.lse));
-      const __mmask16 keep = _mm512_mask_cmp_epi32_mask(lanes.keep(key), n, least, _MM_CMPINT_NLT);
+    const auto probability_of = [&](const float* score, __m512 lse, __mmask16 kept, __mmask16* keep) {
+      const __m512i n = _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_load_ps(score), multiplier, lse));
+      *keep = _mm512_mask_cmp_epi32_mask(kept, n, least, _MM_CMPINT_NLT);
       const __m512 x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(n, mantissa, one, 0xea));
       const __m512 power = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(c3, x, c2), x, c1), x, c0);
-      const __m512 probability =
-          _mm512_castsi512_ps(_mm512_maskz_add_epi32(keep, _mm512_castps_si512(power), _mm512_andnot_si512(mantissa, n)));
-      *gradient = _mm512_maskz_mul_ps(keep, probability, _mm512_sub_ps(_mm512_load_ps(score + 1024), lanes.delta));
-      return probability;
+      return _mm512_castsi512_ps(_mm512_maskz_add_epi32(*keep, _mm512_castps_si512(power), _mm512_andnot_si512(mantissa, n)));
+    };
+    const auto gradient_of = [&](const float* score, __m512 delta, __mmask16 keep, __m512 probability) {
+      return _mm512_maskz_mul_ps(keep, probability, _mm512_sub_ps(_mm512_load_ps(score + 1024), delta));
     };
     int due = 0;
     for (int row = 0; row < kGranule; row += 2, s += 32, p += 128, ds += 128, pairs += 64) {
@@ -300,11 +305,13 @@ class TileBackward {
       __m512i gradients[2];
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
-        __m512 low_gradient, high_gradient;
-        const __m512 low_p = lanes(low, first_key + row + i, s + 16 * i, &low_gradient);
-        const __m512 high_p = lanes(high, first_key + row + i, s + 16 * i + 512, &high_gradient);
-        gradients[i] = round_bf16(low_gradient, high_gradient);
-        _mm512_store_si512(p + 64 * i, round_bf16(low_p, high_p));
+        const int key = first_key + row + i;
+        const float *low = s + 16 * i, *high = low + 512;
+        __mmask16 keep_low, keep_high;
+        const __m512 p_low = probability_of(low, lse_low, kept<kRanges>(tile.ranges, lane, key), &keep_low);
+        const __m512 p_high = probability_of(high, lse_high, kept<kRanges>(tile.ranges, lane + 16, key), &keep_high);
+        _mm512_store_si512(p + 64 * i, round_bf16(p_low, p_high));
+        gradients[i] = round_bf16(gradient_of(low, delta_low, keep_low, p_low), gradient_of(high, delta_high, keep_high, p_high));
         _mm512_store_si512(ds + 64 * i, gradients[i]);
       }
       _mm512_store_si512(pairs, _mm512_unpacklo_epi16(gradients[0], gradients[1]));
