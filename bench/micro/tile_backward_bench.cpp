@@ -49,7 +49,8 @@ class Pass {
     const LaneRows lanes{pointers, 64, 1, DType::bf16};
     const auto fill = [&] {
       for (std::uint16_t& x : rows) {
-        const auto f = static_cast<float>(static_cast<double>((state = state * 6364136223846793005u + 1442695040888963407u) >> 40) * 0x1p-23 - 1);
+        const auto f =
+            static_cast<float>(static_cast<double>((state = state * 6364136223846793005u + 1442695040888963407u) >> 40) * 0x1p-23 - 1);
         std::uint32_t bits;
         __builtin_memcpy(&bits, &f, 4);
         x = static_cast<std::uint16_t>(bits >> 16);
@@ -65,7 +66,8 @@ class Pass {
       QueryTile tile{};
       fill(), Whole::pack_queries(lanes, dim, queries, queries + 2 * packed);
       fill(), Whole::pack_queries(lanes, dim, queries + packed, queries + 3 * packed);
-      tile.q_panel = queries, tile.dout_panel = queries + packed, tile.q_pairs = queries + 2 * packed, tile.dout_pairs = queries + 3 * packed;
+      tile.q_panel = queries, tile.dout_panel = queries + packed, tile.q_pairs = queries + 2 * packed,
+      tile.dout_pairs = queries + 3 * packed;
       tile.dq = reinterpret_cast<float*>(queries + 4 * packed);
       float* lse = tile.dq + acc / 4;
       std::fill_n(lse, 64, static_cast<float>(std::log2(seqlen)) * Whole::kUnit);

@@ -281,7 +281,7 @@ class Backward final : public planning::Executable {
                                   [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
     for (std::size_t t = tile_begin; t < tile_end; ++t) {
       while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
-      call.rows.fill(s_, buffers, work.sequences[static_cast<std::size_t>(group->sequence)], work.tiles[t]);
+      call.rows.fill(buffers, work.sequences[static_cast<std::size_t>(group->sequence)], work.tiles[t], s_.dim_v, s_.ops.row_dots);
     }
   }
 

@@ -29,8 +29,10 @@ class RowScalars {
   /// A row with nothing to attend has lse = +inf here: then P is 0 without further ado.
   bool empty(std::int64_t row) const { return lse[row] == std::numeric_limits<Real>::infinity(); }
 
+  using RowDots = void (*)(const LaneRows& a, const LaneRows& b, int dim, Real* result);
+
   /// For the rows of a tile.
-  void fill(const Setup<Real>& s, const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile) const {
+  void fill(const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile, int dim_v, RowDots row_dots) const {
     const HeadRows outs(buffers.out), douts(buffers.dout);
     const LaneScalars<Real> lses(buffers.lse), dlses(buffers.dlse);
     const void* out[max_lanes] = {};
@@ -41,7 +43,7 @@ class RowScalars {
     });
     alignas(64) Real dots[max_lanes];
     const int lanes = padded_lanes(tile);
-    s.ops.row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, s.dim_v, dots);
+    row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, dim_v, dots);
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
       const std::int64_t token = sequence.q_begin + q, row = index(sequence, head, q);
       const Real of_row = lses.at(sequence.batch, head, token);

@@ -16,9 +16,9 @@ namespace foveal::cpu {
 namespace {
 
 constexpr double log2e = 1.4426950408889634074;
-constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 8;  ///< more tasks would cost accumulators
-constexpr std::size_t split_limit = std::size_t{128} << 20;        ///< bytes of accumulators that splits may take
-constexpr std::size_t step_limit = std::size_t{768} << 10;         ///< bytes of the tiles of a step
+constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more tasks would cost accumulators
+constexpr std::size_t split_limit = std::size_t{128} << 20;         ///< bytes of accumulators that splits may take
+constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 
 class TilePass final : public planning::Executable {
@@ -299,7 +299,7 @@ class TilePass final : public planning::Executable {
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, ops_.acc_bytes(s_.dim) / sizeof(float), 0.0f);
-    call.rows.fill(s_, call.buffers, sequence, tile);
+    call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
     bool finite = true;

@@ -151,6 +151,7 @@ struct TileBackwardOps {
   std::size_t (*packed_bytes)(int dim);  ///< one packed form of a tile or block
   std::size_t (*acc_bytes)(int dim);     ///< dq of a tile, dk of a block
   std::size_t scratch_bytes;
+  void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, float* result);
   /// Both forms of a tile's rows; whether all are finite.
   bool (*pack_queries)(const LaneRows& rows, int dim, void* panel, void* pairs);
   /// A block's rows, and their columns where wanted; whether all are finite.

@@ -40,6 +40,26 @@ class TileBackward {
   static std::size_t packed_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 2; }
   static std::size_t acc_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 4; }
 
+  /// result[row] = a . b, each row in 16 sums.
+  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const auto even = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+    const auto odd = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };
+    for (int lane = 0; lane < a.lanes; lane += 16) {
+      __m512 sums[16];
+      for (int i = 0; i < 16; ++i) {
+        sums[i] = _mm512_setzero_ps();
+        for (int d = 0; d < dim; d += 32) {
+          const __m512i x = load_row_bf16(a.row[lane + i], a.stride, d, dim), y = load_row_bf16(b.row[lane + i], b.stride, d, dim);
+          sums[i] = _mm512_fmadd_ps(odd(x), odd(y), _mm512_fmadd_ps(even(x), even(y), sums[i]));
+        }
+      }
+      Avx512F32::transpose(sums);
+      for (int i = 1; i < 16; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+      _mm512_store_ps(result + lane, sums[0]);
+    }
+  }
+
   /// panel: for every 16 queries, tiles of pairs of dims by queries. pairs: for every 16 dims, tiles of pairs of queries by dims.
   static bool pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
     char* out = static_cast<char*>(panel);
@@ -117,6 +137,7 @@ class TileBackward {
             .packed_bytes = packed_bytes,
             .acc_bytes = acc_bytes,
             .scratch_bytes = kScratch,
+            .row_dots = row_dots,
             .pack_queries = pack_queries,
             .pack_keys = pack_keys,
             .visit = visit,
