@@ -1,18 +1,18 @@
 #pragma once
-// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 64 keys meets one tile of
-// 64 queries after the other, in four granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left
-// operands of their products as they stand, and lse and delta are two vectors of a granule. Tiles and vectors are busy at once:
+// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 64 keys meets couples of
+// tiles of 64 queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of
+// their products as they stand, and lse and delta are two vectors of a granule. For each couple
 //
-//   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T        tile instructions,
-//                      a quarter of dV, dK, dQ^T of the last   P^T dO, dS^T Q,      between the rows of
-//                      granules                                K^T dS^T
-//                      P^T and dS^T of this granule                                 vector instructions
+//   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T             tile instructions, between the rows of
+//                      P^T and dS^T of this one                                          vector instructions
+//   then               dV, dK, dQ^T of all                     P^T dO, dS^T Q, K^T dS^T  tile instructions
 //
-// What its speed depends on:
+// What its speed depends on is how much passes between the first-level cache and the second:
 // - Everything a tile instruction touches is a tile of 1 KB: keys are packed for all tiles that a block meets, queries for all blocks.
-// - Scores, P and dS take 40 KB of the first-level cache and never leave it. P and dS exist once: the granules of the first 32 keys are
-//   multiplied while those of the second are made, and the other way round, so that all four granules have the same number of products.
-// - Accumulators are loaded and stored once for 64 reduced elements, a pair while the other pair works (tile_steps.h).
+// - Granules go up and down in turn, so that a granule shares its keys or its queries with the last.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 64 keys; a tile of dO or Q serves all keys
+//   of the block at once. The last three products, spread out between the vectors too, would keep both units busy, but what all five
+//   touch in turn is more than the cache: then each tile is loaded from the second level, half as much again as now.
 // - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
 //   queries, which write_queries() puts right.
 // - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
@@ -150,7 +150,7 @@ class TileBackward {
   using Job = typename Steps::Job;
 
   static constexpr int kGranule = 32, kMaxDim = 512;
-  static constexpr int kSlot = 8 * kTile, kForm = 8 * kTile;  ///< S and dP of a granule; P or dS of 64 x 64
+  static constexpr int kSlot = 8 * kTile, kForm = 16 * kTile;  ///< S and dP of a granule; P or dS of 64 keys and 128 queries
   static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
 
   static void store(char* tile, const __m512i (&x)[16]) {
@@ -186,50 +186,43 @@ class TileBackward {
         multiplier_(splat(visit.multiplier)),
         steps_(&tiles_) {}
 
+  /// Of a couple: a part is 32 queries, a half 32 keys.
+  struct Granule {
+    int index;
+    int part() const { return index / 2; }
+    int half() const { return (index ^ index >> 1) & 1; }
+    int slot() const { return index % 2; }
+  };
+
   void run() {
-    // Products for dq are 2 * 2 * q_steps_ jobs; the others share the granules so that all have the same number.
-    const int all = q_tiles_ + v_tiles_, few = q_steps_ * 2 < all ? (all - q_steps_ * 2) / 2 : 0;
-    const QueryTile* tile = v_.tiles;
-    add_scores(*tile, 0, 0);
+    add_scores(v_.tiles, {0});
     run_jobs();
-    for (int t = 0; t < v_.count; ++t, ++tile) {
-      for (int granule = 0; granule < 4; ++granule) {
-        if (granule < 3) {
-          add_scores(*tile, granule + 1, (granule + 1) % 2);
-        } else if (t + 1 < v_.count) {
-          add_scores(tile[1], 0, 0);
-        }
-        const int scores = job_count_;
-        switch (granule) {
-          case 0:
-            if (t > 0) add_dq(tile[-1], 1), add_dk_dv(tile[-1], t == 1, 1, 0, few);
-            break;
-          case 1:
-            if (t > 0) add_dk_dv(tile[-1], t == 1, 1, few, all);
-            break;
-          case 2:
-            add_dk_dv(*tile, t == 0, 0, 0, all - few);
-            break;
-          default:
-            add_dq(*tile, 0), add_dk_dv(*tile, t == 0, 0, all - few, all);
-        }
-        const bool alone = job_count_ == scores;
+    for (int t = 0; t < v_.count; t += 2) {
+      const QueryTile* couple = v_.tiles + t;
+      const int parts = t + 1 < v_.count ? 4 : 2, granules = 2 * parts;
+      for (int i = 0; i < granules; ++i) {
+        if (i + 1 < granules) add_scores(couple, {i + 1});
         if constexpr (Parts::vectors) {
-          tile->ranges.first ? vectors<true>(*tile, granule) : vectors<false>(*tile, granule);
+          couple[i / 4].ranges.first ? vectors<true>(couple, {i}) : vectors<false>(couple, {i});
+          job_count_ = step_count_ = 0;
         } else {
-          run_steps();
+          run_jobs();
         }
-        if (alone) steps_.finish();  // the next granule's scores are needed now
-        job_count_ = step_count_ = 0;
       }
+      if (Parts::products) {
+        const bool accumulate = t > 0 || !v_.first;
+        add_keys(v_.dv, v_tiles_, p(), couple[0].dout_pairs, couple[parts / 2 - 1].dout_pairs, parts, accumulate);
+        add_keys(v_.dk, q_tiles_, ds(), couple[0].q_pairs, couple[parts / 2 - 1].q_pairs, parts, accumulate);
+        add_queries(couple, parts);
+      }
+      if (t + 2 < v_.count) add_scores(couple + 2, {0});
+      run_jobs();
     }
-    add_dq(tile[-1], 1);
-    add_dk_dv(tile[-1], v_.count == 1, 1, 0, all);
-    run_jobs();
   }
 
   float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
-  /// P^T and dS^T: for every 16 keys two tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries two tiles of pairs of 32 keys.
+  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries two tiles of pairs of 32
+  /// keys.
   char* p() const { return scratch_ + 2 * kSlot; }
   char* ds() const { return p() + kForm; }
   char* ds_pairs() const { return ds() + kForm; }
@@ -239,37 +232,32 @@ class TileBackward {
     step_count_ += job.steps;
   }
   /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
-  void add_scores(const QueryTile& tile, int granule, int slot) {
+  void add_scores(const QueryTile* couple, Granule granule) {
     if (!Parts::scores) return;
+    const QueryTile& tile = couple[granule.part() / 2];
+    float* const c = scores(granule.slot());
     const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
       for (int i = 0; i < 2; ++i)
-        add({c + i * 512, static_cast<const char*>(keys) + granule / 2 * 2 * steps * kTile,
-             static_cast<const char*>(panel) + (granule % 2 * 2 + i) * steps * kTile, steps * kTile, steps, false});
+        add({c + i * 512, static_cast<const char*>(keys) + granule.half() * 2 * steps * kTile,
+             static_cast<const char*>(panel) + (granule.part() % 2 * 2 + i) * steps * kTile, steps * kTile, steps, false});
     };
-    product(v_.k, tile.q_panel, q_steps_, scores(slot));
-    product(v_.v, tile.dout_panel, v_steps_, scores(slot) + 1024);
+    product(v_.k, tile.q_panel, q_steps_, c);
+    product(v_.v, tile.dout_panel, v_steps_, c + 1024);
   }
-  /// For 32 keys, columns [begin, end) of dV, then of dK.
-  void add_dk_dv(const QueryTile& tile, bool first, int half, int begin, int end) {
-    if (!Parts::products) return;
-    const auto product = [&](float* acc, int tiles, int column, const char* weights, const void* pairs) {
-      add({acc + (half * tiles + column) * 512, weights + half * 4 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile, 2 * kTile,
-           2, !(first && v_.first)});
-    };
-    for (int i = begin; i < end; ++i) {
-      if (i < v_tiles_) {
-        product(v_.dv, v_tiles_, i, p(), tile.dout_pairs);
-      } else {
-        product(v_.dk, q_tiles_, i - v_tiles_, ds(), tile.q_pairs);
-      }
+  /// dV or dK: for every 16 columns both halves of the keys. `pairs` are those of the couple's first tile, `more` of its last.
+  void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
+    const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
+    for (int column = 0; column < tiles; ++column) {
+      for (int half = 0; half < 2; ++half)
+        add({acc + (half * tiles + column) * 512, weights + half * 8 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile,
+             4 * kTile, parts, accumulate, jump});
     }
   }
-  /// dQ^T of 32 queries: for every 16 of them pairs of tiles of dims.
-  void add_dq(const QueryTile& tile, int half) {
-    if (!Parts::products) return;
-    for (int column = 2 * half; column < 2 * half + 2; ++column) {
+  /// dQ^T: for every 16 queries pairs of tiles of dims.
+  void add_queries(const QueryTile* couple, int parts) {
+    for (int column = 0; column < 2 * parts; ++column) {
       for (int i = 0; i < q_steps_; ++i)
-        add({tile.dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 4 * kTile,
+        add({couple[column / 4].dq + (column % 4 * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 4 * kTile,
              ds_pairs() + column * 2 * kTile, 2 * kTile, 2, true});
     }
   }
@@ -292,17 +280,17 @@ class TileBackward {
     return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
   }
 
-  /// P^T and dS^T of a granule, with the tile instructions that are due between its rows.
+  /// P^T and dS^T of a granule, with the scores of the next one between its rows; those are done a few rows before these are.
   template <bool kRanges>
-  [[gnu::noinline]] void vectors(const QueryTile& tile, int granule) {
-    constexpr int turns = kGranule / 2;
+  [[gnu::noinline]] void vectors(const QueryTile* couple, Granule granule) {
+    constexpr int turns = kGranule / 2, busy = turns * 3 / 4;
     Steps steps = steps_;
     steps.start(jobs_);
-    const int step_count = step_count_, first_key = granule / 2 * kGranule, part = granule % 2;
-    const float* s = scores(granule % 2);
-    const std::int64_t at = (granule / 2 * 4 + part) * kTile;
-    char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (part * 4 + granule / 2) * kTile;
-    const int lane = part * kGranule;
+    const QueryTile& tile = couple[granule.part() / 2];
+    const int step_count = step_count_, first_key = granule.half() * kGranule, lane = granule.part() % 2 * kGranule;
+    const float* s = scores(granule.slot());
+    const std::int64_t at = (granule.half() * 8 + granule.part()) * kTile;
+    char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (granule.part() * 4 + granule.half()) * kTile;
     const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
     const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
     const __m512 multiplier = multiplier_;
@@ -321,8 +309,12 @@ class TileBackward {
     };
     int due = 0;
     for (int row = 0; row < kGranule; row += 2, s += 32, p += 128, ds += 128, pairs += 64) {
-      if (row == 16) p += kTile, ds += kTile;
-      for (due += step_count; due >= turns; due -= turns) steps.step();
+      if (row == 16) p += 3 * kTile, ds += 3 * kTile;
+      if (row < 2 * busy) {
+        for (due += step_count; due >= busy; due -= busy) steps.step();
+      } else if (row == 2 * busy) {
+        steps.finish();
+      }
       __m512i gradients[2];
 #pragma GCC unroll 2
       for (int i = 0; i < 2; ++i) {
@@ -347,7 +339,7 @@ class TileBackward {
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  Job jobs_[4 + 2 * (kMaxDim / 32) * 2 + 2 * (kMaxDim / 16)];
+  Job jobs_[4 + 2 * 2 * (kMaxDim / 16) + 8 * (kMaxDim / 32)];
   int job_count_ = 0, step_count_ = 0;
 };
 

@@ -17,6 +17,7 @@ class TileSteps {
     std::int64_t a_below;
     int steps;
     bool accumulate;
+    std::int64_t b_jump = 0;  ///< from the third on, tiles of B lie so many bytes further on
   };
 
   explicit TileSteps(Tiles* tiles) : tiles_(tiles) {}
@@ -58,7 +59,7 @@ class TileSteps {
     }
     const char* a = job_->a + at_ * kTile;
     tiles_->template load<a_tile(0)>(a);
-    tiles_->template load<kB>(job_->b + at_ * kTile);
+    tiles_->template load<kB>(job_->b + at_ * kTile + (at_ < 2 ? 0 : job_->b_jump));
     tiles_->template dot<C, a_tile(0), kB>();
     tiles_->template load<a_tile(1)>(a + job_->a_below);
     tiles_->template dot<C + 1, a_tile(1), kB>();
