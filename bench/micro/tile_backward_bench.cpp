@@ -1,5 +1,6 @@
 // The interleaved AMX backward and its parts, one core, one head, causal, without packing: what binds it. Times are CPU time for a granule
-// of 32 queries and 32 keys. "in L1": the same tile and block again and again. Without AMX only the vectors are timed.
+// of 32 queries and 32 keys. "one tile": the same tile and block again and again, 150 KB at head_dim 64. Without AMX only the vectors are
+// timed.
 //
 //   tile_backward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
@@ -95,7 +96,7 @@ class Pass {
     }
   }
   template <class Backward>
-  void in_l1() {
+  void one_tile() {
     for (int b = 0; b < count_; ++b) visit<Backward>(0, b + 1, count_ + 1, 1);
   }
   double granules() const { return 4.0 * count_ * (count_ + 1) / 2; }
@@ -167,12 +168,12 @@ int main(int argc, char** argv) {
       measure("tile instructions only", pass, dim, [&] { pass.causal<Tiles>(8); });
       measure("S and dP only", pass, dim, [&] { pass.causal<Scores>(8); });
       measure("dV, dK and dQ only", pass, dim, [&] { pass.causal<Products>(8); });
-      measure("whole, in L1", pass, dim, [&] { pass.in_l1<Whole>(); });
-      measure("tile instructions only, in L1", pass, dim, [&] { pass.in_l1<Tiles>(); });
-      measure("S and dP only, in L1", pass, dim, [&] { pass.in_l1<Scores>(); });
-      measure("dV, dK and dQ only, in L1", pass, dim, [&] { pass.in_l1<Products>(); });
+      measure("whole, one tile", pass, dim, [&] { pass.one_tile<Whole>(); });
+      measure("tile instructions only, one tile", pass, dim, [&] { pass.one_tile<Tiles>(); });
+      measure("S and dP only, one tile", pass, dim, [&] { pass.one_tile<Scores>(); });
+      measure("dV, dK and dQ only, one tile", pass, dim, [&] { pass.one_tile<Products>(); });
     }
     measure("vectors only", pass, dim, [&] { pass.causal<Vectors>(8); });
-    measure("vectors only, in L1", pass, dim, [&] { pass.in_l1<Vectors>(); });
+    measure("vectors only, one tile", pass, dim, [&] { pass.one_tile<Vectors>(); });
   }
 }
