@@ -12,7 +12,7 @@
 // - Granules go up and down in turn, so that a granule shares its keys or its queries with the last.
 // - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 64 keys; a tile of dO or Q serves all keys
 //   of the block at once. The last three products, spread out between the vectors too, would keep both units busy, but what all five
-//   touch in turn is more than the cache: then each tile is loaded from the second level, half as much again as now.
+//   touch in turn is more than the cache: then nearly every tile is loaded from the second level, two thirds more than now.
 // - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
 //   queries, which write_queries() puts right.
 // - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
