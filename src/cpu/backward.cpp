@@ -9,15 +9,19 @@
 //             accumulated over the task, and over splits in order. Five products.
 //   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven
 //   products. two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
-// What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads.
+// What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads. (Where a
+// target has TileBackwardOps, tile_backward.cpp runs instead of fused if it can.)
 #include "cpu/backward.h"
 
 #include <algorithm>
 #include <tuple>
+#include <type_traits>
 
 #include "base/check.h"
 #include "cpu/describe.h"
 #include "cpu/nonfinite.h"
+#include "cpu/row_scalars.h"
+#include "cpu/tile_backward.h"
 
 namespace foveal::cpu {
 namespace {
@@ -42,6 +46,10 @@ class Backward final : public planning::Executable {
     workspace_bytes_ = carver.used();
   }
 
+  bool fused() const { return strategy_ == BackwardStrategy::fused; }
+  /// There is no mask, or it keeps one range of keys for each query.
+  bool masks_by_ranges() const { return !s_.tape.has_mask() || s_.tape.mask_is_ranges(); }
+
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward." + to_string(strategy_); }
   void describe(Explanation& explanation) const override {
@@ -54,7 +62,7 @@ class Backward final : public planning::Executable {
   }
 
   void run(const problem::Buffers& buffers, void* workspace, Stream) const override {
-    Call call(buffers, s_);
+    Call call(buffers);
     Carver carver(workspace);
     Slot* slots = carve(carver, &call);
     call.data = s_.tape.bind(buffers.params, call.param_memory);
@@ -164,24 +172,15 @@ class Backward final : public planning::Executable {
 
   struct Call {
     Call() = default;
-    Call(const problem::Buffers& b, const Setup<Real>& s)
-        : q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv), lse(b.lse), dlse(b.dlse) {
-      const int sink_param = s.problem.sink;
-      if (sink_param < 0) return;
-      sink = &b.params[static_cast<std::size_t>(sink_param)];
-      if (s.problem.params[static_cast<std::size_t>(sink_param)].gradient.present) dsink = &b.dparams[static_cast<std::size_t>(sink_param)];
-    }
-    HeadRows q, k, v, out, dout, dq, dk, dv;
-    LaneScalars<Real> lse, dlse;
-    const TensorView* sink = nullptr;
-    const TensorView* dsink = nullptr;
+    explicit Call(const problem::Buffers& b) : q(b.q), k(b.k), v(b.v), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
+    HeadRows q, k, v, dout, dq, dk, dv;
     const Work* work = nullptr;
     void* param_memory = nullptr;
     void* grad_memory = nullptr;
     void* list_memory = nullptr;  ///< for work that depends on the data
     TapeData data;
-    Real *row_lse = nullptr, *row_delta = nullptr;  ///< one for each query row: see row_index()
-    Real *dk_acc = nullptr, *dv_acc = nullptr;      ///< of all splits, when there are several
+    RowScalars<Real> rows;
+    Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all splits, when there are several
   };
 
   /// A tile of lanes with everything that its products read.
@@ -244,9 +243,10 @@ class Backward final : public planning::Executable {
       });
     };
     constexpr std::size_t tiles_per_delta_task = 16;
-    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task,
-         [&](std::size_t i, Slot&) { delta(call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task)); });
-    if (call.dsink) write_dsink(call);
+    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot&) {
+      fill_rows(buffers, call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task));
+    });
+    call.rows.write_dsink(s_, buffers);
 
     const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
     const auto query_unit = [&](std::size_t u, Slot& slot) {
@@ -274,6 +274,16 @@ class Backward final : public planning::Executable {
     for (const Sequence& sequence : work.sequences)
       if (sequence.seqlen_q == 0) write_zeros(call, sequence);
     grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
+  }
+
+  void fill_rows(const problem::Buffers& buffers, const Call& call, std::size_t tile_begin, std::size_t tile_end) const {
+    const Work& work = *call.work;
+    auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
+                                  [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
+    for (std::size_t t = tile_begin; t < tile_end; ++t) {
+      while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
+      call.rows.fill(buffers, work.sequences[static_cast<std::size_t>(group->sequence)], work.tiles[t], s_.dim_v, s_.ops.row_dots);
+    }
   }
 
   // ---------------------------------------------------------------------------------------------------------------- planning
@@ -306,7 +316,6 @@ class Backward final : public planning::Executable {
     return static_cast<int>(std::clamp<std::size_t>(std::size_t{512} * 1024 / tile_bytes, 1, 4));
   }
 
-  bool fused() const { return strategy_ == BackwardStrategy::fused; }
   int dk_ld() const { return wants_dk_ ? padded_dim(s_.dim) : 0; }
   int dv_ld() const { return wants_dv_ ? padded_dim(s_.dim_v) : 0; }
   std::size_t acc_bytes(std::int64_t rows) const {
@@ -327,11 +336,6 @@ class Backward final : public planning::Executable {
            key_tasks * (sizeof(KeyTask) + sizeof(std::int64_t)) + 256;
   }
   std::int64_t max_seqlen_kv() const { return s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv; }
-  std::int64_t query_rows() const { return s_.problem.heads_q * s_.problem.total_q; }
-  std::int64_t row_index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
-    const std::int64_t token = s_.problem.varlen ? sequence.q_begin + q : sequence.batch * s_.problem.seqlen_q + q;
-    return head * s_.problem.total_q + token;
-  }
 
   Slot* carve(Carver& carver, Call* call) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
@@ -340,8 +344,7 @@ class Backward final : public planning::Executable {
     c.param_memory = carver.bytes(s_.tape.data_bytes());
     c.grad_memory = carver.bytes(grads_.workspace_bytes());
     c.list_memory = carver.bytes(list_bytes());
-    c.row_lse = carver.take<Real>(static_cast<std::size_t>(query_rows()));
-    c.row_delta = carver.take<Real>(static_cast<std::size_t>(query_rows()));
+    c.rows.carve(carver, s_.problem);
     const bool shared = fused() && splits_ > 1;
     if (shared) {
       const auto rows = static_cast<std::size_t>(splits_ * acc_rows_of_all());
@@ -402,50 +405,6 @@ class Backward final : public planning::Executable {
     return slots;
   }
 
-  // ------------------------------------------------------------------------------------------------------------------- delta
-
-  void delta(const Call& call, std::size_t tile_begin, std::size_t tile_end) const {
-    const Work& work = *call.work;
-    auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
-                                  [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
-    for (std::size_t t = tile_begin; t < tile_end; ++t) {
-      while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
-      const Sequence& sequence = work.sequences[static_cast<std::size_t>(group->sequence)];
-      const LaneTile& tile = work.tiles[t];
-      const void* out[max_lanes] = {};
-      const void* dout[max_lanes] = {};
-      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
-        out[lane] = call.out.row(sequence.batch, sequence.q_begin + q, head);
-        dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + q, head);
-      });
-      alignas(64) Real dots[max_lanes];
-      const int lanes = padded_lanes(tile);
-      s_.ops.row_dots({out, lanes, call.out.stride, call.out.dtype}, {dout, lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, dots);
-      for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
-        const std::int64_t token = sequence.q_begin + q, row = row_index(sequence, head, q);
-        const Real lse = call.lse.at(sequence.batch, head, token);
-        const bool empty = lse == -std::numeric_limits<Real>::infinity();
-        // An empty row takes lse = +inf: then P is 0 without further ado.
-        call.row_lse[row] = empty ? std::numeric_limits<Real>::infinity() : lse;
-        call.row_delta[row] = empty ? Real(0) : dots[lane] - (call.dlse.present() ? call.dlse.at(sequence.batch, head, token) : Real(0));
-      });
-    }
-  }
-
-  /// d / d sink = - sum over rows of p(sink) * delta
-  void write_dsink(const Call& call) const {
-    base::parallel_for(s_.executor, s_.problem.heads_q, [&](std::int64_t head, int) {
-      const double sink = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]);
-      double sum = 0;
-      for (std::int64_t i = 0; i < s_.problem.total_q; ++i) {
-        const std::int64_t row = head * s_.problem.total_q + i;
-        const double p = std::exp(sink - static_cast<double>(call.row_lse[row]));
-        if (p != 0) sum -= p * static_cast<double>(call.row_delta[row]);
-      }
-      base::store(call.dsink->data, call.dsink->dtype, head * call.dsink->strides[0], sum);
-    });
-  }
-
   // ---------------------------------------------------------------------------------------------------------- the common core
 
   /// Packs what the products of a tile read. Lanes with nothing to attend count as rows of zeros: they may hold anything, NaN even.
@@ -459,11 +418,11 @@ class Backward final : public planning::Executable {
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
-      const std::int64_t row = row_index(sequence, head, query);
-      state.lse[lane] = call.row_lse[row];
-      state.delta[lane] = call.row_delta[row];
+      const std::int64_t row = call.rows.index(sequence, head, query);
+      state.lse[lane] = call.rows.lse[row];
+      state.delta[lane] = call.rows.delta[row];
       state.any_nan |= std::isnan(state.lse[lane]);
-      if (call.row_lse[row] == std::numeric_limits<Real>::infinity()) {
+      if (call.rows.empty(row)) {
         state.any_empty = true;
         return;
       }
@@ -745,7 +704,12 @@ class Backward final : public planning::Executable {
 template <class Real>
 std::unique_ptr<planning::Executable> make_backward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                     const PlanOptions& options) {
-  return std::make_unique<Backward<Real>>(problem, target, ops, options);
+  auto backward = std::make_unique<Backward<Real>>(problem, target, ops, options);
+  if constexpr (std::is_same_v<Real, float>) {
+    if (tile_backward_serves(problem, ops) && backward->fused() && backward->masks_by_ranges())
+      return make_tile_backward(problem, target, ops, options, std::move(backward));
+  }
+  return backward;
 }
 template std::unique_ptr<planning::Executable> make_backward(const problem::Problem&, const Target&, const BlockOps<float>&,
                                                              const PlanOptions&);

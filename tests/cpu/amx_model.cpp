@@ -4,6 +4,7 @@
 
 #include "cpu/kernels/bf16_ops.h"
 #include "cpu/kernels/row_forward.h"
+#include "cpu/kernels/tile_backward.h"
 #include "cpu/kernels/tile_products.h"
 #include "scalar_tiles.h"
 
@@ -11,7 +12,8 @@ namespace foveal::cpu {
 
 namespace {
 constexpr RowOps rows = RowForward<ScalarTiles>::table();
-}
-extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16", &rows);
+constexpr TileBackwardOps backward = TileBackward<ScalarTiles>::table();
+}  // namespace
+extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16", &rows, &backward);
 
 }  // namespace foveal::cpu

@@ -12,7 +12,7 @@ namespace {
 struct Shape {
   const char* name;
   const char* text;
-  bool rows = true;  ///< the forward with rows of queries serves it
+  bool tiles = true;  ///< the forward with rows of queries and the backward by tiles serve it
 };
 
 const Shape shapes[] = {
@@ -37,6 +37,10 @@ const Shape shapes[] = {
     {"strided", "b2 h4 q100 d64 layout=dim_first mask=causal()"},
     {"negative_scale", "b1 h1 q70:300 d64 scale=-0.3"},
     {"one_column", "b1 h1 q40:1000 d16:8 scale=3"},
+    {"trained_sink", "b1 h4:2 q70 d64 mask=causal() sink=s param=\"s: real[4] grad\""},
+    {"splits", "b1 h1 q1100 d32 mask=causal()"},
+    {"steps", "b1 h1 q140:70 d512:300"},
+    {"program_mask", "b1 h1 q100 d32 mask=\"(q_idx + kv_idx) % 3 != 0\"", false},
     {"large_scores", "b1 h1 q70:300 d64 scale=40 mask=causal()"},
 };
 
@@ -55,10 +59,12 @@ class AmxModel : public testing::TestWithParam<Shape> {
 
 TEST_P(AmxModel, ForwardIsExact) {
   expect_right(base::join("forward bf16 ", GetParam().text),
-               GetParam().rows ? "cpu.amx_model.bf16.forward.rows" : "cpu.amx_model.bf16.forward");
+               GetParam().tiles ? "cpu.amx_model.bf16.forward.rows" : "cpu.amx_model.bf16.forward");
 }
 
 TEST_P(AmxModel, BackwardIsExact) {
+  expect_right(base::join("backward bf16 ", GetParam().text, " dlse"),
+               GetParam().tiles ? "cpu.amx_model.bf16.backward.tiles" : "cpu.amx_model.bf16.backward.fused");
   for (const char* strategy : {"fused", "split"}) {
     expect_right(base::join("backward bf16 ", GetParam().text, " dlse strategy=", strategy),
                  base::join("cpu.amx_model.bf16.backward.", strategy));
@@ -66,7 +72,7 @@ TEST_P(AmxModel, BackwardIsExact) {
 }
 
 /// Tiles share tasks according to the number of threads, which changes nothing.
-TEST(AmxModelThreads, DoNotShow) {
+TEST(AmxModelThreads, DoNotShowForward) {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP();
   problem::CaseData data(problem::parse_line("forward bf16 b1 h2 q1030 d64 mask=causal()"));
@@ -78,6 +84,32 @@ TEST(AmxModelThreads, DoNotShow) {
   }
   EXPECT_EQ(found[0], found[2]);
   EXPECT_EQ(found[1], found[3]);
+}
+
+/// One kv head in several splits, and several in one each.
+TEST(AmxModelThreads, DoNotShowBackward) {
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP();
+  for (const char* line :
+       {"backward bf16 b1 h1 q1100 d32 mask=causal()", "backward bf16 b8 h4:2 q90:200 d32 sink=s param=\"s: real[4] grad\"",
+        "backward bf16 b3 h2 q90:160 d32 lengths=90:70,0:160,37:5"}) {
+    problem::CaseData data(problem::parse_line(line));
+    const Attention& attention = data.line().attention;
+    run_amx_model_pass(attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>);
+    std::vector<std::vector<double>> found;
+    for (const int threads : {1, 3, 2}) {
+      const std::string kernel =
+          run_amx_model_pass(attention, data.backward_inputs(), data.backward_outputs(), make_backward<float>, threads);
+      EXPECT_EQ(kernel, "cpu.amx_model.bf16.backward.tiles");
+      found.emplace_back();
+      for (const char* role : {"dq", "dk", "dv"}) {
+        const std::vector<double> values = problem::values_of(data.view(role));
+        found.back().insert(found.back().end(), values.begin(), values.end());
+      }
+    }
+    EXPECT_EQ(found[0], found[1]) << line;
+    EXPECT_EQ(found[0], found[2]) << line;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AmxModel, testing::ValuesIn(shapes), [](const auto& info) { return std::string(info.param.name); });

@@ -114,14 +114,11 @@ struct Bf16Ops {
   }
 
   static bool finite(const LaneRows& rows, int dim) {
-    __m512i largest = _mm512_setzero_si512();
+    FiniteBf16 finite;
     for (int lane = 0; lane < rows.lanes; ++lane) {
-      for (int d = 0; d < dim; d += 32) {
-        const __m512i x = load_row_bf16(rows.row[lane], rows.stride, d, dim);
-        largest = _mm512_max_epu16(largest, _mm512_and_si512(x, _mm512_set1_epi16(0x7fff)));
-      }
+      for (int d = 0; d < dim; d += 32) finite.look(load_row_bf16(rows.row[lane], rows.stride, d, dim));
     }
-    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
+    return finite.all();
   }
 
   static bool softmax(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
@@ -163,7 +160,7 @@ struct Bf16Ops {
   }
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<Avx512F32>(a, b, dim, result); }
 
-  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr) {
+  static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr, const TileBackwardOps* backward = nullptr) {
     return {.name = name,
             .tile_lanes = kTileLanes,
             .block_kv = Products::kBlockKv,
@@ -189,7 +186,8 @@ struct Bf16Ops {
             .row_dots = row_dots,
             .enter = Products::enter,
             .leave = Products::leave,
-            .rows = rows};
+            .rows = rows,
+            .backward = backward};
   }
 
  private:

@@ -82,6 +82,26 @@ inline __m512i load_row_bf16(const void* row, std::int64_t stride, int d, int di
   return _mm512_load_si512(gathered);
 }
 
+/// Whether all bf16 that it was shown are finite.
+class FiniteBf16 {
+ public:
+  void look(__m512i x) { largest_ = _mm512_max_epu16(largest_, _mm512_and_si512(x, _mm512_set1_epi16(0x7fff))); }
+  bool all() const { return _mm512_cmpge_epu16_mask(largest_, _mm512_set1_epi16(0x7f80)) == 0; }
+
+ private:
+  __m512i largest_ = _mm512_setzero_si512();
+};
+
+/// Elements d, d + 1, ... of a row, those below dim, out of 32.
+inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m512i elements) {
+  std::uint16_t* data = static_cast<std::uint16_t*>(row);
+  const int count = dim - d < 32 ? dim - d : 32;
+  if (stride == 1) return _mm512_mask_storeu_epi16(data + d, count < 32 ? (1u << count) - 1 : ~0u, elements);
+  alignas(64) std::uint16_t scattered[32];
+  _mm512_store_si512(scattered, elements);
+  for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
+}
+
 /// pairs[d] = {a[d], b[d]} for d < padded, a multiple of 16; zeros from dim on.
 inline void pack_pairs(const void* a, const void* b, std::int64_t stride, int dim, int padded, Pair* pairs) {
   for (int d = 0; d < padded; d += 32) {

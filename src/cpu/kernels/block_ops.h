@@ -122,6 +122,46 @@ struct RowOps {
   void (*write)(const float* acc, int dim, const float* factor, const LaneRowsOut& rows);  ///< row[i] = acc[i] * factor[i], 0 where that is
 };
 
+/// A tile of queries that meets a block of keys in a backward pass.
+struct QueryTile {
+  const void *q_panel, *dout_panel;  ///< packed for the scores and dP
+  const void *q_pairs, *dout_pairs;  ///< packed for dk and dv
+  const float *lse, *delta;          ///< of each query; lse times the multiplier's unit, infinity where P is 0
+  float* dq;
+  LaneRanges ranges;  ///< null where every key counts
+};
+
+/// A block of keys and the tiles of queries that it meets.
+struct KeyVisit {
+  const void *k, *v, *k_columns;  ///< packed for the scores, for dP, for dq
+  float *dk, *dv;
+  bool first;  ///< dk and dv hold nothing yet
+  void* scratch;
+  const QueryTile* tiles;
+  int count;
+  float multiplier;
+  int dim, dim_v;
+};
+
+/// A backward pass with packed keys and queries, for bf16 where scores are dot products and masks are ranges (tile_backward.h). Sizes in
+/// bytes.
+struct TileBackwardOps {
+  int lanes, keys;                       ///< of a tile of queries, of a block of keys
+  float unit;                            ///< the exponential takes scores in base 2 times this
+  std::size_t (*packed_bytes)(int dim);  ///< one packed form of a tile or block
+  std::size_t (*acc_bytes)(int dim);     ///< dq of a tile, dk of a block
+  std::size_t scratch_bytes;
+  void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, float* result);
+  /// Both forms of a tile's rows; whether all are finite.
+  bool (*pack_queries)(const LaneRows& rows, int dim, void* panel, void* pairs);
+  /// A block's rows, and their columns where wanted; whether all are finite.
+  bool (*pack_keys)(const LaneRows& rows, int dim, void* packed, void* columns);
+  void (*visit)(const KeyVisit& visit);
+  void (*write_queries)(const float* dq, int dim, float factor, const LaneRowsOut& rows);
+  /// The sum of `count` accumulators, in order.
+  void (*write_keys)(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows);
+};
+
 template <class Real>
 struct BlockOps {
   const char* name;  ///< target and type, "avx512.f32": part of kernel()
@@ -175,7 +215,8 @@ struct BlockOps {
   void (*enter)() = nullptr;
   void (*leave)() = nullptr;
 
-  const RowOps* rows = nullptr;  ///< where there is a forward of its own
+  const RowOps* rows = nullptr;               ///< where there is a forward of its own
+  const TileBackwardOps* backward = nullptr;  ///< and a backward
 };
 
 }  // namespace foveal::cpu

@@ -16,6 +16,7 @@
 #include "cpu/kernels/bf16_vectors.h"
 #include "cpu/kernels/block_ops.h"
 #include "cpu/kernels/rows.h"
+#include "cpu/kernels/tile_steps.h"
 #include "cpu/simd/avx512.h"
 
 namespace foveal::cpu {
@@ -39,91 +40,6 @@ struct TableExp {
     const __m512 root = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_permutex2var_epi32(low, n, high), _mm512_slli_epi32(n, 18)));
     return _mm512_maskz_fmadd_ps(normal, _mm512_fmadd_ps(c1, r, c0), _mm512_mul_ps(root, r), root);
   }
-};
-
-/// The accumulators' turns, and the tile instructions of a list of products one step at a time. Copied to where it is used, so that it
-/// stays in registers.
-template <class Tiles, int kRowTiles>
-class TileSteps {
- public:
-  /// C[kRowTiles tiles] = or += A times B over `steps` tiles; the rows of A are `a_below` bytes apart.
-  struct Job {
-    float* c;
-    const char *a, *b;
-    std::int64_t a_below;
-    int steps;
-    bool accumulate;
-  };
-
-  explicit TileSteps(Tiles* tiles) : tiles_(tiles) {}
-  void start(const Job* jobs) { job_ = jobs, at_ = 0; }
-
-  [[gnu::always_inline]] void step() {
-    if (turn_) {
-      step_of<kRowTiles>();
-    } else {
-      step_of<0>();
-    }
-  }
-  /// The last tiles reach memory.
-  void finish() {
-    if (turn_) {
-      store<0>();
-    } else {
-      store<kRowTiles>();
-    }
-  }
-
- private:
-  static constexpr int kTile = 1024, kB = kRowTiles == 2 ? 6 : 7;
-  static constexpr int a_tile(int row) { return kRowTiles == 2 ? 4 + row : 6; }
-
-  template <int C>
-  [[gnu::always_inline]] void step_of() {
-    if (at_ == 0) {
-      if (job_->accumulate) {
-        if (pending_ == job_->c) store<kRowTiles - C>();
-        tiles_->template load<C>(job_->c);
-        tiles_->template load<C + 1>(job_->c + 256);
-        if constexpr (kRowTiles > 2) tiles_->template load<C + 2>(job_->c + 512);
-      } else {
-        tiles_->template zero<C>();
-        tiles_->template zero<C + 1>();
-        if constexpr (kRowTiles > 2) tiles_->template zero<C + 2>();
-      }
-    }
-    const char* a = job_->a + at_ * kTile;
-    tiles_->template load<a_tile(0)>(a);
-    tiles_->template load<kB>(job_->b + at_ * kTile);
-    tiles_->template dot<C, a_tile(0), kB>();
-    tiles_->template load<a_tile(1)>(a + job_->a_below);
-    tiles_->template dot<C + 1, a_tile(1), kB>();
-    if constexpr (kRowTiles > 2) {
-      tiles_->template load<a_tile(2)>(a + 2 * job_->a_below);
-      tiles_->template dot<C + 2, a_tile(2), kB>();
-    }
-    if (at_ == (job_->steps - 1) / 2) store<kRowTiles - C>();
-    if (++at_ == job_->steps) {
-      pending_ = job_->c;
-      turn_ = !turn_;
-      at_ = 0;
-      ++job_;
-    }
-  }
-  template <int C>
-  [[gnu::always_inline]] void store() {
-    if (!pending_) return;
-    tiles_->template store<C>(pending_);
-    tiles_->template store<C + 1>(pending_ + 256);
-    if constexpr (kRowTiles > 2) tiles_->template store<C + 2>(pending_ + 512);
-    pending_ = nullptr;
-  }
-
-  Tiles* tiles_;
-  const Job* job_ = nullptr;
-  int at_ = 0;
-  bool turn_ = false;
-  float* pending_ = nullptr;
 };
 
 /// What is measured apart: bench/micro/row_forward_bench.cpp.
@@ -170,14 +86,13 @@ class RowForward {
   }
   /// For every 16 dims, tiles of pairs of keys by dims. False where an element is infinite or NaN.
   static bool pack_v(const KeyRows& rows, int keys, int block, int dim, void* packed) {
-    __m512i largest = _mm512_setzero_si512();
-    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+    FiniteBf16 finite;
     const int granules = block / kGranule;
     for (int key = 0; key < block; key += 2) {
       for (int d = 0; d < dim; d += 32) {
         const __m512i even = load_row_bf16(row_of(rows, key, keys), rows.stride, d, dim);
         const __m512i odd = load_row_bf16(row_of(rows, key + 1, keys), rows.stride, d, dim);
-        largest = _mm512_max_epu16(largest, _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude)));
+        finite.look(even), finite.look(odd);
         __m512i low, high;
         interleave_rows(even, odd, &low, &high);
         char* out = static_cast<char*>(packed) + (d / 16 * granules + key / kGranule) * kTile + key % kGranule / 2 * 64;
@@ -185,7 +100,7 @@ class RowForward {
         if (d + 16 < dim) _mm512_store_si512(out + granules * kTile, high);
       }
     }
-    return _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(0x7f80)) == 0;
+    return finite.all();
   }
 
   [[gnu::noinline]] static void visit(const RowVisit& visit) {
@@ -202,21 +117,12 @@ class RowForward {
   static void write(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
     for (int row = 0; row < rows.lanes; ++row) {
       if (!rows.row[row]) continue;
-      std::uint16_t* out = static_cast<std::uint16_t*>(rows.row[row]);
       const float* from = acc + row * 16;
       const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
       const __m512 f = splat(factor[row]);
       const auto tile = [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(from + d * 16 * kRowTiles)); };
       for (int d = 0; d < dim; d += 32) {
-        const __m512i rounded = round_bf16(tile(d), d + 16 < dim ? tile(d + 16) : _mm512_setzero_ps());
-        const int count = dim - d < 32 ? dim - d : 32;
-        if (rows.stride == 1) {
-          _mm512_mask_storeu_epi16(out + d, count < 32 ? (1u << count) - 1 : ~0u, rounded);
-        } else {
-          alignas(64) std::uint16_t elements[32];
-          _mm512_store_si512(elements, rounded);
-          for (int i = 0; i < count; ++i) out[(d + i) * rows.stride] = elements[i];
-        }
+        store_row_bf16(rows.row[row], rows.stride, d, dim, round_bf16(tile(d), d + 16 < dim ? tile(d + 16) : _mm512_setzero_ps()));
       }
     }
   }

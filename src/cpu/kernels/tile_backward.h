@@ -1,0 +1,347 @@
+#pragma once
+// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 64 keys meets couples of
+// tiles of 64 queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of
+// their products as they stand, and lse and delta are two vectors of a granule. For each couple
+//
+//   for each granule   S^T, dP^T of the next granule           K Q^T, V dO^T             tile instructions, between the rows of
+//                      P^T and dS^T of this one                                          vector instructions
+//   then               dV, dK, dQ^T of all                     P^T dO, dS^T Q, K^T dS^T  tile instructions
+//
+// What its speed depends on is how much passes between the first-level cache and the second:
+// - Everything a tile instruction touches is a tile of 1 KB: keys are packed for all tiles that a block meets, queries for all blocks.
+// - Granules go up and down in turn, so that a granule shares its keys or its queries with the last.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 64 keys; a tile of dO or Q serves all keys
+//   of the block at once. The last three products, spread out between the vectors too, would keep both units busy, but what all five
+//   touch in turn is more than the cache: then nearly every tile is loaded from the second level, two thirds more than now.
+// - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
+//   queries, which write_queries() puts right.
+// - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
+//   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the
+//   rounding to bf16 that follows.
+#include "cpu/kernels/bf16_vectors.h"
+#include "cpu/kernels/block_ops.h"
+#include "cpu/kernels/tile_steps.h"
+#include "cpu/simd/avx512.h"
+
+namespace foveal::cpu {
+namespace {
+
+/// What is measured apart: bench/micro/tile_backward_bench.cpp.
+struct AllBackwardParts {
+  static constexpr bool scores = true, products = true, vectors = true;
+};
+
+template <class Tiles, class Parts = AllBackwardParts>
+class TileBackward {
+ public:
+  static constexpr int kLanes = 64, kKeys = 64, kTile = 1024;
+  static constexpr float kUnit = 8388608;  ///< of the exponential's argument: one in the lowest bit of an exponent
+
+  static std::size_t packed_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 2; }
+  static std::size_t acc_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 4; }
+
+  /// result[row] = a . b, each row in 16 sums.
+  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    const auto even = [](__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); };
+    const auto odd = [&](__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, upper)); };
+    for (int lane = 0; lane < a.lanes; lane += 16) {
+      __m512 sums[16];
+      for (int i = 0; i < 16; ++i) {
+        sums[i] = _mm512_setzero_ps();
+        for (int d = 0; d < dim; d += 32) {
+          const __m512i x = load_row_bf16(a.row[lane + i], a.stride, d, dim), y = load_row_bf16(b.row[lane + i], b.stride, d, dim);
+          sums[i] = _mm512_fmadd_ps(odd(x), odd(y), _mm512_fmadd_ps(even(x), even(y), sums[i]));
+        }
+      }
+      Avx512F32::transpose(sums);
+      for (int i = 1; i < 16; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+      _mm512_store_ps(result + lane, sums[0]);
+    }
+  }
+
+  /// panel: for every 16 queries, tiles of pairs of dims by queries. pairs: for every 16 dims, tiles of pairs of queries by dims.
+  static bool pack_queries(const LaneRows& rows, int dim, void* panel, void* pairs) {
+    char* out = static_cast<char*>(panel);
+    FiniteBf16 finite;
+    for (int lane = 0; lane < kLanes; lane += 16) {
+      for (int d = 0; d < dim; d += 32, out += kTile) {
+        __m512i x[16];
+        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[lane + i], rows.stride, d, dim));
+        transpose(x);
+        store(out, x);
+      }
+    }
+    for_pairs(rows, dim, pairs, [](__m512i(&)[16]) {});
+    return finite.all();
+  }
+  /// packed: for every 16 keys, tiles of keys by dims. columns: for every 16 dims, tiles of dims by keys.
+  static bool pack_keys(const LaneRows& rows, int dim, void* packed, void* columns) {
+    char* out = static_cast<char*>(packed);
+    FiniteBf16 finite;
+    for (int key = 0; key < kKeys; key += 16) {
+      for (int d = 0; d < dim; d += 32, out += kTile) {
+        __m512i x[16];
+        for (int i = 0; i < 16; ++i) finite.look(x[i] = load_row_bf16(rows.row[key + i], rows.stride, d, dim));
+        store(out, x);
+      }
+    }
+    if (columns) for_pairs(rows, dim, columns, [](__m512i(&tile)[16]) { transpose(tile); });
+    return finite.all();
+  }
+
+  [[gnu::noinline]] static void visit(const KeyVisit& visit) {
+    TileBackward pass(visit);
+    pass.run();
+  }
+
+  /// row[query] = dq * factor. For every 16 columns dq has tiles of dims by queries; see query_of().
+  static void write_queries(const float* dq, int dim, float factor, const LaneRowsOut& rows) {
+    const __m512 f = splat(factor);
+    const int tiles = round_up(dim, 32) / 16;
+    for (int column = 0; column < kLanes; column += 16) {
+      for (int d = 0; d < dim; d += 32) {
+        __m512 x[2][16];
+        for (int half = 0; half < 2; ++half) {
+          const float* tile = dq + (column / 16 * tiles + d / 16 + half) * 256;
+          for (int i = 0; i < 16; ++i) x[half][i] = _mm512_mul_ps(_mm512_load_ps(tile + 16 * i), f);
+          Avx512F32::transpose(x[half]);
+        }
+        for (int i = 0; i < 16; ++i) {
+          void* row = rows.row[query_of(column + i)];
+          if (row) store_row_bf16(row, rows.stride, d, dim, round_bf16(x[0][i], x[1][i]));
+        }
+      }
+    }
+  }
+  /// row[key] = the sum of the parts, in order, * factor. For every 32 keys a part has tiles of 32 keys by 16 dims.
+  static void write_keys(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows) {
+    const __m512 f = splat(factor);
+    const int tiles = round_up(dim, 16) / 16;
+    for (int key = 0; key < rows.lanes; ++key) {
+      const auto sum = [&](int d) {
+        const std::int64_t at = ((std::int64_t{key} / 32 * tiles + d / 16) * 32 + key % 32) * 16;
+        __m512 x = _mm512_setzero_ps();
+        for (int part = 0; part < count; ++part) x = _mm512_add_ps(x, _mm512_load_ps(parts[part] + at));
+        return _mm512_mul_ps(x, f);
+      };
+      for (int d = 0; d < dim; d += 32)
+        store_row_bf16(rows.row[key], rows.stride, d, dim, round_bf16(sum(d), d + 16 < dim ? sum(d + 16) : _mm512_setzero_ps()));
+    }
+  }
+
+  static constexpr TileBackwardOps table() {
+    return {.lanes = kLanes,
+            .keys = kKeys,
+            .unit = kUnit,
+            .packed_bytes = packed_bytes,
+            .acc_bytes = acc_bytes,
+            .scratch_bytes = kScratch,
+            .row_dots = row_dots,
+            .pack_queries = pack_queries,
+            .pack_keys = pack_keys,
+            .visit = visit,
+            .write_queries = write_queries,
+            .write_keys = write_keys};
+  }
+
+ private:
+  using Steps = TileSteps<Tiles, 2>;
+  using Job = typename Steps::Job;
+
+  static constexpr int kGranule = 32, kMaxDim = 512;
+  static constexpr int kSlot = 8 * kTile, kForm = 16 * kTile;  ///< S and dP of a granule; P or dS of 64 keys and 128 queries
+  static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
+
+  static void store(char* tile, const __m512i (&x)[16]) {
+    for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
+  }
+  /// For every 16 dims two tiles, of 32 rows each, with pairs of rows: [16 pairs][16 dims], changed by fn before they are stored.
+  template <class Fn>
+  static void for_pairs(const LaneRows& rows, int dim, void* packed, const Fn& fn) {
+    for (int row = 0; row < 64; row += 32) {
+      for (int d = 0; d < dim; d += 32) {
+        __m512i low[16], high[16];
+        for (int i = 0; i < 16; ++i) {
+          const int even = row + 2 * i;
+          interleave_rows(load_row_bf16(rows.row[even], rows.stride, d, dim), load_row_bf16(rows.row[even + 1], rows.stride, d, dim),
+                          &low[i], &high[i]);
+        }
+        char* out = static_cast<char*>(packed) + (d / 16 * 2 + row / 32) * kTile;
+        fn(low), fn(high);
+        store(out, low), store(out + 2 * kTile, high);
+      }
+    }
+  }
+  /// The query in a column of dS^T: unpacking gives four columns to the lower tile, four to the upper one.
+  static constexpr int query_of(int column) { return column / 32 * 32 + column % 16 / 4 * 8 + column / 16 % 2 * 4 + column % 4; }
+
+  explicit TileBackward(const KeyVisit& visit)
+      : v_(visit),
+        q_steps_(round_up(visit.dim, 32) / 32),
+        v_steps_(round_up(visit.dim_v, 32) / 32),
+        q_tiles_(round_up(visit.dim, 16) / 16),
+        v_tiles_(round_up(visit.dim_v, 16) / 16),
+        scratch_(static_cast<char*>(visit.scratch)),
+        multiplier_(splat(visit.multiplier)),
+        steps_(&tiles_) {}
+
+  /// Of a couple: a part is 32 queries, a half 32 keys.
+  struct Granule {
+    int index;
+    int part() const { return index / 2; }
+    int half() const { return (index ^ index >> 1) & 1; }
+    int slot() const { return index % 2; }
+  };
+
+  void run() {
+    add_scores(v_.tiles, {0});
+    run_jobs();
+    for (int t = 0; t < v_.count; t += 2) {
+      const QueryTile* couple = v_.tiles + t;
+      const int parts = t + 1 < v_.count ? 4 : 2, granules = 2 * parts;
+      for (int i = 0; i < granules; ++i) {
+        if (i + 1 < granules) add_scores(couple, {i + 1});
+        if constexpr (Parts::vectors) {
+          couple[i / 4].ranges.first ? vectors<true>(couple, {i}) : vectors<false>(couple, {i});
+          job_count_ = step_count_ = 0;
+        } else {
+          run_jobs();
+        }
+      }
+      if (Parts::products) {
+        const bool accumulate = t > 0 || !v_.first;
+        add_keys(v_.dv, v_tiles_, p(), couple[0].dout_pairs, couple[parts / 2 - 1].dout_pairs, parts, accumulate);
+        add_keys(v_.dk, q_tiles_, ds(), couple[0].q_pairs, couple[parts / 2 - 1].q_pairs, parts, accumulate);
+        add_queries(couple, parts);
+      }
+      if (t + 2 < v_.count) add_scores(couple + 2, {0});
+      run_jobs();
+    }
+  }
+
+  float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
+  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries two tiles of pairs of 32
+  /// keys.
+  char* p() const { return scratch_ + 2 * kSlot; }
+  char* ds() const { return p() + kForm; }
+  char* ds_pairs() const { return ds() + kForm; }
+
+  void add(const Job& job) {
+    jobs_[job_count_++] = job;
+    step_count_ += job.steps;
+  }
+  /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
+  void add_scores(const QueryTile* couple, Granule granule) {
+    if (!Parts::scores) return;
+    const QueryTile& tile = couple[granule.part() / 2];
+    float* const c = scores(granule.slot());
+    const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
+      for (int i = 0; i < 2; ++i)
+        add({c + i * 512, static_cast<const char*>(keys) + granule.half() * 2 * steps * kTile,
+             static_cast<const char*>(panel) + (granule.part() % 2 * 2 + i) * steps * kTile, steps * kTile, steps, false});
+    };
+    product(v_.k, tile.q_panel, q_steps_, c);
+    product(v_.v, tile.dout_panel, v_steps_, c + 1024);
+  }
+  /// dV or dK: for every 16 columns both halves of the keys. `pairs` are those of the couple's first tile, `more` of its last.
+  void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
+    const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
+    for (int column = 0; column < tiles; ++column) {
+      for (int half = 0; half < 2; ++half)
+        add({acc + (half * tiles + column) * 512, weights + half * 8 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile,
+             4 * kTile, parts, accumulate, jump});
+    }
+  }
+  /// dQ^T: for every 16 queries pairs of tiles of dims.
+  void add_queries(const QueryTile* couple, int parts) {
+    for (int column = 0; column < 2 * parts; ++column) {
+      for (int i = 0; i < q_steps_; ++i)
+        add({couple[column / 4].dq + (column % 4 * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 4 * kTile,
+             ds_pairs() + column * 2 * kTile, 2 * kTile, 2, true});
+    }
+  }
+  void run_jobs() {
+    run_steps();
+    steps_.finish();
+    job_count_ = step_count_ = 0;
+  }
+  void run_steps() {
+    steps_.start(jobs_);
+    for (int i = 0; i < step_count_; ++i) steps_.step();
+  }
+
+  /// 16 queries that keep a key.
+  template <bool kRanges>
+  static __mmask16 kept(const LaneRanges& ranges, int lane, int key) {
+    if constexpr (!kRanges) return 0xffff;
+    const __m512i k = _mm512_set1_epi32(key);
+    const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(ranges.first + lane), k, _MM_CMPINT_LE);
+    return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
+  }
+
+  /// P^T and dS^T of a granule, with the scores of the next one between its rows; those are done a few rows before these are.
+  template <bool kRanges>
+  [[gnu::noinline]] void vectors(const QueryTile* couple, Granule granule) {
+    constexpr int turns = kGranule / 2, busy = turns * 3 / 4;
+    Steps steps = steps_;
+    steps.start(jobs_);
+    const QueryTile& tile = couple[granule.part() / 2];
+    const int step_count = step_count_, first_key = granule.half() * kGranule, lane = granule.part() % 2 * kGranule;
+    const float* s = scores(granule.slot());
+    const std::int64_t at = (granule.half() * 8 + granule.part()) * kTile;
+    char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (granule.part() * 4 + granule.half()) * kTile;
+    const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
+    const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
+    const __m512 multiplier = multiplier_;
+    const __m512 c3 = splat(0.07802452f), c2 = splat(-0.00800641f), c1 = splat(0.47777279f), c0 = splat(0.45213432f);
+    const __m512i least = _mm512_set1_epi32(-126 * 8388608), mantissa = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
+    // 2^z in fixed point: the bits of z are an exponent and a fraction, which 2^fraction replaces. Zero below -126 and for -inf.
+    const auto probability_of = [&](const float* score, __m512 lse, __mmask16 kept, __mmask16* keep) {
+      const __m512i n = _mm512_cvtps_epi32(_mm512_fmsub_ps(_mm512_load_ps(score), multiplier, lse));
+      *keep = _mm512_mask_cmp_epi32_mask(kept, n, least, _MM_CMPINT_NLT);
+      const __m512 x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(n, mantissa, one, 0xea));
+      const __m512 power = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(c3, x, c2), x, c1), x, c0);
+      return _mm512_castsi512_ps(_mm512_maskz_add_epi32(*keep, _mm512_castps_si512(power), _mm512_andnot_si512(mantissa, n)));
+    };
+    const auto gradient_of = [&](const float* score, __m512 delta, __mmask16 keep, __m512 probability) {
+      return _mm512_maskz_mul_ps(keep, probability, _mm512_sub_ps(_mm512_load_ps(score + 1024), delta));
+    };
+    int due = 0;
+    for (int row = 0; row < kGranule; row += 2, s += 32, p += 128, ds += 128, pairs += 64) {
+      if (row == 16) p += 3 * kTile, ds += 3 * kTile;
+      if (row < 2 * busy) {
+        for (due += step_count; due >= busy; due -= busy) steps.step();
+      } else if (row == 2 * busy) {
+        steps.finish();
+      }
+      __m512i gradients[2];
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const int key = first_key + row + i;
+        const float *low = s + 16 * i, *high = low + 512;
+        __mmask16 keep_low, keep_high;
+        const __m512 p_low = probability_of(low, lse_low, kept<kRanges>(tile.ranges, lane, key), &keep_low);
+        const __m512 p_high = probability_of(high, lse_high, kept<kRanges>(tile.ranges, lane + 16, key), &keep_high);
+        _mm512_store_si512(p + 64 * i, round_bf16(p_low, p_high));
+        gradients[i] = round_bf16(gradient_of(low, delta_low, keep_low, p_low), gradient_of(high, delta_high, keep_high, p_high));
+        _mm512_store_si512(ds + 64 * i, gradients[i]);
+      }
+      _mm512_store_si512(pairs, _mm512_unpacklo_epi16(gradients[0], gradients[1]));
+      _mm512_store_si512(pairs + 2 * kTile, _mm512_unpackhi_epi16(gradients[0], gradients[1]));
+    }
+    steps_ = steps;
+  }
+
+  const KeyVisit& v_;
+  const int q_steps_, v_steps_, q_tiles_, v_tiles_;
+  char* const scratch_;
+  const __m512 multiplier_;
+  Tiles tiles_;
+  Steps steps_;
+  Job jobs_[4 + 2 * 2 * (kMaxDim / 16) + 8 * (kMaxDim / 32)];
+  int job_count_ = 0, step_count_ = 0;
+};
+
+}  // namespace
+}  // namespace foveal::cpu

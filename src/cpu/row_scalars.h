@@ -1,0 +1,78 @@
+#pragma once
+// What the backward pass needs to know of each query row: lse, and delta = sum over d of dO * O, less dlse. And the gradient of the sink,
+// which follows from these alone.
+#include <cmath>
+#include <limits>
+
+#include "base/dtype.h"
+#include "base/parallel.h"
+#include "cpu/lanes.h"
+#include "cpu/setup.h"
+
+namespace foveal::cpu {
+
+template <class Real>
+class RowScalars {
+ public:
+  Real *lse = nullptr, *delta = nullptr;
+
+  void carve(Carver& carver, const problem::Problem& problem) {
+    total_q_ = problem.total_q, seqlen_q_ = problem.seqlen_q, varlen_ = problem.varlen;
+    const auto rows = static_cast<std::size_t>(problem.heads_q * problem.total_q);
+    lse = carver.take<Real>(rows);
+    delta = carver.take<Real>(rows);
+  }
+
+  std::int64_t index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
+    return head * total_q_ + (varlen_ ? sequence.q_begin + q : sequence.batch * seqlen_q_ + q);
+  }
+  /// A row with nothing to attend has lse = +inf here: then P is 0 without further ado.
+  bool empty(std::int64_t row) const { return lse[row] == std::numeric_limits<Real>::infinity(); }
+
+  using RowDots = void (*)(const LaneRows& a, const LaneRows& b, int dim, Real* result);
+
+  /// For the rows of a tile.
+  void fill(const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile, int dim_v, RowDots row_dots) const {
+    const HeadRows outs(buffers.out), douts(buffers.dout);
+    const LaneScalars<Real> lses(buffers.lse), dlses(buffers.dlse);
+    const void* out[max_lanes] = {};
+    const void* dout[max_lanes] = {};
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      out[lane] = outs.row(sequence.batch, sequence.q_begin + q, head);
+      dout[lane] = douts.row(sequence.batch, sequence.q_begin + q, head);
+    });
+    alignas(64) Real dots[max_lanes];
+    const int lanes = padded_lanes(tile);
+    row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, dim_v, dots);
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      const std::int64_t token = sequence.q_begin + q, row = index(sequence, head, q);
+      const Real of_row = lses.at(sequence.batch, head, token);
+      const bool nothing = of_row == -std::numeric_limits<Real>::infinity();
+      lse[row] = nothing ? std::numeric_limits<Real>::infinity() : of_row;
+      delta[row] = nothing ? Real(0) : dots[lane] - (dlses.present() ? dlses.at(sequence.batch, head, token) : Real(0));
+    });
+  }
+
+  /// d / d sink = - sum over rows of p(sink) * delta; nothing where there is no sink, or its gradient is not wanted.
+  void write_dsink(const Setup<Real>& s, const problem::Buffers& buffers) const {
+    if (s.problem.sink < 0) return;
+    const auto param = static_cast<std::size_t>(s.problem.sink);
+    if (!s.problem.params[param].gradient.present) return;
+    const TensorView &sinks = buffers.params[param], &dsinks = buffers.dparams[param];
+    base::parallel_for(s.executor, s.problem.heads_q, [&](std::int64_t head, int) {
+      const double sink = base::load(sinks.data, sinks.dtype, head * sinks.strides[0]);
+      double sum = 0;
+      for (std::int64_t row = head * total_q_; row < (head + 1) * total_q_; ++row) {
+        const double p = std::exp(sink - static_cast<double>(lse[row]));
+        if (p != 0) sum -= p * static_cast<double>(delta[row]);
+      }
+      base::store(dsinks.data, dsinks.dtype, head * dsinks.strides[0], sum);
+    });
+  }
+
+ private:
+  std::int64_t total_q_ = 0, seqlen_q_ = 0;
+  bool varlen_ = false;
+};
+
+}  // namespace foveal::cpu

@@ -1,0 +1,406 @@
+// The backward pass by tiles (kernels/tile_backward.h). A task takes the tiles of one kv head, or a fixed share of them, a step at a time:
+// as many as stay in the second-level cache with their accumulators. Each block of keys that a step needs is packed once and meets all its
+// tiles. dq stays with its tile; dk and dv are added up over the task in accumulators whose first products need no zeros, and over tasks in
+// order. What is added to what follows from the shape alone: results are the same bits for any number of threads.
+#include "cpu/tile_backward.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+
+#include "cpu/describe.h"
+#include "cpu/row_scalars.h"
+
+namespace foveal::cpu {
+namespace {
+
+constexpr double log2e = 1.4426950408889634074;
+constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more tasks would cost accumulators
+constexpr std::size_t split_limit = std::size_t{128} << 20;         ///< bytes of accumulators that splits may take
+constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step
+constexpr int max_tiles_per_step = 16;
+
+class TilePass final : public planning::Executable {
+ public:
+  TilePass(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options,
+           std::unique_ptr<planning::Executable> otherwise)
+      : ops_(*ops.backward),
+        s_(problem, target, ops, options, {ops_.lanes, ops_.keys}),
+        otherwise_(std::move(otherwise)),
+        splits_(choose_splits()),
+        tiles_per_step_(choose_tiles_per_step()) {
+    if (s_.work) tasks_ = make_tasks(*s_.work);
+    Carver carver(nullptr);
+    carve(carver, nullptr);
+    workspace_bytes_ = std::max(carver.used(), otherwise_->workspace_bytes());
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_bytes_; }
+  std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward.tiles"; }
+  void describe(Explanation& explanation) const override {
+    describe_work(s_, explanation, 2.5);
+    explanation.strategy = to_string(BackwardStrategy::fused);
+    explanation.details.emplace_back("splits of a kv head", std::to_string(splits_));
+    explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
+  }
+
+  void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
+    Call call(buffers);
+    Carver carver(workspace);
+    Slot* slots = carve(carver, &call);
+    call.data = s_.tape.bind(buffers.params, call.param_memory);
+    bool done = false;
+    if (s_.work) {
+      done = run_work(call, *s_.work, tasks_, slots);
+    } else {
+      std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
+      const Work work = s_.planner.plan(buffers, &memory);
+      done = run_work(call, work, make_tasks(work), slots);
+    }
+    if (!done) otherwise_->run(buffers, workspace, stream);
+  }
+
+ private:
+  /// Accumulators of some blocks, and which of them hold anything.
+  struct Sums {
+    float *dk = nullptr, *dv = nullptr;
+    bool* used = nullptr;
+  };
+
+  struct Call {
+    explicit Call(const problem::Buffers& b) : buffers(b), q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
+    const problem::Buffers& buffers;
+    HeadRows q, k, v, out, dout, dq, dk, dv;
+    void *param_memory = nullptr, *list_memory = nullptr;
+    TapeData data;
+    RowScalars<float> rows;
+    std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
+    Sums sums;                            ///< of all splits, when there are several
+  };
+
+  /// A tile with all that its products read.
+  struct TileState {
+    const LaneTile* tile;
+    BlockCursor cursor;
+    std::int32_t block;
+    LaneSymbols* symbols;
+    void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
+    float *lse, *delta, *dq;
+    std::int32_t *first, *last;  ///< keys of this block
+
+    QueryTile meets(bool all_keys) const {
+      return {q_panel, dout_panel, q_pairs, dout_pairs, lse, delta, dq, all_keys ? LaneRanges{} : LaneRanges{first, last}};
+    }
+  };
+
+  struct Slot {
+    TileState* states;
+    QueryTile* tiles;  ///< that the block meets
+    void *k, *v, *k_columns, *scratch, *tape_scratch;
+    Sums sums;  ///< of this task, when they are no one else's
+  };
+  using KeyPointers = std::array<const void*, max_lanes>;
+
+  // ---------------------------------------------------------------------------------------------------------------- planning
+
+  std::int64_t choose_splits() const {
+    const problem::Problem& p = s_.problem;
+    const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
+    const std::int64_t useful =
+        std::clamp<std::int64_t>(s_.planner.max_tiles_per_group() / tiles_worth_a_task, 1, (wanted_tasks + groups - 1) / groups);
+    const std::size_t bytes = static_cast<std::size_t>(s_.planner.max_blocks()) * block_bytes();
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, bytes)), 1, useful);
+  }
+  int choose_tiles_per_step() const {
+    const std::size_t tile_bytes = 2 * ops_.packed_bytes(s_.dim) + 2 * ops_.packed_bytes(s_.dim_v) + ops_.acc_bytes(s_.dim);
+    return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
+  }
+  std::pmr::vector<Task> make_tasks(const Work& work) const {
+    std::pmr::vector<Task> tasks = work.splits(splits_);
+    std::sort(tasks.begin(), tasks.end(), [](const Task& x, const Task& y) {
+      return x.cost != y.cost ? x.cost > y.cost : x.group != y.group ? x.group < y.group : x.split < y.split;
+    });
+    return tasks;
+  }
+  std::size_t list_bytes() const {
+    if (s_.work) return 0;
+    return s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_groups() * splits_) * sizeof(Task) + 64;
+  }
+  std::size_t block_bytes() const { return ops_.acc_bytes(s_.dim) + ops_.acc_bytes(s_.dim_v); }
+  std::int64_t dk_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(s_.dim) / sizeof(float)); }
+  std::int64_t dv_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(s_.dim_v) / sizeof(float)); }
+  std::int64_t blocks_of(const Sequence& sequence) const { return (sequence.seqlen_kv + ops_.keys - 1) / ops_.keys; }
+  std::int64_t max_blocks_of_group() const {
+    const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
+    return (keys + ops_.keys - 1) / ops_.keys;
+  }
+
+  Sums carve_sums(Carver& carver, std::int64_t blocks) const {
+    Sums sums;
+    sums.dk = carver.take<float>(static_cast<std::size_t>(blocks * dk_floats()));
+    sums.dv = carver.take<float>(static_cast<std::size_t>(blocks * dv_floats()));
+    sums.used = carver.take<bool>(static_cast<std::size_t>(blocks));
+    return sums;
+  }
+  Slot* carve(Carver& carver, Call* call) const {
+    const problem::Buffers none;
+    Call measured(none);
+    Call& c = call ? *call : measured;
+    c.param_memory = carver.bytes(s_.tape.data_bytes());
+    c.list_memory = carver.bytes(list_bytes());
+    c.rows.carve(carver, s_.problem);
+    c.first_block = carver.take<std::int64_t>(static_cast<std::size_t>(s_.planner.max_groups()));
+    if (splits_ > 1) c.sums = carve_sums(carver, splits_ * s_.planner.max_blocks());
+    Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
+    const auto lanes = static_cast<std::size_t>(ops_.lanes);
+    for (int i = 0; i < s_.slots(); ++i) {
+      Slot slot{};
+      slot.states = carver.take<TileState>(static_cast<std::size_t>(tiles_per_step_));
+      for (int t = 0; t < tiles_per_step_; ++t) {
+        TileState state{};
+        state.symbols = carver.take<LaneSymbols>(1);
+        state.q_panel = carver.bytes(ops_.packed_bytes(s_.dim));
+        state.dout_panel = carver.bytes(ops_.packed_bytes(s_.dim_v));
+        state.q_pairs = carver.bytes(ops_.packed_bytes(s_.dim));
+        state.dout_pairs = carver.bytes(ops_.packed_bytes(s_.dim_v));
+        state.lse = carver.take<float>(lanes);
+        state.delta = carver.take<float>(lanes);
+        state.dq = static_cast<float*>(carver.bytes(ops_.acc_bytes(s_.dim)));
+        state.first = carver.take<std::int32_t>(max_lanes);
+        state.last = carver.take<std::int32_t>(max_lanes);
+        if (call) slot.states[t] = state;
+      }
+      slot.tiles = carver.take<QueryTile>(static_cast<std::size_t>(tiles_per_step_));
+      slot.k = carver.bytes(ops_.packed_bytes(s_.dim));
+      slot.v = carver.bytes(ops_.packed_bytes(s_.dim_v));
+      slot.k_columns = carver.bytes(ops_.packed_bytes(s_.dim));
+      slot.scratch = carver.bytes(ops_.scratch_bytes);
+      slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(ops_.keys, ops_.lanes));
+      if (splits_ == 1) slot.sums = carve_sums(carver, max_blocks_of_group());
+      if (call) slots[i] = slot;
+    }
+    return slots;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------------ running
+
+  template <class Fn>
+  void each(std::int64_t tasks, const Fn& fn) const {
+    base::parallel_for(s_.executor, tasks, [&](std::int64_t i, int slot) {
+      const TaskMode mode(s_.ops.enter, s_.ops.leave);
+      fn(i, slot);
+    });
+  }
+
+  /// False where a tensor holds infinity or NaN: what was written by then counts for nothing.
+  bool run_work(Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
+    std::int64_t blocks = 0, longest = 0;
+    for (std::size_t g = 0; g < work.groups.size(); ++g) {
+      call.first_block[g] = blocks;
+      const std::int64_t of_group = blocks_of(work.sequences[static_cast<std::size_t>(work.groups[g].sequence)]);
+      blocks += of_group, longest = std::max(longest, of_group);
+    }
+    std::atomic<bool> finite = true;
+    each(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
+      if (finite && !run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot])) finite = false;
+    });
+    if (!finite) return false;
+    call.rows.write_dsink(s_, call.buffers);
+    const auto groups = static_cast<std::int64_t>(work.groups.size());
+    constexpr std::int64_t at_once = 16;
+    const std::int64_t chunks = (longest + at_once - 1) / at_once;
+    if (splits_ > 1) {
+      each(groups * chunks, [&](std::int64_t i, int) {
+        const auto g = static_cast<std::size_t>(i / chunks);
+        const Sequence& sequence = work.sequences[static_cast<std::size_t>(work.groups[g].sequence)];
+        for (std::int64_t block = i % chunks * at_once; block < std::min(blocks_of(sequence), (i % chunks + 1) * at_once); ++block)
+          write_block(call, sequence, work.groups[g].kv_head, block, call.sums, call.first_block[g] + block, splits_);
+      });
+    }
+    // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
+    for (const Sequence& sequence : work.sequences)
+      for (std::int32_t head = 0; sequence.seqlen_q == 0 && head < s_.problem.heads_kv; ++head)
+        for (std::int64_t block = 0; block < blocks_of(sequence); ++block) write_block(call, sequence, head, block, {}, 0, 0);
+    return true;
+  }
+
+  LaneRows key_rows(const HeadRows& tensor, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, KeyPointers& rows) const {
+    const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
+    for (int key = 0; key < ops_.keys; ++key)
+      rows[static_cast<std::size_t>(key)] =
+          key < keys ? tensor.row(sequence.batch, sequence.kv_begin + block * ops_.keys + key, kv_head) : nullptr;
+    return {rows.data(), ops_.keys, tensor.stride, tensor.dtype};
+  }
+
+  bool run_task(const Call& call, const Work& work, const Task& task, const Slot& slot) const {
+    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
+    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
+    const std::int64_t blocks = blocks_of(sequence);
+    Sums sums = slot.sums;
+    if (splits_ > 1) {
+      const std::int64_t at = task.split * s_.planner.max_blocks() + call.first_block[task.group];
+      sums = {call.sums.dk + at * dk_floats(), call.sums.dv + at * dv_floats(), call.sums.used + at};
+    }
+    std::fill_n(sums.used, blocks, false);
+    for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
+      if (!run_step(call, work, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
+    for (std::int64_t block = 0; splits_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
+    return true;
+  }
+
+  bool run_step(const Call& call, const Work& work, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin,
+                std::int64_t tile_end, const Sums& sums, const Slot& slot) const {
+    const int count = static_cast<int>(tile_end - tile_begin);
+    bool finite = true;
+    for (int t = 0; t < count; ++t) {
+      const std::int64_t tile = tile_begin + t;
+      if (t + 1 < count) fetch_queries(call, sequence, work.tiles[static_cast<std::size_t>(tile + 1)]);
+      finite &= start(call, work, sequence, work.tiles[static_cast<std::size_t>(tile)], slot.states[t]);
+    }
+    KeyVisit visit{};
+    visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.tiles;
+    visit.multiplier = s_.sign * s_.multiplier * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
+    for (std::int32_t from = 0;;) {
+      std::int32_t block = BlockCursor::none;
+      for (int t = 0; t < count; ++t) {
+        slot.states[t].block = slot.states[t].cursor.next(from);
+        block = std::min(block, slot.states[t].block);
+      }
+      if (block == BlockCursor::none) break;
+      visit.count = 0;
+      for (int t = 0; t < count; ++t) {
+        const TileState& state = slot.states[t];
+        if (state.block != block) continue;
+        const bool all_keys = state.cursor.full() && s_.block_keys(sequence, block) == ops_.keys;
+        if (all_keys || find_ranges(call, sequence, state, slot)) slot.tiles[visit.count++] = state.meets(all_keys);
+      }
+      from = block + 1;
+      if (visit.count == 0) continue;
+      KeyPointers pointers;
+      finite &= ops_.pack_keys(key_rows(call.k, sequence, kv_head, block, pointers), s_.dim, slot.k, slot.k_columns);
+      finite &= ops_.pack_keys(key_rows(call.v, sequence, kv_head, block, pointers), s_.dim_v, slot.v, nullptr);
+      if (!finite) return false;
+      fetch_keys(call, sequence, kv_head, block + 1);
+      visit.dk = sums.dk + block * dk_floats(), visit.dv = sums.dv + block * dv_floats();
+      visit.first = !sums.used[block];
+      sums.used[block] = true;
+      ops_.visit(visit);
+    }
+    for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.states[t]);
+    return finite;
+  }
+
+  /// Whether all is finite. Rows with nothing to attend count as zeros: they may hold anything.
+  bool start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
+    state.tile = &tile;
+    state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
+    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
+    std::fill_n(state.delta, ops_.lanes, 0.0f);
+    std::fill_n(state.dq, ops_.acc_bytes(s_.dim) / sizeof(float), 0.0f);
+    call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);
+    const void* q[max_lanes] = {};
+    const void* dout[max_lanes] = {};
+    bool finite = true;
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
+      const std::int64_t row = call.rows.index(sequence, head, query);
+      if (call.rows.empty(row)) return;
+      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
+      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
+      state.lse[lane] = static_cast<float>(static_cast<double>(call.rows.lse[row]) * log2e * static_cast<double>(ops_.unit));
+      state.delta[lane] = call.rows.delta[row];
+      finite &= !std::isnan(state.lse[lane]) && std::isfinite(state.delta[lane]);
+    });
+    finite &= ops_.pack_queries({q, ops_.lanes, call.q.stride, call.q.dtype}, s_.dim, state.q_panel, state.q_pairs);
+    return ops_.pack_queries({dout, ops_.lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
+  }
+
+  /// The keys of its block that each query of a tile keeps; whether any keeps one.
+  bool find_ranges(const Call& call, const Sequence& sequence, const TileState& state, const Slot& slot) const {
+    const KeyRange all{0, s_.block_keys(sequence, state.block)};
+    const LaneView lanes{state.tile->lanes(), state.symbols->head, state.symbols->q_idx};
+    std::fill_n(state.first, max_lanes, 0);
+    std::fill_n(state.last, max_lanes, all.end);
+    if (state.cursor.full()) return true;
+    s_.tape.lane_ranges(s_.frame(sequence, lanes, state.block, all), call.data, state.first, state.last, slot.tape_scratch);
+    const KeyRange kept = trim({state.first, state.last}, lanes.count, 1, all);
+    return kept.begin < kept.end;
+  }
+
+  /// Rows that come next on their way to the cache: hardware does not follow long strides.
+  void fetch_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
+    for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
+      const auto fetch = [&](const HeadRows& tensor, int dim) {
+        const char* row = static_cast<const char*>(tensor.row(sequence.batch, sequence.q_begin + q, head));
+        for (int d = 0; d < dim && tensor.stride == 1; d += 32) __builtin_prefetch(row + 2 * d);
+      };
+      fetch(call.q, s_.dim), fetch(call.dout, s_.dim_v), fetch(call.out, s_.dim_v);
+    });
+  }
+  void fetch_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {
+    const std::int64_t token = sequence.kv_begin + std::int64_t{block} * ops_.keys;
+    const int keys = std::max(0, s_.block_keys(sequence, block));
+    NextRows(call.k.keys(sequence.batch, token, kv_head), keys, s_.dim).fetch(0, 1);
+    NextRows(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v).fetch(0, 1);
+  }
+
+  void write_dq(const Call& call, const Sequence& sequence, const TileState& state) const {
+    void* rows[max_lanes] = {};
+    for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      rows[lane] = call.dq.row(sequence.batch, sequence.q_begin + q, head);
+    });
+    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale), {rows, ops_.lanes, call.dq.stride, call.dq.dtype});
+  }
+
+  /// The sum of the first `splits` of a block's accumulators, in order, of those that hold anything. `at`: the block, in the first.
+  void write_block(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, const Sums& sums, std::int64_t at,
+                   std::int64_t splits) const {
+    const float *dk[wanted_tasks], *dv[wanted_tasks];
+    int count = 0;
+    for (std::int64_t split = 0; split < splits; ++split) {
+      const std::int64_t i = split * s_.planner.max_blocks() + at;
+      if (!sums.used[i]) continue;
+      dk[count] = sums.dk + i * dk_floats();
+      dv[count++] = sums.dv + i * dv_floats();
+    }
+    const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
+    const auto write = [&](const HeadRows& tensor, const float* const* parts, int dim, double factor) {
+      void* rows[max_lanes];
+      for (int key = 0; key < keys; ++key) rows[key] = tensor.row(sequence.batch, sequence.kv_begin + block * ops_.keys + key, kv_head);
+      ops_.write_keys(parts, count, dim, static_cast<float>(factor), {rows, keys, tensor.stride, tensor.dtype});
+    };
+    write(call.dk, dk, s_.dim, s_.problem.scale);
+    write(call.dv, dv, s_.dim_v, 1);
+  }
+
+  const TileBackwardOps& ops_;
+  Setup<float> s_;
+  std::unique_ptr<planning::Executable> otherwise_;
+  std::int64_t splits_;
+  int tiles_per_step_;
+  std::pmr::vector<Task> tasks_;
+  std::size_t workspace_bytes_ = 0;
+};
+
+}  // namespace
+
+bool tile_backward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
+  const Attention& attention = problem.attention;
+  if (!ops.backward || problem.dtype != DType::bf16 || attention.dropout.p > 0 || problem.has_score_mod()) return false;
+  // A strategy that is asked for is one of the block operations'.
+  if (attention.backward != BackwardStrategy::automatic) return false;
+  if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;
+  for (std::size_t i = 0; i < problem.params.size(); ++i)
+    if (problem.params[i].gradient.present && static_cast<int>(i) != problem.sink) return false;
+  const std::int64_t rows =
+      problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
+  return rows >= ops.backward->lanes / 2;
+}
+
+std::unique_ptr<planning::Executable> make_tile_backward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
+                                                         const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
+  return std::make_unique<TilePass>(problem, target, ops, options, std::move(otherwise));
+}
+
+}  // namespace foveal::cpu
