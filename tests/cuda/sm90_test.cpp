@@ -339,6 +339,39 @@ TEST(Sm90PairTiles, NeedAnAddressOfSixteenBytes) {
   EXPECT_EQ(refuses_sm90(p, hopper), "k: its address is not a multiple of 16 bytes");
 }
 
+TEST(Sm90Lines, StraightOnesAreSteppedThrough) {
+  const auto diagonals = [](const std::string& score) {
+    std::string counts;
+    for (const char* pass : {"forward", "backward"}) {
+      const problem::Problem p = problem_of(std::string(pass) + " bf16 b2 h4 q1000:1000 d64 score=\"" + score + "\" param=\"t: real[4" +
+                                            (std::string(pass) == "backward" ? "] grad\"" : "]\""));
+      counts += std::to_string(sm90_line_values(p).diagonal.size());
+    }
+    return counts;
+  };
+  EXPECT_EQ(diagonals("score + to_real(kv_idx - q_idx) * exp2(-8.0 * to_real(head + 1) / 4.0)"), "00");
+  EXPECT_EQ(diagonals("score + t[head] * to_real(kv_idx - q_idx + 3)"), "00");  // the gradient's factor is straight, too
+  EXPECT_EQ(diagonals("score + t[head] * -to_real(q_idx - kv_idx) / 7"), "00");
+  EXPECT_EQ(diagonals("score + t[head] * abs(to_real(kv_idx - q_idx))"), "12");
+  EXPECT_EQ(diagonals("score + t[head] * to_real(max(q_idx - kv_idx, 0))"), "12");
+}
+
+TEST_F(Sm90, LongScoresAreCalledByOtherKernels) {
+  std::string score = "score";
+  for (int i = 0; i < 5; ++i) score = "(sin(exp(-(" + score + "))) + tanh(" + score + ") - cos(" + score + "))";
+  driver::DeviceFacts hopper;
+  hopper.major = 9, hopper.minor = 0;
+  for (const char* pass : {"forward", "backward"}) {
+    const problem::Problem p = problem_of(std::string(pass) + " bf16 b2 h4 q100:100 d64 score=\"" + score + "\"");
+    EXPECT_TRUE(is_long(p));
+    EXPECT_EQ(refuses_sm90(p, hopper), "the score is too long to stand beside wgmma for every pair");
+    EXPECT_NE(emit_score(p).find("FOVEAL_CALLED real score_in_units"), std::string::npos);
+  }
+  const problem::Problem two = problem_of("forward bf16 b2 h4 q100:100 d64 score=\"score + sin(score) * cos(score)\"");
+  EXPECT_FALSE(is_long(two));
+  EXPECT_EQ(refuses_sm90(two, hopper), std::nullopt);
+}
+
 TEST(Sm90Mask, BandsAreFound) {
   const auto mask_of = [](const char* mask) {
     return sm90_mask(problem_of(std::string("forward bf16 b1 h1 q1000:1200 d64 mask=\"") + mask + "\""));
