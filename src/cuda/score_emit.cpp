@@ -539,8 +539,10 @@ class Writer {
 
   /// The places as a real, times a factor: an addition, or a multiplication and addition, for each step.
   static std::string line_text(const SumOfPlaces& places, const std::string& factor) {
-    const std::string origin = base::join("fv_small_integer(", places.origin, ")"), step = base::join("fv_small_integer(", places.step, ")");
-    return factor.empty() ? base::join("(", origin, " + ", step, ")") : base::join("fma_real(", step, ", ", factor, ", ", origin, " * (", factor, "))");
+    const std::string origin = base::join("fv_small_integer(", places.origin, ")"),
+                      step = base::join("fv_small_integer(", places.step, ")");
+    return factor.empty() ? base::join("(", origin, " + ", step, ")")
+                          : base::join("fma_real(", step, ", ", factor, ", ", origin, " * (", factor, "))");
   }
 
   struct Sum {
@@ -757,7 +759,8 @@ std::string emit_reads(const Problem& p, const Given& given) {
       indices.push_back(body);
     }
   }
-  text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor", pair_signature), factors, "  return 0;\n");
+  text +=
+      numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor", pair_signature), factors, "  return 0;\n");
   text += numbered(
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
       "(&index)[kMaxParamRank])",
