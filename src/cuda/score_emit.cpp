@@ -193,9 +193,10 @@ class Writer {
   /// Is a value a multiple of a sum of q, kv and what is the same for all pairs?
   bool is_straight(ValueId value) const {
     const Product product = product_of(value);
+    if (product.rest.size() != 1) return false;
     const Instr& rest = program_.code[at(product.rest[0])];
     Sum sum;
-    if (!real_places(product) || !add_to_sum(sum, rest.arg[0], 1)) return false;
+    if (rest.op != Op::to_real || !is_small_integer(rest.arg[0]) || !add_to_sum(sum, rest.arg[0], 1)) return false;
     return std::all_of(sum.terms.begin(), sum.terms.end(), [&](const auto& term) { return is_uniform(term.first); });
   }
 
@@ -333,7 +334,6 @@ class Writer {
 
   std::string product_text(const Product& product) const {
     const auto [rest, factor] = rest_and_factor(product);
-    if (const auto places = real_places(product)) return line_text(*places, factor);
     return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
   }
 
@@ -477,7 +477,8 @@ class Writer {
         return read_text(instr);
       case Op::to_real:
         if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
-        if (const auto sum = sum_of_places(instr.arg[0])) return line_text(*sum, "");
+        if (const auto sum = sum_of_places(instr.arg[0]))
+          return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
         return base::join("fv_small_integer(v", instr.arg[0], ")");
       case Op::add:
       case Op::sub:
@@ -527,22 +528,6 @@ class Writer {
     append(places.step, sum.kv, "at.kv_step");
     append(places.step, sum.q, "at.q_step");
     return places;
-  }
-
-  /// The places that a product is a multiple of.
-  std::optional<SumOfPlaces> real_places(const Product& product) const {
-    if (product.rest.size() != 1) return {};
-    const Instr& rest = program_.code[at(product.rest[0])];
-    if (rest.op != Op::to_real || !given_text(at(product.rest[0])).empty() || !is_small_integer(rest.arg[0])) return {};
-    return sum_of_places(rest.arg[0]);
-  }
-
-  /// The places as a real, times a factor: an addition, or a multiplication and addition, for each step.
-  static std::string line_text(const SumOfPlaces& places, const std::string& factor) {
-    const std::string origin = base::join("fv_small_integer(", places.origin, ")"),
-                      step = base::join("fv_small_integer(", places.step, ")");
-    return factor.empty() ? base::join("(", origin, " + ", step, ")")
-                          : base::join("fma_real(", step, ", ", factor, ", ", origin, " * (", factor, "))");
   }
 
   struct Sum {

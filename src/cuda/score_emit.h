@@ -31,8 +31,8 @@ struct Ahead {
 /// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
 
-/// Is a value of the pass's program a multiple of a sum of q, kv and what is the same for all pairs? Then a kernel that steps through pairs
-/// needs one instruction for it.
+/// Is a value of the pass's program a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through pairs
+/// needs two instructions for it, shared along diagonals: not worth another warp's time.
 bool is_straight(const problem::Problem& problem, scoring::ValueId value);
 
 /// Is the score's text too long to stand in a kernel once for each pair that a thread holds? Then it is called, which takes longer than the

@@ -192,12 +192,13 @@ constexpr bool kBounded = kCappedScore && kAnyExponent;
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
+constexpr u32 kTurnBarrier = 1;  // one for each group
+constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
+constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
+constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
+
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
-  static constexpr u32 kTurnBarrier = 1;  // one for each group
-  static constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
-  static constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
-
   const Sm90Args& args;
   const Rings& rings;
   const int group;       // of warps
@@ -574,15 +575,15 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
 /// By all threads, when everything is done: has it to be done again? Seldom: a score exceeded the first maximum of its row by a factor of 2^63 or so.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
-  __syncthreads();
+  named_barrier_sync(kEndBarrier, kThreads);
   if (rings.maxima() != Maxima::too_low) return false;
-  __syncthreads();
+  named_barrier_sync(kEndBarrier, kThreads);
   if (threadIdx.x == 0) {
     for (u32 barrier = rings.query.address; barrier < rings.base + SharedLayout::kMaxima; barrier += 8) mbarrier_invalidate(barrier);
     init_barriers(rings);
     rings.set_maxima(Maxima::all);
   }
-  __syncthreads();
+  named_barrier_sync(kEndBarrier, kThreads);
   return true;
 }
 
