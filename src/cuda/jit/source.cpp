@@ -18,6 +18,9 @@ class Assembler {
   explicit Assembler(const KernelSource& source) : source_(source) {}
 
   std::string run() {
+#ifdef FOVEAL_EVERY_LANE_ARRIVES
+    out_ += "#define FOVEAL_EVERY_LANE_ARRIVES\n";
+#endif
     include("kernels/" + source_.stem + ".cuh");
     return std::move(out_);
   }

@@ -7,6 +7,7 @@
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
 // TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "element.cuh"
+#include "ptx/mbarrier.cuh"
 
 #include "config.cuh"
 
@@ -14,7 +15,7 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers;
-constexpr int kReleases = 1;  // after a barrier that all have passed
+constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
 constexpr int kAddingWarps = 4 * kConsumers;
 
 }  // namespace foveal::device
@@ -51,7 +52,7 @@ struct Consumer : BackwardGroup {
   /// Walks along the query tiles of a task. Each round leaves the scores of the next tile under way.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2]) const {
     constexpr u32 kScoresBarrier = 1;
-    const bool leader = thread == 0;
+    const bool leader = kEveryLaneArrives || thread == 0;
     float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kPartColumns / 2];
     u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
     EarlyTerms early;

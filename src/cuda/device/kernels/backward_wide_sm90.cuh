@@ -5,6 +5,7 @@
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits.
 #include "element.cuh"
+#include "ptx/mbarrier.cuh"
 
 #include "config.cuh"
 
@@ -12,7 +13,7 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64;
-constexpr int kReleases = 4;  // each warp for itself: it also reads statistics
+constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
 constexpr int kAddingWarps = 4;
 
 }  // namespace foveal::device
@@ -54,7 +55,7 @@ struct ValueSide : BackwardGroup {
   }
 
   FOVEAL_DEVICE void run() const {
-    const bool leader = thread == 0;
+    const bool leader = kEveryLaneArrives || thread == 0;
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
@@ -116,7 +117,7 @@ struct KeySide : BackwardGroup {
   using BackwardGroup::BackwardGroup;
 
   FOVEAL_DEVICE void run() const {
-    const bool leader = thread == 0;
+    const bool leader = kEveryLaneArrives || thread == 0;
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;

@@ -449,7 +449,7 @@ struct Consumer {
   }
 
   FOVEAL_DEVICE void run() const {
-    const bool leader = thread == 0;
+    const bool leader = kEveryLaneArrives || thread == 0;
     int next_round = -1;
     ForwardTask next;  // whose scores are computed
     next.walk.stop();
@@ -564,11 +564,11 @@ struct Consumer {
 };
 
 FOVEAL_DEVICE void init_barriers(const Rings& rings) {
-  rings.query.init(1, kConsumers);
-  rings.key.init(1, kConsumers);
-  rings.value.init(1, kConsumers);
-  if constexpr (kHasLines) rings.line_values.init(1, 4 * kConsumers);
-  if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, 4 * kConsumers);
+  rings.query.init(1, arrivals_of_groups(kConsumers));
+  rings.key.init(1, arrivals_of_groups(kConsumers));
+  rings.value.init(1, arrivals_of_groups(kConsumers));
+  if constexpr (kHasLines) rings.line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
+  if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
   fence_mbarrier_init();
 }
 

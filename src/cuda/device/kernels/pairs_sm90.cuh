@@ -384,7 +384,7 @@ struct Consumer {
       wgmma_wait<0>();
       wgmma_pin(scores);
       wgmma_pin(grad_p);
-      if (half == kHalves - 1 && thread % kWarp == 0) ring.stage.release(use);
+      if (half == kHalves - 1) release(ring.stage, use);
       const TiledView<false, kBlockQ, kHalf> tiles(ring.pairs, pair_use + half, 64 * group + 16 * (thread / kWarp));
       if constexpr (kPairTiles > 0) ring.pairs.ring.wait_full(pair_use + half);
       if (partial) {
@@ -405,8 +405,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_
   const Ring ring(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
-    ring.stage.init(1, 4 * kConsumers);
-    if constexpr (kPairTiles > 0) ring.pairs.ring.init(1, 4 * kConsumers);
+    ring.stage.init(1, arrivals_of_warps(4 * kConsumers));
+    if constexpr (kPairTiles > 0) ring.pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
     fence_mbarrier_init();
   }
   __syncthreads();

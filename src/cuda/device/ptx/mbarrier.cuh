@@ -71,18 +71,28 @@ struct RingBarriers {
   }
 };
 
+/// One lane arrives for a warp or a warpgroup once the others are done. Builds for racecheck, which does not follow an order from lane to lane, let each arrive
+/// for itself.
+#ifdef FOVEAL_EVERY_LANE_ARRIVES
+constexpr bool kEveryLaneArrives = true;
+#else
+constexpr bool kEveryLaneArrives = false;
+#endif
+constexpr u32 arrivals_of_warps(u32 warps) { return kEveryLaneArrives ? 32 * warps : warps; }
+constexpr u32 arrivals_of_groups(u32 groups) { return kEveryLaneArrives ? 128 * groups : groups; }
+
 /// Gives a buffer back: by all lanes of a warp that have read it.
 template <int stages>
 FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
   __syncwarp();
-  if (lane_id() == 0) ring.release(use);
+  if (kEveryLaneArrives || lane_id() == 0) ring.release(use);
 }
 
 /// Hands a buffer over: by all lanes of a warp that have written it.
 template <int stages>
 FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
   __syncwarp();
-  if (lane_id() == 0) mbarrier_arrive(ring.full(use));
+  if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive(ring.full(use));
 }
 
 }  // namespace foveal::device

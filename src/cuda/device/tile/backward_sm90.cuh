@@ -75,14 +75,14 @@ struct Rings {
   /// By all threads, before anything else.
   FOVEAL_DEVICE void init() const {
     if (threadIdx.x == 0) {
-      key.init(1, kConsumers);
-      value.init(1, kConsumers);
+      key.init(1, arrivals_of_groups(kConsumers));
+      value.init(1, arrivals_of_groups(kConsumers));
       query.init(1, kConsumers * kReleases);
       grad_out.init(1, kConsumers * kReleases);
-      staged.init(4 * kConsumers, ReadCollector::kCollectors);
-      line_values.init(1, 4 * kConsumers);
-      if constexpr (kPairTiles > 0) pairs.ring.init(1, 4 * kConsumers);
-      turn.init(1, kAddingWarps);
+      staged.init(arrivals_of_warps(4 * kConsumers), arrivals_of_warps(ReadCollector::kCollectors));
+      line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
+      if constexpr (kPairTiles > 0) pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
+      turn.init(1, arrivals_of_warps(kAddingWarps));
       fence_mbarrier_init();
     }
     read_stage().clear();
