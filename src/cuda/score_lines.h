@@ -7,7 +7,7 @@
 namespace foveal::cuda {
 
 /// Real values of the pass's program that pairs use and that are the same for all pairs of one position along the walk of a task (a key in
-/// the forward pass, a query in the backward pass), or for all pairs of one diagonal. Straight ones (score_emit.h) are not worth it.
+/// the forward pass, a query in the backward pass), or for all pairs of one diagonal.
 struct LineValues {
   std::vector<scoring::ValueId> walk, diagonal;
   bool empty() const { return walk.empty() && diagonal.empty(); }
@@ -16,6 +16,8 @@ struct LineValues {
     return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked);
   }
 };
-LineValues find_line_values(const problem::Problem& problem);
+/// stepped: values that kernels step through instead (score_emit.h: is_straight).
+using IsStepped = bool (*)(const problem::Problem& problem, scoring::ValueId value);
+LineValues find_line_values(const problem::Problem& problem, IsStepped stepped);
 
 }  // namespace foveal::cuda
