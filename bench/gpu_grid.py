@@ -175,8 +175,8 @@ def trained_case(library, name, mask, score, parameters):
     back = Plan(library, True, mask, score, params, **forward, **backward)
     ours.run()
     back.run()
-    plain = Plan(library, False, CAUSAL, **forward), Plan(library, True, CAUSAL, **forward, **backward)
-    runs = dict(zip(("plain_forward_ms", "forward_ms", "plain_backward_ms", "backward_ms"), (plan.run for plan in (plain[0], ours, plain[1], back))))
+    runs = dict(plain_forward_ms=Plan(library, False, CAUSAL, **forward).run, forward_ms=ours.run,
+                plain_backward_ms=Plan(library, True, CAUSAL, **forward, **backward).run, backward_ms=back.run)
     times = {key: [] for key in runs}
     for _ in range(5):
         for key, call in runs.items():

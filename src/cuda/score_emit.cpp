@@ -832,7 +832,13 @@ bool is_capped(const Problem& p) {
   return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
 }
 
-bool is_straight(const Problem& p, ValueId value) { return Writer(p, program_of(p)).is_straight(value); }
+std::vector<bool> straight_values(const Problem& p) {
+  const Program& program = program_of(p);
+  const Writer writer(p, program);
+  std::vector<bool> straight;
+  for (std::size_t i = 0; i < program.code.size(); ++i) straight.push_back(writer.is_straight(static_cast<ValueId>(i)));
+  return straight;
+}
 
 bool is_long(const Problem& p) {
   constexpr int limit = 500;  // instructions, about

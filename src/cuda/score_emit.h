@@ -31,9 +31,9 @@ struct Ahead {
 /// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
 
-/// Is a value of the pass's program a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through pairs
-/// needs two instructions for it, shared along diagonals: not worth another warp's time.
-bool is_straight(const problem::Problem& problem, scoring::ValueId value);
+/// For each value of the pass's program: is it a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through
+/// pairs needs two instructions for it, shared along diagonals: not worth another warp's time.
+std::vector<bool> straight_values(const problem::Problem& problem);
 
 /// Is the score's text too long to stand in a kernel once for each pair that a thread holds? Then it is called, which takes longer than the
 /// text itself but keeps the assembler's time in seconds; kernels around wgmma cannot hold calls.

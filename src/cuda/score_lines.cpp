@@ -13,15 +13,15 @@ constexpr std::size_t most = 4;  ///< of each kind: they take shared memory and 
 
 class Search {
  public:
-  Search(const problem::Problem& problem, const Program& program, IsStepped stepped, std::uint8_t along_walk)
-      : problem_(problem), program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
+  Search(const Program& program, const std::vector<bool>& stepped, std::uint8_t along_walk)
+      : program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
 
   void visit(ValueId id) {
     const auto at = static_cast<std::size_t>(id);
     if (id < 0 || seen_[at]) return;
     seen_[at] = true;
     if (std::vector<ValueId>* kind = kind_of(at); kind != nullptr && kind->size() < most) {
-      if (!stepped_(problem_, id)) kind->push_back(id);
+      if (!stepped_[at]) kind->push_back(id);
       return;
     }
     for (const ValueId arg : program_.code[at].arg) visit(arg);
@@ -39,24 +39,23 @@ class Search {
     return depends == (scoring::depends_q | scoring::depends_kv) && program_.along_diagonals[at] ? &found.diagonal : nullptr;
   }
 
-  const problem::Problem& problem_;
   const Program& program_;
-  IsStepped stepped_;
+  const std::vector<bool>& stepped_;
   std::uint8_t along_walk_;
   std::vector<bool> seen_;
 };
 
 }  // namespace
 
-LineValues find_line_values(const problem::Problem& p, IsStepped stepped) {
+LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& stepped) {
   if (!p.has_score_mod()) return {};
   const scoring::ScoreProgram& score = *p.score;
   if (p.pass == Pass::forward) {
-    Search search(p, score.forward, stepped, scoring::depends_kv);
+    Search search(score.forward, stepped, scoring::depends_kv);
     search.visit(score.forward.outputs[0]);
     return search.found;
   }
-  Search search(p, score.backward, stepped, scoring::depends_q);
+  Search search(score.backward, stepped, scoring::depends_q);
   search.visit(score.modified);
   search.visit(score.dscore);
   for (const scoring::TrainableRead& read : score.reads) search.visit(read.factor);

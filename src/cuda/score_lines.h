@@ -16,8 +16,7 @@ struct LineValues {
     return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked);
   }
 };
-/// stepped: values that kernels step through instead (score_emit.h: is_straight).
-using IsStepped = bool (*)(const problem::Problem& problem, scoring::ValueId value);
-LineValues find_line_values(const problem::Problem& problem, IsStepped stepped);
+/// stepped: for each value of the pass's program, do kernels step through it instead (score_emit.h: straight_values)?
+LineValues find_line_values(const problem::Problem& problem, const std::vector<bool>& stepped);
 
 }  // namespace foveal::cuda

@@ -195,7 +195,8 @@ LineValues sm90_line_values(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool forward = p.pass == Pass::forward;
   const bool in_turns = !forward && p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
-  return dim <= (forward ? 128 : 64) && !in_turns ? find_line_values(p, is_straight) : LineValues{};
+  if (!p.has_score_mod() || dim > (forward ? 128 : 64) || in_turns) return {};
+  return find_line_values(p, straight_values(p));
 }
 
 namespace {
