@@ -572,11 +572,7 @@ class Backward final : public planning::Executable {
       if (wants_dq_) std::fill_n(state.dq, std::int64_t{s_.dim} * s_.ops.tile_lanes, Real(0));
     }
     for (std::int32_t from = 0;;) {
-      std::int32_t block = BlockCursor::none;
-      for (int t = 0; t < count; ++t) {
-        slot.states[t].block = slot.states[t].cursor.next(from);
-        block = std::min(block, slot.states[t].block);
-      }
+      const std::int32_t block = next_block(slot.states, count, from);
       if (block == BlockCursor::none) break;
       const int keys = s_.block_keys(sequence, block);
       const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;

@@ -192,11 +192,7 @@ class Forward final : public planning::Executable {
     const std::int64_t blocks = (sequence.seqlen_kv + s_.ops.block_kv - 1) / s_.ops.block_kv;
     const auto end = static_cast<std::int32_t>(blocks * (piece + 1) / pieces_);
     for (auto from = static_cast<std::int32_t>(blocks * piece / pieces_);;) {
-      std::int32_t block = BlockCursor::none;
-      for (int t = 0; t < count; ++t) {
-        slot.states[t].block = slot.states[t].cursor.next(from);
-        block = std::min(block, slot.states[t].block);
-      }
+      const std::int32_t block = next_block(slot.states, count, from);
       if (block >= end) break;
       bool drops = s_.drops_anywhere();
       for (int t = 0; t < count; ++t) drops |= slot.states[t].block == block && !slot.states[t].cursor.full();

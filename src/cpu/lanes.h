@@ -112,6 +112,17 @@ class BlockCursor {
   const mask::Run* end_ = nullptr;
 };
 
+/// The first block >= from that one of some tiles visits, or none. Each tile's own next block stands in its state.
+template <class State>
+std::int32_t next_block(State* states, int count, std::int32_t from) {
+  std::int32_t first = BlockCursor::none;
+  for (int t = 0; t < count; ++t) {
+    states[t].block = states[t].cursor.next(from);
+    if (states[t].block < first) first = states[t].block;
+  }
+  return first;
+}
+
 /// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs
 /// them. And what a table of operations asks for itself.
 class TaskMode {

@@ -262,11 +262,7 @@ class TilePass final : public planning::Executable {
     visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.tiles;
     visit.multiplier = s_.sign * s_.multiplier * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
     for (std::int32_t from = 0;;) {
-      std::int32_t block = BlockCursor::none;
-      for (int t = 0; t < count; ++t) {
-        slot.states[t].block = slot.states[t].cursor.next(from);
-        block = std::min(block, slot.states[t].block);
-      }
+      const std::int32_t block = next_block(slot.states, count, from);
       if (block == BlockCursor::none) break;
       visit.count = 0;
       for (int t = 0; t < count; ++t) {
