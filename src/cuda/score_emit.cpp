@@ -156,12 +156,54 @@ class Writer {
   /// Statements that return a value.
   std::string result(ValueId value) const { return body({value}) + base::join("  return v", value, ";\n"); }
 
-  /// A value without the positive constant factor that is taken out of it, and that factor.
-  std::pair<std::string, double> in_units(ValueId id) const {
+  /// A value as a product, in text: what differs between pairs, and what is the same for all pairs of a head.
+  struct Apart {
+    std::string rest, uniform = "1";
+    std::vector<ValueId> uniform_needs{};
+  };
+
+  /// Only a positive constant is set apart, which the maximum of a row may leave out.
+  Apart apart_from_constant(ValueId id) const {
     const Product product = product_of(id);
-    if (!scales(product) || is_score(product)) return {base::join("v", id), 1.0};
-    if (is_multiple_of_tanh(product)) return {"at.tanh", product.constant};
-    return {product_text({1.0, product.factors, product.rest}), product.constant};
+    if (!scales(product) || is_score(product)) return {base::join("v", id)};
+    const std::string constant = real_text(product.constant);
+    if (is_multiple_of_tanh(product)) return {"at.tanh", constant};
+    return {product_text({1.0, product.factors, product.rest}), constant};
+  }
+
+  Apart apart_from_uniform(ValueId id) const {
+    if (regroups_ && is_uniform(id)) return {"1", base::join("v", id), {id}};
+    const Product product = product_of(id);
+    const auto [rest, uniform] = rest_and_factor(product);
+    if (uniform.empty()) return {rest};
+    return {rest, uniform, factors_of(product)};
+  }
+
+  /// Of the slope of the score_mod, whose unit dk can take in only where it is the same for all query heads of the group.
+  Apart slope_apart_from_uniform(ValueId id) const {
+    const Apart apart = apart_from_uniform(id);
+    const auto of_head = [&](ValueId value) { return (program_.depends[at(value)] & scoring::depends_head) != 0; };
+    const bool differs = problem_.heads_q != problem_.heads_kv && std::any_of(apart.uniform_needs.begin(), apart.uniform_needs.end(), of_head);
+    return differs ? Apart{base::join("v", id)} : apart;
+  }
+
+  /// Of the factor of a read. A sum whose second term has a constant leaves it to the sum over pairs.
+  Apart factor_apart_from_uniform(ValueId id) const {
+    Product product = product_of(id);
+    const Instr& sum = program_.code[at(product.rest[0])];
+    if (product.rest.size() == 1 && sum.op == Op::add && sum.type == Type::real && given_text(at(product.rest[0])).empty()) {
+      Product first, second;
+      multiply(first, sum.arg[0]);
+      multiply(second, sum.arg[1]);
+      if (const double constant = second.constant; std::isnormal(constant) && constant != 1) {
+        first.constant /= constant;
+        second.constant = 1;
+        product.constant *= constant;
+        return {base::join("(", product_text(first), " + ", product_text(second), ")"), product_text({product.constant, product.factors, {}}),
+                factors_of(product)};
+      }
+    }
+    return apart_from_uniform(id);
   }
 
   /// The only tanh of the program whose argument is the raw score times a factor.
@@ -185,9 +227,7 @@ class Writer {
   std::string tanh_times(ValueId value) const {
     const Product product = product_of(value);
     if (!is_multiple_of_tanh(product) || product.factors.empty()) return "  return 1;\n";
-    std::vector<ValueId> factors;
-    for (const Product::Factor& factor : product.factors) factors.push_back(factor.id);
-    return body(factors) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
+    return body(factors_of(product)) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
   }
 
   /// Is a value a multiple of a sum of q, kv and what is the same for all pairs?
@@ -258,6 +298,11 @@ class Writer {
     std::vector<Factor> factors{};
     std::vector<ValueId> rest{};
   };
+  static std::vector<ValueId> factors_of(const Product& product) {
+    std::vector<ValueId> ids;
+    for (const Product::Factor& factor : product.factors) ids.push_back(factor.id);
+    return ids;
+  }
   Product product_of(ValueId id) const {
     Product product;
     multiply(product, id, true);
@@ -334,6 +379,7 @@ class Writer {
 
   std::string product_text(const Product& product) const {
     const auto [rest, factor] = rest_and_factor(product);
+    if (rest.empty()) return factor;
     return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
   }
 
@@ -615,6 +661,7 @@ bool depends_on_score(const Program& program, ValueId value) {
 const char* linkage_of(const Problem& p) { return is_long(p) ? "FOVEAL_CALLED" : "FOVEAL_DEVICE"; }
 
 constexpr const char* pair_signature = "(const Score& score, const At& at, const ScoreArgs& args)";
+constexpr const char* head_signature = "(const Score& score, const Position& at, const ScoreArgs& args)";
 
 /// A template whose value or effect for i = 0, 1, ... is given.
 std::string numbered(const std::string& head, const std::vector<std::string>& bodies, const std::string& otherwise) {
@@ -716,10 +763,6 @@ std::string emit_reads(const Problem& p, const Given& given) {
   text += list("constexpr int kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
   text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
   text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
-  text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) {
-    const Instr& factor = program.code[static_cast<std::size_t>(reads[r].factor)];
-    return truth(factor.op == Op::real_const && factor.real == 1);
-  });
   const std::vector<Interval> bounds = scoring::evaluate(program, whole_problem(p), TypeRanges(p));
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
@@ -733,19 +776,24 @@ std::string emit_reads(const Problem& p, const Given& given) {
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n";
 
-  std::vector<std::string> factors, indices;
+  std::vector<std::string> factors, units, indices;
+  std::vector<bool> ones;
   if (count > 0) {
     const Writer writer(p, program), with_given(p, program, given);
     for (const scoring::TrainableRead& read : reads) {
-      factors.push_back(with_given.result(read.factor));
+      const Writer::Apart factor = with_given.factor_apart_from_uniform(read.factor);
+      factors.push_back(with_given.body({read.factor}) + base::join("  return ", factor.rest, ";\n"));
+      units.push_back(writer.body(factor.uniform_needs) + base::join("  return ", factor.uniform, ";\n"));
+      ones.push_back(factor.rest == "1");
       std::string body = writer.body(read.index);
       for (std::size_t d = 0; d < read.index.size(); ++d)
         body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
       indices.push_back(body);
     }
   }
-  text +=
-      numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor", pair_signature), factors, "  return 0;\n");
+  text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) { return truth(ones[r]); });
+  text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor_in_units", pair_signature), factors, "  return 0;\n");
+  text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real read_unit", head_signature), units, "  return 0;\n");
   text += numbered(
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
       "(&index)[kMaxParamRank])",
@@ -890,17 +938,20 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   if (ahead.pairs) given.pair_reads = find_pair_reads(program, given.tiled);
   if (ahead.tanh) given.tanh = Writer(p, program).tanh_of_score();
 
-  double unit = 1;
-  std::string modified = "  return score;\n", slope = "  return 1;\n", keep = "  return true;\n", sink = "  return 0;\n",
-              times = "  return 1;\n";
+  std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
+              keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
-    const auto [value, constant] = writer.in_units(result);
-    unit = constant;
+    const Writer::Apart value = backward ? writer.apart_from_uniform(result) : writer.apart_from_constant(result);
     times = writer.tanh_times(result);
-    modified = writer.body({result}) + base::join("  return ", value, ";\n");
-    if (backward) slope = writer.result(score.dscore);
+    modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
+    unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
+    if (backward) {
+      const Writer::Apart dscore = writer.slope_apart_from_uniform(score.dscore);
+      slope = writer.body({score.dscore}) + base::join("  return ", dscore.rest, ";\n");
+      slope_unit = writer.body(dscore.uniform_needs) + base::join("  return ", dscore.uniform, ";\n");
+    }
   }
   if (p.has_mask()) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
@@ -908,15 +959,16 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,
                       "].stride[0]);\n");
   }
-  text += base::join("constexpr double kScoreUnit = ", number_text(unit), ";\n");
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
   text += base::join("constexpr bool kCappedScore = ", ahead.tanh && is_capped(p) ? "true" : "false", ";\n");
-  text += base::join("FOVEAL_DEVICE real tanh_factor(const Score& score, const Position& at, const ScoreArgs& args) {\n",
+  text += base::join("FOVEAL_DEVICE real tanh_factor", head_signature, " {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
-  text += base::join("FOVEAL_DEVICE real tanh_times(const Score& score, const Position& at, const ScoreArgs& args) {\n", times, "}\n");
+  text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
+  text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
   const char* const linkage = linkage_of(p);
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
-  text += base::join("template <class At>\n", linkage, " real score_backward", pair_signature, " {\n", slope, "}\n");
+  text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");
+  text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +

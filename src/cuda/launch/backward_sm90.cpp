@@ -224,7 +224,7 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));
 }
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_convert_sm90", {});
+  return source_of(p, config, "backward_convert_sm90", emit_score(p));
 }
 
 }  // namespace foveal::cuda

@@ -1,7 +1,9 @@
-// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale.
+// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
+// of the score leaves to it.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen.
 #include "schedule/tasks.cuh"
+#include "score/score.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
 
@@ -27,11 +29,17 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
     acc[i + 2] = value.z;
     acc[i + 3] = value.w;
   }
+  const float scale = static_cast<float>(args.attention.scale);
+  if constexpr (kHasScore) {
+    const float unit = slope_unit({1, scale}, {batch, head, 0, 0, sequence.len_q, sequence.len_kv}, args.attention.score);
+#pragma unroll
+    for (int i = 0; i < kPartColumns / 2; ++i) acc[i] = sum_in_whole(acc[i], unit);
+  }
   const Tensor& dq = args.attention.dq;
   u16* to = static_cast<u16*>(dq.data) + batch * dq.batch + head * dq.head + (sequence.first_q + row) * dq.seq + column;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int columns = row + 8 * r < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
-    store_row<Element>(to + 8 * r * dq.seq, acc, r, static_cast<float>(args.attention.scale), columns, threadIdx.x % 32);
+    store_row<Element>(to + 8 * r * dq.seq, acc, r, scale, columns, threadIdx.x % 32);
   }
 }

@@ -45,7 +45,7 @@ struct Consumer : BackwardGroup {
       bool partial;
       if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv);
       write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
-      write_rows<kHeadDim>(args.attention.dk, work, dk, static_cast<float>(args.attention.scale));
+      write_dk(work, dk);
     }
   }
 
@@ -96,9 +96,9 @@ struct Consumer : BackwardGroup {
       wgmma_wait<1>();
       wgmma_pin(grad_p);
       if (partial) {
-        score_gradients<true>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
+        score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       } else {
-        score_gradients<false>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
+        score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);

@@ -72,6 +72,7 @@ struct ValueSide : BackwardGroup {
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
+        ReadSums no_sums;
         AheadValues ahead;
         load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
@@ -135,6 +136,7 @@ struct KeySide : BackwardGroup {
         float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
         u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
+        ReadSums no_sums;
         AheadValues ahead;
         load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
@@ -157,9 +159,9 @@ struct KeySide : BackwardGroup {
         wgmma_wait<0>();
         wgmma_pin(grad_p);
         if (partial) {
-          score_gradients<true>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
+          score_gradients<true>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         } else {
-          score_gradients<false>(scores, grad_p, dropped, early, ahead, grad_scores, work, tile);
+          score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         }
         release(rings.grad_out, tile);
 
@@ -183,7 +185,7 @@ struct KeySide : BackwardGroup {
         }
         ++tasks;
       }
-      write_rows<kHeadDim>(args.attention.dk, work, dk, static_cast<float>(args.attention.scale));
+      write_dk(work, dk);
     }
   }
 };

@@ -210,7 +210,7 @@ struct Consumer {
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(kHasScore ? static_cast<float>(kScoreUnit) * kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
+        exponent(score_unit({1, static_cast<float>(args.attention.scale)}, {}, args.attention.score) * kLog2e) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -245,34 +245,47 @@ struct Consumer {
     }
   }
 
+  /// What the tanh of a capped score takes, the same for all tiles of a task.
+  struct HeadTanh {
+    float factor, times;
+    float limit;  // of |raw|, for the polynomial of the exponents
+    TanhPolynomial<3> exponents;
+  };
+  FOVEAL_DEVICE HeadTanh head_tanh(const ForwardTask& work) const {
+    if constexpr (!kTanhAhead) return {};
+    const Score one{1, static_cast<float>(args.attention.scale)};
+    const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
+    const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
+    const float limit = fminf(TanhPolynomial<3>::limit(factor), bounded_limit(factor, times));
+    return {factor, times, limit, {factor, times * exponent}};
+  }
+  /// Of |raw|, for exponents that need no maximum.
+  FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
+    return kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
+  }
+
   /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
   /// row keeps go, if anywhere. True: the softmax is done, these are probabilities, and `rescales` says what OnlineSoftmax::follow_maximum returns.
   template <bool partial>
-  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const AheadValues& ahead,
-                               const ForwardTask& work, u32 use, u32 kept) const {
-    const Score one{1, static_cast<float>(args.attention.scale)};
-    const Position at = position<true>(work, 0);
-    const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
+  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const HeadTanh& tanh,
+                               const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+    const float factor = tanh.factor, times = tanh.times;
     const float most = kTanhAhead ? largest(scores) : 0.0f;
     if constexpr (kBounded) {
-      const float bounded = kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
-      if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded))) {
-        const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
-          ExponentAhead<terms> exponent_ahead{polynomial};
-          bounded_shift(softmax, exponent, exponent_ahead.shift);
-          transform<partial>(scores, exponent_ahead, ahead, work, use, kept);
-          rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
-        };
-        if (!partial && all_small(most, TanhPolynomial<3>::limit(factor))) {
-          update(TanhPolynomial<3>(factor, times * exponent));
-        } else {
-          update(TanhPolynomial<4>(factor, times * exponent));
-        }
+      const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
+        ExponentAhead<terms> exponent_ahead{polynomial};
+        bounded_shift(softmax, exponent, exponent_ahead.shift);
+        transform<partial>(scores, exponent_ahead, ahead, work, use, kept);
+        rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
         return true;
+      };
+      if (!partial && all_small(most, tanh.limit)) return update(tanh.exponents);
+      if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded_limit(factor, times)))) {
+        return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    if (kTanhAhead && all_small(most, SmallTanhAhead::limit(factor))) {
-      transform<partial>(scores, SmallTanhAhead(factor, times), ahead, work, use, kept);
+    if (kTanhAhead && all_small(most, SmallTanhAhead<5>::limit(factor))) {
+      transform<partial>(scores, SmallTanhAhead<5>(factor, times), ahead, work, use, kept);
     } else {
       transform<partial>(scores, AnyTanhAhead{factor, times}, ahead, work, use, kept);
     }
@@ -463,6 +476,7 @@ struct Consumer {
     float rescale[2];
     bool rescales, bounded;
     AheadValues ahead;
+    HeadTanh tanh = head_tanh(next);
     OnlineSoftmax softmax;
     softmax.reset();
 
@@ -491,13 +505,13 @@ struct Consumer {
           if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
-        bounded = transform<true>(scores, softmax, rescales, rescale, ahead, next, tile, kept);
+        bounded = transform<true>(scores, softmax, rescales, rescale, tanh, ahead, next, tile, kept);
         if (clears) {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
       } else if constexpr (kHasScore) {
-        bounded = transform<false>(scores, softmax, rescales, rescale, ahead, next, tile, 0);
+        bounded = transform<false>(scores, softmax, rescales, rescale, tanh, ahead, next, tile, 0);
       }
       if constexpr (kHasLines) release(rings.line_values, tile);
       if (!bounded && !(rings.maxima() == Maxima::first && softmax.lasts(exponent))) rescales = softmax.follow_maximum(scores, exponent, rescale);
@@ -523,6 +537,7 @@ struct Consumer {
       if (new_task) {
         ending = end(task_of(round), softmax);
         softmax.reset();
+        tanh = head_tanh(next);
         if (leader) rings.query.release(query);
         rings.query.wait_full(++query);
       }

@@ -216,10 +216,9 @@ struct Consumer {
   const PairsArgs& args;
   const Ring& ring;
   const int group, thread;
-  const float exponent;
 
   FOVEAL_DEVICE Consumer(const PairsArgs& args, const Ring& ring, int group)
-      : args(args), ring(ring), group(group), thread(threadIdx.x % 128), exponent(static_cast<float>(kScoreUnit) * kLog2e) {}
+      : args(args), ring(ring), group(group), thread(threadIdx.x % 128) {}
 
   FOVEAL_DEVICE int row_of(const PairsTask& work) const { return work.first_q() + 64 * group + fragment_first_row(thread); }
   FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const { return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread); }
@@ -248,6 +247,7 @@ struct Consumer {
                                const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = static_cast<float>(attention.scale);
+    const float exponent = score_unit({1, scale}, position(work, batch, head, half, 0, true), attention.score) * kLog2e;
     const int row = row_of(work), key = key_of(work, half);
     int low[2], high[2];  // columns that the rows keep
 #pragma unroll

@@ -1,13 +1,18 @@
 #pragma once
 // The score and mask of this problem, written by score_emit:
 //   constexpr bool kHasScore, kHasMask, kHasSink;
-//   real score_in_units(score, at, args)       the modified score / kScoreUnit, a positive constant that an exponent can take in
-//   real score_backward(score, at, args)       d modified / d score; kSlopeOfScore: it depends on the score
+//   real score_in_units(score, at, args)       the modified score / score_unit
+//   real score_unit(score, at, args)           for an exponent to take in: the same for all pairs of a head; in forward passes a positive constant, but for the scale
+//   real slope_in_units(score, at, args)       d modified / d score / slope_unit; kSlopeOfScore: it depends on the score
+//   real slope_unit(score, at, args)           for dq and dk to take in: the same for all pairs of a head, and for all heads that share keys
 //   bool mask_keep(at, args)
 //   real sink_logit(head, args)
 // and for each trainable read r < kReads (kReadKind[r]: how it is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
 // element is written once, as a ReadGradient<r>):
-//   real read_factor<r>(score, at, args)       d modified / d read; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r], kFactorIsFinite[r]: for all pairs
+//   real read_factor_in_units<r>(score, at, args)
+//                                              d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r], kFactorIsFinite[r]:
+//                                              for all pairs
+//   real read_unit<r>(score, at, args)         for the sum over pairs to take in: the same for all pairs of a head
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
 // kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.
 // kSinkParam: the sink's position when its gradient is wanted, else -1.
@@ -22,7 +27,7 @@
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
 // tanh_times,
 //   real tanh_factor(score, at, args), tanh_times(score, at, args)
-// which do not use the raw score and are the same for all pairs of a head. kCappedScore: the modified score / kScoreUnit is at.tanh itself.
+// What is the same for all pairs of a head does not use the raw score. kCappedScore: the modified score / score_unit is at.tanh itself.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -50,7 +55,22 @@ enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 /// The modified score.
 template <class At>
 FOVEAL_DEVICE real score_forward(const Score& score, const At& at, const ScoreArgs& args) {
-  return score_in_units(score, at, args) * real(kScoreUnit);
+  return score_in_units(score, at, args) * score_unit(score, at, args);
+}
+
+/// d modified / d score.
+template <class At>
+FOVEAL_DEVICE real score_backward(const Score& score, const At& at, const ScoreArgs& args) {
+  return slope_in_units(score, at, args) * slope_unit(score, at, args);
+}
+
+/// A sum in units; 0 stays 0 whatever the unit is.
+FOVEAL_DEVICE real sum_in_whole(real sum, real unit) { return sum == real(0) ? real(0) : sum * unit; }
+
+/// d modified / d read.
+template <int r, class At>
+FOVEAL_DEVICE real read_factor(const Score& score, const At& at, const ScoreArgs& args) {
+  return read_factor_in_units<r>(score, at, args) * read_unit<r>(score, at, args);
 }
 
 constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;

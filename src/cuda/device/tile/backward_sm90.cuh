@@ -266,14 +266,9 @@ struct BackwardGroup {
   const Rings& rings;
   const int first_key;  // of the tile
   const int thread;
-  const float exponent;
 
   FOVEAL_DEVICE BackwardGroup(const Sm90Args& args, const Rings& rings, int first_key)
-      : args(args),
-        rings(rings),
-        first_key(first_key),
-        thread(threadIdx.x % 128),
-        exponent(kHasScore ? static_cast<float>(kScoreUnit) * kLog2e : static_cast<float>(args.attention.scale) * kLog2e) {}
+      : args(args), rings(rings), first_key(first_key), thread(threadIdx.x % 128) {}
 
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
@@ -300,7 +295,10 @@ struct BackwardGroup {
   /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
-    if constexpr (is_early(r)) early[early_before(r)][i] = start(read_factor<r>(raw, at, args.attention.score));
+    if constexpr (is_early(r)) {
+      const float factor = kEarlyFactors ? read_factor<r>(raw, at, args.attention.score) : read_factor_in_units<r>(raw, at, args.attention.score);
+      early[early_before(r)][i] = start(factor);
+    }
     if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, start);
   }
 
@@ -309,12 +307,16 @@ struct BackwardGroup {
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const AheadValues& ahead, const BackwardTask& work, u32 use) const {
-    const Score one{1, static_cast<float>(args.attention.scale)};
-    const float factor = tanh_factor(one, work.base(args.attention), args.attention.score);
-    if (kTanhAhead && all_small(largest(scores), SmallTanhAhead::limit(factor))) {
-      probabilities<partial>(scores, SmallTanhAhead(factor, 1), p, dropped, early, ahead, work, use);
+    const auto with = [&](const auto& tanh_ahead) { probabilities<partial>(scores, tanh_ahead, p, dropped, early, ahead, work, use); };
+    if constexpr (!kTanhAhead) return with(AnyTanhAhead{});
+    const float factor = tanh_factor({1, static_cast<float>(args.attention.scale)}, work.base(args.attention), args.attention.score);
+    const float most = largest(scores);
+    if (!partial && all_small(most, SmallTanhAhead<3>::limit(factor))) {
+      with(SmallTanhAhead<3>(factor, 1));
+    } else if (all_small(most, SmallTanhAhead<5>::limit(factor))) {
+      with(SmallTanhAhead<5>(factor, 1));
     } else {
-      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, ahead, work, use);
+      with(AnyTanhAhead{factor, 1});
     }
   }
   template <bool partial, class TanhAhead>
@@ -324,6 +326,7 @@ struct BackwardGroup {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const WarpPairs pairs = warp_pairs(work, use, ahead);
+    const float exponent = score_unit({1, scale}, pairs.base, attention.score) * kLog2e;
     const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
     TiledValues tiled;
     const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
@@ -361,8 +364,7 @@ struct BackwardGroup {
         tiled.put_into(at, i + j);
         at.tanh = tanh[j];
         const Score raw{scores[i + j], scale};
-        const float value = kHasScore ? score_in_units(raw, at, attention.score) : raw.raw;
-        kept[j] = exp2_real(fmaf(value, exponent, -lse2[j & 1]));
+        kept[j] = exp2_real(fmaf(score_in_units(raw, at, attention.score), exponent, -lse2[j & 1]));
         if constexpr (partial) {
           bool keep = column <= high[r];
           if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
@@ -370,7 +372,7 @@ struct BackwardGroup {
           kept[j] = keep ? kept[j] : 0.0f;
         }
         const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
-        scores[i + j] = kSlopeEarly ? times(score_backward(raw, at, attention.score)) : kept[j];
+        scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
         const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
         if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
         if constexpr (kDropout) {
@@ -383,12 +385,13 @@ struct BackwardGroup {
     if constexpr (kPairTiles > 0) release(rings.pairs.ring, use);
   }
 
-  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, and early terms are completed.
+  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, or what early terms leave of it, and their sums are added.
   template <bool partial>
-  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                     const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
+  FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
+                                     const EarlyTerms& early, ReadSums& sums, const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
+    EarlySums early_sums;
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
@@ -398,19 +401,24 @@ struct BackwardGroup {
         float grad = grad_p[i + j];
         if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
         const float difference = grad - d[j & 1];
-        const auto times = [&](float factor) { return partial && factor == 0.0f ? 0.0f : factor * difference; };  // what is not kept may hold NaN
-        p[i + j] = times(p[i + j]);
+        bool kept = !partial || p[i + j] != 0.0f;  // what is not kept may hold NaN
+        p[i + j] = kept ? p[i + j] * difference : 0.0f;
+        if constexpr (kCollects && kSlopeEarly) {
 #pragma unroll
-        for (int read = 0; read < kEarlyReads && !kEarlyFactors; ++read) early[read][i + j] = times(early[read][i + j]);
+          for (int read = 0; read < kEarlyReads; ++read) kept = kept || early[read][i + j] != 0.0f;
+          grad_p[i + j] = kept ? difference : 0.0f;
+        }
         if constexpr (kCollects && !kSlopeEarly) {
           grad_p[i + j] = p[i + j];
-          const float sloped = p[i + j] * score_backward(0.0f, pairs.template pair<partial>(i + j), args.attention.score);
+          const float sloped = p[i + j] * slope_in_units(0.0f, pairs.template pair<partial>(i + j), args.attention.score);
           p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : sloped;
         }
+        if constexpr (kCollects) early_sums.add(early, i + j, grad_p[i + j]);
       }
       packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
       packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
+    if constexpr (kCollects) early_sums.add_to(sums);
   }
 
   /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.
@@ -428,6 +436,18 @@ struct BackwardGroup {
   /// The sum of the query tile that a task stands at.
   FOVEAL_DEVICE float* dq_sum(const BackwardTask& work) const {
     return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
+  }
+
+  FOVEAL_DEVICE void write_dk(const BackwardTask& work, float (&dk)[kDim / 2]) const {
+    const float scale = static_cast<float>(args.attention.scale);
+    if constexpr (kHasScore) {
+      Position base = work.base(args.attention);
+      base.head = work.task.head * args.attention.group_size;  // any of the group
+      const float unit = slope_unit({1, scale}, base, args.attention.score);
+#pragma unroll
+      for (int i = 0; i < kDim / 2; ++i) dk[i] = sum_in_whole(dk[i], unit);
+    }
+    write_rows<kHeadDim>(args.attention.dk, work, dk, scale);
   }
 
   template <int columns, int count>

@@ -13,8 +13,8 @@
 namespace foveal::device {
 
 /// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array: of the
-/// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor, which then
-/// is multiplied as the probability is.
+/// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor / unit. A factor
+/// is taken whole: without its unit it may be the raw score itself, whose register the tensor cores must have back.
 constexpr bool kEarlyFactors = !kSlopeOfScore;
 constexpr bool is_early(int r) { return kSlopeOfScore || kFactorOfScore[r]; }
 constexpr int early_before(int end) {
@@ -25,6 +25,16 @@ constexpr int early_before(int end) {
 constexpr int kEarlyReads = kCollects ? early_before(kReads) : 0;
 constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
 using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
+
+/// Of terms of one head.
+template <int r>
+FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, float sum) {
+  if constexpr (kEarlyFactors && is_early(r)) return sum;
+  return sum_in_whole(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
+}
+
+/// Early terms that go into one sum are added as soon as they are known.
+constexpr bool is_summed_early(int r) { return is_early(r) && kReadKind[r] == kUniform; }
 
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
@@ -67,6 +77,24 @@ struct ReadSums {
   }
 };
 
+/// A tile's sums of early terms; as many for each read as additions can be under way.
+struct EarlySums {
+  float uniform[kReadSlots][4] = {};
+
+  /// Adds a pair. `gradient`: what its early terms are multiplied with.
+  template <int r = 0>
+  FOVEAL_DEVICE void add(const EarlyTerms& early, int i, float gradient) {
+    if constexpr (r < kReads) {
+      if constexpr (is_summed_early(r)) uniform[r][i % 4] = fmaf(gradient, early[early_before(r)][i], uniform[r][i % 4]);
+      add<r + 1>(early, i, gradient);
+    }
+  }
+  FOVEAL_DEVICE void add_to(ReadSums& sums) const {
+#pragma unroll
+    for (int r = 0; r < kReads; ++r) sums.uniform[r] += (uniform[r][0] + uniform[r][1]) + (uniform[r][2] + uniform[r][3]);
+  }
+};
+
 constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
@@ -101,26 +129,25 @@ struct WarpPairs {
     return pair;
   }
 
-  /// Adds a tile. gradients: of the modified scores, 0 where a pair is not kept; early: the terms of early reads.
+  /// Adds a tile. gradients: of the modified scores, or of probabilities (dP - delta) where early terms have these; 0 where a pair is not kept.
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadStage stage) const {
     const auto term = [&](int i) {
-      if constexpr (is_early(r)) return kEarlyFactors ? gradients[i] * early[early_before(r)][i] : early[early_before(r)][i];
+      if constexpr (is_early(r)) return gradients[i] * early[early_before(r)][i];
       if constexpr (kFactorIsOne[r]) return gradients[i];
-      if constexpr (kFactorIsFinite[r]) return gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
-      const float product = gradients[i] * read_factor<r>(0.0f, pair(i), args.score);
-      return gradients[i] == 0.0f ? 0.0f : product;
+      const float product = gradients[i] * read_factor_in_units<r>(0.0f, pair(i), args.score);
+      return kFactorIsFinite[r] || gradients[i] != 0.0f ? product : 0.0f;
     };
-    if constexpr (kReadKind[r] == kUniform || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
+    if constexpr ((kReadKind[r] == kUniform && !is_summed_early(r)) || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
       float uniform[4] = {};  // additions that need not wait for each other
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
         if constexpr (kReadKind[r] == kUniform) uniform[i % 4] += term(i);
         if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term(i);
-        if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), term(i));
+        if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
         if constexpr (kReadKind[r] == kElement) {
           const bool exists = first_q + fragment_column(i) < base.seqlen_q && first_key + 8 * fragment_row(i) < base.seqlen_kv;
-          if (exists) store_to_read<r>(args, 0.0f, pair(i), term(i));
+          if (exists) store_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
         }
       }
       if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += (uniform[0] + uniform[1]) + (uniform[2] + uniform[3]);
@@ -151,14 +178,14 @@ struct WarpPairs {
       float sum = sums.uniform[r];
 #pragma unroll
       for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-      if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum);
+      if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
     }
     if constexpr (kReadKind[r] == kColumn) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float sum = quad_sum(sums.column[r][i]);
         const int key = first_key + 8 * i;
-        if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum);
+        if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum_of_read<r>(args, base, sum));
       }
     }
     if constexpr (r + 1 < kReads) finish<r + 1>(sums);
@@ -296,7 +323,7 @@ struct ReadCollector {
       element[r] = next;
       sum[r] = 0;
     }
-    sum[r] += total;
+    sum[r] += sum_of_read<r>(args, base, total);
   }
 
   template <int r>

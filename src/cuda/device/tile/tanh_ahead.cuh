@@ -30,6 +30,7 @@ struct TanhPolynomial {
   /// Of |raw|.
   FOVEAL_DEVICE static float limit(float factor) { return SmallTanh<terms>::kLimit * reciprocal_approx(fabsf(factor)); }
 
+  TanhPolynomial() = default;
   FOVEAL_DEVICE TanhPolynomial(float factor, float times) {
     float power = factor * times;
 #pragma unroll
@@ -52,11 +53,12 @@ struct TanhPolynomial {
   }
 };
 
-struct SmallTanhAhead : TanhPolynomial<5> {
-  using TanhPolynomial::TanhPolynomial;
+template <int terms>
+struct SmallTanhAhead : TanhPolynomial<terms> {
+  using TanhPolynomial<terms>::TanhPolynomial;
   template <int count>
   FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
-    divided(tanh, raw, first);
+    this->divided(tanh, raw, first);
 #pragma unroll
     for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] *= raw[first + j];
   }
