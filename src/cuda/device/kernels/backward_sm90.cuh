@@ -60,6 +60,7 @@ struct Consumer : BackwardGroup {
     ReadSums sums;
     sums.clear();
 
+    OfHead factors = of_head(work);
     const auto score_product = [&] {
       rings.query.wait_full(tile);
       wgmma_pin(scores);
@@ -84,9 +85,9 @@ struct Consumer : BackwardGroup {
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
       if (partial) {
-        probabilities<true>(scores, p, dropped, early, ahead, work, tile);
+        probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
       } else {
-        probabilities<false>(scores, p, dropped, early, ahead, work, tile);
+        probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
       }
 
       wgmma_pin(dv);
@@ -128,6 +129,7 @@ struct Consumer : BackwardGroup {
           sums.clear();
         }
       }
+      if (more) follow_head(factors, work);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);

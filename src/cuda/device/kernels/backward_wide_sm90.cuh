@@ -66,9 +66,14 @@ struct ValueSide : BackwardGroup {
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       float* sum = nullptr;  // of the tile before
+      OfHead factors;
       bool partial;
       while (work.next_tile(args, partial)) {
-        if (sum == nullptr) rings.key.wait_full(tasks);
+        if (sum == nullptr) {
+          rings.key.wait_full(tasks);
+          factors = of_head(work);
+        }
+        follow_head(factors, work);
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
@@ -83,9 +88,9 @@ struct ValueSide : BackwardGroup {
         wgmma_wait<0>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
         }
         release(rings.query, tile);
 
@@ -127,12 +132,15 @@ struct KeySide : BackwardGroup {
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = 0;
       bool partial, first = true;
+      OfHead factors;
       while (work.next_tile(args, partial)) {
         if (first) {
           rings.key.wait_full(tasks);
           rings.value.wait_full(tasks);
+          factors = of_head(work);
           first = false;
         }
+        follow_head(factors, work);
         float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
         u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
@@ -152,9 +160,9 @@ struct KeySide : BackwardGroup {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
         }
         wgmma_wait<0>();
         wgmma_pin(grad_p);
