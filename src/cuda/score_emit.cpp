@@ -206,6 +206,22 @@ class Writer {
     return apart_from_uniform(id);
   }
 
+  /// A score that is the raw score times a factor, the same for all pairs of a head, and an offset that does not depend on it.
+  struct ScoreSum {
+    Apart gain, offset;
+    ValueId offset_value;
+  };
+  std::optional<ScoreSum> sum_with_score(ValueId id) const {
+    const Instr& sum = program_.code[at(id)];
+    if (!regroups_ || sum.op != Op::add || sum.type != Type::real || !given_text(at(id)).empty()) return {};
+    for (const auto& [scaled, offset] : {std::pair{sum.arg[0], sum.arg[1]}, std::pair{sum.arg[1], sum.arg[0]}}) {
+      const Product product = product_of(scaled);
+      if (!is_score(product) || (program_.depends[at(offset)] & scoring::depends_score)) continue;
+      return ScoreSum{{"", rest_and_factor(product).second, factors_of(product)}, apart_from_uniform(offset), offset};
+    }
+    return {};
+  }
+
   /// The only tanh of the program whose argument is the raw score times a factor.
   std::optional<ValueId> tanh_of_score() const {
     std::optional<ValueId> found;
@@ -940,11 +956,13 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
+  std::optional<Writer::ScoreSum> sum;
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
     const Writer::Apart value = backward ? writer.apart_from_uniform(result) : writer.apart_from_constant(result);
     times = writer.tanh_times(result);
+    sum = writer.sum_with_score(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
     if (backward) {
@@ -965,7 +983,18 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
+  std::string gain = "  return 0;\n", offset = gain, offset_unit = gain;
+  if (sum) {
+    const Writer writer(p, program, given);
+    gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
+    offset = writer.body({sum->offset_value}) + base::join("  return ", sum->offset.rest, ";\n");
+    offset_unit = writer.body(sum->offset.uniform_needs) + base::join("  return ", sum->offset.uniform, ";\n");
+  }
+  text += base::join("constexpr bool kSumScore = ", sum ? "true" : "false", ";\n");
   const char* const linkage = linkage_of(p);
+  text += base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n");
+  text += base::join("template <class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature, " {\n", offset, "}\n");
+  text += base::join("FOVEAL_DEVICE real offset_unit", head_signature, " {\n", offset_unit, "}\n");
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");
   text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");

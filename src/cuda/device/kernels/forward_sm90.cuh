@@ -245,55 +245,77 @@ struct Consumer {
     }
   }
 
-  /// What the tanh of a capped score takes, the same for all tiles of a task.
-  struct HeadTanh {
-    float factor, times;
-    float limit;  // of |raw|, for the polynomial of the exponents
+  /// What is the same for all pairs of a head.
+  struct OfHead {
+    float gain, offset_unit;  // of a sum, to powers of two
+    float tanh_factor, tanh_times;
+    float tanh_limit;  // of |raw|, for the polynomial of the exponents
     TanhPolynomial<3> exponents;
   };
-  FOVEAL_DEVICE HeadTanh head_tanh(const ForwardTask& work) const {
-    if constexpr (!kTanhAhead) return {};
+  FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
+    OfHead head;
+    const ScoreArgs& score = args.attention.score;
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
-    const float factor = tanh_factor(one, at, args.attention.score), times = tanh_times(one, at, args.attention.score);
-    const float limit = fminf(TanhPolynomial<3>::limit(factor), bounded_limit(factor, times));
-    return {factor, times, limit, {factor, times * exponent}};
+    if constexpr (kSumScore) {
+      head.gain = score_gain(one, at, score) * kLog2e;
+      head.offset_unit = offset_unit(one, at, score) * kLog2e;
+    }
+    if constexpr (kTanhAhead) {
+      head.tanh_factor = tanh_factor(one, at, score);
+      head.tanh_times = tanh_times(one, at, score);
+      head.tanh_limit = fminf(TanhPolynomial<3>::limit(head.tanh_factor), bounded_limit(head.tanh_factor, head.tanh_times));
+      head.exponents = {head.tanh_factor, head.tanh_times * exponent};
+    }
+    return head;
   }
   /// Of |raw|, for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
     return kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
   }
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
-  /// row keeps go, if anywhere. True: the softmax is done, these are probabilities, and `rescales` says what OnlineSoftmax::follow_maximum returns.
+  /// How far the softmax of a tile is.
+  enum class Stage { scores, exponents, probabilities };
+
+  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept; or what they become, where that is cheaper. Of
+  /// probabilities, `rescales` says what OnlineSoftmax::follow_maximum returns. `kept`: where bits of columns that some row keeps go, if anywhere.
   template <bool partial>
-  FOVEAL_DEVICE bool transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const HeadTanh& tanh,
-                               const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
-    const float factor = tanh.factor, times = tanh.times;
+  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const OfHead& head,
+                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+    const auto with = [&]<Stage stage = Stage::scores>(const auto& tanh_ahead) {
+      transform<partial, stage>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
+    };
+    if constexpr (kSumScore && kAnyExponent) {
+      if (lasts(softmax)) {
+        with.template operator()<Stage::exponents>(AnyTanhAhead{});
+        return Stage::exponents;
+      }
+    }
+    const float factor = head.tanh_factor, times = head.tanh_times;
     const float most = kTanhAhead ? largest(scores) : 0.0f;
     if constexpr (kBounded) {
       const auto update = [&]<int terms>(const TanhPolynomial<terms>& polynomial) {
         ExponentAhead<terms> exponent_ahead{polynomial};
         bounded_shift(softmax, exponent, exponent_ahead.shift);
-        transform<partial>(scores, exponent_ahead, ahead, work, use, kept);
+        with(exponent_ahead);
         rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
-        return true;
+        return Stage::probabilities;
       };
-      if (!partial && all_small(most, tanh.limit)) return update(tanh.exponents);
+      if (!partial && all_small(most, head.tanh_limit)) return update(head.exponents);
       if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded_limit(factor, times)))) {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
     if (kTanhAhead && all_small(most, SmallTanhAhead<5>::limit(factor))) {
-      transform<partial>(scores, SmallTanhAhead<5>(factor, times), ahead, work, use, kept);
+      with(SmallTanhAhead<5>(factor, times));
     } else {
-      transform<partial>(scores, AnyTanhAhead{factor, times}, ahead, work, use, kept);
+      with(AnyTanhAhead{factor, times});
     }
-    return false;
+    return Stage::scores;
   }
-  template <bool partial, class TanhAhead>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const TanhAhead& tanh_ahead, const AheadValues& ahead, const ForwardTask& work, u32 use,
-                               u32 kept) const {
+  template <bool partial, Stage stage, class TanhAhead>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
+                               const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -320,7 +342,13 @@ struct Consumer {
       tiled.put_into(at, i);
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
-      if constexpr (kHasScore) scores[i] = score_in_units({scores[i], scale}, at, attention.score);
+      const Score raw{scores[i], scale};
+      if constexpr (stage == Stage::exponents) {
+        const float offset = fmaf(offset_in_units(raw, at, attention.score), head.offset_unit, -softmax.reference[r] * exponent);
+        scores[i] = fmaf(raw.raw, head.gain, offset);
+      } else {
+        scores[i] = score_in_units(raw, at, attention.score);
+      }
       if constexpr (partial) {
         bool keep = column <= high[r];
         if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
@@ -344,6 +372,9 @@ struct Consumer {
       }
     }
   }
+
+  /// Do the maxima of the rows last?
+  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return rings.maxima() == Maxima::first && softmax.lasts(exponent); }
 
   /// Does some row keep this column of the tile?
   FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
@@ -474,9 +505,10 @@ struct Consumer {
     float acc[kDimV / 2];
     u32 p[kBlockKv / 4];
     float rescale[2];
-    bool rescales, bounded;
+    bool rescales;
+    Stage stage;
     AheadValues ahead;
-    HeadTanh tanh = head_tanh(next);
+    OfHead head = of_head(next);
     OnlineSoftmax softmax;
     softmax.reset();
 
@@ -497,7 +529,8 @@ struct Consumer {
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
-      bounded = rescales = false;
+      stage = Stage::scores;
+      rescales = false;
       if (partial) {
         const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
         const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
@@ -505,19 +538,20 @@ struct Consumer {
           if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
-        bounded = transform<true>(scores, softmax, rescales, rescale, tanh, ahead, next, tile, kept);
+        stage = transform<true>(scores, softmax, rescales, rescale, head, ahead, next, tile, kept);
         if (clears) {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
       } else if constexpr (kHasScore) {
-        bounded = transform<false>(scores, softmax, rescales, rescale, tanh, ahead, next, tile, 0);
+        stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
       if constexpr (kHasLines) release(rings.line_values, tile);
-      if (!bounded && !(rings.maxima() == Maxima::first && softmax.lasts(exponent))) rescales = softmax.follow_maximum(scores, exponent, rescale);
+      if (stage == Stage::scores && !lasts(softmax)) rescales = softmax.follow_maximum(scores, exponent, rescale);
     };
     const auto take_exponentials = [&] {
-      if (!bounded) softmax.add(scores, exponent);
+      if (stage == Stage::scores) softmax.add(scores, exponent);
+      if (stage == Stage::exponents) softmax.add_exponents(scores);
       if constexpr (kDropout) drop(scores, next);
     };
 
@@ -537,7 +571,7 @@ struct Consumer {
       if (new_task) {
         ending = end(task_of(round), softmax);
         softmax.reset();
-        tanh = head_tanh(next);
+        head = of_head(next);
         if (leader) rings.query.release(query);
         rings.query.wait_full(++query);
       }

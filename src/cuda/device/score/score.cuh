@@ -27,7 +27,10 @@
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
 // tanh_times,
 //   real tanh_factor(score, at, args), tanh_times(score, at, args)
-// What is the same for all pairs of a head does not use the raw score. kCappedScore: the modified score / score_unit is at.tanh itself.
+// kCappedScore: the modified score / score_unit is at.tanh itself. kSumScore: the modified score is raw score * score_gain + offset_in_units * offset_unit,
+//   real offset_in_units(score, at, args)                                does not depend on the score
+//   real score_gain(score, at, args), offset_unit(score, at, args)       the same for all pairs of a head
+// What is the same for all pairs of a head does not use the raw score.
 #include "score/functions.cuh"
 
 namespace foveal::device {

@@ -282,13 +282,16 @@ struct BackwardGroup {
   /// What is the same for all pairs of a query head. Evaluated for each tile it would cost 6 % of the plain pass.
   struct OfHead {
     int head;
-    float exponent;  // scores in units to powers of two
+    float exponent;           // scores in units to powers of two
+    float gain, offset_unit;  // of a sum, to powers of two
     float tanh_factor;
   };
   FOVEAL_DEVICE OfHead of_head(const BackwardTask& work) const {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at = work.base(args.attention);
-    return {at.head, score_unit(one, at, args.attention.score) * kLog2e, tanh_factor(one, at, args.attention.score)};
+    const ScoreArgs& score = args.attention.score;
+    return {at.head, score_unit(one, at, score) * kLog2e, score_gain(one, at, score) * kLog2e, offset_unit(one, at, score) * kLog2e,
+            tanh_factor(one, at, score)};
   }
   /// When the walk has gone on inside a task.
   FOVEAL_DEVICE void follow_head(OfHead& factors, const BackwardTask& work) const {
@@ -378,7 +381,13 @@ struct BackwardGroup {
         tiled.put_into(at, i + j);
         at.tanh = tanh[j];
         const Score raw{scores[i + j], scale};
-        kept[j] = exp2_real(fmaf(score_in_units(raw, at, attention.score), of_head.exponent, -lse2[j & 1]));
+        float logarithm;  // of the probability
+        if constexpr (kSumScore) {
+          logarithm = fmaf(raw.raw, of_head.gain, fmaf(offset_in_units(raw, at, attention.score), of_head.offset_unit, -lse2[j & 1]));
+        } else {
+          logarithm = fmaf(score_in_units(raw, at, attention.score), of_head.exponent, -lse2[j & 1]);
+        }
+        kept[j] = exp2_real(logarithm);
         if constexpr (partial) {
           bool keep = column <= high[r];
           if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
