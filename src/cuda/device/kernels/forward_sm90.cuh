@@ -274,23 +274,17 @@ struct Consumer {
     return kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
   }
 
-  /// How far the softmax of a tile is.
-  enum class Stage { scores, exponents, probabilities };
+  /// What stands in the registers of a tile's scores.
+  enum class Stage { products, scores, probabilities };
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept; or what they become, where that is cheaper. Of
-  /// probabilities, `rescales` says what OnlineSoftmax::follow_maximum returns. `kept`: where bits of columns that some row keeps go, if anywhere.
+  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
+  /// row keeps go, if anywhere. Stage::probabilities: the softmax is done, and `rescales` says what OnlineSoftmax::follow_maximum returns.
   template <bool partial>
   FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const OfHead& head,
                                 const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
-    const auto with = [&]<Stage stage = Stage::scores>(const auto& tanh_ahead) {
-      transform<partial, stage>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
+    const auto with = [&](const auto& tanh_ahead) {
+      transform<partial, Stage::scores>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
     };
-    if constexpr (kSumScore && kAnyExponent) {
-      if (lasts(softmax)) {
-        with.template operator()<Stage::exponents>(AnyTanhAhead{});
-        return Stage::exponents;
-      }
-    }
     const float factor = head.tanh_factor, times = head.tanh_times;
     const float most = kTanhAhead ? largest(scores) : 0.0f;
     if constexpr (kBounded) {
@@ -313,8 +307,8 @@ struct Consumer {
     }
     return Stage::scores;
   }
-  template <bool partial, Stage stage, class TanhAhead>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], const OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
+  template <bool partial, Stage to, class TanhAhead>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = static_cast<float>(attention.scale);
@@ -343,9 +337,10 @@ struct Consumer {
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
-      if constexpr (stage == Stage::exponents) {
+      if constexpr (to == Stage::probabilities) {
         const float offset = fmaf(offset_in_units(raw, at, attention.score), head.offset_unit, -softmax.reference[r] * exponent);
-        scores[i] = fmaf(raw.raw, head.gain, offset);
+        scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
+        softmax.sum[r] += scores[i];
       } else {
         scores[i] = score_in_units(raw, at, attention.score);
       }
@@ -543,15 +538,19 @@ struct Consumer {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
+      } else if (kSumScore && kAnyExponent && lasts(softmax)) {
+        stage = Stage::products;
       } else if constexpr (kHasScore) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
-      if constexpr (kHasLines) release(rings.line_values, tile);
       if (stage == Stage::scores && !lasts(softmax)) rescales = softmax.follow_maximum(scores, exponent, rescale);
     };
     const auto take_exponentials = [&] {
       if (stage == Stage::scores) softmax.add(scores, exponent);
-      if (stage == Stage::exponents) softmax.add_exponents(scores);
+      if constexpr (kSumScore && kAnyExponent) {
+        if (stage == Stage::products) transform<false, Stage::probabilities>(scores, softmax, AnyTanhAhead{}, head, ahead, next, tile, 0);
+      }
+      if constexpr (kHasLines) release(rings.line_values, tile);
       if constexpr (kDropout) drop(scores, next);
     };
 

@@ -58,16 +58,6 @@ struct OnlineSoftmax {
     }
   }
 
-  /// exponents -> exp2(exponent).
-  template <int count>
-  FOVEAL_DEVICE void add_exponents(float (&exponents)[count]) {
-#pragma unroll
-    for (int i = 0; i < count; ++i) {
-      exponents[i] = exp2_real(exponents[i]);
-      sum[fragment_row(i)] += exponents[i];
-    }
-  }
-
   /// Did a score exceed a reference that was to last by too much, in this thread's columns? A NaN counts.
   FOVEAL_DEVICE bool overflows() const {
     return !(sum[0] < kTooHigh && sum[1] < kTooHigh);
