@@ -266,9 +266,14 @@ struct BackwardGroup {
   const Rings& rings;
   const int first_key;  // of the tile
   const int thread;
+  const float exponent;  // of scores without a score_mod
 
   FOVEAL_DEVICE BackwardGroup(const Sm90Args& args, const Rings& rings, int first_key)
-      : args(args), rings(rings), first_key(first_key), thread(threadIdx.x % 128) {}
+      : args(args),
+        rings(rings),
+        first_key(first_key),
+        thread(threadIdx.x % 128),
+        exponent(static_cast<float>(args.attention.scale) * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
@@ -279,7 +284,7 @@ struct BackwardGroup {
     return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead};
   }
 
-  /// What is the same for all pairs of a query head. Evaluated for each tile it would cost 6 % of the plain pass.
+  /// What is the same for all pairs of a query head. Evaluated for each tile it would cost 6 % of the plain pass, for which it is evaluated even before.
   struct OfHead {
     int head;
     float exponent;           // scores in units to powers of two
@@ -290,6 +295,7 @@ struct BackwardGroup {
     const Score one{1, static_cast<float>(args.attention.scale)};
     const Position at = work.base(args.attention);
     const ScoreArgs& score = args.attention.score;
+    if constexpr (!kHasScore) return {at.head, exponent, 0, 0, 0};
     return {at.head, score_unit(one, at, score) * kLog2e, score_gain(one, at, score) * kLog2e, offset_unit(one, at, score) * kLog2e,
             tanh_factor(one, at, score)};
   }
@@ -326,15 +332,14 @@ struct BackwardGroup {
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
-    const auto with = [&](const auto& tanh_ahead) { probabilities<partial>(scores, tanh_ahead, p, dropped, early, of_head, ahead, work, use); };
-    if constexpr (!kTanhAhead) return with(AnyTanhAhead{});
+    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, work, use);
     const float factor = of_head.tanh_factor, most = largest(scores);
     if (!partial && all_small(most, SmallTanhAhead<3>::limit(factor))) {
-      with(SmallTanhAhead<3>(factor, 1));
+      probabilities<partial>(scores, SmallTanhAhead<3>(factor, 1), p, dropped, early, of_head, ahead, work, use);
     } else if (all_small(most, SmallTanhAhead<5>::limit(factor))) {
-      with(SmallTanhAhead<5>(factor, 1));
+      probabilities<partial>(scores, SmallTanhAhead<5>(factor, 1), p, dropped, early, of_head, ahead, work, use);
     } else {
-      with(AnyTanhAhead{factor, 1});
+      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, work, use);
     }
   }
   template <bool partial, class TanhAhead>
