@@ -896,6 +896,10 @@ bool is_capped(const Problem& p) {
   return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
 }
 
+bool is_sum(const Problem& p) {
+  return p.pass == Pass::forward && p.has_score_mod() && Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
+}
+
 std::vector<bool> straight_values(const Problem& p) {
   const Program& program = program_of(p);
   const Writer writer(p, program);

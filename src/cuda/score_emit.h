@@ -31,6 +31,9 @@ struct Ahead {
 /// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
 
+/// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?
+bool is_sum(const problem::Problem& problem);
+
 /// For each value of the pass's program: is it a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through
 /// pairs needs two instructions for it, shared along diagonals: not worth another warp's time.
 std::vector<bool> straight_values(const problem::Problem& problem);
