@@ -257,7 +257,7 @@ class Writer {
   }
 
   /// Is the result of the forward pass the tanh that the kernel has, but for factors?
-  bool is_capped(ValueId value) const { return is_multiple_of_tanh(product_of(value)); }
+  bool is_capped(ValueId value) const { return is_tanh(product_of(value)); }
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const {
     const auto& size = problem_.params[param].param.shape()[dimension];
@@ -369,9 +369,8 @@ class Writer {
     }
   }
 
-  bool is_multiple_of_tanh(const Product& product) const {
-    return problem_.pass == Pass::forward && given_.tanh && product.rest == std::vector{*given_.tanh} && scales(product);
-  }
+  bool is_tanh(const Product& product) const { return given_.tanh && product.rest == std::vector{*given_.tanh} && scales(product); }
+  bool is_multiple_of_tanh(const Product& product) const { return problem_.pass == Pass::forward && is_tanh(product); }
 
   /// Can an exponent take the constant in?
   static bool scales(const Product& product) { return product.constant > 0 && std::isfinite(product.constant); }
@@ -890,7 +889,7 @@ GradientStorage gradient_storage(const Problem& p, std::size_t param) {
 }
 
 bool is_capped(const Problem& p) {
-  if (p.pass != Pass::forward || !p.has_score_mod()) return false;
+  if (!p.has_score_mod()) return false;
   Given given;
   given.tanh = Writer(p, p.score->forward).tanh_of_score();
   return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
@@ -982,7 +981,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                       "].stride[0]);\n");
   }
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
-  text += base::join("constexpr bool kCappedScore = ", ahead.tanh && is_capped(p) ? "true" : "false", ";\n");
+  text += base::join("constexpr bool kCappedScore = ", ahead.tanh && !backward && is_capped(p) ? "true" : "false", ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor", head_signature, " {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");

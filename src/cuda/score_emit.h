@@ -28,7 +28,7 @@ struct Ahead {
   bool tanh = false;              ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
 };
 
-/// Is the score of a forward pass the tanh of the raw score times a factor, but for another factor?
+/// Is the score the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
 
 /// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?

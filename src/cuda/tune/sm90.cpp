@@ -319,7 +319,12 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
   const bool helpers = (sm90_collects(p) && staged_reads(p) > 0) || !sm90_line_values(p).empty();
   if (p.head_dim > 128) return {{64, 64, 2, false}};
-  const bool straight = bare && sm90_is_light(p) && p.score->reads.empty() && !helpers && !reads_pairs(p);
+  // Registers hold of each pair what the plain pass holds.
+  const bool only_sums = std::all_of(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
+    const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
+    return !of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column);
+  });
+  const bool straight = bare && !helpers && !reads_pairs(p) && (sm90_is_light(p) ? only_sums : is_capped(p) && p.score->reads.empty());
   if (dim <= 64 && (plain || straight)) return {{128, 128, 2, false}, {64, 128, 2, false}};
   std::vector<Sm90BackwardConfig> candidates;
   const auto add_fitting = [&](const Sm90BackwardConfig& config) {

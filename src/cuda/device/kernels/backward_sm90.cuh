@@ -117,7 +117,7 @@ struct Consumer : BackwardGroup {
       const WarpPairs pairs = warp_pairs(work, tile, ahead);
       if constexpr (kCollects) {
         if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
-        pairs.collect<0>(grad_p, early, sums, rings.read_stage());
+        pairs.collect<0>(grad_p, early, rings.read_stage());
         if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);
       }
       if constexpr (kHasLines) release(rings.line_values, tile);

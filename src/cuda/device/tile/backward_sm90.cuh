@@ -419,7 +419,7 @@ struct BackwardGroup {
                                      const EarlyTerms& early, ReadSums& sums, const AheadValues& ahead, u32 (&packed)[kBlockQ / 4], const BackwardTask& work, u32 use) const {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
-    EarlySums early_sums;
+    TileSums tile_sums;
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
@@ -441,12 +441,12 @@ struct BackwardGroup {
           const float sloped = p[i + j] * slope_in_units(0.0f, pairs.template pair<partial>(i + j), args.attention.score);
           p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : sloped;
         }
-        if constexpr (kCollects) early_sums.add(early, i + j, grad_p[i + j]);
+        if constexpr (kCollects) pairs.template sum_up<partial>(grad_p[i + j], early, i + j, tile_sums, sums);
       }
       packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
       packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
-    if constexpr (kCollects) early_sums.add_to(sums);
+    if constexpr (kCollects) tile_sums.add_to(sums);
   }
 
   /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.

@@ -33,9 +33,6 @@ FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, f
   return sum_in_whole(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
 }
 
-/// Early terms that go into one sum are added as soon as they are known.
-constexpr bool is_summed_early(int r) { return is_early(r) && kReadKind[r] == kUniform; }
-
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
   int count = 0;
@@ -77,18 +74,10 @@ struct ReadSums {
   }
 };
 
-/// A tile's sums of early terms; as many for each read as additions can be under way.
-struct EarlySums {
+/// A tile's sums, as many for each read as additions can be under way.
+struct TileSums {
   float uniform[kReadSlots][4] = {};
 
-  /// Adds a pair. `gradient`: what its early terms are multiplied with.
-  template <int r = 0>
-  FOVEAL_DEVICE void add(const EarlyTerms& early, int i, float gradient) {
-    if constexpr (r < kReads) {
-      if constexpr (is_summed_early(r)) uniform[r][i % 4] = fmaf(gradient, early[early_before(r)][i], uniform[r][i % 4]);
-      add<r + 1>(early, i, gradient);
-    }
-  }
   FOVEAL_DEVICE void add_to(ReadSums& sums) const {
 #pragma unroll
     for (int r = 0; r < kReads; ++r) sums.uniform[r] += (uniform[r][0] + uniform[r][1]) + (uniform[r][2] + uniform[r][3]);
@@ -129,28 +118,39 @@ struct WarpPairs {
     return pair;
   }
 
-  /// Adds a tile. gradients: of the modified scores, or of probabilities (dP - delta) where early terms have these; 0 where a pair is not kept.
+  /// What a pair adds to the gradient of a read, in its units. gradient: of the modified score, or of the probability (dP - delta) where early terms have that;
+  /// 0 where the pair is not kept.
+  template <int r, bool partial>
+  FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
+    if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
+    if constexpr (kFactorIsOne[r]) return gradient;
+    const float product = gradient * read_factor_in_units<r>(0.0f, pair<partial>(i), args.score);
+    return kFactorIsFinite[r] || gradient != 0.0f ? product : 0.0f;
+  }
+
+  /// Adds a pair to the sums that registers hold.
+  template <bool partial, int r = 0>
+  FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
+    if constexpr (r < kReads) {
+      if constexpr (kReadKind[r] == kUniform) tile.uniform[r][i % 4] += term<r, partial>(gradient, early, i);
+      if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial>(gradient, early, i);
+      sum_up<partial, r + 1>(gradient, early, i, tile, sums);
+    }
+  }
+
+  /// Adds a tile to what others sum up, or writes it.
   template <int r>
-  FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadStage stage) const {
-    const auto term = [&](int i) {
-      if constexpr (is_early(r)) return gradients[i] * early[early_before(r)][i];
-      if constexpr (kFactorIsOne[r]) return gradients[i];
-      const float product = gradients[i] * read_factor_in_units<r>(0.0f, pair(i), args.score);
-      return kFactorIsFinite[r] || gradients[i] != 0.0f ? product : 0.0f;
-    };
-    if constexpr ((kReadKind[r] == kUniform && !is_summed_early(r)) || kReadKind[r] == kColumn || kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
-      float uniform[4] = {};  // additions that need not wait for each other
+  FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadStage stage) const {
+    const auto term = [&](int i) { return this->term<r, true>(gradients[i], early, i); };
+    if constexpr (kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
-        if constexpr (kReadKind[r] == kUniform) uniform[i % 4] += term(i);
-        if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term(i);
         if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
         if constexpr (kReadKind[r] == kElement) {
           const bool exists = first_q + fragment_column(i) < base.seqlen_q && first_key + 8 * fragment_row(i) < base.seqlen_kv;
           if (exists) store_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
         }
       }
-      if constexpr (kReadKind[r] == kUniform) sums.uniform[r] += (uniform[0] + uniform[1]) + (uniform[2] + uniform[3]);
     }
     if constexpr (is_staged(r)) {
       constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
@@ -168,7 +168,7 @@ struct WarpPairs {
         }
       }
     }
-    if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, sums, stage);
+    if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, stage);
   }
 
   /// Adds what was summed over all tiles.
