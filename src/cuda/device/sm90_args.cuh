@@ -38,6 +38,7 @@ struct Sm90Args {
   /// Backward: rows of lse2 and delta (and of dq's sum) of one head, a multiple of 128. Packed: of one head over all sequences, of which each
   /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
+  float scale;  ///< that of AttentionArgs: conversions of doubles are slow
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh

@@ -108,6 +108,7 @@ std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask)
 device::Sm90Args sm90_args(const problem::Problem& p, const problem::Buffers& buffers, const Sm90Mask& mask) {
   device::Sm90Args args{};
   args.attention = attention_args(p, buffers);
+  args.scale = static_cast<float>(args.attention.scale);
   args.band_low = static_cast<int>(mask.band.low);
   args.band_high = static_cast<int>(mask.band.high);
   return args;

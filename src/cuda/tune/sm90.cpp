@@ -324,7 +324,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
     return !of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column);
   });
-  const bool straight = bare && !helpers && !reads_pairs(p) && (sm90_is_light(p) ? only_sums : is_capped(p) && p.score->reads.empty());
+  const bool straight = bare && sm90_is_light(p) && only_sums && !helpers && !reads_pairs(p);
   if (dim <= 64 && (plain || straight)) return {{128, 128, 2, false}, {64, 128, 2, false}};
   std::vector<Sm90BackwardConfig> candidates;
   const auto add_fitting = [&](const Sm90BackwardConfig& config) {

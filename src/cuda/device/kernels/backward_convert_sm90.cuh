@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
     acc[i + 2] = value.z;
     acc[i + 3] = value.w;
   }
-  const float scale = static_cast<float>(args.attention.scale);
+  const float scale = args.scale;
   if constexpr (kHasScore) {
     const float unit = slope_unit({1, scale}, {batch, head, 0, 0, sequence.len_q, sequence.len_kv}, args.attention.score);
 #pragma unroll

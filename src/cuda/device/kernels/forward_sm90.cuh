@@ -210,7 +210,7 @@ struct Consumer {
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(score_unit({1, static_cast<float>(args.attention.scale)}, {}, args.attention.score) * kLog2e) {}
+        exponent(score_unit({1, args.scale}, {}, args.attention.score) * kLog2e) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -255,7 +255,7 @@ struct Consumer {
   FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
     OfHead head;
     const ScoreArgs& score = args.attention.score;
-    const Score one{1, static_cast<float>(args.attention.scale)};
+    const Score one{1, args.scale};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
     if constexpr (kSumScore) {
       head.gain = score_gain(one, at, score) * kLog2e;
@@ -311,7 +311,7 @@ struct Consumer {
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
-    const float scale = static_cast<float>(attention.scale);
+    const float scale = args.scale;
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int last_kv = work.sequence.len_kv - 1;
     const int row = row_of(work);

@@ -246,7 +246,7 @@ struct Consumer {
                                const PairValues (&pairs)[kHalf / 2], const TiledView<false, kBlockQ, kHalf>& tiles, const float (&lse2)[2],
                                const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
-    const float scale = static_cast<float>(attention.scale);
+    const float scale = args.sm90.scale;
     const float exponent = score_unit({1, scale}, position(work, batch, head, half, 0, true), attention.score) * kLog2e;
     const int row = row_of(work), key = key_of(work, half);
     int low[2], high[2];  // columns that the rows keep

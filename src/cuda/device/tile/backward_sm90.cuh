@@ -273,7 +273,7 @@ struct BackwardGroup {
         rings(rings),
         first_key(first_key),
         thread(threadIdx.x % 128),
-        exponent(static_cast<float>(args.attention.scale) * kLog2e) {}
+        exponent(args.scale * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
@@ -292,7 +292,7 @@ struct BackwardGroup {
     float tanh_factor;
   };
   FOVEAL_DEVICE OfHead of_head(const BackwardTask& work) const {
-    const Score one{1, static_cast<float>(args.attention.scale)};
+    const Score one{1, args.scale};
     const Position at = work.base(args.attention);
     const ScoreArgs& score = args.attention.score;
     if constexpr (!kHasScore) return {at.head, exponent, 0, 0, 0};
@@ -347,7 +347,7 @@ struct BackwardGroup {
                                    u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead,
                                    const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
-    const float scale = static_cast<float>(attention.scale);
+    const float scale = args.scale;
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
     TiledValues tiled;
@@ -467,7 +467,7 @@ struct BackwardGroup {
   }
 
   FOVEAL_DEVICE void write_dk(const BackwardTask& work, float (&dk)[kDim / 2]) const {
-    const float scale = static_cast<float>(args.attention.scale);
+    const float scale = args.scale;
     if constexpr (kHasScore) {
       Position base = work.base(args.attention);
       base.head = work.task.head * args.attention.group_size;  // any of the group
