@@ -1,5 +1,5 @@
-// Variants of the interleaved AMX forward and its parts, one core, one head, causal: what binds it, and which blocking is best on a
-// machine. Times are CPU time; the packing of keys and values is timed apart.
+// The AMX forward in both orders and its parts, one core, one head, causal: what binds it, and which blocking is best on a machine. Times
+// are CPU time; the packing of keys and values is timed apart.
 //
 //   row_forward_bench [seqlen [milliseconds for each variant]]
 #include <algorithm>
@@ -12,33 +12,16 @@
 #include "cpu/simd/amx.h"
 //
 #include "cpu/kernels/row_forward.h"
-#include "peaks.h"
+#include "times.h"
 
 namespace {
 
 using namespace foveal;
 using namespace foveal::cpu;
 
-/// The cubic in the mantissa, relative error 7.5e-5: too much for lse, but what would it save?
-struct CubicExp {
-  static constexpr float kScale = 8388608;
-  __m512 c3 = splat(0.07802452f), c2 = splat(-0.00800641f), c1 = splat(0.47777279f), c0 = splat(0.45213432f);
-  __m512i least = _mm512_set1_epi32(-126 * 8388608), mantissa = _mm512_set1_epi32(0x7fffff), one = _mm512_set1_epi32(0x3f800000);
-  __m512 operator()(__m512 z) const {
-    const __m512i n = _mm512_max_epi32(_mm512_cvtps_epi32(z), least);
-    const __m512 x = _mm512_castsi512_ps(_mm512_ternarylogic_epi32(n, mantissa, one, 0xea));
-    const __m512 p = _mm512_fmadd_ps(_mm512_fmadd_ps(_mm512_fmadd_ps(c3, x, c2), x, c1), x, c0);
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p), _mm512_andnot_si512(mantissa, n)));
-  }
-};
-template <bool kScores, bool kProducts, bool kVectors, bool kLazyMax>
+template <bool kScores, bool kProducts, bool kVectors, bool kLazyMax = kVectors>
 struct Parts {
   static constexpr bool scores = kScores, products = kProducts, vectors = kVectors, lazy_max = kLazyMax;
-  static constexpr int slot_gap = 0, half_gap = 0;
-};
-template <int kSlotGap, int kHalfGap>
-struct Gaps : AllParts {
-  static constexpr int slot_gap = kSlotGap, half_gap = kHalfGap;
 };
 
 class Memory {
@@ -109,8 +92,7 @@ struct Data {
 };
 
 struct Blocking {
-  int block = 64, tiles = 16, chunk_kb = 512;
-  std::size_t shift[4] = {};  ///< of keys, values, scratch and each tile: do addresses that agree in their low twelve bits matter?
+  int block, tiles = 16, chunk_kb = 512;
 };
 
 template <class Forward>
@@ -119,19 +101,15 @@ class Pass {
   Pass(Data& data, const Blocking& b, Memory& memory) : d_(data), b_(b) {
     memory.reset();
     keys_ = (d_.seqlen + b.block - 1) / b.block * b.block;
-    memory.take<char>(b.shift[0]);
-    k_ = memory.take<char>(Forward::k_bytes(keys_, d_.dim));
-    memory.take<char>(b.shift[1]);
-    v_ = memory.take<char>(Forward::v_bytes(keys_, d_.dim));
-    memory.take<char>(b.shift[2]);
+    k_ = memory.take<char>(RowLayout::k_bytes(keys_, d_.dim));
+    v_ = memory.take<char>(RowLayout::v_bytes(keys_, d_.dim));
     scratch_ = memory.take<char>(Forward::scratch_bytes(b.block));
     states_.resize(static_cast<std::size_t>(b.tiles));
     for (State& s : states_) {
-      memory.take<char>(b.shift[3]);
-      s.q = memory.take<char>(Forward::q_bytes(d_.dim));
-      s.acc = memory.take<float>(Forward::acc_bytes(d_.dim));
+      s.q = memory.take<char>(RowLayout::q_bytes(d_.dim));
+      s.acc = memory.take<float>(RowLayout::acc_bytes(d_.dim));
       s.max = memory.take<float>(256);
-      s.sum = memory.take<float>(std::size_t{128} * Forward::kRows);
+      s.sum = memory.take<float>(std::size_t{128} * RowLayout::kRows);
       s.first = memory.take<std::int32_t>(4 * 64 * 8);
     }
   }
@@ -139,14 +117,14 @@ class Pass {
     for (int key = 0; key < keys_; key += b_.block) {
       const int keys = std::min(b_.block, d_.seqlen - key);
       const std::size_t block = static_cast<std::size_t>(key);
-      Forward::pack_k({d_.row(d_.k, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, k_ + block * Forward::k_bytes(1, d_.dim));
-      Forward::pack_v({d_.row(d_.v, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, v_ + block * Forward::v_bytes(1, d_.dim));
+      RowLayout::pack_k({d_.row(d_.k, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, k_ + block * RowLayout::k_bytes(1, d_.dim));
+      RowLayout::pack_v({d_.row(d_.v, key), d_.dim, 1, DType::bf16}, keys, b_.block, d_.dim, v_ + block * RowLayout::v_bytes(1, d_.dim));
     }
   }
   void run() {
-    constexpr int rows = Forward::kRows;
+    constexpr int rows = RowLayout::kRows;
     const int chunk =
-        std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (Forward::k_bytes(b_.block, d_.dim) * 2)));
+        std::max(1, static_cast<int>(static_cast<std::size_t>(b_.chunk_kb) * 1024 / (RowLayout::k_bytes(b_.block, d_.dim) * 2)));
     for (int first = 0; first < d_.seqlen; first += rows * b_.tiles) {
       const int count = std::min(b_.tiles, (d_.seqlen - first + rows - 1) / rows);
       for (int t = 0; t < count; ++t) start(states_[static_cast<std::size_t>(t)], first + t * rows);
@@ -165,22 +143,22 @@ class Pass {
   };
   void start(State& s, int q) {
     const void* rows[64] = {};
-    for (int i = 0; i < Forward::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.row(d_.q, q + i);
-    Forward::pack_q({rows, Forward::kRows, 1, DType::bf16}, d_.dim, 1, s.q);
-    std::fill_n(s.acc, Forward::acc_bytes(d_.dim) / 4, 0.0f);
-    std::fill_n(s.sum, 16 * Forward::kRows, 0.0f);
-    std::fill_n(s.max, Forward::kRows, -__FLT_MAX__);
+    for (int i = 0; i < RowLayout::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.row(d_.q, q + i);
+    RowLayout::pack_q({rows, RowLayout::kRows, 1, DType::bf16}, d_.dim, 1, s.q);
+    std::fill_n(s.acc, RowLayout::acc_bytes(d_.dim) / 4, 0.0f);
+    std::fill_n(s.sum, 16 * RowLayout::kRows, 0.0f);
+    std::fill_n(s.max, RowLayout::kRows, -__FLT_MAX__);
   }
   void visit(State& s, int q, int from, int to) {
     KeySpan spans[8];
     int count = 0;
     const int granules = b_.block / 32, full = std::min((q + 1) / b_.block, to);
-    if (full > from) spans[count++] = {from * granules, full * granules, {}};
-    for (int block = std::max(full, from); block < to && block * b_.block < q + Forward::kRows; ++block) {
+    if (full > from) spans[count++] = {from * granules, full * granules, full * granules, {}};
+    for (int block = std::max(full, from); block < to && block * b_.block < q + RowLayout::kRows; ++block) {
       std::int32_t *first = s.first + count * 128, *last = first + 64;
-      for (int i = 0; i < Forward::kRows; ++i) first[i] = 0, last[i] = std::min(q + i + 1, d_.seqlen) - block * b_.block;
-      const int needed = std::min(b_.block, last[Forward::kRows - 1]);
-      spans[count++] = {block * granules, block * granules + (needed + 31) / 32, {first, last}};
+      for (int i = 0; i < RowLayout::kRows; ++i) first[i] = 0, last[i] = std::min(q + i + 1, d_.seqlen) - block * b_.block;
+      const int needed = std::min(b_.block, last[RowLayout::kRows - 1]);
+      spans[count++] = {block * granules, (q + 1) / 32, block * granules + (needed + 31) / 32, {first, last}};
     }
     const float scale = static_cast<float>(1.4426950408889634 / std::sqrt(d_.dim));
     Forward::visit({s.q, k_, v_, s.acc, s.max, s.sum, scratch_, spans, count, scale, d_.dim, d_.dim, b_.block});
@@ -188,10 +166,10 @@ class Pass {
   void finish(State& s, int q) {
     void* rows[64] = {};
     float sums[64];
-    for (int i = 0; i < Forward::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.out.data() + static_cast<std::ptrdiff_t>(q + i) * d_.dim;
-    Forward::add_sums(s.sum, sums);
-    for (int i = 0; i < Forward::kRows; ++i) sums[i] = 1 / sums[i];
-    Forward::write(s.acc, d_.dim, sums, {rows, Forward::kRows, 1, DType::bf16});
+    for (int i = 0; i < RowLayout::kRows && q + i < d_.seqlen; ++i) rows[i] = d_.out.data() + static_cast<std::ptrdiff_t>(q + i) * d_.dim;
+    RowLayout::add_sums(s.sum, sums);
+    for (int i = 0; i < RowLayout::kRows; ++i) sums[i] = 1 / sums[i];
+    RowLayout::write(s.acc, d_.dim, sums, {rows, RowLayout::kRows, 1, DType::bf16});
   }
 
   Data& d_;
@@ -203,41 +181,35 @@ class Pass {
 
 double budget = 0.1;
 
-template <class Fn>
-double median_seconds(Fn fn, double* best) {
-  std::vector<double> times;
-  fn();
-  for (double spent = 0; spent < budget || times.size() < 3;) {
-    const double start = micro::thread_seconds();
-    fn();
-    times.push_back(micro::thread_seconds() - start);
-    spent += times.back();
-  }
-  std::ranges::sort(times);
-  *best = times[times.size() / 10];
-  return times[times.size() / 2];
-}
-
 template <class Forward>
 void measure(const char* name, Data& data, Memory& memory, const Blocking& b, bool right) {
   Pass<Forward> pass(data, b, memory);
   AmxTiles::enter();
-  pass.pack();
-  double best, best_pack = 1;
-  for (int i = 0; i < 5; ++i) {
-    const double start = micro::thread_seconds();
-    pass.pack();
-    best_pack = std::min(best_pack, micro::thread_seconds() - start);
-  }
-  const double seconds = median_seconds([&] { pass.run(); }, &best);
+  const micro::Times packing = micro::times_of(0, [&] { pass.pack(); }), whole = micro::times_of(budget, [&] { pass.run(); });
   AmxTiles::leave();
   const double flops = 2.0 * data.seqlen * data.seqlen * data.dim, peak = micro::peak(micro::Unit::bf16_amx, 0.005).best;
   const double granules = 0.5 * data.seqlen / 32.0 * data.seqlen / 32.0;
-  std::printf("%-34s %4d %5d %5d %8.0f %8.0f   %4.2f %7.0f %8.1f", name, b.block, b.tiles, b.chunk_kb, flops / seconds * 1e-9,
-              flops / best * 1e-9, flops / seconds * 1e-9 / peak, seconds / granules * 1e9, best_pack * 1e6);
+  std::printf("%-34s %4d %5d %5d %8.0f %8.0f   %4.2f %7.0f %8.1f", name, b.block, b.tiles, b.chunk_kb, flops / whole.median * 1e-9,
+              flops / whole.best * 1e-9, flops / whole.median * 1e-9 / peak, whole.median / granules * 1e9, packing.best * 1e6);
   if (right) std::printf("  %.1e", data.error());
   std::printf("\n");
   std::fflush(stdout);
+}
+
+template <class Order>
+void parts(const char* name, Data& data, Memory& memory) {
+  const Blocking b{.block = Order::keys};
+  std::printf("products with v %s\n", name);
+  measure<RowForward<AmxTiles, Order>>("whole", data, memory, b, true);
+  measure<RowForward<AmxTiles, Order, Parts<true, true, true, false>>>("no maximum", data, memory, b, true);
+  measure<RowForward<AmxTiles, Order, Parts<true, true, false>>>("tile instructions only", data, memory, b, false);
+  measure<RowForward<AmxTiles, Order, Parts<true, false, false>>>("products for scores only", data, memory, b, false);
+  measure<RowForward<AmxTiles, Order, Parts<false, true, false>>>("products with v only", data, memory, b, false);
+  measure<RowForward<AmxTiles, Order, Parts<true, false, true>>>("scores and vectors only", data, memory, b, false);
+  measure<RowForward<AmxTiles, Order, Parts<false, false, true>>>("vectors only", data, memory, b, false);
+  for (const Blocking& other : {Blocking{Order::keys / 2}, Blocking{Order::keys * 2}, Blocking{Order::keys, 8}, Blocking{Order::keys, 32},
+                                Blocking{Order::keys, 16, 256}, Blocking{Order::keys, 16, 1024}})
+    measure<RowForward<AmxTiles, Order>>("whole", data, memory, other, true);
 }
 
 }  // namespace
@@ -253,37 +225,11 @@ int main(int argc, char** argv) {
   Memory memory;
   std::printf("TDPBF16PS %.0f GFLOP/s, FMA zmm %.0f, load-heavy tiles %.0f\n", micro::peak(micro::Unit::bf16_amx).best,
               micro::peak(micro::Unit::fma_avx512).best, micro::calibrate());
-  using All = AllParts;
-  using NoLimit = Parts<true, true, true, false>;
   for (const int dim : {64, 128}) {
     Data data(seqlen, dim);
     std::printf("causal, %d keys, head_dim %d\n%-34s %4s %5s %5s %8s %8s   %4s %7s %8s  %s\n", seqlen, dim, "", "keys", "tiles", "KB",
                 "GFLOP/s", "best", "peak", "ns/gran", "pack us", "error");
-    measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, table, lazy maximum", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, NoLimit>>("32 rows, table, no maximum", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, CubicExp, All>>("32 rows, cubic, lazy maximum", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, CubicExp, NoLimit>>("32 rows, cubic, no maximum", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 3, TableExp, All>>("48 rows, table, lazy maximum", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, All, 2>>("32 rows, step each 2 rows", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, All, 8>>("32 rows, step each 8 rows", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<true, true, false, false>>>("32 rows, tile instructions only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<true, false, false, false>>>("32 rows, products for scores only", data, memory, {},
-                                                                                 false);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<false, true, false, false>>>("32 rows, products with v only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 3, TableExp, Parts<true, true, false, false>>>("48 rows, tile instructions only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, TableExp, Parts<false, false, true, true>>>("32 rows, vectors only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, CubicExp, Parts<false, false, true, true>>>("32 rows, cubic, vectors only", data, memory, {}, false);
-    measure<RowForward<AmxTiles, 2, TableExp, Gaps<1024, 0>>>("32 rows, slots 5 KB apart", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, Gaps<2048, 0>>>("32 rows, slots 6 KB apart", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, Gaps<0, 512>>>("32 rows, halves 4.5 KB apart", data, memory, {}, true);
-    measure<RowForward<AmxTiles, 2, TableExp, Gaps<2048, 1024>>>("32 rows, 6 and 5 KB apart", data, memory, {}, true);
-    for (const Blocking& b :
-         {Blocking{32, 16, 512}, Blocking{128, 16, 512}, Blocking{256, 16, 512}, Blocking{64, 8, 512}, Blocking{64, 32, 512},
-          Blocking{64, 16, 128}, Blocking{64, 16, 256}, Blocking{64, 16, 1024}, Blocking{64, 16, 4096}})
-      measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, table, lazy maximum", data, memory, b, true);
-    for (const Blocking& b :
-         {Blocking{.shift = {0, 2048, 0, 0}}, Blocking{.shift = {1024, 2048, 512, 384}}, Blocking{.shift = {3328, 640, 1920, 3712}},
-          Blocking{.shift = {1536, 3200, 2944, 1152}}, Blocking{.shift = {2304, 128, 896, 2688}}})
-      measure<RowForward<AmxTiles, 2, TableExp, All>>("32 rows, other addresses", data, memory, b, false);
+    parts<BesideVectors>("beside vectors", data, memory);
+    parts<AfterVectors>("after vectors", data, memory);
   }
 }

@@ -141,8 +141,8 @@ class RowPass final : public planning::Executable {
       const std::int64_t of_group = blocks_of(work, work.groups[g]);
       blocks += of_group, longest = std::max(longest, of_group);
     }
-    constexpr std::int64_t blocks_worth_a_task = 16;
-    const std::int64_t parts = std::max<std::int64_t>(1, longest / blocks_worth_a_task);
+    constexpr std::int64_t keys_worth_a_task = 1024;
+    const std::int64_t parts = std::max<std::int64_t>(1, longest * block_ / keys_worth_a_task);
     std::atomic<bool> finite = true;
     base::parallel_for(s_.executor, static_cast<std::int64_t>(work.groups.size()) * parts, [&](std::int64_t i, int) {
       if (!pack(call, work, static_cast<std::size_t>(i / parts), i % parts, parts)) finite = false;
@@ -247,18 +247,27 @@ class RowPass final : public planning::Executable {
       const mask::Run& run = *state.run;
       std::int32_t block = std::max(run.begin, begin);
       const std::int32_t last = std::min(run.end, end), full = run.full ? std::min(last, whole) : block;
-      if (block < full) add({block * granules, full * granules, {}});
+      if (block < full) add({block * granules, full * granules, full * granules, {}});
       for (block = std::max(block, full); block < last; ++block) {
         std::int32_t* first = slot.ranges + 2 * max_lanes * partial;
         const LaneRanges ranges{first, first + max_lanes};
         const KeyRange keys = block_ranges(call, sequence, state, block, run.full, first, first + max_lanes, slot);
         if (keys.begin == keys.end) continue;
         ++partial;
-        add({block * granules + keys.begin / granule, block * granules + (keys.end + granule - 1) / granule, ranges});
+        const std::int32_t at = block * granules, first_granule = keys.begin / granule, end_granule = (keys.end + granule - 1) / granule;
+        const std::int32_t kept_by_all = end_of_whole(ranges, state.tile->lanes(), first_granule);
+        add({at + first_granule, at + kept_by_all, at + end_granule, ranges});
       }
       if (run.end > end) break;
     }
     if (visit.count > 0) ops_.visit(visit);
+  }
+
+  /// The end of the granules from `begin` on whose keys every lane keeps.
+  static std::int32_t end_of_whole(const LaneRanges& ranges, int lanes, std::int32_t begin) {
+    constexpr int granule = KeySpan::granule;
+    if (*std::max_element(ranges.first, ranges.first + lanes) > begin * granule) return begin;
+    return std::max(begin, *std::min_element(ranges.last, ranges.last + lanes) / granule);
   }
 
   /// The keys of a block that each lane keeps, and the range that any does.

@@ -20,6 +20,7 @@ constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more ta
 constexpr std::size_t split_limit = std::size_t{128} << 20;         ///< bytes of accumulators that splits may take
 constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
+constexpr int max_keys = 128;  ///< of a block
 
 class TilePass final : public planning::Executable {
  public:
@@ -100,7 +101,7 @@ class TilePass final : public planning::Executable {
     void *k, *v, *k_columns, *scratch, *tape_scratch;
     Sums sums;  ///< of this task, when they are no one else's
   };
-  using KeyPointers = std::array<const void*, max_lanes>;
+  using KeyPointers = std::array<const void*, max_keys>;
 
   // ---------------------------------------------------------------------------------------------------------------- planning
 
@@ -113,7 +114,7 @@ class TilePass final : public planning::Executable {
     return std::clamp<std::int64_t>(static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, bytes)), 1, useful);
   }
   int choose_tiles_per_step() const {
-    const std::size_t tile_bytes = 2 * ops_.packed_bytes(s_.dim) + 2 * ops_.packed_bytes(s_.dim_v) + ops_.acc_bytes(s_.dim);
+    const std::size_t tile_bytes = 2 * tile_bytes_of(s_.dim) + 2 * tile_bytes_of(s_.dim_v) + dq_bytes();
     return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
   }
   std::pmr::vector<Task> make_tasks(const Work& work) const {
@@ -127,9 +128,12 @@ class TilePass final : public planning::Executable {
     if (s_.work) return 0;
     return s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_groups() * splits_) * sizeof(Task) + 64;
   }
-  std::size_t block_bytes() const { return ops_.acc_bytes(s_.dim) + ops_.acc_bytes(s_.dim_v); }
-  std::int64_t dk_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(s_.dim) / sizeof(float)); }
-  std::int64_t dv_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(s_.dim_v) / sizeof(float)); }
+  std::size_t tile_bytes_of(int dim) const { return ops_.packed_bytes(ops_.lanes, dim); }
+  std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
+  std::size_t dq_bytes() const { return ops_.acc_bytes(ops_.lanes, s_.dim); }
+  std::size_t block_bytes() const { return ops_.acc_bytes(ops_.keys, s_.dim) + ops_.acc_bytes(ops_.keys, s_.dim_v); }
+  std::int64_t dk_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim) / sizeof(float)); }
+  std::int64_t dv_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim_v) / sizeof(float)); }
   std::int64_t blocks_of(const Sequence& sequence) const { return (sequence.seqlen_kv + ops_.keys - 1) / ops_.keys; }
   std::int64_t max_blocks_of_group() const {
     const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
@@ -160,21 +164,21 @@ class TilePass final : public planning::Executable {
       for (int t = 0; t < tiles_per_step_; ++t) {
         TileState state{};
         state.symbols = carver.take<LaneSymbols>(1);
-        state.q_panel = carver.bytes(ops_.packed_bytes(s_.dim));
-        state.dout_panel = carver.bytes(ops_.packed_bytes(s_.dim_v));
-        state.q_pairs = carver.bytes(ops_.packed_bytes(s_.dim));
-        state.dout_pairs = carver.bytes(ops_.packed_bytes(s_.dim_v));
+        state.q_panel = carver.bytes(tile_bytes_of(s_.dim));
+        state.dout_panel = carver.bytes(tile_bytes_of(s_.dim_v));
+        state.q_pairs = carver.bytes(tile_bytes_of(s_.dim));
+        state.dout_pairs = carver.bytes(tile_bytes_of(s_.dim_v));
         state.lse = carver.take<float>(lanes);
         state.delta = carver.take<float>(lanes);
-        state.dq = static_cast<float*>(carver.bytes(ops_.acc_bytes(s_.dim)));
+        state.dq = static_cast<float*>(carver.bytes(dq_bytes()));
         state.first = carver.take<std::int32_t>(max_lanes);
         state.last = carver.take<std::int32_t>(max_lanes);
         if (call) slot.states[t] = state;
       }
       slot.tiles = carver.take<QueryTile>(static_cast<std::size_t>(tiles_per_step_));
-      slot.k = carver.bytes(ops_.packed_bytes(s_.dim));
-      slot.v = carver.bytes(ops_.packed_bytes(s_.dim_v));
-      slot.k_columns = carver.bytes(ops_.packed_bytes(s_.dim));
+      slot.k = carver.bytes(block_bytes_of(s_.dim));
+      slot.v = carver.bytes(block_bytes_of(s_.dim_v));
+      slot.k_columns = carver.bytes(block_bytes_of(s_.dim));
       slot.scratch = carver.bytes(ops_.scratch_bytes);
       slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(ops_.keys, ops_.lanes));
       if (splits_ == 1) slot.sums = carve_sums(carver, max_blocks_of_group());
@@ -294,7 +298,7 @@ class TilePass final : public planning::Executable {
     state.symbols->fill(tile, s_.problem.attention.q_offset);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
-    std::fill_n(state.dq, ops_.acc_bytes(s_.dim) / sizeof(float), 0.0f);
+    std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
     call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
@@ -362,7 +366,7 @@ class TilePass final : public planning::Executable {
     }
     const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
     const auto write = [&](const HeadRows& tensor, const float* const* parts, int dim, double factor) {
-      void* rows[max_lanes];
+      void* rows[max_keys];
       for (int key = 0; key < keys; ++key) rows[key] = tensor.row(sequence.batch, sequence.kv_begin + block * ops_.keys + key, kv_head);
       ops_.write_keys(parts, count, dim, static_cast<float>(factor), {rows, keys, tensor.stride, tensor.dtype});
     };

@@ -11,7 +11,7 @@
 namespace foveal::cpu {
 
 namespace {
-constexpr RowOps rows = RowForward<ScalarTiles>::table();
+constexpr RowOps rows = RowForwards<ScalarTiles>::table();
 constexpr TileBackwardOps backward = TileBackward<ScalarTiles>::table();
 }  // namespace
 extern constexpr BlockOps<float> amx_model = Bf16Ops<TileProducts<ScalarTiles>>::table("amx_model.bf16", &rows, &backward);

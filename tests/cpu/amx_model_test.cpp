@@ -40,6 +40,17 @@ const Shape shapes[] = {
     {"trained_sink", "b1 h4:2 q70 d64 mask=causal() sink=s param=\"s: real[4] grad\""},
     {"splits", "b1 h1 q1100 d32 mask=causal()"},
     {"steps", "b1 h1 q140:70 d512:300"},
+    {"band", "b1 h1 q330 d64 mask=\"kv_idx <= q_idx and q_idx - kv_idx < 70\""},
+    // Head dims above 64: the forward's products with v come after the vectors of 256 keys.
+    {"wide_causal", "b1 h2 q300 d128 mask=causal()"},
+    {"wide_window", "b1 h1 q150:900 d96 mask=\"kv_idx <= q_idx + 720 and q_idx - kv_idx < -290\""},
+    {"wide_gqa", "b1 h6:2 q11:300 d72:40"},
+    {"wide_varlen", "b3 h2 q90:300 d128:80 lengths=90:270,1:300,37:5"},
+    {"wide_adversarial", "b1 h2 q100:600 d128 inputs=adversarial"},
+    {"wide_large_scores", "b1 h1 q560 d96 scale=40 mask=causal()"},
+    {"wide_sink", "b1 h2 q100 d40:128 mask=causal() sink=s param=\"s: real[2] grad\""},
+    {"wide_no_keys", "b1 h1 q100:300 d128 mask=\"kv_idx <= q_idx - 40\""},
+    {"wide_chunks", "b1 h1 q32:1300 d256 mask=\"kv_idx <= q_idx + 1260\""},
     {"program_mask", "b1 h1 q100 d32 mask=\"(q_idx + kv_idx) % 3 != 0\"", false},
     {"large_scores", "b1 h1 q70:300 d64 scale=40 mask=causal()"},
 };
@@ -71,19 +82,28 @@ TEST_P(AmxModel, BackwardIsExact) {
   }
 }
 
+/// So that the shapes above meet both orders of the forward.
+TEST(AmxModelBlocks, FollowHeadDims) {
+  EXPECT_EQ(amx_model.rows->block(64, 64), 64);
+  EXPECT_EQ(amx_model.rows->block(65, 8), 256);
+  EXPECT_EQ(amx_model.rows->block(8, 65), 256);
+}
+
 /// Tiles share tasks according to the number of threads, which changes nothing.
 TEST(AmxModelThreads, DoNotShowForward) {
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx512bf16")) GTEST_SKIP();
-  problem::CaseData data(problem::parse_line("forward bf16 b1 h2 q1030 d64 mask=causal()"));
-  std::vector<std::vector<double>> found;
-  for (const int threads : {1, 3}) {
-    run_amx_model_pass(data.line().attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>, threads);
-    found.push_back(problem::values_of(data.view("out")));
-    found.push_back(problem::values_of(data.view("lse")));
+  for (const char* line : {"forward bf16 b1 h2 q1030 d64 mask=causal()", "forward bf16 b1 h2 q1030 d72 mask=causal()"}) {
+    problem::CaseData data(problem::parse_line(line));
+    std::vector<std::vector<double>> found;
+    for (const int threads : {1, 3}) {
+      run_amx_model_pass(data.line().attention, data.forward_inputs(), data.forward_outputs(), make_forward<float>, threads);
+      found.push_back(problem::values_of(data.view("out")));
+      found.push_back(problem::values_of(data.view("lse")));
+    }
+    EXPECT_EQ(found[0], found[2]) << line;
+    EXPECT_EQ(found[1], found[3]) << line;
   }
-  EXPECT_EQ(found[0], found[2]);
-  EXPECT_EQ(found[1], found[3]);
 }
 
 /// One kv head in several splits, and several in one each.

@@ -55,6 +55,9 @@ const std::vector<Case>& cases() {
       {"grouped", "q40:90 d16 mask=\"kv_idx <= q_idx + 50\"", {{"v", 60, nan, true}, {"dout", 20, nan, false}}},
       // Finite, but maxima must rise in the middle of a pass, each time in one half of 32 keys only.
       {"large_keys", "q40:150 d16", {{"k", 55, 300, true}, {"k", 70, 1e5, true}, {"k", 125, 3e7, true}}},
+      // The same in wide blocks of many keys, and beyond a diagonal in one.
+      {"wide_large_keys", "q40:600 d96", {{"k", 55, 300, true}, {"k", 270, 1e5, true}, {"k", 515, 3e7, true}}},
+      {"wide_causal", "q290 d96:72 mask=causal()", {{"k", 41, nan, false}, {"k", 270, -infinity, true}, {"q", 130, nan, true}}},
       {"pieces", "q2:3000 d16 mask=\"kv_idx <= q_idx + 2500\"", {{"v", 2501, nan, true}, {"k", 2900, nan, true}}},
   };
   return all;

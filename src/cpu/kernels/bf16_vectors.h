@@ -102,6 +102,12 @@ inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m51
   for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
 }
 
+/// A row out of vectors of 16 elements: at(d) has those from d on.
+template <class At>
+void write_row_bf16(void* row, std::int64_t stride, int dim, const At& at) {
+  for (int d = 0; d < dim; d += 32) store_row_bf16(row, stride, d, dim, round_bf16(at(d), d + 16 < dim ? at(d + 16) : _mm512_setzero_ps()));
+}
+
 /// pairs[d] = {a[d], b[d]} for d < padded, a multiple of 16; zeros from dim on.
 inline void pack_pairs(const void* a, const void* b, std::int64_t stride, int dim, int padded, Pair* pairs) {
   for (int d = 0; d < padded; d += 32) {

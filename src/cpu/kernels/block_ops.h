@@ -84,11 +84,11 @@ constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multip
 /// Row length of dk and dv accumulators and of packed rows; rows of out and dq accumulators.
 constexpr int padded_dim(int dim) { return round_up(dim, 16); }
 
-/// Consecutive granules of 32 keys that a tile of queries must visit. Ranges are null where every key counts; otherwise the span lies in
-/// one block, and they hold rows of it. No two spans share a block.
+/// Consecutive granules of 32 keys that a tile of queries must visit. Up to granule `whole` every key counts; a span with others lies in
+/// one block, of which ranges hold rows. No two spans share a block.
 struct KeySpan {
   static constexpr int granule = 32;
-  std::int32_t begin, end;
+  std::int32_t begin, whole, end;
   LaneRanges ranges;
 };
 
@@ -146,10 +146,10 @@ struct KeyVisit {
 /// A backward pass with packed keys and queries, for bf16 where scores are dot products and masks are ranges (tile_backward.h). Sizes in
 /// bytes.
 struct TileBackwardOps {
-  int lanes, keys;                       ///< of a tile of queries, of a block of keys
-  float unit;                            ///< the exponential takes scores in base 2 times this
-  std::size_t (*packed_bytes)(int dim);  ///< one packed form of a tile or block
-  std::size_t (*acc_bytes)(int dim);     ///< dq of a tile, dk of a block
+  int lanes, keys;                                 ///< of a tile of queries, of a block of keys
+  float unit;                                      ///< the exponential takes scores in base 2 times this
+  std::size_t (*packed_bytes)(int rows, int dim);  ///< one packed form of a tile or block
+  std::size_t (*acc_bytes)(int rows, int dim);     ///< dq of a tile, dk of a block
   std::size_t scratch_bytes;
   void (*row_dots)(const LaneRows& a, const LaneRows& b, int dim, float* result);
   /// Both forms of a tile's rows; whether all are finite.

@@ -2,14 +2,17 @@
 // The forward pass by AMX where nothing but ranges of keys stands between scores and probabilities. Rows are queries and lanes are keys,
 // so that probabilities, rounded, are the left operand of the product with V as they stand. It keeps tiles and vectors busy at once:
 //
-//   for each granule of 32 keys   scores of the next granule      S' = Q K^T   tile instructions,
-//                                 probabilities of the last block  O += P V     between the rows of
-//                                 the exponential of this granule               vector instructions
+//   for each granule of 32 keys   S' = Q K^T of the next granule             tile instructions, between the rows of
+//                                 the exponential of this granule            vector instructions
+//
+// and O += P V has its moment in one of two places (BesideVectors, AfterVectors): beside the exponentials too, a block of 64 keys later, or
+// after those of a block of 256 keys. Beside them its tile instructions are hidden; after them its accumulators are loaded and stored a
+// fourth as often, and four loads serve four products.
 //
 // What its speed depends on, as measured:
 // - Everything a tile instruction touches is a tile of 1 KB. Keys and values are packed once for all queries, in the order of the walk;
 //   scores live in two slots of the first-level cache.
-// - A pair of accumulators is stored while the other pair works (see tile_multiply.h).
+// - A pair of accumulators is stored while the other pair works (see tile_steps.h).
 // - While tiles are multiplied, floating-point vectors issue once a cycle: the exponential is a table, a shift and a quadratic, exact to
 //   fp32 because lse is, with seven floating-point operations for 16 scores, the row sum included.
 // - The maximum is lazy, and what it must rise by shows in the exponential's own argument: a granule that exceeds it is done again.
@@ -24,7 +27,6 @@ namespace {
 
 /// 2^z by a table of 2^(j/32) and a quadratic: relative error 5.3e-8 before rounding, 1 at 0, zero below -126.
 struct TableExp {
-  static constexpr float kScale = 1;
   alignas(64) static constexpr std::uint32_t kTable[32] = {  // bits of 2^(j/32), less j << 18
       0x3f800000, 0x3f7ecd87, 0x3f7daac3, 0x3f7c980f, 0x3f7b95c2, 0x3f7aa43a, 0x3f79c3d3, 0x3f78f4f0, 0x3f7837f0, 0x3f778d3a, 0x3f76f532,
       0x3f767043, 0x3f75fed7, 0x3f75a15b, 0x3f75583f, 0x3f7523f6, 0x3f7504f3, 0x3f74fbaf, 0x3f7508a4, 0x3f752c4d, 0x3f75672a, 0x3f75b9be,
@@ -42,24 +44,16 @@ struct TableExp {
   }
 };
 
-/// What is measured apart: bench/micro/row_forward_bench.cpp.
-struct AllParts {
-  static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
-  static constexpr int slot_gap = 0, half_gap = 0;  ///< bytes between the slots of scores and the halves of probabilities
-};
-
-template <class Tiles, int kRowTiles = 2, class Exp = TableExp, class Parts = AllParts, int kRowsPerTurn = 4>
-class RowForward {
- public:
-  static constexpr int kRows = 16 * kRowTiles, kGranule = KeySpan::granule, kTile = 1024, kMaxDim = 512;
+/// What of a tile of 32 queries, or of a block of keys, does not depend on the order of the pass.
+struct RowLayout {
+  static constexpr int kRows = 32, kGranule = KeySpan::granule, kTile = 1024;
 
   // Sizes in bytes, of one tile of queries or one block of `keys` keys.
-  static constexpr int block(int /*dim*/, int /*dim_v*/) { return 64; }
-  static std::size_t q_bytes(int dim) { return std::size_t{kTile} * kRowTiles * (round_up(dim, 32) / 32); }
-  static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * kRowTiles * (round_up(dim_v, 16) / 16); }
+  static std::size_t q_bytes(int dim) { return std::size_t{kTile} * 2 * (round_up(dim, 32) / 32); }
+  static std::size_t acc_bytes(int dim_v) { return std::size_t{kTile} * 2 * (round_up(dim_v, 16) / 16); }
   static std::size_t k_bytes(int keys, int dim) { return static_cast<std::size_t>(keys) * 2 * round_up(dim, 32); }
   static std::size_t v_bytes(int keys, int dim_v) { return static_cast<std::size_t>(keys) * 2 * round_up(dim_v, 16); }
-  static std::size_t scratch_bytes(int block) { return 2 * (kSlot + p_bytes(block)); }
+  static std::size_t p_bytes(int keys) { return std::size_t{kTile} * 2 * (keys / kGranule); }
 
   /// Tiles of 16 queries by 32 dims: [dims][rows].
   static void pack_q(const LaneRows& rows, int dim, float sign, void* packed) {
@@ -103,12 +97,6 @@ class RowForward {
     return finite.all();
   }
 
-  [[gnu::noinline]] static void visit(const RowVisit& visit) {
-    if (visit.count == 0) return;
-    RowForward pass(visit);
-    pass.run();
-  }
-
   /// Row sums out of a tile's vectors of them.
   static void add_sums(const float* sums, float* row_sums) {
     for (int row = 0; row < kRows; ++row) row_sums[row] = _mm512_reduce_add_ps(_mm512_load_ps(sums + 16 * row));
@@ -117,41 +105,56 @@ class RowForward {
   static void write(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
     for (int row = 0; row < rows.lanes; ++row) {
       if (!rows.row[row]) continue;
-      const float* from = acc + row * 16;
       const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
       const __m512 f = splat(factor[row]);
-      const auto tile = [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(from + d * 16 * kRowTiles)); };
-      for (int d = 0; d < dim; d += 32) {
-        store_row_bf16(rows.row[row], rows.stride, d, dim, round_bf16(tile(d), d + 16 < dim ? tile(d + 16) : _mm512_setzero_ps()));
-      }
+      write_row_bf16(rows.row[row], rows.stride, dim,
+                     [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(acc + (d / 16 * kRows + row) * 16)); });
     }
   }
 
-  static constexpr RowOps table() {
-    return {.rows = kRows,
-            .block = block,
-            .q_bytes = q_bytes,
-            .acc_bytes = acc_bytes,
-            .k_bytes = k_bytes,
-            .v_bytes = v_bytes,
-            .scratch_bytes = scratch_bytes,
-            .pack_q = pack_q,
-            .pack_k = pack_k,
-            .pack_v = pack_v,
-            .visit = visit,
-            .add_sums = add_sums,
-            .write = write};
-  }
-
  private:
-  using Steps = TileSteps<Tiles, kRowTiles>;
-  using Job = typename Steps::Job;
-
-  static constexpr std::size_t kSlot = std::size_t{kTile} * kRowTiles * 2 + Parts::slot_gap;
-  static std::size_t p_bytes(int block) { return std::size_t{kTile} * kRowTiles * (block / kGranule) + Parts::half_gap; }
   static const void* row_of(const KeyRows& rows, int key, int keys) {
     return key < keys ? static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride : nullptr;
   }
+};
+
+/// The product with V of a block stands beside the vectors of the next one. Where head dims are small, these have the time for it.
+struct BesideVectors {
+  template <class Tiles>
+  using Steps = PairSteps<Tiles>;
+  static constexpr int keys = 64;      ///< of a block
+  static constexpr bool later = true;  ///< the product, by a block
+};
+/// The product with V follows the vectors of its own block.
+struct AfterVectors {
+  template <class Tiles>
+  using Steps = SquareSteps<Tiles>;
+  static constexpr int keys = 256;
+  static constexpr bool later = false;
+};
+
+/// What is measured apart: bench/micro/row_forward_bench.cpp.
+struct AllParts {
+  static constexpr bool scores = true, products = true, vectors = true, lazy_max = true;
+};
+
+/// A tile of queries past spans of keys.
+template <class Tiles, class Order, class Parts = AllParts>
+class RowForward : RowLayout {
+ public:
+  static std::size_t scratch_bytes(int block) { return 2 * kSlot + kHalves * p_bytes(block); }
+
+  [[gnu::noinline]] static void visit(const RowVisit& visit) {
+    if (visit.count == 0) return;
+    RowForward pass(visit);
+    pass.run();
+  }
+
+ private:
+  using Steps = typename Order::template Steps<Tiles>;
+
+  static constexpr int kMaxDim = 512, kHalves = Order::later ? 2 : 1;  ///< blocks whose probabilities are kept
+  static constexpr std::size_t kSlot = std::size_t{kTile} * 4;         ///< scores of a granule
 
   /// Granules [begin, end) of one block, whose probabilities wait for their product with v.
   struct Waiting {
@@ -162,12 +165,13 @@ class RowForward {
       : v_(visit),
         k_tiles_(round_up(visit.dim, 32) / 32),
         v_tiles_(round_up(visit.dim_v, 16) / 16),
+        v_jobs_((v_tiles_ + Steps::kColumns - 1) / Steps::kColumns),
         granules_(visit.block / kGranule),
         scores_(static_cast<float*>(visit.scratch)),
         p_(static_cast<char*>(visit.scratch) + 2 * kSlot),
         sum_(visit.sums),
         new_sum_(visit.sums + (Parts::lazy_max ? 16 * kRows : 0)),
-        multiplier_(splat(visit.multiplier * Exp::kScale)),
+        multiplier_(splat(visit.multiplier)),
         steps_(&tiles_) {}
 
   void run() {
@@ -175,24 +179,23 @@ class RowForward {
     int granule = span->begin, slot = 0;
     add_scores(granule, slot);
     run_jobs();
-    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule % granules_, slot);  // a first visit: spares it again()
+    if (v_.max[0] == -__FLT_MAX__) raise(*span, granule, slot);  // a first visit: spares it again()
     while (span != end) {
       const int block = granule / granules_, start = block * granules_, last = min(span->end, start + granules_);
-      now_ = {block, granule - start, granule - start, now_.half ^ 1};
+      now_ = {block, granule - start, granule - start, (now_.half + 1) % kHalves};
       for (const int begin = granule; granule < last; ++granule, slot ^= 1) {
         const KeySpan* next = granule + 1 < span->end ? span : span + 1;
         if (next != end) add_scores(next == span ? granule + 1 : next->begin, slot ^ 1);
-        const int due = waiting_.end > waiting_.begin ? v_tiles_ * (granule + 1 - begin) / (last - begin) : 0;
-        for (int tile = done_; tile < due; ++tile) add_product(waiting_, tile);
-        done_ = due;
-        if (!exponentials(*span, granule - start, slot)) again(*span, granule - start, slot);
+        add_products(waiting_.begin < waiting_.end ? v_jobs_ * (granule + 1 - begin) / (last - begin) : 0);
+        if (!exponentials(*span, granule, slot)) again(*span, granule, slot);
         now_.end = granule + 1 - start;
       }
       waiting_ = now_, done_ = 0;
+      if constexpr (!Order::later) multiply_waiting();
       if (granule == span->end && ++span != end) granule = span->begin;
     }
-    for (int tile = 0; tile < v_tiles_; ++tile) add_product(waiting_, tile);
-    run_jobs();
+    multiply_waiting();
+    steps_.finish();
     if (sum_ != v_.sums)
       for (int row = 0; row < kRows; ++row) _mm512_store_ps(v_.sums + 16 * row, _mm512_load_ps(sum_ + 16 * row));
   }
@@ -201,29 +204,42 @@ class RowForward {
   float* scores(int slot) const { return scores_ + slot * (kSlot / 4); }
   char* probabilities(int half) const { return p_ + half * p_bytes(v_.block); }
 
-  void add(const Job& job) {
+  void add(const TileJob& job) {
     jobs_[job_count_++] = job;
     step_count_ += job.steps;
   }
   void add_scores(int granule, int slot) {
-    for (int i = 0; i < 2 && Parts::scores; ++i)
-      add({scores(slot) + i * 256 * kRowTiles, static_cast<const char*>(v_.q),
-           static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * k_tiles_ * kTile, k_tiles_ * kTile, k_tiles_, false});
+    const std::int64_t row = k_tiles_ * kTile;
+    for (int i = 0; i < 2 && Parts::scores; i += Steps::kColumns)
+      add({scores(slot) + i * 512, static_cast<const char*>(v_.q), static_cast<const char*>(v_.k) + (std::int64_t{granule} * 2 + i) * row,
+           row, row, 2 * kTile, k_tiles_, Steps::kColumns, false});
   }
-  /// For one column of tiles of the accumulator.
-  void add_product(const Waiting& w, int tile) {
+  /// For Steps::kColumns columns of tiles of the accumulator.
+  void add_product(const Waiting& w, int job) {
     if (w.begin == w.end || !Parts::products) return;
+    const int tile = job * Steps::kColumns;
+    const std::int64_t row = granules_ * kTile;
     const char* v = static_cast<const char*>(v_.v) + ((std::int64_t{w.block} * v_tiles_ + tile) * granules_ + w.begin) * kTile;
-    add({v_.acc + tile * 256 * kRowTiles, probabilities(w.half) + w.begin * kTile, v, granules_ * kTile, w.end - w.begin, true});
+    add({v_.acc + tile * 512, probabilities(w.half) + w.begin * kTile, v, row, row, 2 * kTile, w.end - w.begin,
+         min(Steps::kColumns, v_tiles_ - tile), true});
+  }
+  /// Of the product that waits, up to `due` jobs in all.
+  void add_products(int due) {
+    for (; done_ < due; ++done_) add_product(waiting_, done_);
+  }
+  void multiply_waiting() {
+    add_products(v_jobs_);
+    run_steps();
+    waiting_ = {}, done_ = 0;
   }
   void run_jobs() {
     run_steps();
     steps_.finish();
-    job_count_ = step_count_ = 0;
   }
   void run_steps() {
     steps_.start(jobs_);
     for (int i = 0; i < step_count_; ++i) steps_.step();
+    job_count_ = step_count_ = 0;
   }
 
   /// The keys of a granule that a row keeps, one bit each.
@@ -234,13 +250,13 @@ class RowForward {
     };
     return below(span.ranges.last[row]) & ~below(span.ranges.first[row]);
   }
-  /// The vectors of a granule, by its place in the block, with the tile instructions that are due between its rows. False where a score
-  /// exceeds the maximum in use so far that the granule must be done again.
+  /// The vectors of a granule, with the tile instructions that are due between its rows. False where a score exceeds the maximum in use so
+  /// far that the granule must be done again.
   bool exponentials(const KeySpan& span, int granule, int slot) {
-    const bool products = job_count_ > 2;
+    const bool products = job_count_ > 2 / Steps::kColumns;
     bool fine = true;
     if constexpr (Parts::vectors) {
-      fine = span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+      fine = rows(span, granule, slot);
     } else {
       run_steps();
     }
@@ -254,28 +270,36 @@ class RowForward {
     sum_ = new_sum_, new_sum_ = sum;
   }
 
+  bool rows(const KeySpan& span, int granule, int slot) {
+    return granule < span.whole ? rows<false>(span, granule, slot) : rows<true>(span, granule, slot);
+  }
   template <bool kRanges>
   [[gnu::noinline]] bool rows(const KeySpan& span, int granule, int slot) {
-    constexpr int turns = kRows / kRowsPerTurn;
+    constexpr int rows_per_turn = 4, turns = kRows / rows_per_turn, busy = Order::later ? turns : turns * 3 / 4;
     Steps steps = steps_;
     steps.start(jobs_);
     const float *s = scores(slot), *max = v_.max, *sum = sum_;
     float* new_sum = new_sum_;
+    granule -= now_.block * granules_;
     char* p = probabilities(now_.half) + granule * kTile;
     const std::int64_t to_next_tile = (granules_ - 1) * kTile;
     const int step_count = step_count_, offset = granule * kGranule;
-    const Exp exp;
-    const __m512 multiplier = multiplier_, growth = splat(8.0f * Exp::kScale), none = splat(-__builtin_inff());
+    const TableExp exp{};  // without a constructor: its constants stay in registers
+    const __m512 multiplier = multiplier_, growth = splat(8.0f), none = splat(-__builtin_inff());
     __mmask16 fine_low = 0xffff, fine_high = 0xffff;
     int due = 0;
-    for (int row = 0; row < kRows; row += kRowsPerTurn, p += 64 * kRowsPerTurn) {
+    for (int row = 0; row < kRows; row += rows_per_turn, p += 64 * rows_per_turn) {
       if (row > 0 && row % 16 == 0) p += to_next_tile;
-      for (due += step_count; due >= turns; due -= turns) steps.step();
+      if (row < busy * rows_per_turn) {
+        for (due += step_count; due >= busy; due -= busy) steps.step();
+      } else if (row == busy * rows_per_turn) {
+        steps.finish();
+      }
 #pragma GCC unroll 8
-      for (int i = 0; i < kRowsPerTurn; ++i) {
+      for (int i = 0; i < rows_per_turn; ++i) {
         const __m512 m = splat(max[row + i]);
         __m512 low = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16), multiplier, m);
-        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16 + 256 * kRowTiles), multiplier, m);
+        __m512 high = _mm512_fmsub_ps(_mm512_load_ps(s + (row + i) * 16 + 512), multiplier, m);
         if constexpr (kRanges) {
           const std::uint32_t keep = kept(span, offset, row + i);
           low = _mm512_mask_mov_ps(none, static_cast<__mmask16>(keep), low);
@@ -296,12 +320,12 @@ class RowForward {
 
   /// The products that wait and those of this block so far go first: they have the old maxima.
   [[gnu::noinline]] void again(const KeySpan& span, int granule, int slot) {
-    for (int tile = done_; tile < v_tiles_; ++tile) add_product(waiting_, tile);
-    for (int tile = 0; tile < v_tiles_; ++tile) add_product(now_, tile);
+    multiply_waiting();
+    for (int job = 0; job < v_jobs_; ++job) add_product(now_, job);
     run_jobs();
-    waiting_ = {}, now_.begin = granule;
+    now_.begin = now_.end;
     raise(span, granule, slot);
-    span.ranges.first ? rows<true>(span, granule, slot) : rows<false>(span, granule, slot);
+    rows(span, granule, slot);
     swap_sums();
   }
 
@@ -309,36 +333,66 @@ class RowForward {
   [[gnu::noinline]] void raise(const KeySpan& span, int granule, int slot) {
     const __m512 none = splat(-__builtin_inff());
     for (int row = 0; row < kRows; ++row) {
-      const std::uint32_t keep = span.ranges.first ? kept(span, granule * kGranule, row) : ~0u;
+      const std::uint32_t keep = granule < span.whole ? ~0u : kept(span, granule % granules_ * kGranule, row);
       const float* s = scores(slot) + row * 16;
       const __m512 low = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep), s);
-      const __m512 high = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep >> 16), s + 256 * kRowTiles);
-      const float top = _mm512_reduce_max_ps(_mm512_max_ps(low, high)) * v_.multiplier * Exp::kScale;
+      const __m512 high = _mm512_mask_load_ps(none, static_cast<__mmask16>(keep >> 16), s + 512);
+      const float top = _mm512_reduce_max_ps(_mm512_max_ps(low, high)) * v_.multiplier;
       const float before = v_.max[row];
-      if (!(top > before + 8 * Exp::kScale)) continue;
+      if (!(top > before + 8)) continue;
       v_.max[row] = top;
       if (before == -__FLT_MAX__) continue;  // nothing to rescale
-      const __m512 factor = Avx512F32::exp2(splat((before - top) / Exp::kScale));
+      const __m512 factor = Avx512F32::exp2(splat(before - top));
       _mm512_store_ps(sum_ + row * 16, _mm512_mul_ps(_mm512_load_ps(sum_ + row * 16), factor));
       for (int i = 0; i < v_tiles_; ++i) {
-        float* acc = v_.acc + (i * kRowTiles * 16 + row) * 16;
+        float* acc = v_.acc + (i * kRows + row) * 16;
         _mm512_store_ps(acc, _mm512_mul_ps(_mm512_load_ps(acc), factor));
       }
     }
   }
 
   const RowVisit& v_;
-  const int k_tiles_, v_tiles_, granules_;
+  const int k_tiles_, v_tiles_, v_jobs_, granules_;
   float* const scores_;  ///< two slots of [16 keys][rows] tiles
-  char* const p_;        ///< two halves of [rows][granules] tiles
+  char* const p_;        ///< kHalves times [rows][granules] tiles
   float *sum_, *new_sum_;
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  Job jobs_[2 + 2 * (kMaxDim / 16)];
+  TileJob jobs_[2 + 2 * (kMaxDim / 16)];
   int job_count_ = 0, step_count_ = 0;
   Waiting waiting_, now_;  ///< of the last block and of this one
-  int done_ = 0;           ///< products of those that wait
+  int done_ = 0;           ///< jobs of the product that waits
+};
+
+/// Both orders in one table: which one it is follows from head dims, and so does the size of a block.
+template <class Tiles>
+class RowForwards : RowLayout {
+  using Beside = RowForward<Tiles, BesideVectors>;
+  using After = RowForward<Tiles, AfterVectors>;
+
+  static int block(int dim, int dim_v) { return (dim < dim_v ? dim_v : dim) <= 64 ? BesideVectors::keys : AfterVectors::keys; }
+  static std::size_t scratch_bytes(int block) {
+    return block == BesideVectors::keys ? Beside::scratch_bytes(block) : After::scratch_bytes(block);
+  }
+  static void visit(const RowVisit& visit) { visit.block == BesideVectors::keys ? Beside::visit(visit) : After::visit(visit); }
+
+ public:
+  static constexpr RowOps table() {
+    return {.rows = kRows,
+            .block = block,
+            .q_bytes = q_bytes,
+            .acc_bytes = acc_bytes,
+            .k_bytes = k_bytes,
+            .v_bytes = v_bytes,
+            .scratch_bytes = scratch_bytes,
+            .pack_q = pack_q,
+            .pack_k = pack_k,
+            .pack_v = pack_v,
+            .visit = visit,
+            .add_sums = add_sums,
+            .write = write};
+  }
 };
 
 }  // namespace

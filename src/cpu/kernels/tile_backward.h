@@ -1,5 +1,5 @@
 #pragma once
-// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 64 keys meets couples of
+// The backward pass by AMX where nothing but ranges of keys stands between scores and probabilities: a block of 128 keys meets couples of
 // tiles of 64 queries, in granules of 32 x 32. Scores are S^T (queries in lanes), so that rounded P^T and dS^T are the left operands of
 // their products as they stand, and lse and delta are two vectors of a granule. For each couple
 //
@@ -10,14 +10,17 @@
 // What its speed depends on is how much passes between the first-level cache and the second:
 // - Everything a tile instruction touches is a tile of 1 KB: keys are packed for all tiles that a block meets, queries for all blocks.
 // - Granules go up and down in turn, so that a granule shares its keys or its queries with the last.
-// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 64 keys; a tile of dO or Q serves all keys
-//   of the block at once. The last three products, spread out between the vectors too, would keep both units busy, but what all five
-//   touch in turn is more than the cache: then nearly every tile is loaded from the second level, two thirds more than now.
+// - Accumulators of dV and dK are loaded and stored once for 128 queries, those of dQ once for 128 keys. The last three products, spread
+//   out between the vectors too, would keep both units busy, but what all five touch in turn is more than the cache: then nearly every
+//   tile is loaded from the second level, two thirds more than now.
+// - A product has squares of 2 x 2 accumulators, so that four loads serve four products.
 // - dS^T is also the right operand of dQ^T, with pairs of keys side by side. Two unpacks of two rows do that, but for the order of the
 //   queries, which write_queries() puts right.
 // - While tiles are multiplied, floating-point vectors issue once a cycle and integer ones for nothing: so the exponential is a conversion
 //   and a cubic in the mantissa, five floating-point operations with the score's own, relative error 7.5e-5, a third of a percent of the
 //   rounding to bf16 that follows.
+#include <cstring>
+
 #include "cpu/kernels/bf16_vectors.h"
 #include "cpu/kernels/block_ops.h"
 #include "cpu/kernels/tile_steps.h"
@@ -34,11 +37,11 @@ struct AllBackwardParts {
 template <class Tiles, class Parts = AllBackwardParts>
 class TileBackward {
  public:
-  static constexpr int kLanes = 64, kKeys = 64, kTile = 1024;
+  static constexpr int kLanes = 64, kKeys = 128, kTile = 1024;
   static constexpr float kUnit = 8388608;  ///< of the exponential's argument: one in the lowest bit of an exponent
 
-  static std::size_t packed_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 2; }
-  static std::size_t acc_bytes(int dim) { return std::size_t{64} * round_up(dim, 32) * 4; }
+  static std::size_t packed_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 2; }
+  static std::size_t acc_bytes(int rows, int dim) { return static_cast<std::size_t>(rows) * round_up(dim, 32) * 4; }
 
   /// result[row] = a . b, each row in 16 sums.
   static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) {
@@ -72,7 +75,7 @@ class TileBackward {
         store(out, x);
       }
     }
-    for_pairs(rows, dim, pairs, [](__m512i(&)[16]) {});
+    for_pairs<kLanes>(rows, dim, pairs, [](__m512i(&)[16]) {});
     return finite.all();
   }
   /// packed: for every 16 keys, tiles of keys by dims. columns: for every 16 dims, tiles of dims by keys.
@@ -86,7 +89,7 @@ class TileBackward {
         store(out, x);
       }
     }
-    if (columns) for_pairs(rows, dim, columns, [](__m512i(&tile)[16]) { transpose(tile); });
+    if (columns) for_pairs<kKeys>(rows, dim, columns, [](__m512i(&tile)[16]) { transpose(tile); });
     return finite.all();
   }
 
@@ -125,8 +128,7 @@ class TileBackward {
         for (int part = 0; part < count; ++part) x = _mm512_add_ps(x, _mm512_load_ps(parts[part] + at));
         return _mm512_mul_ps(x, f);
       };
-      for (int d = 0; d < dim; d += 32)
-        store_row_bf16(rows.row[key], rows.stride, d, dim, round_bf16(sum(d), d + 16 < dim ? sum(d + 16) : _mm512_setzero_ps()));
+      write_row_bf16(rows.row[key], rows.stride, dim, sum);
     }
   }
 
@@ -146,20 +148,19 @@ class TileBackward {
   }
 
  private:
-  using Steps = TileSteps<Tiles, 2>;
-  using Job = typename Steps::Job;
+  using Steps = SquareSteps<Tiles>;
 
-  static constexpr int kGranule = 32, kMaxDim = 512;
-  static constexpr int kSlot = 8 * kTile, kForm = 16 * kTile;  ///< S and dP of a granule; P or dS of 64 keys and 128 queries
+  static constexpr int kGranule = 32, kQuarters = kKeys / kGranule, kMaxDim = 512;
+  static constexpr int kSlot = 8 * kTile, kForm = kQuarters * 8 * kTile;  ///< S and dP of a granule; P or dS of 128 keys and 128 queries
   static constexpr std::size_t kScratch = 2 * kSlot + 3 * kForm;
 
   static void store(char* tile, const __m512i (&x)[16]) {
     for (int i = 0; i < 16; ++i) _mm512_store_si512(tile + 64 * i, x[i]);
   }
-  /// For every 16 dims two tiles, of 32 rows each, with pairs of rows: [16 pairs][16 dims], changed by fn before they are stored.
-  template <class Fn>
+  /// For every 16 dims tiles of 32 rows with pairs of rows: [16 pairs][16 dims], changed by fn before they are stored.
+  template <int kCount, class Fn>
   static void for_pairs(const LaneRows& rows, int dim, void* packed, const Fn& fn) {
-    for (int row = 0; row < 64; row += 32) {
+    for (int row = 0; row < kCount; row += 32) {
       for (int d = 0; d < dim; d += 32) {
         __m512i low[16], high[16];
         for (int i = 0; i < 16; ++i) {
@@ -167,9 +168,9 @@ class TileBackward {
           interleave_rows(load_row_bf16(rows.row[even], rows.stride, d, dim), load_row_bf16(rows.row[even + 1], rows.stride, d, dim),
                           &low[i], &high[i]);
         }
-        char* out = static_cast<char*>(packed) + (d / 16 * 2 + row / 32) * kTile;
+        char* out = static_cast<char*>(packed) + (d / 16 * (kCount / 32) + row / 32) * kTile;
         fn(low), fn(high);
-        store(out, low), store(out + 2 * kTile, high);
+        store(out, low), store(out + kCount / 32 * kTile, high);
       }
     }
   }
@@ -186,24 +187,36 @@ class TileBackward {
         multiplier_(splat(visit.multiplier)),
         steps_(&tiles_) {}
 
-  /// Of a couple: a part is 32 queries, a half 32 keys.
+  /// Of a couple: a part is 32 queries, a quarter 32 keys. One half of the keys meets all queries, then the other, on the way back.
   struct Granule {
-    int index;
-    int part() const { return index / 2; }
-    int half() const { return (index ^ index >> 1) & 1; }
+    int index, parts;
+    int half() const { return index / (2 * parts); }
+    int part() const {
+      const int forth = index / 2 % parts;
+      return half() % 2 ? parts - 1 - forth : forth;
+    }
+    int quarter() const { return 2 * half() + ((index ^ index >> 1) & 1); }
     int slot() const { return index % 2; }
+    int query_tile() const { return part() / 2; }
+    int first_lane() const { return part() % 2 * kGranule; }  ///< of the tile
+    int first_key() const { return quarter() * kGranule; }    ///< of the block
   };
 
   void run() {
-    add_scores(v_.tiles, {0});
+    add_scores(v_.tiles, {0, parts_of(0)});
     run_jobs();
     for (int t = 0; t < v_.count; t += 2) {
       const QueryTile* couple = v_.tiles + t;
-      const int parts = t + 1 < v_.count ? 4 : 2, granules = 2 * parts;
+      const int parts = parts_of(t), granules = kQuarters * parts;
       for (int i = 0; i < granules; ++i) {
-        if (i + 1 < granules) add_scores(couple, {i + 1});
-        if constexpr (Parts::vectors) {
-          couple[i / 4].ranges.first ? vectors<true>(couple, {i}) : vectors<false>(couple, {i});
+        const Granule granule{i, parts};
+        const QueryTile& tile = couple[granule.query_tile()];
+        if (i + 1 < granules) add_scores(couple, {i + 1, parts});
+        if (!any_kept(tile, granule)) {
+          clear(granule);
+          run_jobs();
+        } else if constexpr (Parts::vectors) {
+          tile.ranges.first ? vectors<true>(tile, granule) : vectors<false>(tile, granule);
           job_count_ = step_count_ = 0;
         } else {
           run_jobs();
@@ -211,54 +224,60 @@ class TileBackward {
       }
       if (Parts::products) {
         const bool accumulate = t > 0 || !v_.first;
-        add_keys(v_.dv, v_tiles_, p(), couple[0].dout_pairs, couple[parts / 2 - 1].dout_pairs, parts, accumulate);
-        add_keys(v_.dk, q_tiles_, ds(), couple[0].q_pairs, couple[parts / 2 - 1].q_pairs, parts, accumulate);
-        add_queries(couple, parts);
+        const QueryTile& last = couple[parts / 2 - 1];
+        add_keys(v_.dv, v_tiles_, p(), couple->dout_pairs, last.dout_pairs, parts, accumulate);
+        add_keys(v_.dk, q_tiles_, ds(), couple->q_pairs, last.q_pairs, parts, accumulate);
+        for (int tile = 0; tile < parts / 2; ++tile) add_queries(couple[tile].dq, ds_pairs() + tile * 4 * kQuarters * kTile);
       }
-      if (t + 2 < v_.count) add_scores(couple + 2, {0});
+      if (t + 2 < v_.count) add_scores(couple + 2, {0, parts_of(t + 2)});
       run_jobs();
     }
   }
+  int parts_of(int tile) const { return tile + 1 < v_.count ? 4 : 2; }
 
   float* scores(int slot) const { return reinterpret_cast<float*>(scratch_ + slot * kSlot); }
-  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries two tiles of pairs of 32
-  /// keys.
+  /// P^T and dS^T: for every 16 keys four tiles of 16 keys by 32 queries. Pairs of dS^T: for every 16 queries four tiles of pairs of
+  /// 32 keys.
   char* p() const { return scratch_ + 2 * kSlot; }
   char* ds() const { return p() + kForm; }
   char* ds_pairs() const { return ds() + kForm; }
+  static int at(Granule granule) { return (granule.quarter() * 8 + granule.part()) * kTile; }  ///< in P^T and in dS^T
+  char* pairs_at(Granule granule) const { return ds_pairs() + (granule.part() * 2 * kQuarters + granule.quarter()) * kTile; }
 
-  void add(const Job& job) {
+  void add(const TileJob& job) {
     jobs_[job_count_++] = job;
     step_count_ += job.steps;
   }
   /// S^T, then dP^T of a granule: for every 16 queries a pair of tiles.
   void add_scores(const QueryTile* couple, Granule granule) {
-    if (!Parts::scores) return;
-    const QueryTile& tile = couple[granule.part() / 2];
+    const QueryTile& tile = couple[granule.query_tile()];
+    if (!Parts::scores || !any_kept(tile, granule)) return;
     float* const c = scores(granule.slot());
     const auto product = [&](const void* keys, const void* panel, int steps, float* c) {
-      for (int i = 0; i < 2; ++i)
-        add({c + i * 512, static_cast<const char*>(keys) + granule.half() * 2 * steps * kTile,
-             static_cast<const char*>(panel) + (granule.part() % 2 * 2 + i) * steps * kTile, steps * kTile, steps, false});
+      const std::int64_t row = steps * kTile;
+      add({c, static_cast<const char*>(keys) + granule.quarter() * 2 * row,
+           static_cast<const char*>(panel) + granule.first_lane() / 16 * row, row, row, 2 * kTile, steps, 2, false});
     };
     product(v_.k, tile.q_panel, q_steps_, c);
     product(v_.v, tile.dout_panel, v_steps_, c + 1024);
   }
-  /// dV or dK: for every 16 columns both halves of the keys. `pairs` are those of the couple's first tile, `more` of its last.
+  /// dV or dK, half of the keys by all columns at a time. `pairs` are those of the couple's first tile, `more` of its last.
   void add_keys(float* acc, int tiles, const char* weights, const void* pairs, const void* more, int parts, bool accumulate) {
     const std::int64_t jump = static_cast<const char*>(more) - static_cast<const char*>(pairs) - 2 * kTile;
-    for (int column = 0; column < tiles; ++column) {
-      for (int half = 0; half < 2; ++half)
-        add({acc + (half * tiles + column) * 512, weights + half * 8 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile,
-             4 * kTile, parts, accumulate, jump});
+    for (int half = 0; half < kQuarters / 2; ++half) {
+      for (int column = 0; column < tiles; column += 2) {
+        for (int quarter = 2 * half; quarter < 2 * half + 2; ++quarter)
+          add({acc + (quarter * tiles + column) * 512, weights + quarter * 8 * kTile, static_cast<const char*>(pairs) + column * 2 * kTile,
+               4 * kTile, 2 * kTile, 2 * kTile, parts, column + 1 < tiles ? 2 : 1, accumulate, jump});
+      }
     }
   }
-  /// dQ^T: for every 16 queries pairs of tiles of dims.
-  void add_queries(const QueryTile* couple, int parts) {
-    for (int column = 0; column < 2 * parts; ++column) {
-      for (int i = 0; i < q_steps_; ++i)
-        add({couple[column / 4].dq + (column % 4 * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 4 * kTile,
-             ds_pairs() + column * 2 * kTile, 2 * kTile, 2, true});
+  /// dQ^T of a tile of queries: for every 32 dims both halves of the queries.
+  void add_queries(float* dq, const char* weights) {
+    for (int i = 0; i < q_steps_; ++i) {
+      for (int column = 0; column < 4; column += 2)
+        add({dq + (column * q_steps_ + i) * 512, static_cast<const char*>(v_.k_columns) + i * 2 * kQuarters * kTile,
+             weights + column * kQuarters * kTile, kQuarters * kTile, kQuarters * kTile, q_steps_ * 2 * kTile, kQuarters, 2, true});
     }
   }
   void run_jobs() {
@@ -280,17 +299,32 @@ class TileBackward {
     return _mm512_mask_cmp_epi32_mask(begun, k, _mm512_loadu_si512(ranges.last + lane), _MM_CMPINT_LT);
   }
 
+  /// Whether any query of a granule keeps any of its keys.
+  static bool any_kept(const QueryTile& tile, Granule granule) {
+    if (!tile.ranges.first) return true;
+    const __m512i begin = _mm512_set1_epi32(granule.first_key()), end = _mm512_set1_epi32(granule.first_key() + kGranule);
+    const auto any = [&](int lane) {
+      const __mmask16 begun = _mm512_cmp_epi32_mask(_mm512_loadu_si512(tile.ranges.first + lane), end, _MM_CMPINT_LT);
+      return _mm512_mask_cmp_epi32_mask(begun, begin, _mm512_loadu_si512(tile.ranges.last + lane), _MM_CMPINT_LT) != 0;
+    };
+    return any(granule.first_lane()) || any(granule.first_lane() + 16);
+  }
+  /// Zeros for a granule whose pairs are all masked.
+  void clear(Granule granule) {
+    for (char* form : {p() + at(granule), ds() + at(granule)})
+      for (int tile = 0; tile < 2; ++tile) std::memset(form + 4 * tile * kTile, 0, kTile);
+    for (int tile = 0; tile < 2; ++tile) std::memset(pairs_at(granule) + tile * kQuarters * kTile, 0, kTile);
+  }
+
   /// P^T and dS^T of a granule, with the scores of the next one between its rows; those are done a few rows before these are.
   template <bool kRanges>
-  [[gnu::noinline]] void vectors(const QueryTile* couple, Granule granule) {
+  [[gnu::noinline]] void vectors(const QueryTile& tile, Granule granule) {
     constexpr int turns = kGranule / 2, busy = turns * 3 / 4;
     Steps steps = steps_;
     steps.start(jobs_);
-    const QueryTile& tile = couple[granule.part() / 2];
-    const int step_count = step_count_, first_key = granule.half() * kGranule, lane = granule.part() % 2 * kGranule;
+    const int step_count = step_count_, first_key = granule.first_key(), lane = granule.first_lane();
     const float* s = scores(granule.slot());
-    const std::int64_t at = (granule.half() * 8 + granule.part()) * kTile;
-    char *p = this->p() + at, *ds = this->ds() + at, *pairs = ds_pairs() + (granule.part() * 4 + granule.half()) * kTile;
+    char *p = this->p() + at(granule), *ds = this->ds() + at(granule), *pairs = pairs_at(granule);
     const __m512 lse_low = _mm512_load_ps(tile.lse + lane), lse_high = _mm512_load_ps(tile.lse + lane + 16);
     const __m512 delta_low = _mm512_load_ps(tile.delta + lane), delta_high = _mm512_load_ps(tile.delta + lane + 16);
     const __m512 multiplier = multiplier_;
@@ -328,7 +362,7 @@ class TileBackward {
         _mm512_store_si512(ds + 64 * i, gradients[i]);
       }
       _mm512_store_si512(pairs, _mm512_unpacklo_epi16(gradients[0], gradients[1]));
-      _mm512_store_si512(pairs + 2 * kTile, _mm512_unpackhi_epi16(gradients[0], gradients[1]));
+      _mm512_store_si512(pairs + kQuarters * kTile, _mm512_unpackhi_epi16(gradients[0], gradients[1]));
     }
     steps_ = steps;
   }
@@ -339,7 +373,7 @@ class TileBackward {
   const __m512 multiplier_;
   Tiles tiles_;
   Steps steps_;
-  Job jobs_[4 + 2 * 2 * (kMaxDim / 16) + 8 * (kMaxDim / 32)];
+  TileJob jobs_[2 + 2 * kQuarters * (kMaxDim / 32) + 4 * (kMaxDim / 32)];
   int job_count_ = 0, step_count_ = 0;
 };
 

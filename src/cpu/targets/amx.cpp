@@ -9,7 +9,7 @@
 namespace foveal::cpu::targets {
 
 namespace {
-constexpr RowOps rows = RowForward<AmxTiles>::table();
+constexpr RowOps rows = RowForwards<AmxTiles>::table();
 constexpr TileBackwardOps backward = TileBackward<AmxTiles>::table();
 }  // namespace
 extern constexpr BlockOps<float> amx_bf16 = Bf16Ops<TileProducts<AmxTiles>>::table("amx.bf16", &rows, &backward);
