@@ -172,6 +172,7 @@ class Writer {
   }
 
   Apart apart_from_uniform(ValueId id) const {
+    if (!given_text(at(id)).empty()) return {base::join("v", id)};
     if (regroups_ && is_uniform(id)) return {"1", base::join("v", id), {id}};
     const Product product = product_of(id);
     const auto [rest, uniform] = rest_and_factor(product);
@@ -183,12 +184,14 @@ class Writer {
   Apart slope_apart_from_uniform(ValueId id) const {
     const Apart apart = apart_from_uniform(id);
     const auto of_head = [&](ValueId value) { return (program_.depends[at(value)] & scoring::depends_head) != 0; };
-    const bool differs = problem_.heads_q != problem_.heads_kv && std::any_of(apart.uniform_needs.begin(), apart.uniform_needs.end(), of_head);
+    const bool differs =
+        problem_.heads_q != problem_.heads_kv && std::any_of(apart.uniform_needs.begin(), apart.uniform_needs.end(), of_head);
     return differs ? Apart{base::join("v", id)} : apart;
   }
 
   /// Of the factor of a read. A sum whose second term has a constant leaves it to the sum over pairs.
   Apart factor_apart_from_uniform(ValueId id) const {
+    if (!given_text(at(id)).empty()) return {base::join("v", id)};
     Product product = product_of(id);
     const Instr& sum = program_.code[at(product.rest[0])];
     if (product.rest.size() == 1 && sum.op == Op::add && sum.type == Type::real && given_text(at(product.rest[0])).empty()) {
@@ -199,8 +202,8 @@ class Writer {
         first.constant /= constant;
         second.constant = 1;
         product.constant *= constant;
-        return {base::join("(", product_text(first), " + ", product_text(second), ")"), product_text({product.constant, product.factors, {}}),
-                factors_of(product)};
+        return {base::join("(", product_text(first), " + ", product_text(second), ")"),
+                product_text({product.constant, product.factors, {}}), factors_of(product)};
       }
     }
     return apart_from_uniform(id);
@@ -807,7 +810,8 @@ std::string emit_reads(const Problem& p, const Given& given) {
     }
   }
   text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) { return truth(ones[r]); });
-  text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor_in_units", pair_signature), factors, "  return 0;\n");
+  text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor_in_units", pair_signature), factors,
+                   "  return 0;\n");
   text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real read_unit", head_signature), units, "  return 0;\n");
   text += numbered(
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
@@ -896,7 +900,8 @@ bool is_capped(const Problem& p) {
 }
 
 bool is_sum(const Problem& p) {
-  return p.pass == Pass::forward && p.has_score_mod() && Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
+  return p.pass == Pass::forward && p.has_score_mod() &&
+         Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
 }
 
 std::vector<bool> straight_values(const Problem& p) {

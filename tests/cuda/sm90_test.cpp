@@ -94,9 +94,12 @@ TEST_F(Sm90, UsesTheInstructionsOfTheArchitecture) {
 
 TEST_F(Sm90, FeaturesStayInFlight) {
   for (const char* pass : {"forward", "backward"}) {
-    for (const char* features : {" mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"", " mask=\"(kv_idx < 100) | (kv_idx <= q_idx)\"",
-                                 " score=\"tanh(score / 30) * 30\" mask=\"kv_idx <= q_idx\"",
-                                 " score=\"score + slope[head] * to_real(kv_idx - q_idx)\" param=\"slope: real[4]\""}) {
+    for (const char* features :
+         {" mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < 100)\"", " mask=\"(kv_idx < 100) | (kv_idx <= q_idx)\"",
+          " score=\"tanh(score / 30) * 30\" mask=\"kv_idx <= q_idx\"",
+          " score=\"score + slope[head] * to_real(kv_idx - q_idx)\" param=\"slope: real[4]\"",
+          " score=\"score + slope[head] * u[kv_idx]\" param=\"slope: real[4]\" param=\"u: real[1000]\"",
+          " score=\"score + r[clamp(q_idx - kv_idx, -64, 64) + 64] * slope[head]\" param=\"r: real[129]\" param=\"slope: real[4]\""}) {
       for (const char* dims : {"d64", "d128"}) {
         expect_clean(std::string(pass) + " bf16 b2 h4:2 q1000:1000 " + dims + features, 96);
       }
@@ -187,6 +190,7 @@ TEST_F(Sm90, GradientsOfParametersCompile) {
   for (const char* features :
        {" score=\"score * t[head]\" param=\"t: real[4] grad\"", " score=\"score + t[q_idx] * score\" param=\"t: real[1000] grad\"",
         " score=\"score + t[kv_idx]\" param=\"t: real[1000] grad\"",
+        " score=\"score + t[kv_idx] * u[head]\" param=\"t: real[1000] grad\" param=\"u: real[4] grad\"",
         " score=\"score + t[head, clamp(q_idx - kv_idx, -64, 64) + 64]\" param=\"t: real[4, 129] grad\"",
         " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] grad\""}) {
     expect_clean(std::string("backward bf16 b2 h4:2 q1000:1000 d64") + causal + features, 400);

@@ -280,12 +280,13 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   if (dim <= 64) {
     const bool bf16 = p.dtype == DType::bf16, long_rows = p.seqlen_kv >= 4096;
     if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
-    if (sm90_pair_tiles(p).size() > 1) return {two};           // shared memory is full
+    if (sm90_pair_tiles(p).size() > 1) return {two};  // shared memory is full
     // Issue slots bind: a wide tile wastes the fewest.
     const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers}, widest{192, 2, 2, 2, true, false, helpers};
     if (bf16 && is_capped(p)) return {long_rows ? widest : two};
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
-    if (evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false, helpers}, two};
+    // Not for what is the same along lines of a tile, which another warp evaluates.
+    if (!helpers && evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false}, two};
     if (!sm90_is_light(p)) return {two};
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     if (bf16 && is_sum(p) && sm90_pair_tiles(p).empty()) return {wide, three};
