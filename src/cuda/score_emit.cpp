@@ -323,15 +323,21 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
-  std::optional<Writer::ScoreSum> sum;
+  std::string gain = "  return 0;\n", offset = gain, offset_unit = gain;
+  bool sums = false;
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
     const Writer::Apart value = backward ? writer.apart_from_uniform(result) : writer.apart_from_constant(result);
     times = writer.tanh_times(result);
-    sum = writer.sum_with_score(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
+    if (const auto sum = writer.sum_with_score(result)) {
+      sums = true;
+      gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
+      offset = writer.body({sum->offset_value}) + base::join("  return ", sum->offset.rest, ";\n");
+      offset_unit = writer.body(sum->offset.uniform_needs) + base::join("  return ", sum->offset.uniform, ";\n");
+    }
     if (backward) {
       const Writer::Apart dscore = writer.slope_apart_from_uniform(score.dscore);
       slope = writer.body({score.dscore}) + base::join("  return ", dscore.rest, ";\n");
@@ -350,14 +356,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
-  std::string gain = "  return 0;\n", offset = gain, offset_unit = gain;
-  if (sum) {
-    const Writer writer(p, program, given);
-    gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
-    offset = writer.body({sum->offset_value}) + base::join("  return ", sum->offset.rest, ";\n");
-    offset_unit = writer.body(sum->offset.uniform_needs) + base::join("  return ", sum->offset.uniform, ";\n");
-  }
-  text += base::join("constexpr bool kSumScore = ", sum ? "true" : "false", ";\n");
+  text += base::join("constexpr bool kSumScore = ", sums ? "true" : "false", ";\n");
   const char* const linkage = linkage_of(p);
   text += base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n");
   text += base::join("template <class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature, " {\n", offset, "}\n");

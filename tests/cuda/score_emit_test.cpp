@@ -39,6 +39,34 @@ std::string use_of(const scoring::OpRow& row, bool integers) {
   return "to_real(" + call + ")";
 }
 
+/// The last statement of an emitted function.
+std::string result_of(const std::string& text, const std::string& function) {
+  const std::size_t begin = text.find("return", text.find("{", text.find(" real " + function + "(")));
+  return text.substr(begin, text.find(';', begin) - begin);
+}
+
+TEST(ScoreUnits, OfASlopeLeaveTheLoopOnlyWhereAllHeadsOfAGroupShareThem) {
+  const auto slope_unit = [](const std::string& heads, const std::string& score, const std::string& dtype = "bf16") {
+    const std::string line = "backward " + dtype + " b2 " + heads + " q64 d64 score=\"" + score + "\" param=\"t: real[4] grad\"";
+    return result_of(emit_score(problem_of(line)), "slope_unit");
+  };
+  EXPECT_NE(slope_unit("h4", "score * t[head]"), "return 1");
+  EXPECT_EQ(slope_unit("h4:2", "score * t[head]"), "return 1");
+  EXPECT_NE(slope_unit("h4:2", "score * t[batch]"), "return 1");
+  EXPECT_EQ(slope_unit("h4", "score * t[head]", "f32"), "return 1");  // rounds as it is written
+  EXPECT_EQ(slope_unit("h4", "score + t[head]"), slope_unit("h4:2", "score + t[head]"));
+}
+
+TEST(ScoreUnits, SumsOfScoreAndOffsetAreFound) {
+  const auto is_sum_of = [](const std::string& score) {
+    return is_sum(problem_of("forward bf16 b2 h4 q64 d64 score=\"" + score + "\" param=\"t: real[64]\""));
+  };
+  EXPECT_TRUE(is_sum_of("score + t[kv_idx]"));
+  EXPECT_TRUE(is_sum_of("t[kv_idx] + score * t[head]"));
+  EXPECT_FALSE(is_sum_of("score * t[kv_idx] + t[q_idx]"));
+  EXPECT_FALSE(is_sum_of("score + t[q_idx] * score"));
+}
+
 TEST_F(ScoreEmit, EveryOperationCompiles) {
   std::string sum = "score";
   int used = 0;

@@ -281,7 +281,7 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
     const bool bf16 = p.dtype == DType::bf16, long_rows = p.seqlen_kv >= 4096;
     if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
     if (sm90_pair_tiles(p).size() > 1) return {two};  // shared memory is full
-    // Issue slots bind: a wide tile wastes the fewest.
+    // Fewer and wider tiles, fewer waits for them.
     const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers}, widest{192, 2, 2, 2, true, false, helpers};
     if (bf16 && is_capped(p)) return {long_rows ? widest : two};
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.

@@ -77,7 +77,6 @@ struct ValueSide : BackwardGroup {
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
-        ReadSums no_sums;
         AheadValues ahead;
         load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);

@@ -284,7 +284,7 @@ struct BackwardGroup {
     return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead};
   }
 
-  /// What is the same for all pairs of a query head. Evaluated for each tile it would cost 6 % of the plain pass, for which it is evaluated even before.
+  /// What is the same for all pairs of a query head, found once a task; for the plain pass once, in the constructor.
   struct OfHead {
     int head;
     float exponent;           // scores in units to powers of two
