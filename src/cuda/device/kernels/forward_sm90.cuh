@@ -189,6 +189,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
 }
 
 constexpr bool kBounded = kCappedScore && kAnyExponent;
+/// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
+constexpr bool kLooksAhead = !kHasScore && !kOrdered;
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
@@ -368,7 +370,7 @@ struct Consumer {
     }
   }
 
-  /// Do the maxima of the rows last?
+  /// Do the maxima of the rows last, for the tile to come?
   FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return rings.maxima() == Maxima::first && softmax.lasts(exponent); }
 
   /// Does some row keep this column of the tile?
@@ -500,7 +502,7 @@ struct Consumer {
     float acc[kDimV / 2];
     u32 p[kBlockKv / 4];
     float rescale[2];
-    bool rescales;
+    bool rescales, lasted;
     Stage stage;
     AheadValues ahead;
     OfHead head = of_head(next);
@@ -543,7 +545,7 @@ struct Consumer {
       } else if constexpr (kHasScore) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
-      if (stage == Stage::scores && !lasts(softmax)) rescales = softmax.follow_maximum(scores, exponent, rescale);
+      if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = softmax.follow_maximum(scores, exponent, rescale);
     };
     const auto take_exponentials = [&] {
       if (stage == Stage::scores) softmax.add(scores, exponent);
@@ -558,6 +560,7 @@ struct Consumer {
     rings.key.wait_full(tile);
     score_product();
     load_ahead(ahead, next, partial);
+    lasted = false;
     wgmma_wait<0>();
     take_scores();
     take_exponentials();
@@ -581,6 +584,7 @@ struct Consumer {
       value_product(tile - 1, accumulate);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       load_ahead(ahead, next, partial);
+      if constexpr (kLooksAhead) lasted = lasts(softmax);
       wgmma_wait<1>();
       take_scores();
       if constexpr (kOrdered) {

@@ -195,24 +195,26 @@ struct WarpPairs {
 /// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
 /// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
 /// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
+/// Warps that know their number as they are compiled know all addresses: what they wait for is each other's shared memory, not arithmetic.
+constexpr int kCollectors = 2;
+template <int number>
 struct ReadCollector {
-  static constexpr int kCollectors = 2;
   static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
   static constexpr int kAtOnce = kWarp * kCollectors;
   static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // of the diagonals of a tile
 
   const AttentionArgs& args;
   const ReadStage stage;
-  const int number;  // of this warp among the collectors
   const int group, neighbours;  // of the lane
   Position base;  // of the tile, but for q and kv
   int first_q, first_key;
   float diagonals[kReadSlots][kRounds][4];
+  float rows[kReadSlots][kFinished][4];  // queries of the tile
   i64 element[kReadSlots];
   float sum[kReadSlots];  // not yet added to it
 
-  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number)
-      : args(args), stage(stage), number(number), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
+  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage)
+      : args(args), stage(stage), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
 #pragma unroll
     for (int r = 0; r < kReadSlots; ++r) {
       element[r] = 0;
@@ -225,7 +227,7 @@ struct ReadCollector {
   /// Does a tile come next that meets the diagonals of this one?
   FOVEAL_DEVICE bool goes_on(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
 
-  /// Adds a tile.
+  /// Takes the terms of a tile out of the stage.
   FOVEAL_DEVICE void collect(const Position& tile_base, int q, int key) {
     base = tile_base;
     first_q = q;
@@ -233,12 +235,15 @@ struct ReadCollector {
     collect_read<0>();
   }
 
+  /// Adds what was collected from the tile, but for diagonals that the next one meets.
+  FOVEAL_DEVICE void add_tile() { add_lines<0>(); }
+
   /// Adds what is left at the end of a walk.
   FOVEAL_DEVICE void finish() {
 #pragma unroll 1
     for (int round = kFinished; round < kRounds; round += kFinished) {
       first_q -= kBlockQ;
-      add_all_diagonals<0>();
+      add_diagonals<0>();
     }
     add_sums<0>();
   }
@@ -248,26 +253,27 @@ struct ReadCollector {
   FOVEAL_DEVICE void collect_read() {
     constexpr int kPitch = ReadStage::kPitch<r>;
     if constexpr (kReadKind[r] == kRow) {
-#pragma unroll 1
-      for (int first = kWarp * number; first < kBlockQ; first += kAtOnce) {
-        float total[4] = {};
-#pragma unroll 8
-        for (int row = 0; row < ReadStage::kRows; row += 4) add_four(total, stage.row<r>(row + group) + first + neighbours);
-        add<r>(position_at(args, base, first_q + first + neighbours + kept_of_four(), first_key), sum_groups(total));
+#pragma unroll
+      for (int i = 0; i < kFinished; ++i) {
+        const float* from = stage.row<r>(group) + kAtOnce * i + kWarp * number + neighbours;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) rows[r][i][j] = 0;
+#pragma unroll
+        for (int row = 0; row < ReadStage::kRows; row += 4) add_four(rows[r][i], from + row * kPitch);
       }
     }
     if constexpr (kReadKind[r] == kDiagonal) {
+      const float* from = stage.row<r>(2 * group) + neighbours + 2 * group + 8;
 #pragma unroll
       for (int round = 0; round < kRounds; ++round) {
         const int first = first_diagonal(round);
 #pragma unroll 2
         for (int warp = max(0, -first / 16 - 2); warp < min(kWarps, kBlockQ / 16 - first / 16); ++warp) {
-          const float* row = stage.row<r>(8 * warp + 2 * group) + first + neighbours + 16 * warp + 2 * group + 8;
+          const float* row = from + 8 * warp * kPitch + first + 16 * warp;
           add_four(diagonals[r][round], row);
           add_four(diagonals[r][round], row + kPitch + 1);
         }
       }
-      add_diagonals<r>();
     }
     if constexpr (r + 1 < kReads) collect_read<r + 1>();
   }
@@ -291,28 +297,39 @@ struct ReadCollector {
   FOVEAL_DEVICE int kept_of_four() const { return group; }
 
   /// Query minus key in the tile, of the warp's first lane.
-  FOVEAL_DEVICE int first_diagonal(int round) const { return kAtOnce * round + kWarp * number - kBlockKv; }
+  FOVEAL_DEVICE static constexpr int first_diagonal(int round) { return kAtOnce * round + kWarp * number - kBlockKv; }
+
+  template <int r>
+  FOVEAL_DEVICE void add_lines() {
+    if constexpr (kReadKind[r] == kRow) {
+#pragma unroll
+      for (int i = 0; i < kFinished; ++i) {
+        const int query = first_q + kAtOnce * i + kWarp * number + neighbours + kept_of_four();
+        add<r>(position_at(args, base, query, first_key), sum_groups(rows[r][i]));
+      }
+    }
+    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
+    if constexpr (r + 1 < kReads) add_lines<r + 1>();
+  }
 
   /// Adds the diagonals that are finished; the others go up.
   template <int r>
-  FOVEAL_DEVICE void add_diagonals() {
-    if constexpr (kReadKind[r] == kDiagonal) {
+  FOVEAL_DEVICE void add_finished() {
 #pragma unroll
-      for (int round = kRounds - 1; round >= 0; --round) {
-        if (round >= kRounds - kFinished) {
-          const int difference = first_q - first_key + first_diagonal(round) + neighbours + kept_of_four();
-          add<r>(position_on_diagonal(args, base, difference), sum_groups(diagonals[r][round]));
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) diagonals[r][round][i] = round < kFinished ? 0.0f : diagonals[r][max(round - kFinished, 0)][i];
+    for (int round = kRounds - 1; round >= 0; --round) {
+      if (round >= kRounds - kFinished) {
+        const int difference = first_q - first_key + first_diagonal(round) + neighbours + kept_of_four();
+        add<r>(position_on_diagonal(args, base, difference), sum_groups(diagonals[r][round]));
       }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) diagonals[r][round][i] = round < kFinished ? 0.0f : diagonals[r][max(round - kFinished, 0)][i];
     }
   }
 
   template <int r>
-  FOVEAL_DEVICE void add_all_diagonals() {
-    add_diagonals<r>();
-    if constexpr (r + 1 < kReads) add_all_diagonals<r + 1>();
+  FOVEAL_DEVICE void add_diagonals() {
+    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
+    if constexpr (r + 1 < kReads) add_diagonals<r + 1>();
   }
 
   template <int r>
