@@ -6,12 +6,13 @@
 
 namespace foveal::cuda {
 
-/// A read of one element per pair that the copy engine can bring as tiles: 16-bit, with the elements of neighbouring keys side by side and
-/// aligned rows. One index grows with kv, from a multiple of 8 on (a box that begins elsewhere stops the kernel), one with q, both stay
+/// A read of one element per pair that the copy engine can bring as tiles: 16-bit or fp32, with the elements of neighbouring keys side by side and
+/// aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with q, both stay
 /// inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {
   scoring::ValueId read;
   std::size_t param;
+  int element_bytes;
   int column, row;             ///< dimensions of kv and q
   std::int64_t columns, rows;  ///< how many of them some pair touches, from the first element on
   std::vector<int> others;     ///< dimensions in which the index is not always the same element, at most two

@@ -439,12 +439,13 @@ class Writer {
   std::optional<PairTile> tile_of(ValueId id) const {
     const Instr& instr = program_.code[at(id)];
     if (instr.op != Op::read || instr.type != Type::real) return {};
-    PairTile tile{id, static_cast<std::size_t>(instr.param), -1, -1, 0, 0, {}};
-    const problem::TensorSpec& tensor = problem_.params[tile.param].tensor;
-    if ((tensor.dtype != DType::bf16 && tensor.dtype != DType::f16) || !tensor.aligned) return {};
-    constexpr std::int64_t piece = 8;  // elements of 16 bytes: where boxes of the copy engine may begin
+    const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
+    const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+    if ((!narrow && tensor.dtype != DType::f32) || !tensor.aligned) return {};
+    PairTile tile{id, static_cast<std::size_t>(instr.param), narrow ? 2 : 4, -1, -1, 0, 0, {}};
+    const std::int64_t piece = 16 / tile.element_bytes;  // where boxes of the copy engine may begin
     const auto aligned = [&](std::size_t d) {
-      constexpr std::int64_t most = std::int64_t{1} << 39;  // what a tensor map can say
+      constexpr std::int64_t most = std::int64_t{1} << 38;  // what a tensor map can say
       return tensor.strides[d] > 0 && tensor.strides[d] % piece == 0 && tensor.strides[d] < most;
     };
     for (std::size_t d = 0; d < instr.index.size(); ++d) {

@@ -323,7 +323,10 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1024] bf16", "d64", "kv_offset=13").empty());
   EXPECT_EQ(tiles("t[batch, head, q_idx, kv_idx] + t[0, 1, q_idx, kv_idx]", "real[2, 4, 1000, 1000] bf16").size(), 2u);
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());          // rows are not aligned
-  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").empty());               // 32-bit
+  EXPECT_EQ(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").size(), 1u);
+  EXPECT_EQ(tiles("t[q_idx, kv_idx + 4]", "real[1000, 1004]").size(), 1u);
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx + 2]", "real[1000, 1004]").empty());
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1002]").empty());
   EXPECT_TRUE(tiles("t[kv_idx, q_idx]", "real[1000, 1000] bf16").empty());          // keys are not side by side
   EXPECT_TRUE(tiles("t[q_idx + 8, kv_idx]", "real[1000, 1000] bf16").empty());      // an index is clamped
   EXPECT_TRUE(tiles("t[q_idx // 2, kv_idx]", "real[1000, 1000] bf16").empty());     // two queries share a row

@@ -37,11 +37,11 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
     base::fail(ErrorCode::invalid_argument, "a tensor begins at ", data,
                ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
   }
-  const unsigned box[4] = {64, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-  constexpr int float16 = 6, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
+  const unsigned columns = 128 / static_cast<unsigned>(size_of(dtype)), box[4] = {columns, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
+  constexpr int float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
   driver::TensorMap map;
   driver::check(
-      driver::api().tensor_map_encode_tiled(&map, dtype == DType::bf16 ? bfloat16 : float16, 4, data, dims.data(), strides_bytes.data(),
+      driver::api().tensor_map_encode_tiled(&map, dtype == DType::f32 ? float32 : dtype == DType::bf16 ? bfloat16 : float16, 4, data, dims.data(), strides_bytes.data(),
                                             box, steps, no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
       "cuTensorMapEncodeTiled");
   device::TensorMap copy;
@@ -88,8 +88,10 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
   for (std::size_t t = 0; t < tiles.size(); ++t) {
     const PairTile& tile = tiles[t];
     const TensorView& view = buffers.params[tile.param];
-    constexpr std::uint64_t element = 2, unused = 16;
-    const auto stride = [&](int d) { return static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element; };
+    constexpr std::uint64_t unused = 16;
+    const auto stride = [&](int d) {
+      return static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * static_cast<std::uint64_t>(tile.element_bytes);
+    };
     std::array<std::uint64_t, 4> dims{static_cast<std::uint64_t>(tile.columns), static_cast<std::uint64_t>(tile.rows), 1, 1};
     std::array<std::uint64_t, 3> strides{stride(tile.row), unused, unused};
     for (std::size_t i = 0; i < tile.others.size(); ++i) {

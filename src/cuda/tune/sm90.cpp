@@ -93,8 +93,11 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
 namespace {
 
 /// A ring of tiles and its barriers.
-std::size_t bytes_of_pairs(std::size_t reads, int stages, int rows, int columns) {
-  return reads == 0 ? 0 : static_cast<std::size_t>(stages) * (reads * tile_bytes(rows, columns) + 16);
+std::size_t bytes_of_pairs(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
+  if (tiles.empty()) return 0;
+  std::size_t stage = 16;
+  for (const PairTile& tile : tiles) stage += tile_bytes(rows, columns * tile.element_bytes / 2);
+  return static_cast<std::size_t>(stages) * stage;
 }
 
 }  // namespace
@@ -108,7 +111,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
   const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16);  // and a word
   const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
-  return tiles + barriers + lines + bytes_of_pairs(pair_tiles(p).size(), pair_stages, block_q(), block_kv) +
+  return tiles + barriers + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
          static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
 }
 
@@ -155,7 +158,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
                             2 * tile_bytes(block_kv, block_q);
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
   const auto barriers_and_statistics = static_cast<std::size_t>(64 + 48 * stages + 2 * stages * 4 * block_q);
-  return tiles + barriers_and_statistics + bytes_of_pairs(pair_tiles(p).size(), pair_stages, block_q, block_kv) +
+  return tiles + barriers_and_statistics + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
          static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
 }
@@ -280,7 +283,8 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   if (dim <= 64) {
     const bool bf16 = p.dtype == DType::bf16, long_rows = p.seqlen_kv >= 4096;
     if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
-    if (sm90_pair_tiles(p).size() > 1) return {two};  // shared memory is full
+    const std::vector<PairTile> tiles = sm90_pair_tiles(p);
+    if (tiles.size() > 1 || (tiles.size() == 1 && tiles[0].element_bytes > 2)) return {two};  // shared memory is full
     // Fewer and wider tiles, fewer waits for them.
     const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers}, widest{192, 2, 2, 2, true, false, helpers};
     if (bf16 && is_capped(p)) return {long_rows ? widest : two};
@@ -336,7 +340,8 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
       return comes_from(p.score->backward, p.score->dscore, tile.read);
     });
     const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
-    if (dim <= 64 && light) add_fitting({128, 128, 2, false, 2});
+    for (const int pair_stages : {2, 1})
+      if (dim <= 64 && light && candidates.empty()) add_fitting({128, 128, 2, false, pair_stages});
     const bool roomy = helpers || dim <= 64;  // the warp that loads has more to do
     for (const int pair_stages : {2, 1})
       if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, roomy, pair_stages});
