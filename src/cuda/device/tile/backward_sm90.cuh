@@ -262,10 +262,13 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings) {
   }
 }
 
+/// Are registers left beside the accumulators?
+constexpr bool kRoomy = kBlockQ == 64 && kDim + kDimV <= 160;
+
 /// lse or delta of a thread's queries. Those of the first blocks of columns come while the tensor cores work, the others while these are used: shared memory takes
-/// long to answer where the tensor cores read it. With 128 queries no register is left for that.
+/// long to answer where the tensor cores read it.
 struct QueryStats {
-  static constexpr int kAhead = kBlockQ == 64 ? 4 : 0;
+  static constexpr int kAhead = kRoomy ? 4 : 0;
   float ahead[kAhead > 0 ? kAhead : 1][2];
 
   FOVEAL_DEVICE QueryStats(u32 stats, int thread) {
@@ -297,7 +300,7 @@ struct BackwardGroup {
       : args(args),
         rings(rings),
         first_key(first_key),
-        thread(kBlockQ == 64 ? kept(threadIdx.x % 128) : threadIdx.x % 128),
+        thread(kRoomy ? kept(threadIdx.x % 128) : threadIdx.x % 128),
         exponent(args.scale * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
@@ -358,10 +361,10 @@ struct BackwardGroup {
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const OfHead& of_head, const AheadValues& ahead, const QueryStats& lse_ahead, const BackwardTask& work, u32 use) const {
     if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
-    const float factor = of_head.tanh_factor, most = largest(scores);
-    if (!partial && all_small(most, SmallTanhAhead<3>::limit(factor))) {
+    const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
+    if (!partial && all_squares_small(most, SmallTanhAhead<3>::limit(factor))) {
       probabilities<partial>(scores, SmallTanhAhead<3>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
-    } else if (all_small(most, SmallTanhAhead<5>::limit(factor))) {
+    } else if (all_squares_small(most, SmallTanhAhead<5>::limit(factor))) {
       probabilities<partial>(scores, SmallTanhAhead<5>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
     } else {
       probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, lse_ahead, work, use);

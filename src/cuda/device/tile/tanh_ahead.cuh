@@ -15,9 +15,30 @@ FOVEAL_DEVICE float largest(const float (&raw)[count]) {
   for (int i = 0; i < count; ++i) some[i % 4] = fmaxf(some[i % 4], fabsf(raw[i]));
   return fmaxf(fmaxf(some[0], some[1]), fmaxf(some[2], some[3]));
 }
+/// Where no registers are left for squares.
+template <int count>
+FOVEAL_DEVICE float square_of_largest(const float (&raw)[count]) {
+  const float most = largest(raw);
+  return most * most;
+}
+/// The largest raw^2, or NaN where there is one. Squares are what a polynomial takes next, and as integers, of which there is a maximum of three, they are ordered alike.
+template <int count>
+FOVEAL_DEVICE float largest_square(const float (&raw)[count]) {
+  const auto square = [&](int i) { return __float_as_int(raw[i] * raw[i]); };
+  int some[4] = {};
+#pragma unroll
+  for (int i = 0; i < count; i += 2) some[i / 2 % 4] = max(max(square(i), square(i + 1)), some[i / 2 % 4]);
+  return __int_as_float(max(max(some[0], some[1]), max(some[2], some[3])));
+}
+
 /// Is the largest |raw| of all pairs of the warp small enough for a polynomial?
 FOVEAL_DEVICE bool all_small(float largest, float limit) {
   return __all_sync(~0u, limit >= kLowestSmallTanh && largest <= fminf(limit, kHighestSmallTanh));
+}
+/// The same of squares.
+FOVEAL_DEVICE bool all_squares_small(float largest, float limit) {
+  const float highest = fminf(limit, kHighestSmallTanh);
+  return __all_sync(~0u, limit >= kLowestSmallTanh && largest <= highest * highest);
 }
 
 constexpr int kTanhAtOnce = 4;  // as many as a multiplication takes cycles
