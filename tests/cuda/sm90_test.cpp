@@ -293,16 +293,13 @@ TEST_F(Sm90, DenseReadsComeAsTiles) {
 }
 
 TEST_F(Sm90, ManyKindsOfDenseReadsCompile) {
-  for (const char* features :
-       {" score=\"score * t[head, q_idx, kv_idx] + u[batch, 0, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] f16 "
-        "grad\" param=\"u: real[2, 1, 1000, 1000] bf16 grad\"",
-        " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] bf16 grad\" mask=\"kv_idx <= q_idx\"",
-        " score=\"score + t[q_idx, kv_idx] + slope[head] * to_real(kv_idx - q_idx)\" param=\"t: real[1000, 1000] "
-        "f16 grad\" param=\"slope: real[4] grad\"",
-        " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] bf16 grad\"",
-        " score=\"score + t[q_idx, kv_idx] * u[head, q_idx, kv_idx]\" param=\"t: real[1000, 1000] grad\" param=\"u: real[4, 1000, "
-        "1000] bf16 grad\"",
-        " score=\"score + t[head // 2, q_idx, kv_idx]\" param=\"t: real[2, 1000, 1000] bf16\" dropout=0.1"}) {
+  for (const char* features : {" score=\"score * t[head, q_idx, kv_idx] + u[batch, 0, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] f16 "
+                               "grad\" param=\"u: real[2, 1, 1000, 1000] bf16 grad\"",
+                               " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] bf16 grad\" mask=\"kv_idx <= q_idx\"",
+                               " score=\"score + t[q_idx, kv_idx] + slope[head] * to_real(kv_idx - q_idx)\" param=\"t: real[1000, 1000] "
+                               "f16 grad\" param=\"slope: real[4] grad\"",
+                               " score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 4, 1000, 1000] bf16 grad\"",
+                               " score=\"score + t[head // 2, q_idx, kv_idx]\" param=\"t: real[2, 1000, 1000] bf16\" dropout=0.1"}) {
     for (const char* dims : {"d64", "d128"}) {
       for (const char* pass : {"forward", "backward"}) {
         const problem::Problem p = problem_of(base::join(pass, " bf16 b2 h4:2 q1000:1000 ", dims, features));
@@ -336,6 +333,10 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_TRUE(tiles("t[q_idx, kv_idx + head]", "real[1000, 1008] bf16").empty());
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1024] bf16", "d64", "kv_offset=13").empty());
   EXPECT_EQ(tiles("t[batch, head, q_idx, kv_idx] + t[0, 1, q_idx, kv_idx]", "real[2, 4, 1000, 1000] bf16").size(), 2u);
+  const std::vector<PairTile> mixed =
+      tiles("t[q_idx, kv_idx] * u[q_idx, kv_idx]", "real[1000, 1000]", "d64", "param=\"u: real[1000, 1000] bf16\"");
+  ASSERT_EQ(mixed.size(), 1u);  // shared memory has no room for fp32 beside others
+  EXPECT_EQ(mixed[0].element_bytes, 2);
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1001] bf16").empty());  // rows are not aligned
   EXPECT_EQ(tiles("t[q_idx, kv_idx]", "real[1000, 1000]").size(), 1u);
   EXPECT_EQ(tiles("t[q_idx, kv_idx + 4]", "real[1000, 1004]").size(), 1u);
