@@ -80,28 +80,26 @@ struct Consumer : BackwardGroup {
       wgmma_fence();
       multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, grad_out_tile);
       wgmma_commit();
-      const QueryStats lse_ahead(rings.lse(tile), thread);
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
       if (partial) {
-        probabilities<true>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+        probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
       } else {
-        probabilities<false>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+        probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
       }
 
       wgmma_pin(dv);
       wgmma_fence();
       multiply_registers<Element, kDimV, kBlockQ>(dv, p, grad_out_tile, true);
       wgmma_commit();
-      const QueryStats delta_ahead(rings.delta(tile), thread);
       wgmma_wait<1>();
       wgmma_pin(grad_p);
       if (partial) {
-        score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, delta_ahead, grad_scores, work, tile);
+        score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       } else {
-        score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, delta_ahead, grad_scores, work, tile);
+        score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       }
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
@@ -167,8 +165,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backwa
     if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
     if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
     if constexpr (kStagedReads > 0) {
-      if (warp_id() == 2) collect_staged<0>(args, rings);
-      if (warp_id() == 3) collect_staged<1>(args, rings);
+      if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
     }
   } else {
     registers_increase<kConsumerRegisters>();

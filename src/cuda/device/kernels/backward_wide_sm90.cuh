@@ -84,13 +84,12 @@ struct ValueSide : BackwardGroup {
         wgmma_fence();
         multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 0, uniform(rings.query_tile(tile)));
         wgmma_commit();
-        const QueryStats lse_ahead(rings.lse(tile), thread);
         wgmma_wait<0>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
         }
         release(rings.query, tile);
 
@@ -157,21 +156,19 @@ struct KeySide : BackwardGroup {
         wgmma_fence();
         multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 0, uniform(rings.grad_out_tile(tile)));
         wgmma_commit();
-        const QueryStats lse_ahead(rings.lse(tile), thread);
         wgmma_wait<1>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, lse_ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
         }
-        const QueryStats delta_ahead(rings.delta(tile), thread);
         wgmma_wait<0>();
         wgmma_pin(grad_p);
         if (partial) {
-          score_gradients<true>(scores, grad_p, dropped, early, no_sums, ahead, delta_ahead, grad_scores, work, tile);
+          score_gradients<true>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         } else {
-          score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, delta_ahead, grad_scores, work, tile);
+          score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         }
         release(rings.grad_out, tile);
 

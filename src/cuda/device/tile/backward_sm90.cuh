@@ -79,7 +79,7 @@ struct Rings {
       value.init(1, arrivals_of_groups(kConsumers));
       query.init(1, kConsumers * kReleases);
       grad_out.init(1, kConsumers * kReleases);
-      staged.init(arrivals_of_warps(4 * kConsumers), arrivals_of_warps(kCollectors));
+      staged.init(arrivals_of_warps(4 * kConsumers), arrivals_of_warps(ReadCollector::kCollectors));
       line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
       if constexpr (kPairTiles > 0) pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
       turn.init(1, arrivals_of_warps(kAddingWarps));
@@ -242,9 +242,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
 }
 
 /// Sums up what consumers staged for gradients of parameters, by one of a few warps.
-template <int number>
-FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings) {
-  ReadCollector<number> collector(args.attention, rings.read_stage());
+FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int number) {
+  ReadCollector collector(args.attention, rings.read_stage(), number);
   int round = -1;
   BackwardTask work;
   u32 tile = 0;
@@ -264,29 +263,6 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings) {
 
 /// Are registers left beside the accumulators?
 constexpr bool kRoomy = kBlockQ == 64 && kDim + kDimV <= 160;
-
-/// lse or delta of a thread's queries. Those of the first blocks of columns come while the tensor cores work, the others while these are used: shared memory takes
-/// long to answer where the tensor cores read it.
-struct QueryStats {
-  static constexpr int kAhead = kRoomy ? 4 : 0;
-  float ahead[kAhead > 0 ? kAhead : 1][2];
-
-  FOVEAL_DEVICE QueryStats(u32 stats, int thread) {
-#pragma unroll
-    for (int block = 0; block < kAhead; ++block) load_pair(address(stats, thread) + 4 * fragment_column(4 * block), ahead[block]);
-  }
-  FOVEAL_DEVICE static u32 address(u32 stats, int thread) { return stats + 4 * fragment_first_column(thread); }
-
-  /// Of registers i and i + 1, the first ones of a block.
-  FOVEAL_DEVICE void get(float (&value)[2], u32 address, int i) const {
-    if (i / 4 < kAhead) {
-      value[0] = ahead[i / 4][0];
-      value[1] = ahead[i / 4][1];
-    } else {
-      load_pair(address + 4 * fragment_column(i), value);
-    }
-  }
-};
 
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
@@ -359,27 +335,27 @@ struct BackwardGroup {
   /// gradients of parameters are wanted. `dropped`: one bit per register.
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                   const OfHead& of_head, const AheadValues& ahead, const QueryStats& lse_ahead, const BackwardTask& work, u32 use) const {
-    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
+                                   const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
+    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, work, use);
     const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
     if (!partial && all_squares_small(most, SmallTanhAhead<3>::limit(factor))) {
-      probabilities<partial>(scores, SmallTanhAhead<3>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
+      probabilities<partial>(scores, SmallTanhAhead<3>(factor, 1), p, dropped, early, of_head, ahead, work, use);
     } else if (all_squares_small(most, SmallTanhAhead<5>::limit(factor))) {
-      probabilities<partial>(scores, SmallTanhAhead<5>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
+      probabilities<partial>(scores, SmallTanhAhead<5>(factor, 1), p, dropped, early, of_head, ahead, work, use);
     } else {
-      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
+      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, work, use);
     }
   }
   template <bool partial, class TanhAhead>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead& tanh_ahead, u32 (&p)[kBlockQ / 4],
                                    u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead,
-                                   const QueryStats& lse_ahead, const BackwardTask& work, u32 use) const {
+                                   const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
     TiledValues tiled;
-    const u32 lse = QueryStats::address(rings.lse(use), thread);
+    const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
     int low[2], high[2];  // columns (queries) that the keys keep
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -405,7 +381,7 @@ struct BackwardGroup {
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float lse2[2], kept[4], tanh[4];
       if (i % 8 == 0) tiled = tiles.load(i / 8);
-      lse_ahead.get(lse2, lse, i);
+      load_pair(lse + 4 * fragment_column(i), lse2);
       if constexpr (kTanhAhead) tanh_ahead.evaluate(tanh, scores, i);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -444,15 +420,15 @@ struct BackwardGroup {
   /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, or what early terms leave of it, and their sums are added.
   template <bool partial>
   FOVEAL_DEVICE void score_gradients(float (&p)[kBlockQ / 2], float (&grad_p)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
-                                     const EarlyTerms& early, ReadSums& sums, const AheadValues& ahead, const QueryStats& delta_ahead, u32 (&packed)[kBlockQ / 4],
+                                     const EarlyTerms& early, ReadSums& sums, const AheadValues& ahead, u32 (&packed)[kBlockQ / 4],
                                      const BackwardTask& work, u32 use) const {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
-    const u32 delta = QueryStats::address(rings.delta(use), thread);
+    const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
     TileSums tile_sums;
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
-      delta_ahead.get(d, delta, i);
+      load_pair(delta + 4 * fragment_column(i), d);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         float grad = grad_p[i + j];

@@ -195,16 +195,15 @@ struct WarpPairs {
 /// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
 /// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
 /// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
-/// Warps that know their number as they are compiled know all addresses: what they wait for is each other's shared memory, not arithmetic.
-constexpr int kCollectors = 2;
-template <int number>
 struct ReadCollector {
+  static constexpr int kCollectors = 2;
   static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
   static constexpr int kAtOnce = kWarp * kCollectors;
   static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // of the diagonals of a tile
 
   const AttentionArgs& args;
   const ReadStage stage;
+  const int number;  // of this warp among the collectors
   const int group, neighbours;  // of the lane
   Position base;  // of the tile, but for q and kv
   int first_q, first_key;
@@ -213,8 +212,8 @@ struct ReadCollector {
   i64 element[kReadSlots];
   float sum[kReadSlots];  // not yet added to it
 
-  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage)
-      : args(args), stage(stage), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
+  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number)
+      : args(args), stage(stage), number(number), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
 #pragma unroll
     for (int r = 0; r < kReadSlots; ++r) {
       element[r] = 0;
@@ -258,7 +257,7 @@ struct ReadCollector {
         const float* from = stage.row<r>(group) + kAtOnce * i + kWarp * number + neighbours;
 #pragma unroll
         for (int j = 0; j < 4; ++j) rows[r][i][j] = 0;
-#pragma unroll
+#pragma unroll 8
         for (int row = 0; row < ReadStage::kRows; row += 4) add_four(rows[r][i], from + row * kPitch);
       }
     }
@@ -297,7 +296,7 @@ struct ReadCollector {
   FOVEAL_DEVICE int kept_of_four() const { return group; }
 
   /// Query minus key in the tile, of the warp's first lane.
-  FOVEAL_DEVICE static constexpr int first_diagonal(int round) { return kAtOnce * round + kWarp * number - kBlockKv; }
+  FOVEAL_DEVICE int first_diagonal(int round) const { return kAtOnce * round + kWarp * number - kBlockKv; }
 
   template <int r>
   FOVEAL_DEVICE void add_lines() {
