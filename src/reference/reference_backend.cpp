@@ -176,7 +176,8 @@ class ForwardRows : Rows {
       scores_[kv] = score_.modified(point);
       largest = std::max(scores_[kv], largest);  // passes over a NaN, which then spoils the sum
     }
-    double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
+    // One step wider than the terms: of 32768 weights, a double may lose 30 units in the last place, and with lse every gradient of the row.
+    long double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
     std::fill_n(out_, p_.head_dim_v, 0.0);
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {
       if (scores_[kv] == minus_infinity) continue;
@@ -186,11 +187,11 @@ class ForwardRows : Rows {
         add_scaled(out_, weight * factor, v_ + kv * p_.head_dim_v, p_.head_dim_v);
     }
     if (sum != 0)
-      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) out_[d] /= sum;
+      for (std::int64_t d = 0; d < p_.head_dim_v; ++d) out_[d] /= static_cast<double>(sum);
     store_row(buffers_.out, sequence.tensor_batch, sequence.first_q + row.q, row.head, out_);
     if (!p_.lse.present) return;
     const std::int64_t at = statistic_offset(buffers_.lse, sequence.tensor_batch, row.head, sequence.first_q + row.q);
-    base::store(buffers_.lse.data, buffers_.lse.dtype, at, sum == 0 ? minus_infinity : largest + std::log(sum));
+    base::store(buffers_.lse.data, buffers_.lse.dtype, at, sum == 0 ? minus_infinity : largest + std::log(static_cast<double>(sum)));
   }
 
   double *k_, *v_, *q_, *out_, *scores_;
