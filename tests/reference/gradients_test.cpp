@@ -97,5 +97,13 @@ INSTANTIATE_TEST_SUITE_P(
         "real[5, 1] grad\" "
         "param=\"y: real[5, 2] grad\" param=\"z: real[] grad\""));
 
+/// Equal weights that are no power of two are rounded alike at each step of a sum, which shows what the sum is kept in.
+TEST(ReferenceRows, AreSummedWiderThanTheirTerms) {
+  CaseData data(parse_line("forward f64 b1 h1 q1:32768 d8 score=\"where(kv_idx == 0, 0.1, 0)\""));
+  forward(data.line().attention, data.forward_inputs(), data.forward_outputs(), {}, on_reference);
+  const long double largest = 0.1, expected = largest + std::log(1 + 32767 * std::exp(-largest));
+  EXPECT_NEAR(values_of(data.view("lse"))[0], static_cast<double>(expected), 4e-15);  // two units in the last place
+}
+
 }  // namespace
 }  // namespace foveal
