@@ -6,9 +6,9 @@
 
 namespace foveal::cuda {
 
-/// A read of one element per pair that the copy engine can bring as tiles: 16-bit or fp32, with the elements of neighbouring keys side by side and
-/// aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with q, both stay
-/// inside the parameter, and the others are the same for all pairs of a head.
+/// A read of one element per pair that the copy engine can bring as tiles: 16-bit or fp32, with the elements of neighbouring keys side by
+/// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with
+/// q, both stay inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {
   scoring::ValueId read;
   std::size_t param;

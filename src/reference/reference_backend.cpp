@@ -176,7 +176,8 @@ class ForwardRows : Rows {
       scores_[kv] = score_.modified(point);
       largest = std::max(scores_[kv], largest);  // passes over a NaN, which then spoils the sum
     }
-    // One step wider than the terms: of 32768 weights, a double may lose 30 units in the last place, and with lse every gradient of the row.
+    // One step wider than the terms: of 32768 weights, a double may lose 30 units in the last place, and with lse every gradient of the
+    // row.
     long double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
     std::fill_n(out_, p_.head_dim_v, 0.0);
     for (std::int64_t kv = 0; kv < sequence.seqlen_kv; ++kv) {

@@ -37,13 +37,15 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
     base::fail(ErrorCode::invalid_argument, "a tensor begins at ", data,
                ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
   }
-  const unsigned columns = 128 / static_cast<unsigned>(size_of(dtype)), box[4] = {columns, static_cast<unsigned>(rows), 1, 1}, steps[4] = {1, 1, 1, 1};
-  constexpr int float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3, zeros_outside = 0;
+  const unsigned columns = 128 / static_cast<unsigned>(size_of(dtype)), box[4] = {columns, static_cast<unsigned>(rows), 1, 1},
+                 steps[4] = {1, 1, 1, 1};
+  constexpr int float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3,
+                zeros_outside = 0;
   driver::TensorMap map;
-  driver::check(
-      driver::api().tensor_map_encode_tiled(&map, dtype == DType::f32 ? float32 : dtype == DType::bf16 ? bfloat16 : float16, 4, data, dims.data(), strides_bytes.data(),
-                                            box, steps, no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
-      "cuTensorMapEncodeTiled");
+  const int type = dtype == DType::f32 ? float32 : dtype == DType::bf16 ? bfloat16 : float16;
+  driver::check(driver::api().tensor_map_encode_tiled(&map, type, 4, data, dims.data(), strides_bytes.data(), box, steps, no_interleave,
+                                                      swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
+                "cuTensorMapEncodeTiled");
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);
   std::memcpy(&copy, &map, sizeof map);

@@ -248,7 +248,8 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
   if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2; };
-  if (tiles.size() > 1) tiles.erase(std::remove_if(tiles.begin(), tiles.end(), wide), tiles.end());  // shared memory has no room for these beside others
+  if (tiles.size() > 1)
+    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), wide), tiles.end());  // shared memory has no room for these beside others
   // What a kernel that collects gradients evaluates after the probabilities finds no tiles any more.
   if (sm90_collects(p)) {
     const auto late = [&](const PairTile& tile) {
