@@ -167,6 +167,24 @@ TEST(Sm90Tanh, PolynomialsAreExactEnough) {
   expect_exact_enough<5>(3e-7, 1.6e-7);
 }
 
+TEST(Sm90Tanh, WhatGuessesGetWrongIsSmall) {
+  using namespace device;
+  using Tanh = SmallTanh<3>;
+  const auto polynomial = [](double x) { return static_cast<double>(small_tanh_divided<3>(static_cast<float>(x), 1)) * x; };
+  double worst = 0;
+  for (double gain = Tanh::kLeastGain; gain < 2000; gain *= 1.05) {
+    double weight = 1;
+    for (double x = 0; x < 40; x += x < 1 ? 1e-3 : 0.1) {
+      if (x > Tanh::kLimit) worst = std::fmax(worst, std::abs(std::exp2(-gain * polynomial(x)) - std::exp2(-gain * std::tanh(x))));
+      const double above = std::exp2(gain * polynomial(x));
+      ASSERT_GE(above, weight) << x;  // so that what is above the limit is found out
+      weight = above;
+    }
+  }
+  EXPECT_LE(worst, kGuessError);
+  EXPECT_GE(worst, kGuessError / 4);  // the bound says something
+}
+
 TEST(Sm90Tanh, GradientOfACapIsAsExactAsThatOfTanh) {
   for (const float factor : {1e-6f, 0.00625f, 0.7f}) {
     const float limit = std::fmin(device::SmallTanh<5>::kLimit, device::kHighestSmallTanh * factor);

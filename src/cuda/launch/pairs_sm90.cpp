@@ -36,7 +36,7 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
   constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
-  for (const int pair_stages : {4, 2, 1})
+  for (const int pair_stages : {4, 3, 2, 1})
     if (const Sm90PairsConfig config{loads.block_kv, 2, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
   return loads;
 }

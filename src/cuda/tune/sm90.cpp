@@ -284,13 +284,13 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const bool helpers = !sm90_line_values(p).empty();
   const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
   if (dim <= 64) {
-    const bool bf16 = p.dtype == DType::bf16, long_rows = p.seqlen_kv >= 4096;
+    const bool bf16 = p.dtype == DType::bf16;
     if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
     const std::vector<PairTile> tiles = sm90_pair_tiles(p);
     if (tiles.size() > 1 || (tiles.size() == 1 && tiles[0].element_bytes > 2)) return {two};  // shared memory is full
     // Fewer and wider tiles, fewer waits for them.
-    const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers}, widest{192, 2, 2, 2, true, false, helpers};
-    if (bf16 && is_capped(p)) return {long_rows ? widest : two};
+    const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers};
+    if (bf16 && is_capped(p)) return {two};
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
     // Not for what is the same along lines of a tile, which another warp evaluates.
     if (!helpers && evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false}, two};

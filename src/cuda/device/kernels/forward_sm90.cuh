@@ -189,6 +189,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
 }
 
 constexpr bool kBounded = kCappedScore && kAnyExponent;
+/// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
+constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
 /// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
 constexpr bool kLooksAhead = !kHasScore && !kOrdered;
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
@@ -253,6 +255,7 @@ struct Consumer {
     float tanh_factor, tanh_times;
     float tanh_limit;  // of |raw|, for the polynomial of the exponents
     TanhPolynomial<3> exponents;
+    float highest_sum;  // of guessed probabilities; 0: none are guessed
   };
   FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
     OfHead head;
@@ -268,6 +271,7 @@ struct Consumer {
       head.tanh_times = tanh_times(one, at, score);
       head.tanh_limit = fminf(TanhPolynomial<3>::limit(head.tanh_factor), bounded_limit(head.tanh_factor, head.tanh_times));
       head.exponents = {head.tanh_factor, head.tanh_times * exponent};
+      head.highest_sum = highest_guessed_sum(head.exponents, head.tanh_times * exponent, head.tanh_limit);
     }
     return head;
   }
@@ -297,13 +301,13 @@ struct Consumer {
         rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
         return Stage::probabilities;
       };
-      if (!partial && all_small(most, head.tanh_limit)) return update(head.exponents);
+      if (!kGuesses && !partial && all_small(most, head.tanh_limit)) return update(head.exponents);
       if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded_limit(factor, times)))) {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    if (kTanhAhead && all_small(most, SmallTanhAhead<5>::limit(factor))) {
-      with(SmallTanhAhead<5>(factor, times));
+    if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
+      with(TanhPolynomial<5>(factor, times));
     } else {
       with(AnyTanhAhead{factor, times});
     }
@@ -503,9 +507,11 @@ struct Consumer {
     u32 p[kBlockKv / 4];
     float rescale[2];
     bool rescales, lasted;
+    bool guesses, guessing;  // those of this task so far were right; this tile's
     Stage stage;
     AheadValues ahead;
     OfHead head = of_head(next);
+    guesses = head.highest_sum > 0;
     OnlineSoftmax softmax;
     softmax.reset();
 
@@ -540,12 +546,16 @@ struct Consumer {
           rings.value.wait_full(tile);
           clear_values(next, rings.value_tile(tile), kept);
         }
-      } else if (kSumScore && kAnyExponent && lasts(softmax)) {
+      } else if (kGuesses || (kSumScore && kAnyExponent && lasts(softmax))) {
         stage = Stage::products;
       } else if constexpr (kHasScore) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
       if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = softmax.follow_maximum(scores, exponent, rescale);
+    };
+    const auto rescale_out = [&] {
+#pragma unroll
+      for (int i = 0; i < kDimV / 2; ++i) acc[i] *= rescale[fragment_row(i)];
     };
     const auto take_exponentials = [&] {
       if (stage == Stage::scores) softmax.add(scores, exponent);
@@ -555,16 +565,28 @@ struct Consumer {
       if constexpr (kHasLines) release(rings.line_values, tile);
       if constexpr (kDropout) drop(scores, next);
     };
+    const auto take_probabilities = [&] {
+      if (kGuesses && stage == Stage::products) {
+        if (guessing) {
+          guesses = guess_probabilities<Element>(p, softmax, scores, head.exponents, head.highest_sum);
+          if (guesses) return;
+        }
+        stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
+        if (stage == Stage::scores) rescales = softmax.follow_maximum(scores, exponent, rescale);
+        if (rescales) rescale_out();
+      }
+      take_exponentials();
+      pack_fragment<Element>(p, scores);
+    };
 
     rings.query.wait_full(query);
     rings.key.wait_full(tile);
     score_product();
     load_ahead(ahead, next, partial);
-    lasted = false;
+    lasted = guessing = false;
     wgmma_wait<0>();
     take_scores();
-    take_exponentials();
-    pack_fragment<Element>(p, scores);
+    take_probabilities();
 
     int round;  // of the task whose output is accumulated
     bool accumulate = false;
@@ -574,6 +596,7 @@ struct Consumer {
         ending = end(task_of(round), softmax);
         softmax.reset();
         head = of_head(next);
+        guesses = head.highest_sum > 0;
         if (leader) rings.query.release(query);
         rings.query.wait_full(++query);
       }
@@ -585,6 +608,7 @@ struct Consumer {
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       load_ahead(ahead, next, partial);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
+      if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
       wgmma_wait<1>();
       take_scores();
       if constexpr (kOrdered) {
@@ -599,13 +623,9 @@ struct Consumer {
       if (new_task) {
         write_out(ending, acc);
       } else if (rescales) {
-#pragma unroll
-        for (int i = 0; i < kDimV / 2; ++i) acc[i] *= rescale[fragment_row(i)];
+        rescale_out();
       }
-      if constexpr (!kOrdered) {
-        take_exponentials();
-        pack_fragment<Element>(p, scores);
-      }
+      if constexpr (!kOrdered) take_probabilities();
     }
     rings.value.wait_full(tile);
     value_product(tile, accumulate);

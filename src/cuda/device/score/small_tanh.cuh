@@ -21,12 +21,18 @@ struct SmallTanh<4> {
 };
 template <>
 struct SmallTanh<3> {
-  static constexpr float kLimit = 0.22f;
+  static constexpr float kLimit = 0.22f, kLeastGain = 32.0f;
   static constexpr float kCoefficients[3] = {1.0f, -0.3332702807f, 0.1295343673f};
 };
 
 /// Factors of x and of the result go into the coefficients while the largest |x| is between these: so powers stay finite, and where they vanish, so does what
 /// they multiply.
 constexpr float kLowestSmallTanh = 0x1p-6f, kHighestSmallTanh = 0x1p11f;
+
+// Weights 2^(gain * tanh(x)) may be guessed: a polynomial is taken without a search for the largest |x|, and a sum of the weights tells whether that was
+// right. None exceeds the sum; so no x is above the limit where the sum is not above the weight there, as the polynomial grows with x. Below the other limit
+// weights are so small that those of the polynomial are off by at most kGuessError, for gains of at least SmallTanh::kLeastGain; a sum of kLeastMean for each
+// weight makes that the relative error kGuessError / kLeastMean.
+constexpr float kLeastMean = 0.125f, kGuessError = 4e-7f;
 
 }  // namespace foveal::device

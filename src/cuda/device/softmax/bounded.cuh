@@ -1,6 +1,7 @@
 #pragma once
 // A step of the softmax for exponents that are known to be small: it needs no maximum. bf16 has the exponents of fp32, so probabilities may be far from 1.
 #include "softmax/online.cuh"
+#include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
 
@@ -30,6 +31,39 @@ FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[cou
     softmax.sum[r] = fmaf(softmax.sum[r], rescale[r], sum[r]);
   }
   return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
+}
+
+/// The highest sum that guessed probabilities may have (score/small_tanh.cuh), whose exponents are up to `gain`, with |raw| up to `limit`. 0: they can't be
+/// guessed.
+template <int terms>
+FOVEAL_DEVICE float highest_guessed_sum(const TanhPolynomial<terms>& exponents, float gain, float limit) {
+  const bool possible = limit >= kLowestSmallTanh && fabsf(gain) >= SmallTanh<terms>::kLeastGain;
+  return possible ? exp2_real(fabsf(exponents.at(fminf(limit, kHighestSmallTanh)))) : 0.0f;
+}
+
+/// scores -> packed probabilities, for rows whose reference is 0. Returns whether they are right for all rows of the warp; else only `packed` has changed.
+template <class Element, int terms, int count>
+FOVEAL_DEVICE bool guess_probabilities(u32 (&packed)[count / 2], OnlineSoftmax& softmax, const float (&scores)[count],
+                                       const TanhPolynomial<terms>& exponents, float highest_sum) {
+  float sums[4] = {};
+#pragma unroll
+  for (int i = 0; i < count; i += kTanhAtOnce) {
+    float p[kTanhAtOnce];
+    exponents.evaluate(p, scores, i);
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; ++j) {
+      p[j] = exp2_real(p[j]);
+      sums[(i + j) % 4] += p[j];
+    }
+#pragma unroll
+    for (int j = 0; j < kTanhAtOnce; j += 2) packed[(i + j) / 2] = pack(Element{}, p[j], p[j + 1]);
+  }
+  const float sum[2] = {sums[0] + sums[1], sums[2] + sums[3]};
+  const bool right = fminf(sum[0], sum[1]) >= kLeastMean * (count / 2) && fmaxf(sum[0], sum[1]) <= highest_sum;
+  if (!__all_sync(~0u, right)) return false;
+  softmax.sum[0] += sum[0];
+  softmax.sum[1] += sum[1];
+  return true;
 }
 
 }  // namespace foveal::device

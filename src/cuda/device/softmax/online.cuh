@@ -21,6 +21,9 @@ struct OnlineSoftmax {
     sum[0] = sum[1] = 0;
   }
 
+  /// Are the references of all rows of the warp 0?
+  FOVEAL_DEVICE bool is_unshifted() const { return __all_sync(~0u, reference[0] == 0 && reference[1] == 0); }
+
   /// Do the references of all rows of the warp last?
   FOVEAL_DEVICE bool lasts(float scale_log2) const {
     return __all_sync(~0u, fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting);

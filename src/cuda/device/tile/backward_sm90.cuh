@@ -338,10 +338,10 @@ struct BackwardGroup {
                                    const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
     if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, work, use);
     const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
-    if (!partial && all_squares_small(most, SmallTanhAhead<3>::limit(factor))) {
-      probabilities<partial>(scores, SmallTanhAhead<3>(factor, 1), p, dropped, early, of_head, ahead, work, use);
-    } else if (all_squares_small(most, SmallTanhAhead<5>::limit(factor))) {
-      probabilities<partial>(scores, SmallTanhAhead<5>(factor, 1), p, dropped, early, of_head, ahead, work, use);
+    if (!partial && all_squares_small(most, TanhPolynomial<3>::limit(factor))) {
+      probabilities<partial>(scores, TanhPolynomial<3>(factor, 1), p, dropped, early, of_head, ahead, work, use);
+    } else if (all_squares_small(most, TanhPolynomial<5>::limit(factor))) {
+      probabilities<partial>(scores, TanhPolynomial<5>(factor, 1), p, dropped, early, of_head, ahead, work, use);
     } else {
       probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, work, use);
     }

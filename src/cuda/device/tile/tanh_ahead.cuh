@@ -58,6 +58,14 @@ struct TanhPolynomial {
     for (int i = 0; i < terms; ++i, power *= factor * factor) coefficients[i] = SmallTanh<terms>::kCoefficients[i] * power;
   }
 
+  /// The tanh of one raw score.
+  FOVEAL_DEVICE float at(float raw) const {
+    float divided = coefficients[terms - 1];
+#pragma unroll
+    for (int term = terms - 2; term >= 0; --term) divided = fmaf(divided, raw * raw, coefficients[term]);
+    return divided * raw;
+  }
+
   /// The tanh divided by raw, for registers first, first + 1, ...
   template <int count>
   FOVEAL_DEVICE void divided(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
@@ -72,14 +80,11 @@ struct TanhPolynomial {
       for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] = fmaf(tanh[j], square[j], coefficients[term]);
     }
   }
-};
 
-template <int terms>
-struct SmallTanhAhead : TanhPolynomial<terms> {
-  using TanhPolynomial<terms>::TanhPolynomial;
+  /// The tanh, for these registers.
   template <int count>
   FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
-    this->divided(tanh, raw, first);
+    divided(tanh, raw, first);
 #pragma unroll
     for (int j = 0; j < kTanhAtOnce; ++j) tanh[j] *= raw[first + j];
   }
