@@ -362,7 +362,7 @@ struct Consumer {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
-    if constexpr (kPairTiles > 0) release(rings.pairs.ring, use);
+    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < SharedLayout::kKeptWords; ++word) {

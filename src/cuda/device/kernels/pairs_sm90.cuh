@@ -29,6 +29,8 @@ using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kHalf>;
+using Tiled = TiledValues[kHalves][kHalf / 16];
+constexpr bool kHoldTiles = kPairTiles > 0 && kPairTiles <= 2 && !kPairsDiffer;  // in registers, for all that share a tile
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 struct SharedLayout {
@@ -243,7 +245,7 @@ struct Consumer {
   /// Adds half a tile of one batch and head.
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
-                               const PairValues (&pairs)[kHalf / 2], const TiledView<false, kBlockQ, kHalf>& tiles, const float (&lse2)[2],
+                               const PairValues (&pairs)[kHalf / 2], const TiledValues (&tiled)[kHalf / 16], const float (&lse2)[2],
                                const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = args.sm90.scale;
@@ -256,15 +258,13 @@ struct Consumer {
       if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.sm90.band_high - key);
       if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.sm90.band_low - key;
     }
-    TiledValues tiled;
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) {
       const int r = fragment_row(i), column = fragment_column(i);
       Pair at;
       static_cast<Position&>(at) = position(work, batch, head, half, i, partial);
       pairs[i].put_into(at);
-      if (i % 8 == 0) tiled = tiles.load(i / 8);
-      tiled.put_into(at, i);
+      tiled[i / 8].put_into(at, i);
       const Score score{scores[i], scale};
       const float p = exp2_real(fmaf(score_in_units(score, at, attention.score), exponent, -lse2[r]));
       float term = p * (grad_p[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
@@ -278,34 +278,45 @@ struct Consumer {
     }
   }
 
-  /// 16-bit values where rows are aligned: a quad has 32 columns at a time, of which each lane stores 8. False: they are not.
+  /// Values where rows are aligned: 16 bytes for each lane of a quad at a time, of 32 columns in 16 bits and of 16 in fp32. False: they are not.
   template <class Value>
   FOVEAL_DEVICE bool write_aligned(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
-    if constexpr (sizeof(Value) == 2) {
-      const AttentionArgs& attention = args.sm90.attention;
-      const int lane = thread % 4, row = row_of(work), first_key = work.walk.tile * kBlockKv;
-      const Elements to(attention, work.task, row, first_key);
-      if (!to.side_by_side(8) || attention.seqlen_kv % 8 != 0) return false;
+    if constexpr (sizeof(Value) > 4) return false;
+    const AttentionArgs& attention = args.sm90.attention;
+    const int lane = thread % 4, row = row_of(work), first_key = work.walk.tile * kBlockKv;
+    const Elements to(attention, work.task, row, first_key);
+    constexpr int kAtOnce = 16 / sizeof(Value), kBlocks = kAtOnce / 2;
+    if (!to.side_by_side(kAtOnce) || attention.seqlen_kv % kAtOnce != 0) return false;
+    const int lane_column = kSame<Value, float> ? lane % 2 * 8 + lane / 2 * 4 : 8 * lane;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        Value* at = to.first + 8 * r * to.row_stride + 8 * lane;
+    for (int r = 0; r < 2; ++r) {
+      Value* at = to.first + 8 * r * to.row_stride + lane_column;
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
+      for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
-          for (int block = 0; block < kHalf / 8; block += 4) {
-            u32 word[4];
+        for (int block = 0; block < kHalf / 8; block += kBlocks) {
+          u32 word[4];
+          if constexpr (kSame<Value, float>) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) word[i] = __float_as_uint(sum[half][4 * (block + i / 2) + 2 * r + i % 2]);
+            const bool odd = lane & 1;  // exchanges with its neighbour: this one takes the first block, that one the second
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const u32 received = __shfl_xor_sync(~0u, odd ? word[i] : word[i + 2], 1);
+              if (odd) word[i] = received; else word[i + 2] = received;
+            }
+          } else if constexpr (sizeof(Value) == 2) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) word[i] = pack(Value{}, sum[half][4 * (block + i) + 2 * r], sum[half][4 * (block + i) + 2 * r + 1]);
             quad_transpose(word, lane);
-            const int column = half * kHalf + 8 * block;
-            if (row + 8 * r < attention.seqlen_q && first_key + column + 8 * lane < attention.seqlen_kv)
-              store_streaming(at + column, make_uint4(word[0], word[1], word[2], word[3]));
           }
+          const int column = half * kHalf + 8 * block;
+          if (row + 8 * r < attention.seqlen_q && first_key + column + lane_column < attention.seqlen_kv)
+            store_streaming(at + column, make_uint4(word[0], word[1], word[2], word[3]));
         }
       }
-      return true;
     }
-    return false;
+    return true;
   }
 
   FOVEAL_DEVICE void write(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
@@ -349,8 +360,16 @@ struct Consumer {
           for (int i = 0; i < kHalf / 2; ++i) sum[half][i] = 0;
           if constexpr (kHoldPairs) load_pairs(pairs[half], work, work.task.batch, work.task.head, half, true);
         }
+        Tiled tiled;
+        if constexpr (kHoldTiles) {
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) {
+            load_tiled(tiled[half], kHalves * tile + half);
+            release_loaded(ring.pairs.ring, kHalves * tile + half);
+          }
+        }
         work.for_each_sharer(args.sm90.attention, [&](int batch, int head, bool last) {
-          add_tile(work, batch, head, partial, use, kHalves * (kPairsDiffer ? use : tile), kPairsDiffer || last, sum, pairs);
+          add_tile(work, batch, head, partial, use, kHalves * (kPairsDiffer ? use : tile), kPairsDiffer || last, sum, pairs, tiled);
           ++use;
         });
         if (!write_aligned<Gradient>(work, sum)) write(work, sum);
@@ -358,9 +377,16 @@ struct Consumer {
     }
   }
 
+  FOVEAL_DEVICE void load_tiled(TiledValues (&tiled)[kHalf / 16], u32 use) const {
+    const TiledView<false, kBlockQ, kHalf> view(ring.pairs, use, 64 * group + 16 * (thread / kWarp));
+    ring.pairs.ring.wait_full(use);
+#pragma unroll
+    for (int n = 0; n < kHalf / 16; ++n) tiled[n] = view.load(n);
+  }
+
   /// pair_use: of the ring of pairs, for the first half; `last` to use it.
   FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, u32 pair_use, bool last,
-                              float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2]) const {
+                              float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2], Tiled& tiled) const {
     ring.stage.wait_full(use);
     float lse2[2], delta[2];
 #pragma unroll
@@ -384,15 +410,14 @@ struct Consumer {
       wgmma_wait<0>();
       wgmma_pin(scores);
       wgmma_pin(grad_p);
-      if (half == kHalves - 1) release(ring.stage, use);
-      const TiledView<false, kBlockQ, kHalf> tiles(ring.pairs, pair_use + half, 64 * group + 16 * (thread / kWarp));
-      if constexpr (kPairTiles > 0) ring.pairs.ring.wait_full(pair_use + half);
+      if (half == kHalves - 1) release_loaded(ring.stage, use);
+      if constexpr (kPairTiles > 0 && !kHoldTiles) load_tiled(tiled[half], pair_use + half);
       if (partial) {
-        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiles, lse2, delta, work, batch, head, half);
+        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, delta, work, batch, head, half);
       } else {
-        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiles, lse2, delta, work, batch, head, half);
+        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, delta, work, batch, head, half);
       }
-      if (kPairTiles > 0 && last) release(ring.pairs.ring, pair_use + half);
+      if (kPairTiles > 0 && !kHoldTiles && last) release_loaded(ring.pairs.ring, pair_use + half);
     }
   }
 };

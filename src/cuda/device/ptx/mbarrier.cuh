@@ -88,6 +88,14 @@ FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
   if (kEveryLaneArrives || lane_id() == 0) ring.release(use);
 }
 
+/// The same of a buffer that the copy engine fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
+/// for them (the PTX manual, async proxy).
+template <int stages>
+FOVEAL_DEVICE void release_loaded(const RingBarriers<stages>& ring, u32 use) {
+  fence_async_proxy();
+  release(ring, use);
+}
+
 /// Hands a buffer over: by all lanes of a warp that have written it.
 template <int stages>
 FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {

@@ -414,7 +414,7 @@ struct BackwardGroup {
       p[i / 2] = pack(Element{}, kept[0], kept[1]);
       p[i / 2 + 1] = pack(Element{}, kept[2], kept[3]);
     }
-    if constexpr (kPairTiles > 0) release(rings.pairs.ring, use);
+    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
   }
 
   /// dS^T = P (dP^T - delta), packed. With gradients of parameters, grad_p becomes that of the modified scores, or what early terms leave of it, and their sums are added.
