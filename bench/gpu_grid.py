@@ -175,11 +175,11 @@ def trained_case(library, name, mask, score, parameters):
     back = Plan(library, True, mask, score, params, **forward, **backward)
     ours.run()
     back.run()
-    runs = dict(plain_forward_ms=Plan(library, False, CAUSAL, **forward).run, forward_ms=ours.run,
-                plain_backward_ms=Plan(library, True, CAUSAL, **forward, **backward).run, backward_ms=back.run)
-    times = {key: [] for key in runs}
-    for turn in range(6):  # to and fro, as who comes after heavy work finds the card slower
-        for key, call in list(runs.items())[::-1 if turn % 2 else 1]:
+    runs = [dict(plain_forward_ms=Plan(library, False, CAUSAL, **forward).run, forward_ms=ours.run),
+            dict(plain_backward_ms=Plan(library, True, CAUSAL, **forward, **backward).run, backward_ms=back.run)]
+    times = {key: [] for pair in runs for key in pair}
+    for pair, turn in itertools.product(runs, range(6)):  # to and fro, so that each comes after the same work: after heavy work the card is slower
+        for key, call in list(pair.items())[::-1 if turn % 2 else 1]:
             times[key].append(milliseconds(call, 15))
     return dict(name=name, mask=mask, score_mod=score, forward_kernel=ours.kernel, backward_kernel=back.kernel,
                 **{key: statistics.median(values) for key, values in times.items()})
