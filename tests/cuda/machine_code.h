@@ -1,5 +1,6 @@
 #pragma once
-// Which instructions a compiled kernel consists of: for tests that the compiler chose those that the kernel was written for.
+// Which instructions a compiled kernel consists of: for tests that the compiler chose those that the kernel was written for, in an order
+// that is safe.
 #include <elf.h>
 
 #include <cstdint>
@@ -22,13 +23,18 @@ enum Instruction : int {
   UBLKCP = 0x1ba,      ///< copy engine: a run of bytes
   USETMAXREG = 0x1c8,  ///< setmaxnreg
   REDG = 0x1a6,        ///< addition in global memory
+  LDS = 0x184,         ///< load from shared memory
+  FENCE = 0x1c6,       ///< fence.proxy.async
+  BRA = 0x147,
+  EXIT = 0x14d,
+  RET = 0x150,
 };
 
-/// How often each occurs in a cubin with one kernel.
-inline std::map<int, int> instructions_of(const std::string& cubin) {
-  std::map<int, int> counts;
+/// visit(low, high) for the words of each instruction of a cubin with one kernel, in the order of the text.
+template <class Visit>
+void each_instruction(const std::string& cubin, Visit&& visit) {
   Elf64_Ehdr header;
-  if (cubin.size() < sizeof header) return counts;
+  if (cubin.size() < sizeof header) return;
   std::memcpy(&header, cubin.data(), sizeof header);
   const auto section = [&](int i) {
     Elf64_Shdr found;
@@ -40,12 +46,38 @@ inline std::map<int, int> instructions_of(const std::string& cubin) {
     const Elf64_Shdr text = section(i);
     if (std::strncmp(cubin.data() + names.sh_offset + text.sh_name, ".text.", 6) != 0) continue;
     for (std::size_t at = 0; at + 16 <= text.sh_size; at += 16) {
-      std::uint64_t low;
-      std::memcpy(&low, cubin.data() + text.sh_offset + at, sizeof low);
-      ++counts[static_cast<int>(low & 0x1ff)];
+      std::uint64_t word[2];
+      std::memcpy(word, cubin.data() + text.sh_offset + at, sizeof word);
+      visit(word[0], word[1]);
     }
   }
+}
+
+/// How often each occurs.
+inline std::map<int, int> instructions_of(const std::string& cubin) {
+  std::map<int, int> counts;
+  each_instruction(cubin, [&](std::uint64_t low, std::uint64_t) { ++counts[static_cast<int>(low & 0x1ff)]; });
   return counts;
+}
+
+/// How many arrivals at a barrier of shared memory come while loads from shared memory are under way, with no fence between. What they load
+/// may then be overwritten by the copy engine. A load names one of six scoreboards, on which whatever needs its result waits.
+inline int arrivals_amid_loads(const std::string& cubin) {
+  int arrivals = 0;
+  unsigned under_way = 0;  // one bit for each scoreboard
+  each_instruction(cubin, [&](std::uint64_t low, std::uint64_t high) {
+    const auto control = static_cast<unsigned>(high >> 41);
+    const unsigned written = control >> 5 & 7, awaited = control >> 11 & 63;
+    const int instruction = static_cast<int>(low & 0x1ff);
+    const bool always = (low >> 12 & 15) == 7;
+    under_way &= ~awaited;
+    if ((low & 0xfff) == 0x9a7 && under_way != 0) ++arrivals;  // SYNCS.ARRIVE
+    if (instruction == FENCE) under_way = 0;
+    if ((instruction == LDS || instruction == LDSM) && written < 6) under_way |= 1u << written;
+    const bool goes = instruction == BRA && (high >> 23 & 31) == 7;  // without a condition of its own
+    if (always && (goes || instruction == EXIT || instruction == RET)) under_way = 0;
+  });
+  return arrivals;
 }
 
 }  // namespace foveal::test

@@ -40,15 +40,21 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
   return sources;
 }
 
-void expect_clean(const std::string& line, int spills_allowed = 0) {
-  const problem::Problem p = problem_of(line);
-  for (const auto& image : jit::compile(sources_of(p))) {
-    EXPECT_LE(image->facts.spill_bytes, spills_allowed) << line << " " << image->stem;
-    EXPECT_FALSE(image->facts.serialized) << line << " " << image->stem << "\n" << image->facts.notes;
-    testing::Test::RecordProperty(image->stem + ": " + line, "registers " + std::to_string(image->facts.registers) + ", spilled bytes " +
-                                                                 std::to_string(image->facts.spill_bytes) + ", static shared bytes " +
-                                                                 std::to_string(image->facts.shared_bytes));
+/// No products one after the other, few spills, and no loads of elements of pairs, lse or delta that the copy engine could overtake; of
+/// these, a plain forward pass has none.
+void expect_clean(const jit::Image& image, const std::string& line, int spills_allowed) {
+  EXPECT_LE(image.facts.spill_bytes, spills_allowed) << line << " " << image.stem;
+  EXPECT_FALSE(image.facts.serialized) << line << " " << image.stem << "\n" << image.facts.notes;
+  if (line.rfind("backward", 0) == 0 || line.find("q_idx, kv_idx]") != std::string::npos) {
+    EXPECT_EQ(test::arrivals_amid_loads(image.bytes), 0) << line << " " << image.stem;
   }
+  testing::Test::RecordProperty(image.stem + ": " + line, "registers " + std::to_string(image.facts.registers) + ", spilled bytes " +
+                                                              std::to_string(image.facts.spill_bytes) + ", static shared bytes " +
+                                                              std::to_string(image.facts.shared_bytes));
+}
+
+void expect_clean(const std::string& line, int spills_allowed = 0) {
+  for (const auto& image : jit::compile(sources_of(problem_of(line)))) expect_clean(*image, line, spills_allowed);
 }
 
 constexpr const char* causal = " mask=\"kv_idx <= q_idx\"";
@@ -236,9 +242,7 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
         EXPECT_TRUE(covers_parameter(p, p.score->reads[0]));
         jit::KernelSource source = pairs_sm90_source(p, 0, true);
         source.arch = "sm_90a";
-        const auto image = jit::compile(source);
-        EXPECT_LE(image->facts.spill_bytes, 40) << line << score;  // of a slope for each pair under a mask program
-        EXPECT_FALSE(image->facts.serialized) << line << score << "\n" << image->facts.notes;
+        expect_clean(*jit::compile(source), line + score, 40);  // of a slope for each pair under a mask program
       }
     }
   }
@@ -286,13 +290,10 @@ TEST_F(Sm90, DenseReadsComeAsTiles) {
     ASSERT_EQ(ours.size(), *pass == 'b' ? 2u : 1u);
     for (std::size_t i = 0; i < ours.size(); ++i) {
       const auto image = jit::compile(ours[i]);
-      EXPECT_FALSE(image->facts.serialized) << line << image->stem << image->facts.notes;
-      EXPECT_LE(image->facts.spill_bytes, image->facts.registers == 128 ? 360 : 40)
-          << line << image->stem;  // three warpgroups are short of registers
-      RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
+      expect_clean(*image, p.line(), image->facts.registers == 128 ? 360 : 40);  // three warpgroups are short of registers
       auto counts = instructions_of(image->bytes), before = instructions_of(jit::compile(theirs[i])->bytes);
       if (std::string(dtype) == "bf16") {
-        EXPECT_GE(counts[LDSM], 8) << line << image->stem;
+        EXPECT_GE(counts[LDSM], 4) << line << image->stem;
       }
       EXPECT_LE(counts[LDG], 8) << line << image->stem;
       EXPECT_GE(before[LDG], counts[LDG] + 30) << line << image->stem;
@@ -321,12 +322,7 @@ TEST_F(Sm90, ManyKindsOfDenseReadsCompile) {
     for (const char* dims : {"d64", "d128"}) {
       for (const char* pass : {"forward", "backward"}) {
         const problem::Problem p = problem_of(base::join(pass, " bf16 b2 h4:2 q1000:1000 ", dims, features));
-        for (const auto& source : sources_with_pairs(p)) {
-          const auto image = jit::compile(source);
-          EXPECT_FALSE(image->facts.serialized) << p.line() << image->stem << image->facts.notes;
-          EXPECT_LE(image->facts.spill_bytes, 400) << p.line() << image->stem;
-          RecordProperty(image->stem + ": " + p.line(), "spilled bytes " + std::to_string(image->facts.spill_bytes));
-        }
+        for (const auto& source : sources_with_pairs(p)) expect_clean(*jit::compile(source), p.line(), 400);
       }
     }
   }

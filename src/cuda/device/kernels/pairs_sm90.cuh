@@ -9,7 +9,7 @@
 //
 // config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kConsumers, kStages,
 // kPairStages, kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kPairsDiffer (what is read for each
-// pair is not the same for all that share it), kHoldPairs (what is loaded for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// pair is not the same for all that share it), kHoldPairs (what is read for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
@@ -30,7 +30,7 @@ using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kHalf>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
-constexpr bool kHoldTiles = kPairTiles > 0 && kPairTiles <= 2 && !kPairsDiffer;  // in registers, for all that share a tile
+constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;  // registers last for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 struct SharedLayout {
