@@ -12,6 +12,7 @@
 
 #include "files/files.h"
 #include "foveal/foveal.h"
+#include "own_folder.h"
 
 namespace foveal::cli {
 namespace {
@@ -25,13 +26,7 @@ struct Ran {
 
 class Command : public testing::Test {
  protected:
-  void SetUp() override {
-    folder_ =
-        fs::path(testing::TempDir()) / ("foveal_command_" + std::string(testing::UnitTest::GetInstance()->current_test_info()->name()));
-    fs::remove_all(folder_);
-    fs::create_directories(folder_);
-  }
-  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  std::string path(const std::string& name) const { return folder_ / name; }
 
   Ran run(const std::string& arguments) const {
     const std::string command = std::string("'") + FOVEAL_COMMAND + "' " + arguments + " >" + path("stdout") + " 2>" + path("stderr");
@@ -57,7 +52,7 @@ class Command : public testing::Test {
   }
   static constexpr const char* variation = "--mask 'causal_bottom_right()' --score 'score + rel[head, clamp(kv_idx - q_idx, -2, 2) + 2]'";
 
-  fs::path folder_;
+  test::OwnFolder folder_;
 };
 
 TEST_F(Command, HelpIsNoError) {

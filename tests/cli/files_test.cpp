@@ -13,6 +13,7 @@
 #include "files/npz.h"
 #include "files/safetensors.h"
 #include "foveal/error.h"
+#include "own_folder.h"
 
 namespace foveal::cli {
 namespace {
@@ -93,7 +94,7 @@ TEST_P(Archive, HoldsWhatItsWriterPutIn) {
 
 TEST_P(Archive, IsRefusedWhenCutAnywhere) {
   const std::vector<std::byte> whole = bytes_of(data(GetParam()));
-  const fs::path path = fs::path(testing::TempDir()) / (std::string("cut_") + GetParam());
+  const fs::path path = GetParam();
   const auto parse = [&](std::span<const std::byte> bytes) {
     return path.extension() == ".npz" ? parse_npz(bytes, "cut") : parse_safetensors(bytes, "cut");
   };
@@ -156,11 +157,9 @@ TEST(Files, WrongOnesAreRefusedByName) {
 class RoundTrip : public testing::TestWithParam<const char*> {};
 
 TEST_P(RoundTrip, WhatIsWrittenIsRead) {
-  const fs::path folder = fs::path(testing::TempDir()) / "foveal_round_trip";
-  fs::remove_all(folder);
-  fs::create_directories(folder);
+  const test::OwnFolder folder;
   std::vector<Tensor> tensors = read_tensors(data("stored.npz"));
-  const std::string path = (folder / GetParam()).string();
+  const std::string path = folder / GetParam();
   write_tensors(tensors, path);
   for (const Tensor& tensor : tensors) {
     Tensor found;
@@ -171,7 +170,7 @@ TEST_P(RoundTrip, WhatIsWrittenIsRead) {
     EXPECT_EQ(found.shape, tensor.shape) << tensor.name;
     EXPECT_EQ(found.bytes, tensor.bytes) << tensor.name;
   }
-  for (const auto& entry : fs::recursive_directory_iterator(folder)) EXPECT_NE(entry.path().extension(), ".unfinished");
+  for (const auto& entry : fs::recursive_directory_iterator(folder.path())) EXPECT_NE(entry.path().extension(), ".unfinished");
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, RoundTrip, testing::Values("a.npz", "a.safetensors", "folder"), [](const auto& info) {
@@ -179,8 +178,8 @@ INSTANTIATE_TEST_SUITE_P(Files, RoundTrip, testing::Values("a.npz", "a.safetenso
 });
 
 TEST(Writing, AnErrorLeavesTheOldFilesAlone) {
-  const fs::path folder = fs::path(testing::TempDir()) / "foveal_atomic";
-  fs::remove_all(folder);
+  const test::OwnFolder own;
+  const fs::path& folder = own.path();
   fs::create_directories(folder / "b.npy.unfinished");  // a folder where the second file would go
   std::ofstream(folder / "a.npy") << "old";
   EXPECT_THROW(write_tensors({make_tensor("a", DType::f32, {2}), make_tensor("b", DType::f32, {2})}, folder.string()), Error);

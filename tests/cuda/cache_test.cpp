@@ -9,6 +9,7 @@
 #include "cuda/jit/sha256.h"
 #include "foveal/error.h"
 #include "nvrtc_here.h"
+#include "own_folder.h"
 
 namespace foveal::cuda::jit {
 namespace {
@@ -29,16 +30,14 @@ Image image_of(const std::string& key) {
 class Cache : public testing::Test {
  protected:
   void SetUp() override {
-    folder_ = std::filesystem::temp_directory_path() / ("foveal-cache-test-" + std::to_string(getpid()));
+    folder_ = own_.path() / "cache";
     before_ = cache_folder();
     set_cache_folder(folder_.string());
   }
-  void TearDown() override {
-    std::filesystem::remove_all(folder_);
-    set_cache_folder(before_);
-  }
+  void TearDown() override { set_cache_folder(before_); }
   std::filesystem::path file(const std::string& key) const { return folder_ / (key + ".kernel"); }
 
+  test::OwnFolder own_;
   std::filesystem::path folder_;
   std::string before_;
 };

@@ -1,7 +1,6 @@
 #pragma once
 // An emitted program, compiled by the machine's C compiler with all warnings as errors, and loaded.
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "cuda/emit_c.h"
+#include "own_folder.h"
 
 namespace foveal::test {
 
@@ -19,13 +19,10 @@ class EmittedProgram {
  public:
   /// `beside`: a C file that is linked in, or "".
   explicit EmittedProgram(const cuda::Recording& recording, const std::string& beside = "") : recording_(recording) {
-    static int count = 0;
-    folder_ = std::filesystem::temp_directory_path() / ("foveal-emitted-" + std::to_string(getpid()) + "-" + std::to_string(count++));
-    std::filesystem::create_directories(folder_);
     const cuda::EmittedC emitted = cuda::emit_c(recording, "emitted");
     std::ofstream(folder_ / "emitted.h") << emitted.header;
     std::ofstream(folder_ / "emitted.c") << emitted.source;
-    const std::string in = folder_.string() + "/";
+    const std::string in = folder_.path().string() + "/";
     const std::string command =
         "cc -std=c11 -O1 -Wall -Wextra -Wpedantic -Werror -shared -fPIC " + in + "emitted.c " + beside + " -o " + in + "emitted.so";
     if (std::system(command.c_str()) != 0) throw std::runtime_error("does not compile: " + command);
@@ -34,7 +31,6 @@ class EmittedProgram {
   }
   ~EmittedProgram() {
     if (library_ != nullptr) dlclose(library_);
-    std::filesystem::remove_all(folder_);
   }
   EmittedProgram(const EmittedProgram&) = delete;
   EmittedProgram& operator=(const EmittedProgram&) = delete;
@@ -56,7 +52,7 @@ class EmittedProgram {
 
  private:
   cuda::Recording recording_;
-  std::filesystem::path folder_;
+  OwnFolder folder_;
   void* library_ = nullptr;
   void* loaded_[64] = {};  ///< struct emitted: modules, functions, tables
 };

@@ -13,6 +13,7 @@
 #include "checkpoint.h"
 #include "data.h"
 #include "decoder.h"
+#include "own_folder.h"
 #include "tokenizer.h"
 #include "trainer.h"
 
@@ -169,7 +170,8 @@ TEST(Training, AResumedRunEndsWhereAnUnbrokenOneDoes) {
   SmallRun run;
   const Checkpoint unbroken = run.trained(run.fresh());
   run.options.stop_after = 13;
-  const std::string path = testing::TempDir() + "foveal_gpt_checkpoint";
+  const foveal::test::OwnFolder folder;
+  const std::string path = folder / "checkpoint";
   save(run.trained(run.fresh()), path);
   run.options.stop_after = 0;
   const Checkpoint resumed = run.trained(load_checkpoint(path));
@@ -180,7 +182,8 @@ TEST(Training, AResumedRunEndsWhereAnUnbrokenOneDoes) {
 
 TEST(CheckpointFile, IsRefusedWhenCutOrForeign) {
   const SmallRun run;
-  const std::string path = testing::TempDir() + "foveal_gpt_damaged";
+  const foveal::test::OwnFolder folder;
+  const std::string path = folder / "damaged";
   save(run.fresh(), path);
   const auto whole = std::filesystem::file_size(path);
   for (const auto size : {whole - 1, whole / 2, std::uintmax_t{100}, std::uintmax_t{9}, std::uintmax_t{3}, std::uintmax_t{0}}) {
