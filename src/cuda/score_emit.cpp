@@ -140,7 +140,7 @@ std::string emit_reads(const Problem& p, const Given& given) {
   text += list("constexpr int kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
   text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
   text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
-  const std::vector<Interval> bounds = scoring::evaluate(program, whole_problem(p), TypeRanges(p));
+  const std::vector<Interval> bounds = bounds_of(program, p);
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
     return truth(std::isfinite(factor.low) && std::isfinite(factor.high) && !factor.maybe_nan);
@@ -195,7 +195,7 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
 
 /// What the indices of a read can be.
 std::vector<Interval> index_bounds(const Problem& p, const scoring::TrainableRead& read) {
-  const std::vector<Interval> all = scoring::evaluate(p.score->backward, whole_problem(p), TypeRanges(p));
+  const std::vector<Interval> all = bounds_of(p.score->backward, p);
   std::vector<Interval> bounds;
   for (const ValueId index : read.index) bounds.push_back(all[static_cast<std::size_t>(index)]);
   return bounds;

@@ -1,0 +1,566 @@
+#include "cuda/score_writer.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <span>
+
+#include "score/op_table.h"
+
+namespace foveal::cuda {
+namespace {
+
+/// What the type of a parameter's tensor says about its values.
+class TypeRanges : public scoring::ReadRanges {
+ public:
+  explicit TypeRanges(const Problem& problem) : problem_(problem) {}
+  Interval range(std::int32_t param, std::span<const Interval>) const override {
+    switch (problem_.params[static_cast<std::size_t>(param)].tensor.dtype) {
+      case DType::i32:
+        return {-2147483648.0, 2147483647.0};
+      case DType::i16:
+        return {-32768, 32767};
+      case DType::i8:
+        return {-128, 127};
+      case DType::u8:
+        return {0, 255};
+      case DType::boolean:
+        return {0, 1};
+      case DType::i64:
+        return {-0x1p62, 0x1p62};
+      default:
+        return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), true};
+    }
+  }
+
+ private:
+  const Problem& problem_;
+};
+
+/// All pairs of a problem.
+scoring::Box whole_problem(const Problem& p) {
+  const auto last = [](std::int64_t count) { return static_cast<double>(std::max<std::int64_t>(count, 1) - 1); };
+  const auto offset_q = static_cast<double>(p.attention.q_offset), offset_kv = static_cast<double>(p.attention.kv_offset);
+  const auto length = [&](std::int64_t n) { return Interval{p.varlen ? 0.0 : static_cast<double>(n), static_cast<double>(n)}; };
+  return {.batch = {0, last(p.batch)},
+          .head = {0, last(p.heads_q)},
+          .q_idx = {offset_q, offset_q + last(p.seqlen_q)},
+          .kv_idx = {offset_kv, offset_kv + last(p.seqlen_kv)},
+          .seqlen_q = length(p.seqlen_q),
+          .seqlen_kv = length(p.seqlen_kv)};
+}
+
+std::string number_text(double x) {
+  char digits[40];
+  std::snprintf(digits, sizeof digits, "%.17g", x);
+  return digits;
+}
+
+bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 2147483647.0; }
+
+}  // namespace
+
+const char* device_type(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "double";
+    case DType::f32:
+      return "float";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::i64:
+      return "i64";
+    case DType::i32:
+      return "int";
+    case DType::i16:
+      return "short";
+    case DType::i8:
+      return "signed char";
+    case DType::u8:
+    case DType::boolean:
+      return "unsigned char";
+  }
+  return "";
+}
+
+std::vector<Interval> bounds_of(const Program& program, const Problem& p) {
+  return scoring::evaluate(program, whole_problem(p), TypeRanges(p));
+}
+
+Writer::Writer(const Problem& problem, const Program& program, const Given& given)
+    : problem_(problem),
+      program_(program),
+      given_(given),
+      bounds_(bounds_of(program, problem)),
+      decides_(find_deciders(program)),
+      regroups_(size_of(problem.dtype) == 2) {}
+
+std::string Writer::body(const std::vector<ValueId>& outputs) const {
+  std::vector<bool> needed(program_.code.size(), false);
+  for (const ValueId output : outputs) needed[at(output)] = true;
+  for (std::size_t i = program_.code.size(); i-- > 0;) {
+    if (!needed[i] || !given_text(i).empty()) continue;
+    const Instr& instr = program_.code[i];
+    for (const ValueId arg : instr.arg)
+      if (arg >= 0) needed[at(arg)] = true;
+    for (const ValueId index : instr.index) needed[at(index)] = true;
+  }
+  std::string text;
+  for (std::size_t i = 0; i < program_.code.size(); ++i) {
+    if (!needed[i]) continue;
+    const std::string line = given_text(i);
+    text += base::join("  const ", type_text(i), " v", i, " = ", line.empty() ? value_text(i) : line, ";\n");
+  }
+  return text;
+}
+
+Writer::Apart Writer::apart_from_constant(ValueId id) const {
+  const Product product = product_of(id);
+  if (!scales(product) || is_score(product)) return {base::join("v", id)};
+  const std::string constant = real_text(product.constant);
+  if (is_multiple_of_tanh(product)) return {"at.tanh", constant};
+  return {product_text({1.0, product.factors, product.rest}), constant};
+}
+
+Writer::Apart Writer::apart_from_uniform(ValueId id) const {
+  if (!given_text(at(id)).empty()) return {base::join("v", id)};
+  if (regroups_ && is_uniform(id)) return {"1", base::join("v", id), {id}};
+  const Product product = product_of(id);
+  const auto [rest, uniform] = rest_and_factor(product);
+  if (uniform.empty()) return {rest};
+  return {rest, uniform, factors_of(product)};
+}
+
+Writer::Apart Writer::slope_apart_from_uniform(ValueId id) const {
+  const Apart apart = apart_from_uniform(id);
+  const auto of_head = [&](ValueId value) { return (program_.depends[at(value)] & scoring::depends_head) != 0; };
+  const bool differs =
+      problem_.heads_q != problem_.heads_kv && std::any_of(apart.uniform_needs.begin(), apart.uniform_needs.end(), of_head);
+  return differs ? Apart{base::join("v", id)} : apart;
+}
+
+Writer::Apart Writer::factor_apart_from_uniform(ValueId id) const {
+  if (!given_text(at(id)).empty()) return {base::join("v", id)};
+  Product product = product_of(id);
+  const Instr& sum = program_.code[at(product.rest[0])];
+  if (product.rest.size() == 1 && sum.op == Op::add && sum.type == Type::real && given_text(at(product.rest[0])).empty()) {
+    Product first, second;
+    multiply(first, sum.arg[0]);
+    multiply(second, sum.arg[1]);
+    if (const double constant = second.constant; std::isnormal(constant) && constant != 1) {
+      first.constant /= constant;
+      second.constant = 1;
+      product.constant *= constant;
+      return {base::join("(", product_text(first), " + ", product_text(second), ")"), product_text({product.constant, product.factors, {}}),
+              factors_of(product)};
+    }
+  }
+  return apart_from_uniform(id);
+}
+
+std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
+  const Instr& sum = program_.code[at(id)];
+  if (!regroups_ || sum.op != Op::add || sum.type != Type::real || !given_text(at(id)).empty()) return {};
+  for (const auto& [scaled, offset] : {std::pair{sum.arg[0], sum.arg[1]}, std::pair{sum.arg[1], sum.arg[0]}}) {
+    const Product product = product_of(scaled);
+    if (!is_score(product) || (program_.depends[at(offset)] & scoring::depends_score)) continue;
+    return ScoreSum{{"", rest_and_factor(product).second, factors_of(product)}, apart_from_uniform(offset), offset};
+  }
+  return {};
+}
+
+std::optional<ValueId> Writer::tanh_of_score() const {
+  std::optional<ValueId> found;
+  for (std::size_t i = 0; i < program_.code.size(); ++i) {
+    if (program_.code[i].op != Op::tanh || !is_score(product_of(program_.code[i].arg[0]))) continue;
+    if (found) return {};
+    found = static_cast<ValueId>(i);
+  }
+  return regroups_ ? found : std::nullopt;
+}
+
+std::string Writer::tanh_factor(ValueId tanh) const {
+  const ValueId argument = program_.code[at(tanh)].arg[0];
+  return body({argument}) + base::join("  return ", rest_and_factor(product_of(argument)).second, ";\n");
+}
+
+std::string Writer::tanh_times(ValueId value) const {
+  const Product product = product_of(value);
+  if (!is_multiple_of_tanh(product) || product.factors.empty()) return "  return 1;\n";
+  return body(factors_of(product)) + base::join("  return ", rest_and_factor({1.0, product.factors, {}}).second, ";\n");
+}
+
+bool Writer::is_straight(ValueId value) const {
+  const Product product = product_of(value);
+  if (product.rest.size() != 1) return false;
+  const Instr& rest = program_.code[at(product.rest[0])];
+  Sum sum;
+  if (rest.op != Op::to_real || !is_small_integer(rest.arg[0]) || !add_to_sum(sum, rest.arg[0], 1)) return false;
+  return std::all_of(sum.terms.begin(), sum.terms.end(), [&](const auto& term) { return is_uniform(term.first); });
+}
+
+std::string Writer::index_text(ValueId index, std::size_t param, std::size_t dimension) const {
+  const auto& size = problem_.params[param].param.shape()[dimension];
+  const Interval& bounds = bounds_[at(index)];
+  if (bounds.low >= 0 && bounds.high <= static_cast<double>(size - 1)) return base::join("int(v", index, ")");
+  return base::join("fv_clamp(v", index, ", args.param[", param, "].size[", dimension, "])");
+}
+
+std::vector<bool> Writer::find_deciders(const Program& program) {
+  std::vector<bool> decides(program.code.size(), false);
+  for (std::size_t i = program.code.size(); i-- > 0;) {
+    const Instr& instr = program.code[i];
+    const bool rounds = instr.op == Op::floor || instr.op == Op::floor_div || instr.op == Op::mod;
+    const bool chooses = instr.type != Type::real || rounds || decides[i];
+    // Comparisons with the score itself are as inexact as the score.
+    if (!chooses || (program.depends[i] & scoring::depends_score)) continue;
+    for (const ValueId arg : instr.arg)
+      if (arg >= 0) decides[at(arg)] = true;
+  }
+  return decides;
+}
+
+std::string Writer::given_text(std::size_t i) const {
+  const auto find = [&](const char* name, const std::vector<ValueId>& values) {
+    const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
+    return found == values.end() ? std::string() : base::join("at.", name, "[", found - values.begin(), "]");
+  };
+  for (const auto& [name, values] : {std::pair{"walk", &given_.lines.walk},
+                                     {"diagonal", &given_.lines.diagonal},
+                                     {"loaded", &given_.pair_reads},
+                                     {"tiled", &given_.tiled}})
+    if (std::string text = find(name, *values); !text.empty()) return text;
+  return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
+}
+
+bool Writer::is_uniform(ValueId id) const {
+  return (program_.depends[at(id)] & (scoring::depends_score | scoring::depends_q | scoring::depends_kv)) == 0;
+}
+
+std::vector<ValueId> Writer::factors_of(const Product& product) {
+  std::vector<ValueId> ids;
+  for (const Product::Factor& factor : product.factors) ids.push_back(factor.id);
+  return ids;
+}
+
+Writer::Product Writer::product_of(ValueId id) const {
+  Product product;
+  multiply(product, id, true);
+  return product;
+}
+
+void Writer::multiply(Product& product, ValueId id, bool whole) const {
+  const Instr& instr = program_.code[at(id)];
+  const auto [a, b, unused] = instr.arg;
+  const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
+  if (!regroups_ || decides_[at(id)] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
+    product.rest.push_back(id);
+  } else if (instr.type == Type::real && instr.op == Op::neg) {
+    product.constant = -product.constant;
+    multiply(product, a);
+  } else if (multiplies && is_uniform(a)) {
+    multiply_uniform(product, a, false);
+    multiply(product, b);
+  } else if ((multiplies || divides) && is_uniform(b)) {
+    multiply_uniform(product, b, divides);
+    multiply(product, a);
+  } else if (multiplies && (has_uniform_factor(a) || has_uniform_factor(b))) {
+    multiply(product, a);
+    multiply(product, b);
+  } else {
+    product.rest.push_back(id);
+  }
+}
+
+bool Writer::has_uniform_factor(ValueId id) const {
+  const Product product = product_of(id);
+  return product.constant != 1 || !product.factors.empty();
+}
+
+void Writer::multiply_uniform(Product& product, ValueId id, bool divides) const {
+  const Instr& value = program_.code[at(id)];
+  if (value.op == Op::real_const) {
+    product.constant = divides ? product.constant / value.real : product.constant * value.real;
+  } else if (value.op == Op::div && program_.code[at(value.arg[0])].op == Op::real_const) {
+    multiply_uniform(product, value.arg[0], divides);
+    multiply_uniform(product, value.arg[1], !divides);
+  } else {
+    const auto opposite = std::find_if(product.factors.begin(), product.factors.end(),
+                                       [&](const Product::Factor& factor) { return factor.id == id && factor.divides != divides; });
+    if (opposite != product.factors.end()) {
+      product.factors.erase(opposite);
+    } else {
+      product.factors.push_back({id, divides});
+    }
+  }
+}
+
+std::pair<std::string, std::string> Writer::rest_and_factor(const Product& product) const {
+  std::string rest, uniform;
+  const auto times = [](std::string& text, const std::string& factor) { text += (text.empty() ? "" : " * ") + factor; };
+  for (const ValueId id : product.rest) {
+    const bool score = program_.code[at(id)].op == Op::score;
+    times(rest, score ? "score.raw" : base::join("v", id));
+    if (score) times(uniform, "score.scale");
+  }
+  if (product.constant != 1) times(uniform, real_text(product.constant));
+  for (const auto& [id, divides] : product.factors)
+    times(uniform, divides ? base::join("fv_divide(real(1), v", id, ")") : base::join("v", id));
+  return {product.rest.size() > 1 ? base::join("(", rest, ")") : rest, uniform};
+}
+
+std::string Writer::product_text(const Product& product) const {
+  const auto [rest, factor] = rest_and_factor(product);
+  if (rest.empty()) return factor;
+  return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
+}
+
+bool Writer::is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !fits_int(bounds_[i]); }
+
+const char* Writer::type_text(std::size_t i) const {
+  switch (program_.code[i].type) {
+    case Type::boolean:
+      return "bool";
+    case Type::integer:
+      return is_wide(i) ? "i64" : "int";
+    case Type::real:
+      return "real";
+  }
+  return "";
+}
+
+std::string Writer::real_text(double x) {
+  if (std::isnan(x)) return "real(__int_as_float(0x7fc00000))";
+  if (std::isinf(x)) return x > 0 ? "real(infinity())" : "real(-infinity())";
+  return base::join("real(", number_text(x), ")");
+}
+
+std::string Writer::read_text(const Instr& instr) const {
+  const auto param = static_cast<std::size_t>(instr.param);
+  const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
+  const std::string text =
+      base::join(load, "<", device_type(problem_.params[param].tensor.dtype), ">(args.param[", param, "].data, ", offset_text(instr), ")");
+  return instr.type == Type::boolean ? base::join(text, " != 0") : text;
+}
+
+std::string Writer::offset_text(const Instr& instr) const {
+  const auto param = static_cast<std::size_t>(instr.param);
+  const problem::TensorSpec& tensor = problem_.params[param].tensor;
+  std::int64_t reach = 0;
+  for (std::size_t d = 0; d < instr.index.size(); ++d) reach += std::abs(tensor.strides[d]) * (tensor.sizes[d] - 1);
+  const char* width = reach < std::numeric_limits<std::int32_t>::max() ? "int" : "i64";
+  std::string offset;
+  for (std::size_t d = 0; d < instr.index.size(); ++d) {
+    if (tensor.strides[d] == 0) continue;
+    if (!offset.empty()) offset += " + ";
+    offset += index_text(instr.index[d], param, d);
+    if (tensor.strides[d] != 1) offset += base::join(" * ", width, "(args.param[", param, "].stride[", d, "])");
+  }
+  if (offset.empty()) offset.push_back('0');
+  return offset;
+}
+
+std::optional<PairTile> Writer::tile_of(ValueId id) const {
+  const Instr& instr = program_.code[at(id)];
+  if (instr.op != Op::read || instr.type != Type::real) return {};
+  const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
+  const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
+  if ((!narrow && tensor.dtype != DType::f32) || !tensor.aligned) return {};
+  PairTile tile{id, static_cast<std::size_t>(instr.param), narrow ? 2 : 4, -1, -1, 0, 0, {}};
+  const std::int64_t piece = 16 / tile.element_bytes;  // where boxes of the copy engine may begin
+  const auto aligned = [&](std::size_t d) {
+    constexpr std::int64_t most = std::int64_t{1} << 38;  // what a tensor map can say
+    return tensor.strides[d] > 0 && tensor.strides[d] % piece == 0 && tensor.strides[d] < most;
+  };
+  for (std::size_t d = 0; d < instr.index.size(); ++d) {
+    const ValueId index = instr.index[d];
+    if (is_uniform(index)) {
+      if (tensor.strides[d] == 0 || tensor.sizes[d] == 1) continue;
+      if (!aligned(d)) return {};
+      tile.others.push_back(static_cast<int>(d));
+      continue;
+    }
+    Sum sum;
+    const Interval& bounds = bounds_[at(index)];
+    const bool inside = bounds.low >= 0 && bounds.high <= static_cast<double>(tensor.sizes[d] - 1);
+    if (!inside || program_.code[at(index)].type != Type::integer || !add_to_sum(sum, index, 1)) return {};
+    for (const auto& [term, factor] : sum.terms)
+      if (!is_uniform(term)) return {};
+    const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
+    const bool begins_aligned = sum.terms.empty() && (sum.constant + problem_.attention.kv_offset) % piece == 0;
+    if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1 && begins_aligned) {
+      tile.column = static_cast<int>(d), tile.columns = count;
+    } else if (sum.q == 1 && sum.kv == 0 && tile.row < 0 && aligned(d)) {
+      tile.row = static_cast<int>(d), tile.rows = count;
+    } else {
+      return {};
+    }
+  }
+  if (tile.column < 0 || tile.row < 0 || tile.others.size() > 2) return {};
+  return tile;
+}
+
+std::pair<std::string, std::string> Writer::offset_from_origin(const Instr& instr) const {
+  const auto param = static_cast<std::size_t>(instr.param);
+  const problem::TensorSpec& tensor = problem_.params[param].tensor;
+  std::string origin, step;
+  for (std::size_t d = 0; d < instr.index.size(); ++d) {
+    const std::string index = index_text(instr.index[d], param, d);
+    const auto sum = sum_of_places(instr.index[d]);
+    if (index.compare(0, 4, "int(") != 0) return {base::join("i64(", offset_text(instr), ")"), "0"};
+    const std::string stride = base::join("args.param[", param, "].stride[", d, "]");
+    const auto add = [&](std::string& text, const std::string& value, bool narrow) {
+      if (!text.empty()) text += " + ";
+      if (tensor.strides[d] == 1) {
+        text += base::join("i64(", value, ")");
+      } else {
+        text += narrow ? base::join("i64((", value, ") * int(", stride, "))") : base::join("i64(", value, ") * ", stride);
+      }
+    };
+    constexpr std::int64_t most = 1 << 22;  // a step within a tile times this fits into 32 bits
+    add(origin, sum ? sum->origin : base::join("v", instr.index[d]), false);
+    if (sum) add(step, sum->step, std::abs(tensor.strides[d]) <= most);
+  }
+  return {origin, step.empty() ? "0" : step};
+}
+
+std::string Writer::value_text(std::size_t i) const {
+  const Instr& instr = program_.code[i];
+  switch (instr.op) {
+    case Op::real_const:
+      return real_text(instr.real);
+    case Op::integer_const:
+      return base::join(is_wide(i) ? "i64(" : "int(", instr.integer, is_wide(i) ? "ll)" : ")");
+    case Op::boolean_const:
+      return instr.integer ? "true" : "false";
+    case Op::score:
+      return "score";
+    case Op::batch:
+      return "at.batch";
+    case Op::head:
+      return "at.head";
+    case Op::q_idx:
+      return "at.q";
+    case Op::kv_idx:
+      return "at.kv";
+    case Op::seqlen_q:
+      return "at.seqlen_q";
+    case Op::seqlen_kv:
+      return "at.seqlen_kv";
+    case Op::read:
+      return read_text(instr);
+    case Op::to_real:
+      if (!is_small_integer(instr.arg[0])) return base::join("real(v", instr.arg[0], ")");
+      if (const auto sum = sum_of_places(instr.arg[0]))
+        return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
+      return base::join("fv_small_integer(v", instr.arg[0], ")");
+    case Op::add:
+    case Op::sub:
+      if (const auto sum = sum_of_places(static_cast<ValueId>(i))) return base::join("(", sum->origin, " + (", sum->step, "))");
+      return operation_text(i);
+    case Op::mul:
+    case Op::div:
+    case Op::neg:
+      if (const Product product = product_of(static_cast<ValueId>(i)); product.rest != std::vector{static_cast<ValueId>(i)})
+        return product_text(product);
+      return operation_text(i);
+    case Op::exp:
+    case Op::sigmoid:
+    case Op::tanh:
+      if (regroups_ && !decides_[i] && !is_uniform(static_cast<ValueId>(i))) {
+        const auto [rest, factor] = rest_and_factor(product_of(instr.arg[0]));
+        if (!factor.empty()) return base::join("fv_", scoring::row(instr.op).text, "(", rest, ", ", factor, ")");
+      }
+      return operation_text(i);
+    default:
+      return operation_text(i);
+  }
+}
+
+std::optional<Writer::SumOfPlaces> Writer::sum_of_places(ValueId id) const {
+  constexpr double limit = 1 << 30;
+  const Interval& bounds = bounds_[at(id)];
+  Sum sum;
+  if (program_.code[at(id)].type != Type::integer || !(bounds.low >= -limit && bounds.high <= limit) || !add_to_sum(sum, id, 1)) return {};
+  if (sum.q == 0 && sum.kv == 0) return {};
+  SumOfPlaces places;
+  const auto append = [](std::string& text, std::int64_t factor, const std::string& value) {
+    if (factor == 0) return;
+    if (!text.empty() || factor < 0) text += factor < 0 ? " - " : " + ";
+    text += std::abs(factor) == 1 ? value : base::join(std::abs(factor), " * ", value);
+  };
+  append(places.origin, sum.kv, "(at.kv - at.kv_step)");
+  append(places.origin, sum.q, "(at.q - at.q_step)");
+  for (const auto& [atom, factor] : sum.terms) append(places.origin, factor, base::join("v", atom));
+  if (sum.constant != 0) append(places.origin, sum.constant < 0 ? -1 : 1, std::to_string(std::abs(sum.constant)));
+  append(places.step, sum.kv, "at.kv_step");
+  append(places.step, sum.q, "at.q_step");
+  return places;
+}
+
+bool Writer::add_to_sum(Sum& sum, ValueId id, std::int64_t factor) const {
+  if (std::abs(factor) > 1 << 20 || is_wide(at(id))) return false;
+  const Instr& instr = program_.code[at(id)];
+  const auto constant = [&](ValueId arg) { return program_.code[at(arg)].op == Op::integer_const; };
+  switch (instr.op) {
+    case Op::q_idx:
+      sum.q += factor;
+      return true;
+    case Op::kv_idx:
+      sum.kv += factor;
+      return true;
+    case Op::integer_const:
+      sum.constant += factor * instr.integer;
+      return std::abs(sum.constant) < 1 << 30;
+    case Op::add:
+      return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], factor);
+    case Op::sub:
+      return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], -factor);
+    case Op::neg:
+      return add_to_sum(sum, instr.arg[0], -factor);
+    case Op::mul:
+      if (constant(instr.arg[0]) && std::abs(program_.code[at(instr.arg[0])].integer) < 1 << 20)
+        return add_to_sum(sum, instr.arg[1], factor * program_.code[at(instr.arg[0])].integer);
+      break;
+    default:
+      break;
+  }
+  sum.terms.emplace_back(id, factor);
+  return true;
+}
+
+bool Writer::is_small_integer(ValueId id) const {
+  const Interval& bounds = bounds_[at(id)];
+  constexpr double limit = 1 << 22;
+  return program_.code[at(id)].type == Type::integer && !is_uniform(id) && bounds.low >= -limit && bounds.high <= limit;
+}
+
+std::string Writer::operation_text(std::size_t i) const {
+  const Instr& instr = program_.code[i];
+  const scoring::OpRow& row = scoring::row(instr.op);
+  const int first = row.arity == 3 ? 1 : 0;  // a select's condition has no say
+  const Type operands = program_.code[at(instr.arg[static_cast<std::size_t>(first)])].type;
+  const std::string_view form = operands == Type::real && !row.cuda_real.empty() ? row.cuda_real : row.cuda_integer;
+  if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
+  bool wide = is_wide(i);
+  for (int a = first; a < row.arity; ++a) wide = wide || is_wide(at(instr.arg[static_cast<std::size_t>(a)]));
+  constexpr Op approximated[] = {Op::div, Op::exp, Op::exp2, Op::log, Op::log2, Op::tanh, Op::sigmoid};
+  const bool exact = decides_[i] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
+  std::string text;
+  for (std::size_t c = 0; c < form.size(); ++c) {
+    if (form[c] != '$') {
+      if (exact && form[c] == '(') text += "<false>";
+      text.push_back(form[c]);
+      continue;
+    }
+    const int which = form[++c] - '0';
+    const ValueId arg = instr.arg[static_cast<std::size_t>(which)];
+    const bool widen = wide && which >= first && program_.code[at(arg)].type == Type::integer && !is_wide(at(arg));
+    text += widen ? base::join("i64(v", arg, ")") : base::join("v", arg);
+  }
+  return text;
+}
+
+}  // namespace foveal::cuda
