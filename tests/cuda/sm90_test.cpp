@@ -452,21 +452,21 @@ TEST(Sm90Order, CausalTasksEvenOut) {
     const auto cost = sm90_row_cost(mask, length, 128, length, 128, false);
     EXPECT_LT(cost.front(), cost.back());
     const std::int64_t heads = 8 * 16384 / length;
-    const device::TaskOrder order = sm90_task_order(cost, heads, 1, length * 1024, 50 << 20, 0.06, 132, false);
+    const device::TaskOrder order = sm90_deal(cost, heads, 1, length * 1024, 50 << 20, 0.06, 132, false).order;
     EXPECT_EQ(order.tasks, heads * static_cast<int>(cost.size()));
     EXPECT_GE(order.section_heads.value * order.rows, 132) << length;
   }
   for (const int heads : {1, 3, 7, 24, 100, 4097}) {
-    const device::Divisor d = sm90_task_order({1.0, 1.0}, heads, 5, 1, 1, 0.06, 132, false).inside;
+    const device::Divisor d = sm90_deal({1.0, 1.0}, heads, 5, 1, 1, 0.06, 132, false).order.inside;
     for (const unsigned n : {0u, 1u, 6u, 7u, 23u, 24u, 99u, 100u, 4096u, 4097u, 123456789u, 2147483647u}) {
       const auto high = static_cast<unsigned>(std::uint64_t{n} * d.multiplier >> 32);
       EXPECT_EQ((high + n) >> d.shift, n / static_cast<unsigned>(heads)) << n << " / " << heads;
     }
   }
-  const device::TaskOrder even = sm90_task_order({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false);
+  const device::TaskOrder even = sm90_deal({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false).order;
   EXPECT_EQ(even.section_heads.value, 1);
   EXPECT_EQ(even.to_and_fro, 1);
-  const device::TaskOrder turns = sm90_task_order({3.0, 3.0}, 16, 3, 1 << 20, 50 << 20, 0.06, 132, true, true);
+  const device::TaskOrder turns = sm90_deal({3.0, 3.0}, 16, 3, 1 << 20, 50 << 20, 0.06, 132, true, true).order;
   EXPECT_EQ(turns.section_heads.value, 33);
   EXPECT_EQ(turns.to_and_fro, 0);
 }

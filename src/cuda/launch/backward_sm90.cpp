@@ -59,8 +59,9 @@ class BackwardSm90 : public GpuExecutable {
 
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_task_order(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true, reproducible(),
-                             sm90_sequences_share_pairs(p));
+    order_ = sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true, reproducible(),
+                       sm90_sequences_share_pairs(p))
+                 .order;
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));

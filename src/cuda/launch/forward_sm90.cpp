@@ -19,8 +19,9 @@ class ForwardSm90 : public GpuExecutable {
     const problem::Problem& p = problem_;
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.block_q(), p.seqlen_kv, config_.block_kv, false);
     const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 / p.group_size;
-    order_ = sm90_task_order(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false, false,
-                             sm90_sequences_share_pairs(p));
+    order_ = sm90_deal(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false, false,
+                       sm90_sequences_share_pairs(p))
+                 .order;
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));

@@ -27,6 +27,17 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
   return false;
 }
 
+/// Time of each of a row's tasks, in tiles of all that share the elements: of every splits-th tile.
+std::vector<double> task_cost(const std::vector<Sm90TileRange>& rows, int splits) {
+  constexpr double start = 0.1;
+  const auto until = [&](std::int64_t tile, int split) { return (tile + splits - 1 - split) / splits; };  // of these tiles before it
+  std::vector<double> cost;
+  for (const Sm90TileRange& row : rows)
+    for (int split = 0; split < splits; ++split)
+      cost.push_back(start + static_cast<double>(until(row.end, split) - until(row.begin, split)));
+  return cost;
+}
+
 }  // namespace
 
 // Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
@@ -77,13 +88,20 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
 
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
-  const std::vector<double> rows = sm90_row_cost(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
-  const std::int64_t wanted = 8 * facts.multiprocessors / (static_cast<std::int64_t>(rows.size()) * heads * batch) + 1;
-  splits_ = static_cast<int>(std::clamp<std::int64_t>(wanted, 1, (p.seqlen_kv + block_kv - 1) / block_kv));
-  std::vector<double> cost;
-  for (const double row : rows) cost.insert(cost.end(), static_cast<std::size_t>(splits_), row);
+  const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
   const std::int64_t head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v);
-  order_ = sm90_task_order(cost, heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors, false);
+  double best_time = 0;
+  const std::int64_t most_splits = std::min<std::int64_t>(16, (p.seqlen_kv + block_kv - 1) / block_kv);
+  const std::int64_t enough = 64 * facts.multiprocessors;  // tasks: more even out anyway
+  for (int splits = 1; splits <= most_splits && (splits == 1 || splits * static_cast<std::int64_t>(rows.size()) * heads * batch <= enough);
+       ++splits) {
+    const Sm90Dealing dealing =
+        sm90_deal(task_cost(rows, splits), heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors, false);
+    if (splits > 1 && dealing.time >= best_time) continue;
+    best_time = dealing.time;
+    splits_ = splits;
+    order_ = dealing.order;
+  }
   grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
   shared_bytes_ = config_.shared_bytes(p);
   sources_ = {pairs_sm90_source(p, number, covers_)};
@@ -118,9 +136,10 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
 }
 
 void PairsSm90::describe(Explanation& e) const {
-  e.details.emplace_back("pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
-                                             config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ",
-                                             order_.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+  e.details.emplace_back(
+      "pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
+                          config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", order_.tasks, " tasks, ",
+                          splits_, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {

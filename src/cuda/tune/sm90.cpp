@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 
@@ -355,22 +356,30 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 
 bool sm90_sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
-std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
-                                  bool transposed) {
-  constexpr double ends = 0.7;  // of a tile's time
-  std::vector<double> cost;
+std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
+                                          bool transposed) {
+  std::vector<Sm90TileRange> tiles;
   for (std::int64_t begin = 0; begin < rows_length; begin += rows_block) {
     const std::int64_t end = std::min(begin + rows_block, rows_length);
     const std::int64_t low = transposed ? -mask.band.high : mask.band.low, high = transposed ? -mask.band.low : mask.band.high;
     const std::int64_t first = std::max<std::int64_t>(0, begin + low), last = std::min(length, end + high);
-    cost.push_back(ends + static_cast<double>(last > first ? divide_up(last, block) - first / block : 0));
+    tiles.push_back({first / block, last > first ? divide_up(last, block) : first / block});
   }
+  return tiles;
+}
+
+std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
+                                  bool transposed) {
+  constexpr double ends = 0.7;  // of a tile's time
+  std::vector<double> cost;
+  for (const Sm90TileRange& tiles : sm90_row_tiles(mask, rows_length, rows_block, length, block, transposed))
+    cost.push_back(ends + static_cast<double>(tiles.end - tiles.begin));
   return cost;
 }
 
-device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns,
-                                  bool sequences_inside) {
+Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
+                      std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns,
+                      bool sequences_inside) {
   const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
   const auto order = [&](std::int64_t section_heads) {
     const std::int64_t last = all_heads % section_heads;
@@ -384,27 +393,30 @@ device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int6
   constexpr int most_rows_in_turn = 4;  // of one head that run at a time
   const std::int64_t wanted = std::max<std::int64_t>(in_turns ? multiprocessors / most_rows_in_turn : 1, sequences_inside ? batch : 1);
   const std::int64_t least = std::min(wanted, all_heads);
-  if (even) return order(least);  // one head after the other: its keys and values stay in L2
-
   const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));
+  constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
+  const auto time_of = [&](std::int64_t section_heads) {
+    if (tasks <= most_tasks) return makespan(section_heads, row_cost, all_heads, grid, first_row_first, !in_turns);
+    return std::accumulate(row_cost.begin(), row_cost.end(), 0.0) * static_cast<double>(all_heads) / grid;
+  };
+  if (even) return {order(least), time_of(least)};  // one head after the other: its keys and values stay in L2
+
   const std::int64_t fitting =
       std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));
   const auto heads_of_rounds = [&](std::int64_t rounds) { return divide_up(rounds * grid, rows); };
-  constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   double best_time = 0;
   std::int64_t best = least;
   for (std::int64_t section : {fitting, heads_of_rounds(1), heads_of_rounds(2), heads_of_rounds(3), heads_of_rounds(4), heads_of_rounds(6),
                                heads_of_rounds(8), all_heads}) {
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
-    const double spilling = 1 + spilling_cost * doublings;
-    const double time = spilling * (tasks > most_tasks ? 1.0 : makespan(section, row_cost, all_heads, grid, first_row_first, !in_turns));
+    const double time = (1 + spilling_cost * doublings) * time_of(section);
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;
     }
   }
-  return order(best);
+  return {order(best), best_time};
 }
 
 }  // namespace foveal::cuda

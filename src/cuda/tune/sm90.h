@@ -77,11 +77,22 @@ bool sm90_sequences_share_pairs(const problem::Problem& problem);
 /// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
 /// of tiles of one head; head_bytes: what the tasks of one head read again and again;
 /// in_turns: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
-device::TaskOrder sm90_task_order(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first,
-                                  bool in_turns = false, bool sequences_inside = false);
+struct Sm90Dealing {
+  device::TaskOrder order;
+  double time;  ///< in the unit of row_cost
+};
+Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
+                      std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns = false,
+                      bool sequences_inside = false);
 
-/// Tiles that each row of tiles visits, plus what starting and ending a row costs.
+/// Tiles that each row of tiles visits.
+struct Sm90TileRange {
+  std::int64_t begin, end;
+};
+std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
+                                          bool transposed);
+
+/// How many these are, plus what starting and ending a row costs.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
 

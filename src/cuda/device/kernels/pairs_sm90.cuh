@@ -80,9 +80,12 @@ struct PairsTask {
 
   FOVEAL_DEVICE bool next_tile(const PairsArgs& args, bool& partial) {
     const AttentionArgs& attention = args.sm90.attention;
-    do {
+    for (;;) {
       if (!walk.next(attention.runs, attention.seqlen_kv, kBlockKv, partial)) return false;
-    } while (walk.tile % args.splits != split);
+      const int beyond = (walk.tile + args.splits - split) % args.splits;  // tiles, of the task's own
+      if (beyond == 0) break;
+      walk.tile -= beyond - 1;
+    }
     partial = partial || first_q() + kBlockQ > attention.seqlen_q;
     return true;
   }
@@ -195,8 +198,8 @@ struct Cleaner {
   FOVEAL_DEVICE void clear(const PairsTask& work, int begin, int end) const {
     const AttentionArgs& attention = args.sm90.attention;
     const int rows = min(kBlockQ, attention.seqlen_q - work.first_q());
-    for (int tile = begin; tile < end; ++tile) {
-      if (tile % args.splits != work.split) continue;
+    const int before = (begin + args.splits - 1 - work.split) / args.splits;  // tiles of the task
+    for (int tile = work.split + before * args.splits; tile < end; tile += args.splits) {
       const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
       const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
       constexpr int kAtOnce = 16 / sizeof(Gradient);
