@@ -58,7 +58,8 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
   int half = 0;
   for (const PairTile& tile : tiles) half += block_q * 64 * tile.element_bytes;
-  return static_cast<unsigned>(stages * (stage + 16) + pair_stages * (half + 16));
+  constexpr int task_barriers = 2 * 16;
+  return static_cast<unsigned>(stages * (stage + 16) + task_barriers + pair_stages * (half + 16));
 }
 
 bool PairsSm90::serves(const problem::Problem& p, int number) {

@@ -5,7 +5,8 @@
 //
 // One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
 // Another warp loads what is read for each pair, where that comes as tiles. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to
-// the tiles that the mask leaves out, and nothing else clears it.
+// the tiles that the mask leaves out, and nothing else clears it: with each task those of the row as far from the other end, so that, under a causal mask, the
+// memory has as much to write at any time. At once they would keep it from everything else.
 //
 // config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kConsumers, kStages,
 // kPairStages, kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kPairsDiffer (what is read for each
@@ -32,6 +33,7 @@ using Pairs = PairTiles<kBlockQ, kHalf>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
 constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;  // registers last for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
+constexpr int kTasksAhead = 2;                                                        // of the cleaners
 
 struct SharedLayout {
   static constexpr int kStatBytes = 4 * kBlockQ;
@@ -45,17 +47,20 @@ struct SharedLayout {
   static constexpr int kStageBytes = round_up(kLoadedBytes, 1024);
   static constexpr int kPairs = kStages * kStageBytes;
   static constexpr int kBarriers = kPairs + Pairs::kBytes;
-  static constexpr int kPairBarriers = kBarriers + RingBarriers<kStages>::kBytes;
+  static constexpr int kTaskBarriers = kBarriers + RingBarriers<kStages>::kBytes;
+  static constexpr int kPairBarriers = kTaskBarriers + RingBarriers<kTasksAhead>::kBytes;
 };
 
-/// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile.
+/// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile. Tasks that have been started.
 struct Ring {
   u32 base;
   RingBarriers<kStages> stage;
+  RingBarriers<kTasksAhead> tasks;
   Pairs pairs;
   FOVEAL_DEVICE explicit Ring(u32 address)
       : base(address),
         stage{address + SharedLayout::kBarriers},
+        tasks{address + SharedLayout::kTaskBarriers},
         pairs{address + SharedLayout::kPairs, {address + SharedLayout::kPairBarriers}} {}
   FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * SharedLayout::kStageBytes + piece; }
 };
@@ -68,11 +73,13 @@ struct PairsTask {
 
   FOVEAL_DEVICE int first_q() const { return row * kBlockQ; }
 
-  FOVEAL_DEVICE bool next(int& round, const PairsArgs& args) {
+  /// mirrored: of the row that is as far from the other end.
+  FOVEAL_DEVICE bool next(int& round, const PairsArgs& args, bool mirrored = false) {
     if (!task_at(++round, args.sm90.order, task)) return false;
     const AttentionArgs& attention = args.sm90.attention;
     row = task.row / args.splits;
     split = task.row - row * args.splits;
+    if (mirrored) row = args.sm90.order.rows / args.splits - 1 - row;
     walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q), attention.seqlen_kv,
                kBlockKv);
     return true;
@@ -108,6 +115,10 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   u32 use = 0;
   PairsTask work;
   while (work.next(round, args)) {
+    if constexpr (kCovers) {
+      ring.tasks.wait_empty(round);
+      mbarrier_arrive(ring.tasks.full(round));
+    }
     bool partial;
     while (work.next_tile(args, partial)) {
       work.for_each_sharer(attention, [&](int batch, int head, bool) {
@@ -177,14 +188,16 @@ struct Elements {
   }
 };
 
-/// Zeros to the tiles of a task that its walk leaves out. By kCleaners warps.
+/// Zeros to the tiles that the walk of a task's mirrored row leaves out. By kCleaners warps.
 struct Cleaner {
   const PairsArgs& args;
+  const Ring& ring;
 
   FOVEAL_DEVICE void run() const {
     int round = -1;
     PairsTask work;
-    while (work.next(round, args)) {
+    while (work.next(round, args, true)) {
+      ring.tasks.wait_full(round);
       int end = divide_up(args.sm90.attention.seqlen_kv, kBlockKv);
       bool partial;
       while (work.next_tile(args, partial)) {
@@ -192,6 +205,7 @@ struct Cleaner {
         end = work.walk.tile;
       }
       clear(work, 0, end);
+      release(ring.tasks, round);
     }
   }
 
@@ -434,6 +448,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
     ring.stage.init(1, arrivals_of_warps(4 * kConsumers));
+    ring.tasks.init(1, arrivals_of_warps(kCleaners));
     if constexpr (kPairTiles > 0) ring.pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
     fence_mbarrier_init();
   }
@@ -442,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_
     registers_decrease<kProducerRegisters>();
     if (threadIdx.x == 0) produce(args, ring);
     if (kPairTiles > 0 && threadIdx.x == kWarp) produce_pairs(args, ring);
-    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args}.run();
+    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args, ring}.run();
   } else {
     registers_increase<kConsumerRegisters>();
     Consumer(args, ring, warp_group - 1).run();
