@@ -242,7 +242,7 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
         EXPECT_TRUE(covers_parameter(p, p.score->reads[0]));
         jit::KernelSource source = pairs_sm90_source(p, 0, true);
         source.arch = "sm_90a";
-        expect_clean(*jit::compile(source), line + score, 40);  // of a slope for each pair under a mask program
+        expect_clean(*jit::compile(source), line + score, 48);  // of a slope for each pair under a mask program
       }
     }
   }
@@ -469,6 +469,23 @@ TEST(Sm90Order, CausalTasksEvenOut) {
   const device::TaskOrder turns = sm90_deal({3.0, 3.0}, 16, 3, 1 << 20, 50 << 20, 0.06, 132, true, true).order;
   EXPECT_EQ(turns.section_heads.value, 33);
   EXPECT_EQ(turns.to_and_fro, 0);
+}
+
+TEST(Sm90Order, RowsAreSplitUntilTasksEvenOut) {
+  const Sm90Mask causal{Sm90Tiles::causal, {-(1 << 30), 0}};
+  for (const int length : {128, 1000, 2048, 4096, 16384}) {
+    const auto rows = sm90_row_tiles(causal, length, 128, length, 128, false);
+    double tiles = 0;
+    for (const Sm90TileRange& row : rows) tiles += static_cast<double>(row.end - row.begin);
+    constexpr int heads = 16, multiprocessors = 132;
+    const Sm90SplitDealing dealt = sm90_deal_splits(rows, heads, 1, length * 2048, 50 << 20, 0.3, multiprocessors);
+    EXPECT_EQ(dealt.dealing.order.rows, dealt.splits.value * static_cast<int>(rows.size()));
+    EXPECT_EQ(dealt.dealing.order.tasks, dealt.dealing.order.rows * heads);
+    EXPECT_LE(dealt.splits.value, static_cast<int>(rows.size()));
+    EXPECT_LT(dealt.dealing.time, 1.25 * heads * tiles / multiprocessors + 1.2) << length;  // start of tasks, and of what spills
+  }
+  const auto rows = sm90_row_tiles(causal, 4096, 128, 4096, 128, false);
+  EXPECT_LT(sm90_deal_splits(rows, 16, 1, 4 * 2 * 8192 * 128, 50 << 20, 0.3, 132).dealing.time, 1.1 * 16 * 528 / 132);
 }
 
 }  // namespace

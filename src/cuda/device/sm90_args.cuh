@@ -47,7 +47,7 @@ struct Sm90Args {
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.
 struct PairsArgs {
   Sm90Args sm90;
-  int splits;
+  Divisor splits;
 };
 
 }  // namespace foveal::device

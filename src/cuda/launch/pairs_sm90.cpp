@@ -27,17 +27,6 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
   return false;
 }
 
-/// Time of each of a row's tasks, in tiles of all that share the elements: of every splits-th tile.
-std::vector<double> task_cost(const std::vector<Sm90TileRange>& rows, int splits) {
-  constexpr double start = 0.1;
-  const auto until = [&](std::int64_t tile, int split) { return (tile + splits - 1 - split) / splits; };  // of these tiles before it
-  std::vector<double> cost;
-  for (const Sm90TileRange& row : rows)
-    for (int split = 0; split < splits; ++split)
-      cost.push_back(start + static_cast<double>(until(row.end, split) - until(row.begin, split)));
-  return cost;
-}
-
 }  // namespace
 
 // Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
@@ -58,8 +47,7 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
   int half = 0;
   for (const PairTile& tile : tiles) half += block_q * 64 * tile.element_bytes;
-  constexpr int task_barriers = 2 * 16;
-  return static_cast<unsigned>(stages * (stage + 16) + task_barriers + pair_stages * (half + 16));
+  return static_cast<unsigned>(stages * (stage + 16) + tasks_ahead * 16 + pair_stages * (half + 16));
 }
 
 bool PairsSm90::serves(const problem::Problem& p, int number) {
@@ -91,18 +79,9 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
   const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
   const std::int64_t head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v);
-  double best_time = 0;
-  const std::int64_t most_splits = std::min<std::int64_t>(16, (p.seqlen_kv + block_kv - 1) / block_kv);
-  const std::int64_t enough = 64 * facts.multiprocessors;  // tasks: more even out anyway
-  for (int splits = 1; splits <= most_splits && (splits == 1 || splits * static_cast<std::int64_t>(rows.size()) * heads * batch <= enough);
-       ++splits) {
-    const Sm90Dealing dealing =
-        sm90_deal(task_cost(rows, splits), heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors, false);
-    if (splits > 1 && dealing.time >= best_time) continue;
-    best_time = dealing.time;
-    splits_ = splits;
-    order_ = dealing.order;
-  }
+  const Sm90SplitDealing dealt = sm90_deal_splits(rows, heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors);
+  splits_ = dealt.splits;
+  order_ = dealt.dealing.order;
   grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
   shared_bytes_ = config_.shared_bytes(p);
   sources_ = {pairs_sm90_source(p, number, covers_)};
@@ -140,7 +119,7 @@ void PairsSm90::describe(Explanation& e) const {
   e.details.emplace_back(
       "pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
                           config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", order_.tasks, " tasks, ",
-                          splits_, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
+                          splits_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {
@@ -149,7 +128,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   const Sm90PairsConfig config = sm90_pairs_config(p);
   source.score = emit_score(p, {.pairs = true, .tiles = config.tiles});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
-  source.constants.set("kPairStages", config.pair_stages).set("kPairsRead", number);
+  source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
   const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);

@@ -12,6 +12,7 @@ namespace foveal::cuda {
 struct Sm90PairsConfig {
   static constexpr int consumers = 2;  ///< warpgroups of 64 queries
   static constexpr int block_q = 64 * consumers, threads = 128 * (1 + consumers);
+  static constexpr int tasks_ahead = 4;  ///< of those that are cleared up after
   int block_kv;
   int stages;                   ///< of everything that one batch and head give
   std::vector<PairTile> tiles;  ///< reads that come as tiles
@@ -41,10 +42,11 @@ class PairsSm90 {
  private:
   const problem::Problem& problem_;
   Sm90PairsConfig config_;
-  int param_, splits_;
+  int param_;
   bool covers_;
   std::optional<TileTables> tables_;
   device::TaskOrder order_{};
+  device::Divisor splits_{};  ///< tasks of a row of tiles
   unsigned grid_ = 1, shared_bytes_ = 0;
   std::vector<jit::KernelSource> sources_;
   jit::Kernel kernel_;

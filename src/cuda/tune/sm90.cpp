@@ -419,4 +419,24 @@ Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, s
   return {order(best), best_time};
 }
 
+Sm90SplitDealing sm90_deal_splits(const std::vector<Sm90TileRange>& rows, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors) {
+  constexpr double start = 0.1;  // of a tile's time
+  std::int64_t most = 1;
+  for (const Sm90TileRange& row : rows) most = std::max(most, row.end - row.begin);
+  const std::int64_t enough = 64 * multiprocessors;  // tasks: more even out anyway
+  most = std::clamp<std::int64_t>(enough / (static_cast<std::int64_t>(rows.size()) * heads * batch), 1, std::min<std::int64_t>(most, 16));
+  Sm90SplitDealing best{};
+  for (int splits = 1; splits <= most; ++splits) {
+    const auto before = [&](std::int64_t tile, int split) { return (tile + splits - 1 - split) / splits; };  // tiles of the split
+    std::vector<double> cost;
+    for (const Sm90TileRange& row : rows)
+      for (int split = 0; split < splits; ++split)
+        cost.push_back(start + static_cast<double>(before(row.end, split) - before(row.begin, split)));
+    const Sm90Dealing dealing = sm90_deal(cost, heads, batch, head_bytes, l2_bytes, spilling_cost, multiprocessors, false);
+    if (splits == 1 || dealing.time < best.dealing.time) best = {divisor(splits), dealing};
+  }
+  return best;
+}
+
 }  // namespace foveal::cuda

@@ -74,13 +74,13 @@ constexpr std::int64_t sm90_max_head_dim = 256;
 /// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
 bool sm90_sequences_share_pairs(const problem::Problem& problem);
 
+struct Sm90Dealing {
+  device::TaskOrder order;
+  double time;  ///< of the busiest, in the unit of row_cost
+};
 /// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
 /// of tiles of one head; head_bytes: what the tasks of one head read again and again;
 /// in_turns: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
-struct Sm90Dealing {
-  device::TaskOrder order;
-  double time;  ///< in the unit of row_cost
-};
 Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
                       std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns = false,
                       bool sequences_inside = false);
@@ -95,5 +95,13 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 /// How many these are, plus what starting and ending a row costs.
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
+
+/// The same for tasks that take every splits-th tile of a row each, for as many splits as even out best.
+struct Sm90SplitDealing {
+  device::Divisor splits;
+  Sm90Dealing dealing;
+};
+Sm90SplitDealing sm90_deal_splits(const std::vector<Sm90TileRange>& rows, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
+                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors);
 
 }  // namespace foveal::cuda

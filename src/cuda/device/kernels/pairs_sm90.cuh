@@ -9,7 +9,7 @@
 // memory has as much to write at any time. At once they would keep it from everything else.
 //
 // config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kConsumers, kStages,
-// kPairStages, kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kPairsDiffer (what is read for each
+// kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells apart), kPairsDiffer (what is read for each
 // pair is not the same for all that share it), kHoldPairs (what is read for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/read_targets.cuh"
@@ -33,7 +33,6 @@ using Pairs = PairTiles<kBlockQ, kHalf>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
 constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;  // registers last for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
-constexpr int kTasksAhead = 2;                                                        // of the cleaners
 
 struct SharedLayout {
   static constexpr int kStatBytes = 4 * kBlockQ;
@@ -77,9 +76,9 @@ struct PairsTask {
   FOVEAL_DEVICE bool next(int& round, const PairsArgs& args, bool mirrored = false) {
     if (!task_at(++round, args.sm90.order, task)) return false;
     const AttentionArgs& attention = args.sm90.attention;
-    row = task.row / args.splits;
-    split = task.row - row * args.splits;
-    if (mirrored) row = args.sm90.order.rows / args.splits - 1 - row;
+    row = divide(task.row, args.splits);
+    split = task.row - row * args.splits.value;
+    if (mirrored) row = divide(args.sm90.order.rows, args.splits) - 1 - row;
     walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q), attention.seqlen_kv,
                kBlockKv);
     return true;
@@ -89,7 +88,8 @@ struct PairsTask {
     const AttentionArgs& attention = args.sm90.attention;
     for (;;) {
       if (!walk.next(attention.runs, attention.seqlen_kv, kBlockKv, partial)) return false;
-      const int beyond = (walk.tile + args.splits - split) % args.splits;  // tiles, of the task's own
+      const int from_first = walk.tile + args.splits.value - split;
+      const int beyond = from_first - divide(from_first, args.splits) * args.splits.value;  // tiles, of the task's own
       if (beyond == 0) break;
       walk.tile -= beyond - 1;
     }
@@ -212,8 +212,8 @@ struct Cleaner {
   FOVEAL_DEVICE void clear(const PairsTask& work, int begin, int end) const {
     const AttentionArgs& attention = args.sm90.attention;
     const int rows = min(kBlockQ, attention.seqlen_q - work.first_q());
-    const int before = (begin + args.splits - 1 - work.split) / args.splits;  // tiles of the task
-    for (int tile = work.split + before * args.splits; tile < end; tile += args.splits) {
+    const int splits = args.splits.value, before = divide(begin + splits - 1 - work.split, args.splits);  // tiles of the task
+    for (int tile = work.split + before * splits; tile < end; tile += splits) {
       const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
       const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
       constexpr int kAtOnce = 16 / sizeof(Gradient);
