@@ -21,6 +21,12 @@ FOVEAL_DEVICE int warp_id() { return threadIdx.x / kWarp; }
 
 FOVEAL_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
+/// A constant as an argument: of a function that is compiled for each.
+template <bool x>
+struct Constant {
+  static constexpr bool value = x;
+};
+
 template <class T>
 struct SameType {
   using type = T;

@@ -114,6 +114,12 @@ struct ForwardTask {
     if constexpr (kHasScore) partial = partial || first_row() + kBlockQ > sequence.len_q;  // positions must exist
     return true;
   }
+
+  /// The same, but only to a tile that is not partial.
+  FOVEAL_DEVICE bool next_full_tile() {
+    if (kHasScore && first_row() + kBlockQ > sequence.len_q) return false;
+    return walk.next_full();
+  }
 };
 
 /// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
@@ -375,7 +381,7 @@ struct Consumer {
   }
 
   /// Do the maxima of the rows last, for the tile to come?
-  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return rings.maxima() == Maxima::first && softmax.lasts(exponent); }
+  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts(exponent, rings.maxima() == Maxima::first); }
 
   /// Does some row keep this column of the tile?
   FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
@@ -527,7 +533,7 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
-    const auto take_scores = [&] {
+    const auto take_scores = [&](bool partial) {
       if (leader) rings.key.release(tile);
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
@@ -579,20 +585,14 @@ struct Consumer {
       pack_fragment<Element>(p, scores);
     };
 
-    rings.query.wait_full(query);
-    rings.key.wait_full(tile);
-    score_product();
-    load_ahead(ahead, next, partial);
-    lasted = guessing = false;
-    wgmma_wait<0>();
-    take_scores();
-    take_probabilities();
-
-    int round;  // of the task whose output is accumulated
+    int round = next_round;  // of the task whose output is accumulated
     bool accumulate = false;
-    while (round = next_round, advance(next, next_round, partial, new_task)) {
+    // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short, and
+    // nothing that seldom happens lies between, past which a jump would wait for instructions.
+    const auto step = [&](auto inside) {
+      constexpr bool kInside = decltype(inside)::value;
       Ending ending;
-      if (new_task) {
+      if (!kInside && new_task) {
         ending = end(task_of(round), softmax);
         softmax.reset();
         head = of_head(next);
@@ -606,11 +606,11 @@ struct Consumer {
       rings.value.wait_full(tile - 1);
       value_product(tile - 1, accumulate);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
-      load_ahead(ahead, next, partial);
+      load_ahead(ahead, next, !kInside && partial);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
       wgmma_wait<1>();
-      take_scores();
+      take_scores(!kInside && partial);
       if constexpr (kOrdered) {
         take_exponentials();
         softmax.complete();
@@ -618,14 +618,35 @@ struct Consumer {
       wgmma_wait<0>();
       wgmma_pin(acc);
       if (leader) rings.value.release(tile - 1);
-      if constexpr (kOrdered) pack_fragment<Element>(p, scores);
-      accumulate = !new_task;
-      if (new_task) {
+      accumulate = kInside || !new_task;
+      if (!kInside && new_task) {
         write_out(ending, acc);
       } else if (rescales) {
         rescale_out();
       }
-      if constexpr (!kOrdered) take_probabilities();
+      if constexpr (kOrdered) {
+        pack_fragment<Element>(p, scores);
+      } else {
+        take_probabilities();
+      }
+    };
+
+    rings.query.wait_full(query);
+    rings.key.wait_full(tile);
+    score_product();
+    load_ahead(ahead, next, partial);
+    lasted = guessing = false;
+    wgmma_wait<0>();
+    take_scores(partial);
+    take_probabilities();
+
+    for (;;) {
+      if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
+        while (next.next_full_tile()) step(Constant<true>{});
+      }
+      round = next_round;
+      if (!advance(next, next_round, partial, new_task)) break;
+      step(Constant<false>{});
     }
     rings.value.wait_full(tile);
     value_product(tile, accumulate);

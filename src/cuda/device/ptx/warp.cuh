@@ -38,6 +38,18 @@ FOVEAL_DEVICE void store_streaming(void* to, uint4 value) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
+/// Where a value has to be known that is never negative.
+FOVEAL_DEVICE void store_if_negative(float value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred negative;\n"
+      "setp.lt.f32 negative, %0, 0f00000000;\n"
+      "@negative st.shared.f32 [%1], %0;\n"
+      "}" ::"f"(value),
+      "r"(0)
+      : "memory");
+}
+
 FOVEAL_DEVICE void store_word(u32 shared, u32 value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(value) : "memory"); }
 FOVEAL_DEVICE void or_shared(u32 shared, u32 value) { asm volatile("red.shared.or.b32 [%0], %1;" ::"r"(shared), "r"(value) : "memory"); }
 FOVEAL_DEVICE u32 load_word(u32 shared) {

@@ -95,6 +95,13 @@ struct TileWalk {
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
+  /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
+  FOVEAL_DEVICE bool next_full() {
+    const bool full = tile > max(begin, full_begin) && tile <= full_end;
+    tile -= full;
+    return full;
+  }
+
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {

@@ -24,9 +24,9 @@ struct OnlineSoftmax {
   /// Are the references of all rows of the warp 0?
   FOVEAL_DEVICE bool is_unshifted() const { return __all_sync(~0u, reference[0] == 0 && reference[1] == 0); }
 
-  /// Do the references of all rows of the warp last?
-  FOVEAL_DEVICE bool lasts(float scale_log2) const {
-    return __all_sync(~0u, fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting);
+  /// Do the references of all rows of the warp last, where they may? One vote on both: what the lanes find in memory is no reason to part for the compiler then.
+  FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
+    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting);
   }
 
   /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
@@ -66,11 +66,9 @@ struct OnlineSoftmax {
     return !(sum[0] < kTooHigh && sum[1] < kTooHigh);
   }
 
-  /// Everything add() computes is computed here: a branch that is never taken keeps the assembler from moving the exponentials below the
-  /// next wait for the tensor cores, where nothing would hide them.
-  FOVEAL_DEVICE void complete() const {
-    if (sum[0] + sum[1] < -1.0f) __trap();
-  }
+  /// Everything add() computes is computed here: a store that never happens keeps the assembler from moving the exponentials below the next wait for the
+  /// tensor cores, where nothing would hide them.
+  FOVEAL_DEVICE void complete() const { store_if_negative(sum[0] + sum[1]); }
 
   /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
