@@ -25,6 +25,7 @@ enum Instruction : int {
   REDG = 0x1a6,        ///< addition in global memory
   LDS = 0x184,         ///< load from shared memory
   FENCE = 0x1c6,       ///< fence.proxy.async
+  WARPSYNC = 0x148,    ///< before what all lanes do together, where the compiler thinks that they may have parted
   BRA = 0x147,
   EXIT = 0x14d,
   RET = 0x150,
