@@ -26,6 +26,10 @@ namespace foveal::device {
 
 static_assert(kSumParts == kConsumers && kPartColumns <= 64);
 
+/// Whether the next queries are waited for before this tile's dQ is added. That takes long to read its registers, and so the address of a barrier, which got one
+/// of them, waited, and the scores behind it. Where reads are collected meanwhile there is no other work to do, and it was slower.
+constexpr bool kWaitsEarly = !(kCollects && kRoomy);
+
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardGroup {
   const int group;
@@ -62,7 +66,6 @@ struct Consumer : BackwardGroup {
 
     OfHead factors = of_head(work);
     const auto score_product = [&] {
-      rings.query.wait_full(tile);
       wgmma_pin(scores);
       wgmma_fence();
       multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 64 * group, uniform(rings.query_tile(tile)));
@@ -71,6 +74,7 @@ struct Consumer : BackwardGroup {
 
     load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
+    rings.query.wait_full(tile);
     score_product();
     rings.value.wait_full(use);
     for (;;) {
@@ -130,6 +134,7 @@ struct Consumer : BackwardGroup {
         }
       }
       if (more) follow_head(factors, work);
+      if (kWaitsEarly && more) rings.query.wait_full(tile + 1);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
@@ -142,6 +147,7 @@ struct Consumer : BackwardGroup {
       if (leader) rings.query.release(tile);
       ++tile;
       if (!more) break;
+      if (!kWaitsEarly) rings.query.wait_full(tile);
       score_product();
     }
     if (leader) {

@@ -263,6 +263,8 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int 
 
 /// Are registers left beside the accumulators?
 constexpr bool kRoomy = kBlockQ == 64 && kDim + kDimV <= 160;
+/// Is there one for the number of the thread? Otherwise it is read in the middle of each tile.
+constexpr bool kKeepsThread = kBlockQ == 64;
 
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
@@ -276,7 +278,7 @@ struct BackwardGroup {
       : args(args),
         rings(rings),
         first_key(first_key),
-        thread(kRoomy ? kept(threadIdx.x % 128) : threadIdx.x % 128),
+        thread(kKeepsThread ? kept(threadIdx.x % 128) : threadIdx.x % 128),
         exponent(args.scale * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
