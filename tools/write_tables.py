@@ -22,6 +22,16 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+CORES = {"family 25 model 17": "Zen 4", "family 26 model 2": "Zen 5", "family 6 model 207": "Emerald Rapids"}
+
+
+def named(machine):
+    """A machine as result files write it, with the name that its cores are known by."""
+    for numbers, name in CORES.items():
+        machine = machine.replace(numbers, name)
+    return machine
+
+
 def example():
     return "```cpp\n" + (ROOT / "examples/01_forward.cpp").read_text() + "```"
 
@@ -65,7 +75,7 @@ def cpu():
             continue
         ours, theirs = ([case[who]["gflops"] for case in both] for who in ("foveal", "torch_sdpa"))
         ratios = [case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in both]
-        lines.append(f"| {machine} | {name} | {dtype} | {threads} | {len(both)} | {geometric_mean(ours):.0f} | {geometric_mean(theirs):.0f} "
+        lines.append(f"| {named(machine)} | {name} | {dtype} | {threads} | {len(both)} | {geometric_mean(ours):.0f} | {geometric_mean(theirs):.0f} "
                      f"| {geometric_mean(ratios):.2f} ({min(ratios):.2f}) |")
     return "\n".join(lines)
 
