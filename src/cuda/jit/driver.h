@@ -33,20 +33,15 @@ enum class FunctionAttribute : int {
   local_bytes = 3,
   registers = 4,
   max_dynamic_shared_bytes = 8,
-  non_portable_cluster_size_allowed = 14,
 };
 
 struct LaunchAttribute {
-  enum Id : int { cooperative = 2, cluster_dimension = 4, programmatic_stream_serialization = 6 };
+  enum Id : int { cooperative = 2 };
   int id;
   int pad;
   union {
     char bytes[64];
-    struct {
-      unsigned x, y, z;
-    } cluster;
     int cooperative;
-    int programmatic_stream_serialization_allowed;
   } value;
 };
 

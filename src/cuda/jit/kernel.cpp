@@ -49,26 +49,19 @@ int Kernel::max_blocks_per_multiprocessor(unsigned threads, unsigned shared_byte
 
 void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
   void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
-  driver::LaunchAttribute attributes[3] = {};
-  unsigned count = 0;
-  if (shape.cluster_x > 1) {
-    attributes[count].id = driver::LaunchAttribute::cluster_dimension;
-    attributes[count].value.cluster = {shape.cluster_x, 1, 1};
-    ++count;
-  }
-  if (shape.cooperative) {
-    attributes[count].id = driver::LaunchAttribute::cooperative;
-    attributes[count].value.cooperative = 1;
-    ++count;
-  }
-  if (shape.after_programmatic) {
-    attributes[count].id = driver::LaunchAttribute::programmatic_stream_serialization;
-    attributes[count].value.programmatic_stream_serialization_allowed = 1;
-    ++count;
-  }
-  const driver::LaunchConfig config{
-      shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, static_cast<driver::StreamHandle>(stream.handle),
-      attributes,   count};
+  driver::LaunchAttribute cooperative{};
+  cooperative.id = driver::LaunchAttribute::cooperative;
+  cooperative.value.cooperative = 1;
+  const driver::LaunchConfig config{shape.grid_x,
+                                    shape.grid_y,
+                                    shape.grid_z,
+                                    shape.threads,
+                                    1,
+                                    1,
+                                    shape.shared_bytes,
+                                    static_cast<driver::StreamHandle>(stream.handle),
+                                    &cooperative,
+                                    shape.cooperative ? 1u : 0u};
   const driver::Result result = driver::api().launch(&config, function_, arguments, nullptr);
   if (result != 0) driver::check(result, ("launch of " + image_->entry).c_str());
 }

@@ -12,9 +12,7 @@ struct LaunchShape {
   unsigned grid_x = 1, grid_y = 1, grid_z = 1;
   unsigned threads = 1;
   unsigned shared_bytes = 0;  ///< dynamic
-  unsigned cluster_x = 1;
-  bool cooperative = false;         ///< all blocks run at the same time, or the launch fails: they wait for each other
-  bool after_programmatic = false;  ///< may start before the kernel ahead of it ends (griddepcontrol)
+  bool cooperative = false;   ///< all blocks run at the same time, or the launch fails: they wait for each other
 };
 
 /// A kernel loaded on one device. Cheap to copy, never unloaded while copies live.
