@@ -625,7 +625,7 @@ struct Consumer {
         rescale_out();
       }
       if constexpr (kOrdered) {
-        pack_fragment<Element>(p, scores);
+        pack_fragment<Element>(p, scores);  // not before the conditions: where these end a step, the compiler thinks that lanes part
       } else {
         take_probabilities();
       }
