@@ -399,7 +399,8 @@ Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, s
     if (tasks <= most_tasks) return makespan(section_heads, row_cost, all_heads, grid, first_row_first, !in_turns);
     return std::accumulate(row_cost.begin(), row_cost.end(), 0.0) * static_cast<double>(all_heads) / grid;
   };
-  if (even) return {order(least), time_of(least)};  // one head after the other: its keys and values stay in L2
+  if (even)  // one head after the other: its keys and values stay in L2
+    return {order(least), static_cast<double>(divide_up(tasks, grid)) * row_cost.front()};
 
   const std::int64_t fitting =
       std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));

@@ -74,6 +74,7 @@ constexpr std::int64_t sm90_max_head_dim = 256;
 /// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
 bool sm90_sequences_share_pairs(const problem::Problem& problem);
 
+/// An order of tasks, and how long they take in it.
 struct Sm90Dealing {
   device::TaskOrder order;
   double time;  ///< of the busiest, in the unit of row_cost
@@ -96,7 +97,7 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
 
-/// The same for tasks that take every splits-th tile of a row each, for as many splits as even out best.
+/// sm90_deal() of tasks that take every splits-th tile of a row each, with as many splits as even out best.
 struct Sm90SplitDealing {
   device::Divisor splits;
   Sm90Dealing dealing;
