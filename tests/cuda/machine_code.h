@@ -26,6 +26,7 @@ enum Instruction : int {
   LDS = 0x184,         ///< load from shared memory
   FENCE = 0x1c6,       ///< fence.proxy.async
   WARPSYNC = 0x148,    ///< before what all lanes do together, where the compiler thinks that they may have parted
+  ERRBAR = 0x1ab,      ///< waits for all earlier accesses to memory, of the GPU or the cluster
   BRA = 0x147,
   EXIT = 0x14d,
   RET = 0x150,

@@ -51,6 +51,10 @@ void expect_clean(const jit::Image& image, const std::string& line, int spills_a
   if (image.stem == "forward_sm90" && line.find("score=") == std::string::npos) {
     EXPECT_LE(test::instructions_of(image.bytes)[test::WARPSYNC], 1) << line;
   }
+  // Two at the start and the end of a cluster, two where turns are taken: arrivals at the other CTA must not wait for additions to dq.
+  if (image.stem == "backward_wide_sm90") {
+    EXPECT_LE(test::instructions_of(image.bytes)[test::ERRBAR], 6) << line;
+  }
   testing::Test::RecordProperty(image.stem + ": " + line, "registers " + std::to_string(image.facts.registers) + ", spilled bytes " +
                                                               std::to_string(image.facts.spill_bytes) + ", static shared bytes " +
                                                               std::to_string(image.facts.shared_bytes));

@@ -14,7 +14,7 @@ namespace foveal::cuda {
 namespace {
 
 constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
-constexpr int prepare_threads = 256, convert_threads = 128, convert_parts = 2;
+constexpr int prepare_threads = 256, convert_threads = 128;
 
 /// Reads that the kernel for pairs adds up.
 std::vector<int> reads_of_pairs(const problem::Problem& p) {
@@ -41,7 +41,7 @@ class BackwardSm90 : public GpuExecutable {
         device_(problem.device.index),
         config_(sm90_backward_candidates(problem).front()),
         mask_(sm90_mask(problem)),
-        tables_(problem, config_.block_q, config_.block_kv, true, workspace_),
+        tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
         gradients_(problem, workspace_, params_of(problem, reads_of_pairs(problem))),
         reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of_pairs(problem)) {
     for (const int read : reads_of_pairs(problem_)) {
@@ -55,14 +55,17 @@ class BackwardSm90 : public GpuExecutable {
     delta_offset_ = workspace_.reserve(rows * sizeof(float));
     const auto sum_columns = static_cast<std::size_t>(round_up(p.head_dim, 64));  // the most that device/tile/dq_sum.cuh says
     dq_sum_offset_ = workspace_.reserve(rows * sum_columns * sizeof(float));
-    if (reproducible()) dq_turns_offset_ = workspace_.reserve(rows / static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
+    if (reproducible())
+      dq_turns_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(config_.cluster_size()) /
+                                            static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
 
-    const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.block_kv, p.seqlen_q, config_.block_q, true);
+    const int teams = facts.multiprocessors / config_.cluster_size();
+    const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true, reproducible(),
+    order_ = sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, teams, true, reproducible(),
                        sm90_sequences_share_pairs(p))
                  .order;
-    grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+    grid_ = static_cast<unsigned>(std::min(teams, order_.tasks) * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
@@ -103,7 +106,7 @@ class BackwardSm90 : public GpuExecutable {
     e.reduction = gradients_.text();
     e.deterministic = reproducible();  // the order in which tiles add to dq
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
-    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.block_kv * 2.0 *
+    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.task_keys() * 2.0 *
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
@@ -132,7 +135,7 @@ class BackwardSm90 : public GpuExecutable {
     args.dq_turns = Workspace::at<unsigned>(workspace, dq_turns_offset_);
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
-      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
+      args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.task_keys() - 1) / config_.task_keys());
       args.attention.runs_transposed = tables_.runs(workspace);
       tables_.make(args.attention, workspace, stream);
     }
@@ -144,7 +147,8 @@ class BackwardSm90 : public GpuExecutable {
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
                    args, stream);
     if (p.dq.present) {
-      const auto convert_blocks = static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * convert_parts);
+      const auto convert_blocks =
+          static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * 2 * config_.cluster_size());
       convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
     }
     if (!gradients_.any()) return;

@@ -154,26 +154,33 @@ std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) 
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
-  const std::size_t tiles = tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) +
+  // In a cluster keys have four chunks, one for each part of dq, and come with two of the other CTA's.
+  const std::size_t keys = cluster_size() > 1 ? 6 * tile_bytes(block_kv, 64) : tile_bytes(block_kv, p.head_dim);
+  const std::size_t tiles = keys + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
-  const auto barriers_and_statistics = static_cast<std::size_t>(64 + 48 * stages + 2 * stages * 4 * block_q);
+  const auto barriers_and_statistics = static_cast<std::size_t>(80 + 48 * stages + 2 * stages * 4 * block_q);
   return tiles + barriers_and_statistics + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
          static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
 }
 
 std::string Sm90BackwardConfig::text() const {
-  return base::join(block_q, "x", block_kv, " stages ", stages, pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
+  return base::join(block_q, "x", task_keys(), " stages ", stages, cluster_size() > 1 ? " in clusters" : "",
+                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
-      .set("kHelperRegisters", helpers ? 72 : 24)
-      .set("kConsumerRegisters", helpers ? 216 : 240);
+      .set("kHelperRegisters", helpers              ? 72
+                               : cluster_size() > 1 ? 40
+                                                    : 24)
+      .set("kConsumerRegisters", helpers              ? 216
+                                 : cluster_size() > 1 ? 232
+                                                      : 240);
 }
 
 bool sm90_collects(const problem::Problem& p) {

@@ -42,15 +42,17 @@ struct Sm90ForwardConfig {
 };
 
 struct Sm90BackwardConfig {
-  int block_q, block_kv;
-  int stages;           ///< of queries and gradients of the output
-  bool helpers;         ///< warps beside the one that loads have work too
-  int pair_stages = 0;  ///< of reads that come as tiles; 0: none does
+  int block_q, block_kv;  ///< of a CTA
+  int stages;             ///< of queries and gradients of the output
+  bool helpers;           ///< warps beside the one that loads have work too
+  int pair_stages = 0;    ///< of reads that come as tiles; 0: none does
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
 
   static constexpr int threads = 384;
   const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
+  int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that do a task together
+  int task_keys() const { return cluster_size() * block_kv; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;
   void set(jit::Constants& constants) const;

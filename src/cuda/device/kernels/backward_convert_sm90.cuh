@@ -7,7 +7,7 @@
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
 
-/// Grid: (2 * query tiles of the longest sequence, query heads, sequences); a block does one part.
+/// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); a block does one part.
 extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
@@ -22,7 +22,6 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
   float acc[kPartColumns / 2] = {};
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {
-    if (kSplitColumns && column + 2 * i >= kSumColumns) break;  // the second part may be narrower
     const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
     acc[i] = value.x;
     acc[i + 1] = value.y;

@@ -74,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
 #pragma unroll
     for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
-    if (kReproducible && row % kBlockQ == 0 && lane == 0) args.dq_turns[stat / kBlockQ] = 0;
+    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_turns[stat / kBlockQ * kSumCtas + lane] = 0;
   }
   if constexpr (kSinkParam >= 0) {
     __shared__ float terms[kRowsPerBlock];

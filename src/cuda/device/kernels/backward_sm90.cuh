@@ -14,7 +14,8 @@
 namespace foveal::device {
 
 constexpr int kConsumers = 2;
-constexpr int kBlockKv = 64 * kConsumers;
+constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
+constexpr bool kLseAhead = false;
 constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
 constexpr int kAddingWarps = 4 * kConsumers;
 
@@ -89,9 +90,9 @@ struct Consumer : BackwardGroup {
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
       if (partial) {
-        probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
+        probabilities<true>(scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
       } else {
-        probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
+        probabilities<false>(scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
       }
 
       wgmma_pin(dv);
@@ -139,7 +140,7 @@ struct Consumer : BackwardGroup {
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
       if constexpr (kReproducible) rings.turn.wait_full(tile);
-      add_dq(sum, group, dq);
+      add_dq(sum, 64 * kPartColumns * group, dq);
       if constexpr (kReproducible) release(rings.turn, tile);
       wgmma_wait<0>();
       wgmma_pin(dk);

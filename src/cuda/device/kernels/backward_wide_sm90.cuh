@@ -1,9 +1,12 @@
-// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, and two warpgroups share the work on them.
+// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, two warpgroups share the work on them, and two
+// CTAs, a cluster, walk along the same queries.
 //
-// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV, dQ: three products a tile) and the other dk (S, dP, dK): both
-// compute the scores, which saves every exchange but one: dS^T goes through shared memory to the first, which makes dQ of it one tile later.
+// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV) and the other dk (S, dP, dK): both compute the scores, which saves
+// every exchange but one: dS^T goes through shared memory to all four warpgroups of the cluster, and one tile later each makes some of the columns of
+// dQ of it, over the keys of both CTAs. So a CTA adds half as much to dQ in global memory, which would bind, as if it went by itself.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout, kReproducible, kCollects, kBinBits.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout,
+// kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "element.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -12,9 +15,10 @@
 namespace foveal::device {
 
 constexpr int kConsumers = 2;
-constexpr int kBlockKv = 64;
+constexpr int kBlockKv = 64, kClusterSize = 2;
+constexpr bool kLseAhead = true;
 constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
-constexpr int kAddingWarps = 4;
+constexpr int kAddingWarps = 8;
 
 }  // namespace foveal::device
 
@@ -25,42 +29,54 @@ namespace foveal::device {
 static_assert(!kCollects && !kHasLines && kPairTiles == 0, "no warps help here, and shared memory is full");
 static_assert(kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
-/// Gradients of scores on their way from one warpgroup to the other: two buffers.
-constexpr u32 kFullBarrier = 1, kFreeBarrier = 3;
+/// Columns of dQ that a CTA adds; the last of them are for the side of the keys, which has more to do otherwise.
+constexpr int kCtaColumns = 2 * kPartColumns, kKeySideColumns = 32;
 
-struct ValueSide : BackwardGroup {
-  using BackwardGroup::BackwardGroup;
+/// A warpgroup that adds `columns` of these, from first_column on.
+template <int first_column, int columns>
+struct WideGroup : BackwardGroup {
+  static constexpr int kColumns = columns;
 
-  /// Adds the dQ of a tile.
-  FOVEAL_DEVICE void query_gradients(u32 use, float* sum) const {
-    named_barrier_sync(kFullBarrier + use % 2, 256);
-    const KvTile grad_scores = uniform(rings.grad_score_tile(use));
-    if constexpr (kReproducible) rings.turn.wait_full(use);
-    query_part<kPartColumns>(grad_scores, sum, 0);
-    query_part<kSumColumns - kPartColumns>(grad_scores, sum, 1);
-    if constexpr (kReproducible) release(rings.turn, use);
-    named_barrier_arrive(kFreeBarrier + use % 2, 256);
-  }
+  FOVEAL_DEVICE WideGroup(const Sm90Args& args, const Rings& rings) : BackwardGroup(args, rings, 0) {}
 
-  template <int columns>
-  FOVEAL_DEVICE void query_part(KvTile grad_scores, float* sum, int part) const {
-    float dq[columns / 2];
+  /// dQ of a tile, of the keys of both CTAs; to be waited for.
+  FOVEAL_DEVICE void start_query_gradients(float (&dq)[columns / 2], u32 use) const {
+    rings.exchange.wait_full(use);
+    const KeyTile own{rings.key_tile().address + 2 * cluster_rank() * KeyTile::kChunkBytes};
     wgmma_pin(dq);
     wgmma_fence();
-    multiply_columns<Element, columns, kBlockKv>(dq, grad_scores, 0, uniform(rings.key_tile()), kPartColumns * part);
+    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(0)), 0, uniform(own), first_column);
+    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(1)), 0, uniform(rings.peer_key_tile()), first_column, true);
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_pin(dq);
-    add_dq(sum, part, dq);
   }
+
+  /// Once it is there. The scores' gradients that it came of may be overwritten, from both CTAs.
+  FOVEAL_DEVICE void add_query_gradients(float (&dq)[columns / 2], u32 use, float* sum) const {
+    wgmma_pin(dq);
+    release(rings.exchange, use);
+    if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive_there(address_in_cta(rings.exchange.empty(use), cluster_rank() ^ 1));
+    if constexpr (kReproducible) rings.turn.wait_full(use);
+    add_dq(sum, 64 * (kCtaColumns * cluster_rank() + first_column), dq);
+    if constexpr (kReproducible) release(rings.turn, use);
+  }
+
+  /// The last of a task.
+  FOVEAL_DEVICE void finish_query_gradients(u32 use, float* sum) const {
+    float dq[columns / 2];
+    start_query_gradients(dq, use);
+    wgmma_wait<0>();
+    add_query_gradients(dq, use, sum);
+  }
+};
+
+struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
+  using WideGroup::WideGroup;
 
   FOVEAL_DEVICE void run() const {
     const bool leader = kEveryLaneArrives || thread == 0;
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
-    named_barrier_arrive(kFreeBarrier, 256);
-    named_barrier_arrive(kFreeBarrier + 1, 256);
     while (work.next(round, args)) {
       float dv[kDimV / 2];
 #pragma unroll
@@ -80,6 +96,8 @@ struct ValueSide : BackwardGroup {
         AheadValues ahead;
         load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
+        LseAhead lse;
+        load_lse_ahead(lse, tile);
         wgmma_pin(scores);
         wgmma_fence();
         multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 0, uniform(rings.query_tile(tile)));
@@ -87,18 +105,28 @@ struct ValueSide : BackwardGroup {
         wgmma_wait<0>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         }
         release(rings.query, tile);
 
-        rings.grad_out.wait_full(tile);
-        wgmma_pin(dv);
-        wgmma_fence();
-        multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(rings.grad_out_tile(tile)), true);
-        wgmma_commit();
-        if (sum != nullptr) query_gradients(tile - 1, sum);  // waits for dV as well
+        const auto start_values = [&] {
+          rings.grad_out.wait_full(tile);
+          wgmma_pin(dv);
+          wgmma_fence();
+          multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(rings.grad_out_tile(tile)), true);
+          wgmma_commit();
+        };
+        if (sum == nullptr) {
+          start_values();
+        } else {
+          float dq[kColumns / 2];
+          start_query_gradients(dq, tile - 1);
+          start_values();
+          wgmma_wait<1>();
+          add_query_gradients(dq, tile - 1, sum);  // beside dV
+        }
         wgmma_wait<0>();
         wgmma_pin(dv);
         release(rings.grad_out, tile);
@@ -106,7 +134,7 @@ struct ValueSide : BackwardGroup {
         ++tile;
       }
       if (sum != nullptr) {
-        query_gradients(tile - 1, sum);
+        finish_query_gradients(tile - 1, sum);
         if (leader) {
           rings.key.release(tasks);
           rings.value.release(tasks);
@@ -118,8 +146,25 @@ struct ValueSide : BackwardGroup {
   }
 };
 
-struct KeySide : BackwardGroup {
-  using BackwardGroup::BackwardGroup;
+struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
+  using WideGroup::WideGroup;
+
+  /// Gradients of scores to the other warpgroup, and to that of the other CTA: each warp its 16 keys.
+  FOVEAL_DEVICE void exchange(const u32 (&grad_scores)[kBlockQ / 4], u32 use) const {
+    constexpr u32 kBytes = 16 * kChunkRowBytes;
+    rings.exchange.wait_empty(use);
+    store_fragment<kBlockQ>(uniform(rings.grad_score_tile(0)), 0, grad_scores, thread);
+    fence_async_proxy();
+    __syncwarp();
+    if (lane_id() == 0) {
+      const u32 full = rings.exchange.full(use), other = cluster_rank() ^ 1, offset = thread / kWarp * kBytes;
+      mbarrier_arrive_expect_bytes(full, kBytes);
+      bulk_copy_there(address_in_cta(rings.grad_score_tile(1).address, other) + offset, rings.grad_score_tile(0).address + offset, kBytes,
+                      address_in_cta(full, other));
+    } else if (kEveryLaneArrives) {
+      mbarrier_arrive(rings.exchange.full(use));
+    }
+  }
 
   FOVEAL_DEVICE void run() const {
     const bool leader = kEveryLaneArrives || thread == 0;
@@ -130,14 +175,14 @@ struct KeySide : BackwardGroup {
       float dk[kDim / 2];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = 0;
-      bool partial, first = true;
+      float* sum = nullptr;  // of the tile before
+      bool partial;
       OfHead factors;
       while (work.next_tile(args, partial)) {
-        if (first) {
+        if (sum == nullptr) {
           rings.key.wait_full(tasks);
           rings.value.wait_full(tasks);
           factors = of_head(work);
-          first = false;
         }
         follow_head(factors, work);
         float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
@@ -147,6 +192,8 @@ struct KeySide : BackwardGroup {
         AheadValues ahead;
         load_ahead(ahead, work, tile, partial);
         rings.query.wait_full(tile);
+        LseAhead lse;
+        load_lse_ahead(lse, tile);
         wgmma_pin(scores);
         wgmma_fence();
         multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 0, uniform(rings.query_tile(tile)));
@@ -159,9 +206,9 @@ struct KeySide : BackwardGroup {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, work, tile);
+          probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, work, tile);
+          probabilities<false>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         }
         wgmma_wait<0>();
         wgmma_pin(grad_p);
@@ -172,20 +219,30 @@ struct KeySide : BackwardGroup {
         }
         release(rings.grad_out, tile);
 
-        named_barrier_sync(kFreeBarrier + tile % 2, 256);
-        store_fragment<kBlockQ>(uniform(rings.grad_score_tile(tile)), 0, grad_scores, thread);
-        fence_async_proxy();
-        named_barrier_arrive(kFullBarrier + tile % 2, 256);
-        wgmma_pin(dk);
-        wgmma_fence();
-        multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, uniform(rings.query_tile(tile)), true);
-        wgmma_commit();
+        const auto start_keys = [&] {
+          wgmma_pin(dk);
+          wgmma_fence();
+          multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, uniform(rings.query_tile(tile)), true);
+          wgmma_commit();
+        };
+        if (sum == nullptr) {
+          start_keys();
+        } else {
+          float dq[kColumns / 2];
+          start_query_gradients(dq, tile - 1);
+          start_keys();
+          wgmma_wait<1>();
+          add_query_gradients(dq, tile - 1, sum);  // beside dK
+        }
+        exchange(grad_scores, tile);
         wgmma_wait<0>();
         wgmma_pin(dk);
         release(rings.query, tile);
+        sum = dq_sum(work);
         ++tile;
       }
-      if (!first) {
+      if (sum != nullptr) {
+        finish_query_gradients(tile - 1, sum);
         if (leader) {
           rings.key.release(tasks);
           rings.value.release(tasks);
@@ -199,22 +256,24 @@ struct KeySide : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_wide_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) __launch_bounds__(foveal::device::kThreads, 1)
+    backward_wide_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);
   rings.init();
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warp_group == 0) {
-    registers_decrease<24>();
+    registers_decrease<kHelperRegisters>();
     if (threadIdx.x == 0) produce(args, rings);
     if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
   } else {
-    registers_increase<240>();
-    if (warp_group == 1) {
-      ValueSide(args, rings, 0).run();
+    registers_increase<kConsumerRegisters>();
+    if (warp_group == 2) {
+      KeySide(args, rings).run();
     } else {
-      KeySide(args, rings, 0).run();
+      ValueSide(args, rings).run();
     }
   }
+  cluster_sync();  // nobody arrives any more at a CTA that has ended
 }

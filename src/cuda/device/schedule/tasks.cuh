@@ -15,10 +15,11 @@ struct Task {
 FOVEAL_DEVICE int divide(int n, const Divisor& d) { return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift); }
 
 /// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro, so that long and short
-/// ones even out, or in one direction, so that a row comes after the row before it.
+/// ones even out, or in one direction, so that a row comes after the row before it. The CTAs of a cluster do it together.
+template <int cluster_size = 1>
 FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
-  const int grid = gridDim.x;
-  const int index = round * grid + ((round & order.to_and_fro) ? grid - 1 - static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x));
+  const int grid = gridDim.x / cluster_size, place = blockIdx.x / cluster_size;
+  const int index = round * grid + ((round & order.to_and_fro) ? grid - 1 - place : place);
   if (index >= order.tasks) return false;
   const int section = divide(index, order.section_tasks);
   const int inside = index - section * order.section_tasks.value;

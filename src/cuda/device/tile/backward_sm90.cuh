@@ -1,10 +1,12 @@
 #pragma once
 // What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
-// kBlockKv keys and values; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the A operands of dV += P^T dO and dK += dS^T Q.
+// kBlockKv keys and values, and a task those of all CTAs of a cluster; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the
+// A operands of dV += P^T dO and dK += dS^T Q.
 //
-// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv; kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of
-// queries back.
+// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv, kClusterSize; kLseAhead: is lse loaded before the products that the scores wait for?
+// kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back.
 #include "philox.cuh"
+#include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/collect_reads.cuh"
@@ -17,22 +19,25 @@
 namespace foveal::device {
 
 constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kTaskKeys = kClusterSize * kBlockKv;
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kCollects);  // d score_mod / d score is multiplied with the probability
 using Walk = TileWalk<kSource, true>;
+static_assert(kSumCtas == kClusterSize);
+static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "a CTA is started with so many and would wait for more for ever");
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 // dQ's parts of columns begin where chunks of K do.
-constexpr int kKeyStep = kEvenParts && kDim > kChunkColumns ? kPartColumns : kChunkColumns;
+constexpr int kKeyStep = kSplitColumns && kDim > kChunkColumns ? kPartColumns : kChunkColumns;
 using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
 using Pairs = PairTiles<kBlockQ, kBlockKv>;
 
 struct SharedLayout {
-  static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
+  static constexpr int kKeyBytes = chunk_count(kSumColumns, kKeyStep) * KeyTile::kChunkBytes;
   static constexpr int kValueBytes = tile_bytes(kBlockKv, kDimV);
   static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
   static constexpr int kGradOutBytes = tile_bytes(kBlockQ, kDimV);
@@ -40,14 +45,15 @@ struct SharedLayout {
   static constexpr int kStatBytes = 4 * kBlockQ;
   static constexpr int kKey = 0;
   static constexpr int kValue = kKey + kKeyBytes;
-  static constexpr int kQuery = kValue + kValueBytes;
+  static constexpr int kPeerKey = kValue + kValueBytes;
+  static constexpr int kQuery = kPeerKey + (kClusterSize > 1 ? 2 * KeyTile::kChunkBytes : 0);
   static constexpr int kGradOut = kQuery + kStages * kQueryBytes;
   static constexpr int kGradScore = kGradOut + kStages * kGradOutBytes;
   static constexpr int kPairs = kGradScore + 2 * kGradScoreBytes;
   static constexpr int kLse = kPairs + Pairs::kBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatBytes;
-  static constexpr int kPairBarriers = kBarriers + 4 * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
+  static constexpr int kPairBarriers = kBarriers + (kClusterSize > 1 ? 5 : 4) * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
   static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
   static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
   static constexpr int kBytes = kReadStage + ReadStage::kBytes;
@@ -59,6 +65,7 @@ struct Rings {
   RingBarriers<1> key, value, staged, turn;
   RingBarriers<kStages> query, grad_out;  // with them come lse and delta
   RingBarriers<kStages> line_values;
+  RingBarriers<1> exchange;  // of gradients of scores in a cluster
   Pairs pairs;
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
@@ -70,6 +77,7 @@ struct Rings {
         query{turn.address + RingBarriers<1>::kBytes},
         grad_out{query.address + RingBarriers<kStages>::kBytes},
         line_values{grad_out.address + RingBarriers<kStages>::kBytes},
+        exchange{line_values.address + RingBarriers<kStages>::kBytes},
         pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
 
   /// By all threads, before anything else.
@@ -83,13 +91,16 @@ struct Rings {
       line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
       if constexpr (kPairTiles > 0) pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
       turn.init(1, arrivals_of_warps(kAddingWarps));
+      if constexpr (kClusterSize > 1) exchange.init(arrivals_of_warps(4), kClusterSize * arrivals_of_warps(4 * kConsumers));
       fence_mbarrier_init();
     }
     read_stage().clear();
+    if constexpr (kClusterSize > 1) cluster_sync();
     __syncthreads();
   }
 
   FOVEAL_DEVICE KeyTile key_tile() const { return {base + SharedLayout::kKey}; }
+  FOVEAL_DEVICE KeyTile peer_key_tile() const { return {base + SharedLayout::kPeerKey}; }  // columns of this CTA's parts of dQ
   FOVEAL_DEVICE KvTile value_tile() const { return {base + SharedLayout::kValue}; }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
   FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const { return {base + SharedLayout::kGradOut + query.index(use) * SharedLayout::kGradOutBytes}; }
@@ -102,14 +113,18 @@ struct Rings {
   FOVEAL_DEVICE u32 delta(u32 use) const { return base + SharedLayout::kDelta + query.index(use) * SharedLayout::kStatBytes; }
 };
 
-/// A task: a kv tile of one kv head; it walks along the query tiles of each query head of the group.
+/// Number of the CTA in its cluster.
+FOVEAL_DEVICE int cluster_rank() { return kClusterSize > 1 ? blockIdx.x % kClusterSize : 0; }
+
+/// A task: a row of kTaskKeys keys of one kv head; it walks along the query tiles of each query head of the group.
 struct BackwardTask {
   Task task;  // head: of kv
   Sequence sequence;
   Walk walk;
   int group_head;  // query head being walked, within the group
 
-  FOVEAL_DEVICE int first_kv() const { return task.row * kBlockKv; }
+  FOVEAL_DEVICE int first_kv_of_task() const { return task.row * kTaskKeys; }
+  FOVEAL_DEVICE int first_kv() const { return first_kv_of_task() + kBlockKv * cluster_rank(); }
   FOVEAL_DEVICE int head_q(const AttentionArgs& args) const { return task.head * args.group_size + group_head; }
   FOVEAL_DEVICE int first_q() const { return walk.tile * kBlockQ; }
   /// Of any pair, but for q and kv.
@@ -125,9 +140,9 @@ struct BackwardTask {
 
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
-      if (!task_at(++round, args.order, task)) return false;
+      if (!task_at<kClusterSize>(++round, args.order, task)) return false;
       sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
-    } while (kVarlen && first_kv() >= sequence.len_kv);
+    } while (kVarlen && first_kv_of_task() >= sequence.len_kv);
     group_head = -1;
     walk.stop();
     return true;
@@ -137,13 +152,24 @@ struct BackwardTask {
     const TileRuns& runs = args.attention.runs_transposed;
     while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
       if (++group_head == args.attention.group_size) return false;
-      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv(), min(first_kv() + kBlockKv, sequence.len_kv), sequence.len_q,
-                 kBlockQ);
+      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv_of_task(), min(first_kv_of_task() + kTaskKeys, sequence.len_kv),
+                 sequence.len_q, kBlockQ);
     }
-    partial = partial || first_kv() + kBlockKv > sequence.len_kv;
+    partial = partial || first_kv_of_task() + kTaskKeys > sequence.len_kv;
     return true;
   }
 };
+
+/// The CTA's keys; and of those of the other CTA of a cluster the columns that this one's parts of dQ need.
+FOVEAL_DEVICE void load_keys(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
+  const u32 full = rings.key.full(use);
+  mbarrier_arrive_expect_bytes(full, SharedLayout::kKeyBytes + (SharedLayout::kQuery - SharedLayout::kPeerKey));
+  load_tile<kBlockKv, kSumColumns, kKeyStep>(rings.key_tile().address, args.k, full, row, head, batch);
+  if constexpr (kClusterSize > 1) {
+    const int peer_row = row + (cluster_rank() == 0 ? kBlockKv : -kBlockKv);
+    load_tile<kBlockKv, 2 * kPartColumns, kKeyStep>(rings.peer_key_tile().address, args.k, full, peer_row, head, batch, 2 * kPartColumns * cluster_rank());
+  }
+}
 
 FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.k);
@@ -167,8 +193,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
       if (first) {
         rings.key.wait_empty(tasks);
-        mbarrier_arrive_expect_bytes(rings.key.full(tasks), SharedLayout::kKeyBytes);
-        load_tile<kBlockKv, kDim, kKeyStep>(rings.key_tile().address, args.k, rings.key.full(tasks), row_kv, work.task.head, batch);
+        load_keys(args, rings, tasks, row_kv, work.task.head, batch);
       }
       rings.query.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes);
@@ -203,8 +228,8 @@ FOVEAL_DEVICE void keep_turns(const Sm90Args& args, const Rings& rings) {
     while (work.next_tile(args, partial)) {
       const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
       const int first_key = kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // that the tile's queries keep
-      const u32 turn = work.task.row - first_key / kBlockKv;
-      u32* turns = args.dq_turns + row / kBlockQ;
+      const u32 turn = work.task.row - first_key / kTaskKeys;
+      u32* turns = args.dq_turns + row / kBlockQ * kClusterSize + cluster_rank();
       u32 now;
       do {
         asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turns) : "memory");
@@ -266,6 +291,12 @@ constexpr bool kRoomy = kBlockQ == 64 && kDim + kDimV <= 160;
 /// Is there one for the number of the thread? Otherwise it is read in the middle of each tile.
 constexpr bool kKeepsThread = kBlockQ == 64;
 
+/// lse of the queries that the thread's scores belong to, if it is loaded ahead: loads behind products wait for these where the operands take all bandwidth
+/// of shared memory.
+struct LseAhead {
+  float value[kLseAhead ? kBlockQ / 4 : 1];
+};
+
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
   const Sm90Args& args;
@@ -310,6 +341,17 @@ struct BackwardGroup {
     if (kHasScore && work.head_q(args.attention) != factors.head) factors = of_head(work);
   }
 
+  /// Once the queries are there.
+  FOVEAL_DEVICE void load_lse_ahead(LseAhead& ahead, u32 use) const {
+#pragma unroll
+    for (int i = 0; i < kBlockQ / 2; i += 4) {
+      float two[2];
+      load_pair(rings.lse(use) + 4 * (fragment_first_column(thread) + fragment_column(i)), two);
+      ahead.value[i / 2] = two[0];
+      ahead.value[i / 2 + 1] = two[1];
+    }
+  }
+
   /// What is read for each pair, before the scores are there.
   FOVEAL_DEVICE void load_ahead(AheadValues& ahead, const BackwardTask& work, u32 use, bool partial) const {
     if constexpr (kPairReads == 0) return;
@@ -337,21 +379,21 @@ struct BackwardGroup {
   /// gradients of parameters are wanted. `dropped`: one bit per register.
   template <bool partial>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                   const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
-    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, work, use);
+                                   const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work, u32 use) const {
+    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
     const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
     if (!partial && all_squares_small(most, TanhPolynomial<3>::limit(factor))) {
-      probabilities<partial>(scores, TanhPolynomial<3>(factor, 1), p, dropped, early, of_head, ahead, work, use);
+      probabilities<partial>(scores, TanhPolynomial<3>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
     } else if (all_squares_small(most, TanhPolynomial<5>::limit(factor))) {
-      probabilities<partial>(scores, TanhPolynomial<5>(factor, 1), p, dropped, early, of_head, ahead, work, use);
+      probabilities<partial>(scores, TanhPolynomial<5>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
     } else {
-      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, work, use);
+      probabilities<partial>(scores, AnyTanhAhead{factor, 1}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
     }
   }
   template <bool partial, class TanhAhead>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead& tanh_ahead, u32 (&p)[kBlockQ / 4],
                                    u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead,
-                                   const BackwardTask& work, u32 use) const {
+                                   const LseAhead& lse_ahead, const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const WarpPairs pairs = warp_pairs(work, use, ahead);
@@ -383,7 +425,12 @@ struct BackwardGroup {
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float lse2[2], kept[4], tanh[4];
       if (i % 8 == 0) tiled = tiles.load(i / 8);
-      load_pair(lse + 4 * fragment_column(i), lse2);
+      if constexpr (kLseAhead) {
+        lse2[0] = lse_ahead.value[i / 2];
+        lse2[1] = lse_ahead.value[i / 2 + 1];
+      } else {
+        load_pair(lse + 4 * fragment_column(i), lse2);
+      }
       if constexpr (kTanhAhead) tanh_ahead.evaluate(tanh, scores, i);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -456,10 +503,10 @@ struct BackwardGroup {
     if constexpr (kCollects) tile_sums.add_to(sums);
   }
 
-  /// Adds a part of dQ to the sum of a query tile: register by four registers, thread after thread.
+  /// Adds a part of dQ to the sum of a query tile, from its element `first` on: four registers by four registers, thread after thread.
   template <int count>
-  FOVEAL_DEVICE void add_dq(float* sum, int part, const float (&dq)[count]) const {
-    float* to = sum + part * 64 * kPartColumns + 4 * thread;
+  FOVEAL_DEVICE void add_dq(float* sum, int first, const float (&dq)[count]) const {
+    float* to = sum + first + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]), "f"(dq[i + 2]),

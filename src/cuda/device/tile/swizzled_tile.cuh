@@ -54,12 +54,12 @@ FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth 
   }
 }
 
-/// acc[64 x n] = a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
+/// acc[64 x n] (+)= a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
 template <class Element, int n, int depth, int rows_a, int rows_b, int step_b>
-FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b) {
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b, bool accumulate = false) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), accumulate || step > 0);
   }
 }
 
