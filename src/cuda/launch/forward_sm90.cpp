@@ -15,12 +15,12 @@ class ForwardSm90 : public GpuExecutable {
         device_(problem.device.index),
         config_(sm90_forward_candidates(problem).front()),
         mask_(sm90_mask(problem)),
-        tables_(problem, config_.block_q(), config_.block_kv, false, workspace_) {
+        tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
-    const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.block_q(), p.seqlen_kv, config_.block_kv, false);
-    const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 / p.group_size;
-    order_ = sm90_deal(row_cost, p.heads_q, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false, false,
-                       sm90_sequences_share_pairs(p))
+    const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false);
+    const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size;
+    order_ = sm90_deal(row_cost, p.heads_q / config_.packed_heads, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false,
+                       false, sm90_sequences_share_pairs(p))
                  .order;
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 
@@ -42,7 +42,7 @@ class ForwardSm90 : public GpuExecutable {
   void describe(Explanation& e) const override {
     e.kernel = kernel();
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
-    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q() * config_.block_kv * 2.0 *
+    e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.queries() * config_.block_kv * 2.0 *
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
@@ -57,13 +57,14 @@ class ForwardSm90 : public GpuExecutable {
     const driver::Current current(device_);
     device::Sm90Args args = sm90_args(p, buffers, mask_);
     const std::int64_t keys = sm90_keys_in_reach(p, mask_);
-    args.q = sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
+    args.q = config_.packed_heads > 1 ? sm90_packed_tensor_map(buffers.q, config_.queries(), config_.packed_heads)
+                                      : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
-    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.block_q());
+    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.queries());
     args.order = order_;
     if (uses_tables()) {
-      args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q() - 1) / config_.block_q());
+      args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.queries() - 1) / config_.queries());
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
       args.attention.runs = tables_.runs(workspace);
       tables_.make(args.attention, workspace, stream);

@@ -29,22 +29,24 @@ std::optional<std::string> refuses_layout(const char* name, const problem::Tenso
   return std::nullopt;
 }
 
-/// A map of 16-bit elements for boxes of 64 columns by `rows` rows; what lies outside arrives as zeros. The last three strides of the four
-/// dimensions.
-device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, 4>& dims,
-                         const std::array<std::uint64_t, 3>& strides_bytes, int rows) {
+/// A map for boxes of 128 bytes of the first dimension by box[1], box[2], ... of the others; what lies outside arrives as zeros. Strides:
+/// but for the first dimension.
+template <std::size_t rank>
+device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t, rank>& dims,
+                         const std::array<std::uint64_t, rank - 1>& strides_bytes, std::array<unsigned, rank> box) {
   if (reinterpret_cast<std::uintptr_t>(data) % 16 != 0) {
     base::fail(ErrorCode::invalid_argument, "a tensor begins at ", data,
                ", no multiple of 16 bytes as those that were planned for; plan with tensors like it");
   }
-  const unsigned columns = 128 / static_cast<unsigned>(size_of(dtype)), box[4] = {columns, static_cast<unsigned>(rows), 1, 1},
-                 steps[4] = {1, 1, 1, 1};
+  box[0] = 128 / static_cast<unsigned>(size_of(dtype));
+  std::array<unsigned, rank> steps;
+  steps.fill(1);
   constexpr int float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3, promote_to_256_bytes = 3,
                 zeros_outside = 0;
   driver::TensorMap map;
   const int type = dtype == DType::f32 ? float32 : dtype == DType::bf16 ? bfloat16 : float16;
-  driver::check(driver::api().tensor_map_encode_tiled(&map, type, 4, data, dims.data(), strides_bytes.data(), box, steps, no_interleave,
-                                                      swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
+  driver::check(driver::api().tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(),
+                                                      no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),
                 "cuTensorMapEncodeTiled");
   device::TensorMap copy;
   static_assert(sizeof copy == sizeof map);
@@ -75,14 +77,27 @@ std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver:
   return std::nullopt;
 }
 
+namespace {
+
+std::uint64_t size_in(const TensorView& view, std::size_t d) { return static_cast<std::uint64_t>(view.sizes[d]); }
+/// In bytes; a dimension of size 1 may have any.
+std::uint64_t stride_in(const TensorView& view, std::size_t d) {
+  return view.sizes[d] > 1 ? static_cast<std::uint64_t>(view.strides[d]) * size_of(view.dtype) : std::uint64_t{16};
+}
+
+}  // namespace
+
 device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen) {
-  const std::size_t element = size_of(view.dtype);
-  const auto size = [&](int d) { return static_cast<std::uint64_t>(view.sizes[static_cast<std::size_t>(d)]); };
-  const auto stride = [&](int d) {  // a dimension of size 1 may have any stride
-    return size(d) > 1 ? static_cast<std::uint64_t>(view.strides[static_cast<std::size_t>(d)]) * element : std::uint64_t{16};
-  };
-  return encode(view.dtype, view.data, {size(3), std::min(size(1), static_cast<std::uint64_t>(seqlen)), size(2), size(0)},
-                {stride(1), stride(2), stride(0)}, rows);
+  return encode<4>(view.dtype, view.data,
+                   {size_in(view, 3), std::min(size_in(view, 1), static_cast<std::uint64_t>(seqlen)), size_in(view, 2), size_in(view, 0)},
+                   {stride_in(view, 1), stride_in(view, 2), stride_in(view, 0)}, {0, static_cast<unsigned>(rows), 1, 1});
+}
+
+device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, int heads) {
+  const auto group = static_cast<std::uint64_t>(heads);
+  return encode<5>(view.dtype, view.data, {size_in(view, 3), group, size_in(view, 1), size_in(view, 2) / group, size_in(view, 0)},
+                   {stride_in(view, 2), stride_in(view, 1), group * stride_in(view, 2), stride_in(view, 0)},
+                   {0, static_cast<unsigned>(heads), static_cast<unsigned>(queries), 1, 1});
 }
 
 void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows) {
@@ -100,7 +115,7 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
       dims[2 + i] = static_cast<std::uint64_t>(view.sizes[static_cast<std::size_t>(tile.others[i])]);
       strides[1 + i] = stride(tile.others[i]);
     }
-    args.pairs[t] = encode(view.dtype, view.data, dims, strides, rows);
+    args.pairs[t] = encode<4>(view.dtype, view.data, dims, strides, {0, static_cast<unsigned>(rows), 1, 1});
   }
 }
 

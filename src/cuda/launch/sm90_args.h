@@ -17,6 +17,8 @@ std::optional<std::string> refuses_sm90(const problem::Problem& problem, const d
 /// A map of [batch, seqlen, heads, dim] for boxes of `rows` rows by 64 columns; only the first `seqlen` rows exist, what lies beyond
 /// arrives as zeros.
 device::TensorMap sm90_tensor_map(const TensorView& view, int rows, std::int64_t seqlen);
+/// The same for boxes of 64 columns by `heads` consecutive heads by `queries`: dimensions dim, head in its group, seqlen, group, batch.
+device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, int heads);
 
 /// Maps of reads that come as tiles of `rows` queries.
 void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows);

@@ -117,7 +117,8 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
 }
 
 std::string Sm90ForwardConfig::text() const {
-  return base::join(block_q(), "x", block_kv, " stages ", stages, query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "",
+  return base::join(block_q(), "x", block_kv, packed_heads > 1 ? base::join(" of ", packed_heads, " heads") : "", " stages ", stages,
+                    query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "",
                     pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
 }
 
@@ -134,6 +135,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
                                  : helpers      ? 224
                                                 : 240)
       .set("kTakeTurns", take_turns)
+      .set("kPackedHeads", packed_heads)
       .set("kOrdered", ordered);
 }
 
@@ -284,6 +286,27 @@ Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardCo
   return config;
 }
 
+/// Fewer queries than a tile has rows: keys and values are what takes time, so that they are read once for all heads that share them, into
+/// as many buffers as there is room for.
+std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
+  constexpr int most_rows = 128;
+  if (p.has_score_mod() || p.sink >= 0 || p.attention.dropout.p > 0 || sm90_mask(p).tiles == Sm90Tiles::list) return std::nullopt;
+  if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
+  const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
+  if (rows > 64 && p.group_size == 1) return std::nullopt;
+  const int consumers = rows <= 64 ? 1 : 2;
+  Sm90ForwardConfig config{dim <= 128 ? 128 : dim <= 192 ? 96 : 80, consumers, 4, 2, consumers > 1, dim > 80};
+  config.packed_heads = static_cast<int>(p.group_size);
+  while (config.shared_bytes(p) > shared_limit) {
+    if (config.stages > 2) {
+      --config.stages;
+    } else {
+      config.query_stages = 1;
+    }
+  }
+  return config;
+}
+
 // Chosen by measurement on an H200 (docs/gpu-performance.md).
 std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
@@ -324,6 +347,7 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
 }  // namespace
 
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
+  if (const auto config = for_few_queries(p)) return {*config};
   std::vector<Sm90ForwardConfig> candidates = forward_candidates(p);
   for (Sm90ForwardConfig& candidate : candidates) candidate = with_pair_tiles(p, candidate);
   return candidates;

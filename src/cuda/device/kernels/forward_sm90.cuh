@@ -1,11 +1,14 @@
-// Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, two or three warpgroups of 64 query rows compute.
+// Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, one to three warpgroups of 64 query rows compute.
 //
 // Each warpgroup keeps two products in flight: while the tensor cores do S' = Q K'^T of the next kv tile and O += P V of this one, the
 // softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without a
 // seam: the first product of the next task is issued together with the last one of this task.
 //
+// Where there are few queries, the heads that share keys are rows of one tile (kPackedHeads > 1): row r is query r / kPackedHeads of head r % kPackedHeads of
+// the group, and a task's head is a kv head.
+//
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kVarlen, kDropout.
+// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kPackedHeads, kVarlen, kDropout.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -17,11 +20,13 @@
 namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
+constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
+static_assert(kPackedHeads == 1 || !(kHasScore || kMaskProgram || kHasSink || kDropout), "rows of one head");
 
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
@@ -86,10 +91,10 @@ struct ForwardTask {
   Sequence sequence;
   Walk walk;
 
-  FOVEAL_DEVICE int first_row() const { return task.row * kBlockQ; }
+  FOVEAL_DEVICE int first_query() const { return task.row * kQueries; }
   /// Of the tile.
   FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
-    return {task.batch, task.head, first_row() + static_cast<int>(args.q_offset), walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
+    return {task.batch, task.head, first_query() + static_cast<int>(args.q_offset), walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
             sequence.len_q, sequence.len_kv};
   }
 
@@ -103,27 +108,40 @@ struct ForwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
       if (!at(++round, args)) return false;
-    } while (kVarlen && first_row() >= sequence.len_q);
-    walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_row(), min(first_row() + kBlockQ, sequence.len_q),
+    } while (kVarlen && first_query() >= sequence.len_q);
+    walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
     return true;
   }
 
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
     if (!walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial)) return false;
-    if constexpr (kHasScore) partial = partial || first_row() + kBlockQ > sequence.len_q;  // positions must exist
+    if constexpr (kHasScore) partial = partial || first_query() + kQueries > sequence.len_q;  // positions must exist
     return true;
   }
 
   /// The same, but only to a tile that is not partial.
   FOVEAL_DEVICE bool next_full_tile() {
-    if (kHasScore && first_row() + kBlockQ > sequence.len_q) return false;
+    if (kHasScore && first_query() + kQueries > sequence.len_q) return false;
     return walk.next_full();
   }
 };
 
 /// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
 constexpr bool kValueFirst = kQueryStages == 1 && (kMaskProgram || kVarlen);
+
+FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
+  const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  if constexpr (kPackedHeads == 1) {
+    mbarrier_arrive_expect_bytes(full, SharedLayout::kQueryBytes);
+    load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
+  } else {
+    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
+    for (int chunk = 0; chunk < chunk_count(kDim); ++chunk) {
+      tma_load(to + chunk * QueryTile::kChunkBytes, args.q, full, chunk * kChunkColumns, 0, row, head, batch);
+    }
+  }
+}
 
 FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
@@ -141,16 +159,14 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   };
   while (work.next(round, args)) {
     const int batch = kVarlen ? 0 : work.task.batch;
-    const int kv_head = work.task.head / args.attention.group_size;
+    const int kv_head = kPackedHeads > 1 ? work.task.head : work.task.head / args.attention.group_size;
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
       const bool value_first = kValueFirst && first;
       if (first) {
         if (value_first && tile > 0) load_value(tile - 1);
         rings.query.wait_empty(query);
-        mbarrier_arrive_expect_bytes(rings.query.full(query), SharedLayout::kQueryBytes);
-        load_tile<kBlockQ, kDim>(rings.query_tile(query).address, args.q, rings.query.full(query), work.sequence.first_q + work.first_row(),
-                                 work.task.head, batch);
+        load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
         ++query;
         first = false;
       }
@@ -185,8 +201,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
       rings.line_values.wait_empty(tile);
       const Lines lines = rings.lines(tile);
       lines.fill(
-          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_row(), first_kv + column); },
-          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_row() - first_kv - ahead); });
+          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
+          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_query() - first_kv - ahead); });
       hand_over(rings.line_values, tile);
       before = lines;
       next_kv = first_kv - kBlockKv;
@@ -228,7 +244,19 @@ struct Consumer {
     return work;
   }
 
-  FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_row() + 64 * group + fragment_first_row(thread); }
+  FOVEAL_DEVICE int row_of(const ForwardTask& work) const { return work.first_query() + 64 * group + fragment_first_row(thread); }
+
+  /// Row r of the thread's two in the tile, and what it stands for.
+  FOVEAL_DEVICE int row_in_tile(int r) const { return 64 * group + fragment_first_row(thread) + 8 * r; }
+  FOVEAL_DEVICE int query_of(const ForwardTask& work, int r) const {
+    return kPackedHeads == 1 ? row_of(work) + 8 * r : work.first_query() + row_in_tile(r) / kPackedHeads;
+  }
+  FOVEAL_DEVICE int head_of(const ForwardTask& work, int r) const {
+    return kPackedHeads == 1 ? work.task.head : work.task.head * kPackedHeads + row_in_tile(r) % kPackedHeads;
+  }
+  FOVEAL_DEVICE bool exists(const ForwardTask& work, int r) const {
+    return query_of(work, r) < work.sequence.len_q && (kPackedHeads == 1 || row_in_tile(r) < kQueries * kPackedHeads);
+  }
 
   /// The pair of register i; partial: it may not exist, and another stands for it.
   template <bool partial>
@@ -336,8 +364,8 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       high[r] = last_kv - first_kv;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.band_high - first_kv);
-      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.band_low - first_kv;
+      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], query_of(work, r) + args.band_high - first_kv);
+      if constexpr (Walk::kLimitLow) low[r] = query_of(work, r) + args.band_low - first_kv;
     }
 #pragma unroll
     for (int i = 0; i < kBlockKv / 2; ++i) {
@@ -434,16 +462,16 @@ struct Consumer {
     if (to.data == nullptr || thread % 4 != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = row_of(work) + 8 * r;
-      if (row >= work.sequence.len_q) continue;
-      static_cast<float*>(to.data)[work.task.batch * to.batch + work.task.head * to.head + (work.sequence.first_q + row) * to.seq] = lse[r];
+      if (!exists(work, r)) continue;
+      static_cast<float*>(to.data)[work.task.batch * to.batch + head_of(work, r) * to.head + (work.sequence.first_q + query_of(work, r)) * to.seq] = lse[r];
     }
   }
 
   /// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
   struct Ending {
-    u16* out;  // first row of this thread
-    int rows;  // that exist from there on
+    u16* out;     // first row of this thread
+    u16* second;  // with packed heads
+    int rows;     // that exist from there on; with packed heads a bit for each of the two
     float factor[2];
   };
 
@@ -463,16 +491,21 @@ struct Consumer {
       ending.factor[1] *= args.attention.dropout.keep_scale;
     }
     const Tensor& out = args.attention.out;
-    const int row = row_of(work);
-    ending.rows = work.sequence.len_q - row;
-    ending.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + (work.sequence.first_q + row) * out.seq;
+    const auto place = [&](int r) {
+      return static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head + (work.sequence.first_q + query_of(work, r)) * out.seq;
+    };
+    ending.rows = kPackedHeads == 1 ? work.sequence.len_q - row_of(work) : (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
+    ending.out = place(0);
+    if constexpr (kPackedHeads > 1) ending.second = place(1);
     return ending;
   }
 
   FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      store_row<Element>(ending.out + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.rows > 8 * r ? kHeadDimV : 0, thread % 32);
+      const bool exists = kPackedHeads == 1 ? ending.rows > 8 * r : ending.rows >> r & 1;
+      u16* to = kPackedHeads > 1 && r == 1 ? ending.second : ending.out + 8 * r * args.attention.out.seq;
+      store_row<Element>(to, acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
     }
   }
 
@@ -690,6 +723,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
   if (threadIdx.x == 0) {
     init_barriers(rings);
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
+  }
+  if constexpr (kQueries * kPackedHeads < kBlockQ) {
+    for (int i = threadIdx.x; i < kQueryStages * SharedLayout::kQueryBytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
+    fence_async_proxy();
   }
   __syncthreads();
   if (warp_group == 0) {

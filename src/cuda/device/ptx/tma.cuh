@@ -15,6 +15,14 @@ FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, 
       : "memory");
 }
 
+/// The same from a map of five dimensions, whose second is a place in the group of `head`.
+FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int place, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
+      "l"(&map), "r"(barrier), "r"(column), "r"(place), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
 /// `bytes` consecutive bytes, a multiple of 16 with both addresses aligned to 16.
 FOVEAL_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination), "l"(source),
