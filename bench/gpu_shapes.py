@@ -1,4 +1,4 @@
-"""Shapes that nobody likes on one GPU, each beside the nearest round one; and what reproducible gradients cost.
+"""Shapes that nobody likes on one GPU, each beside the nearest round one; what reproducible gradients cost; few queries beside cuDNN.
 
     python bench/gpu_shapes.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-shapes.json
     python bench/gpu_shapes.py tables bench/results/h200-shapes.json docs/gpu-performance.md    # between the marks of the page
@@ -43,6 +43,9 @@ ROUND = {"S 328": "S 384", "S 4072": "S 4096", "S 2376": "S 2048", "S 2376 causa
          "D 72 causal": "D 64 causal", "D 80 causal": "D 64 causal", "D 192:128": "D 192", "D 192:128 causal": "D 192 causal",
          "heads 32:8": "heads 32:32", "heads 64:8": "heads 64:64", **{f"SQ {n}": "SQ 8" for n in (1, 2, 3, 5, 7)},
          "64 random lengths": "S 2048", "64 random lengths causal": "S 2048 causal"}
+FEW_QUERIES = [(64, 32, 8, 1, 4096, 128), (64, 32, 8, 2, 4096, 128), (64, 32, 8, 8, 4096, 128), (64, 32, 32, 1, 2048, 128), (64, 28, 4, 1, 4096, 128),
+               (64, 32, 8, 1, 4096, 64), (64, 8, 1, 1, 8192, 256), (8, 32, 8, 1, 8192, 128), (1, 64, 8, 1, 4096, 128), (1, 32, 8, 1, 32768, 128),
+               (1, 32, 32, 1, 16384, 128), (4, 32, 8, 4, 16384, 128), (1, 8, 1, 1, 131072, 128)]  # batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim
 REPRODUCIBLE = [(16384 // length, 2048 // dim, 2048 // dim, length, length, dim, dim, causal)
                 for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)]
 
@@ -99,12 +102,35 @@ def reproducible_case(library, shape):
     return row
 
 
+def few_queries_case(library, shape):
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = shape
+    forward, _ = tensors(*shape, dim)
+    plan = Plan(library, False, **forward)
+    plan.run()
+    q, k, v = (forward[name].transpose(1, 2) for name in "qkv")
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        sdpa = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads != heads_kv)
+        expected = sdpa().transpose(1, 2).double()
+        difference = ((forward["out"].double() - expected).norm() / expected.norm()).item()
+        if not difference < 1e-2:
+            raise RuntimeError(f"{shape}: differs from cuDNN by {difference}")
+        ours, cudnn = [], []
+        for _ in range(3):
+            ours.append(milliseconds(plan.run, 30))
+            cudnn.append(milliseconds(sdpa, 30))
+    read = 2 * 2 * batch * heads_kv * seqlen_kv * dim
+    return dict(shape=shape, kernel=plan.kernel, difference=difference, ms=sorted(ours)[1], cudnn_ms=sorted(cudnn)[1], bytes_of_keys_and_values=read)
+
+
 def run(options):
     import torch
     library = Library(options.library)
     result = dict(device=torch.cuda.get_device_name(), commit=options.commit, command="python bench/gpu_shapes.py " + " ".join(sys.argv[1:]))
     result["shapes"] = [dense_case(library, *item) for item in SHAPES.items()] + [packed_case(library, causal) for causal in (False, True)]
     result["reproducible"] = [reproducible_case(library, shape) for shape in REPRODUCIBLE]
+    result["few_queries"] = [few_queries_case(library, shape) for shape in FEW_QUERIES]
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
 
@@ -127,6 +153,12 @@ def tables(options):
         for causal in (False, True):
             ratios = [row["reproducible_ms"] / row["fast_ms"] for row in result["reproducible"] if (row["head_dim"], row["causal"]) == (dim, causal)]
             lines.append(f"| {dim} {'causal' if causal else 'full'} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |")
+    lines += ["", "Few queries, forward: time, keys and values read per time, and the speed over that of cuDNN in the same run:", "",
+              "| batch, heads, queries, keys, head dim | \u00b5s | TB/s | over cuDNN |", "|---|---|---|---|"]
+    for row in result["few_queries"]:
+        batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
+        lines.append(f"| {batch}, {heads}:{heads_kv}, {seqlen_q}, {seqlen_kv}, {dim} | {1e3 * row['ms']:.0f} | "
+                     f"{row['bytes_of_keys_and_values'] / row['ms'] * 1e-9:.2f} | {row['cudnn_ms'] / row['ms']:.2f} |")
     write_between(options.page, "shapes", lines)
 
 

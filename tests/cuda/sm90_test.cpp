@@ -105,6 +105,51 @@ TEST_F(Sm90, UsesTheInstructionsOfTheArchitecture) {
   }
 }
 
+TEST_F(Sm90, FewQueriesShareATile) {
+  struct Case {
+    const char* line;
+    int packed_heads, consumers;
+  };
+  for (const auto& [line, packed_heads, consumers] : {Case{"b64 h32:8 q1:4096 d128", 4, 1},
+                                                      {"b2 h32:8 q16:4096 d64", 4, 1},
+                                                      {"b2 h32:8 q17:4096 d256", 4, 2},
+                                                      {"b2 h28:4 q1:4096 d192:128", 7, 1},
+                                                      {"b2 h8 q64:1000 d80", 1, 1},
+                                                      {"b1 h128:1 q127:900 d128", 128, 2},
+                                                      {"b2 h64:8 q1:4096 d64 sink=s param=\"s: real[64]\"", 8, 1},
+                                                      {"b2 h32:8 q7:4096 d128 mask=\"seqlen_q + kv_idx <= seqlen_kv + q_idx\"", 4, 1}}) {
+    const problem::Problem p = problem_of(std::string("forward bf16 ") + line);
+    for (Sm90ForwardConfig config : sm90_forward_candidates(p)) {
+      EXPECT_EQ(config.packed_heads, packed_heads) << line;
+      EXPECT_EQ(config.consumers, consumers) << line;
+      EXPECT_LE(config.shared_bytes(p), 232448u) << line;
+      for (const bool split : {false, true}) {
+        config.split = split;
+        std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
+        if (split) sources.push_back(merge_splits_sm90_source(p));
+        for (jit::KernelSource& source : sources) source.arch = "sm_90a";
+        for (const auto& image : jit::compile(sources)) expect_clean(*image, p.line(), 0);
+      }
+    }
+  }
+  for (const char* line : {"b64 h32:8 q128:4096 d128", "b2 h8 q65:1000 d128", "b1 h129:1 q1:900 d128",
+                           "b2 h4:2 q1:64 d64 score=\"score + 1.0 * to_real(kv_idx)\"", "b2 h4:2 q1:64 d64 dropout=0.1"})
+    EXPECT_EQ(sm90_forward_candidates(problem_of(std::string("forward bf16 ") + line)).front().packed_heads, 1) << line;
+}
+
+TEST(Sm90Splits, AllMultiprocessorsRead) {
+  const auto splits = [](const char* line) {
+    const problem::Problem p = problem_of(std::string("forward bf16 ") + line);
+    return sm90_forward_splits(p, sm90_forward_candidates(p).front(), 132).value;
+  };
+  EXPECT_GE(splits("b1 h32:8 q1:32768 d128"), 8);  // 8 tasks
+  EXPECT_EQ(splits("b64 h32:8 q1:4096 d128"), 1);  // 512 tasks
+  EXPECT_EQ(splits("b1 h32:8 q1:128 d128"), 1);    // one tile
+  EXPECT_EQ(splits("b1 h8 q512:32768 d128"), 1);   // queries enough
+  EXPECT_GE(splits("b1 h8:1 q1:131072 d128"), 64);
+  EXPECT_LE(splits("b1 h8:1 q1:1000 d128"), 8);  // tiles
+}
+
 TEST_F(Sm90, FeaturesStayInFlight) {
   for (const char* pass : {"forward", "backward"}) {
     for (const char* features :

@@ -42,6 +42,11 @@ struct Sm90Args {
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
+  /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
+  /// writes split_rows rows, of kHeadDimV floats and of lse: in the order of tokens, and for a token of heads.
+  Divisor splits;
+  float *split_out, *split_lse;
+  long long split_rows;
 };
 
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.

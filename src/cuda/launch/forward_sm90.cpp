@@ -8,6 +8,8 @@
 namespace foveal::cuda {
 namespace {
 
+constexpr int merge_rows = 4;  ///< of a block, a warp each
+
 class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
@@ -17,7 +19,17 @@ class ForwardSm90 : public GpuExecutable {
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
-    const auto row_cost = sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false);
+    splits_ = sm90_forward_splits(p, config_, facts.multiprocessors);
+    config_.split = splits_.value > 1;
+    if (config_.split) {
+      split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
+      const auto rows = static_cast<std::size_t>(splits_.value * split_rows_);
+      split_out_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(p.head_dim_v) * sizeof(float));
+      split_lse_offset_ = workspace_.reserve(rows * sizeof(float));
+    }
+    std::vector<double> row_cost;
+    for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false))
+      row_cost.insert(row_cost.end(), static_cast<std::size_t>(splits_.value), cost / splits_.value);
     const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size;
     order_ = sm90_deal(row_cost, p.heads_q / config_.packed_heads, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false,
                        false, sm90_sequences_share_pairs(p))
@@ -26,18 +38,23 @@ class ForwardSm90 : public GpuExecutable {
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_.push_back(forward_sm90_source(p, config_));
+    if (config_.split) sources_.push_back(merge_splits_sm90_source(p));
     if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
+    if (config_.split) merge_ = jit::Kernel(images[1], device_, 0);
     if (!uses_tables()) return;
     tables_.load(images.data() + 1, device_);
     tables_.upload(device_);
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
-  std::string kernel() const override { return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward"); }
+  std::string kernel() const override {
+    return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
+                      config_.split ? ".split" : "");
+  }
 
   void describe(Explanation& e) const override {
     e.kernel = kernel();
@@ -47,6 +64,7 @@ class ForwardSm90 : public GpuExecutable {
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
+    if (config_.split) e.details.emplace_back("parts of the keys", std::to_string(splits_.value));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -69,7 +87,19 @@ class ForwardSm90 : public GpuExecutable {
       args.attention.runs = tables_.runs(workspace);
       tables_.make(args.attention, workspace, stream);
     }
+    if (config_.split) {
+      args.splits = splits_;
+      args.split_out = Workspace::at<float>(workspace, split_out_offset_);
+      args.split_lse = Workspace::at<float>(workspace, split_lse_offset_);
+      args.split_rows = split_rows_;
+    }
     kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
+    if (!config_.split) return;
+    const std::int64_t rows = p.seqlen_q * p.heads_q;
+    merge_.launch({.grid_x = static_cast<unsigned>((rows + merge_rows - 1) / merge_rows),
+                   .grid_y = static_cast<unsigned>(p.batch),
+                   .threads = 32 * merge_rows},
+                  args, stream);
   }
 
  private:
@@ -82,8 +112,11 @@ class ForwardSm90 : public GpuExecutable {
   Workspace workspace_;
   TileTables tables_;
   device::TaskOrder order_{};
+  device::Divisor splits_{};  // parts of the keys
+  std::int64_t split_rows_ = 0;
+  std::size_t split_out_offset_ = 0, split_lse_offset_ = 0;
   unsigned grid_ = 1, shared_bytes_ = 0;
-  jit::Kernel kernel_;
+  jit::Kernel kernel_, merge_;
 };
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
@@ -113,6 +146,14 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
       .arch = {}};
   config.set(source.constants);
   return source;
+}
+
+jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem) {
+  return {.stem = "merge_splits_sm90",
+          .entry = "merge_splits_sm90",
+          .constants = sm90_constants(problem),
+          .score = emit_score(problem),
+          .arch = {}};
 }
 
 }  // namespace foveal::cuda

@@ -9,5 +9,6 @@ namespace foveal::cuda {
 extern const Candidate forward_sm90;
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config);
+jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

@@ -136,6 +136,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
                                                 : 240)
       .set("kTakeTurns", take_turns)
       .set("kPackedHeads", packed_heads)
+      .set("kSplit", split)
       .set("kOrdered", ordered);
 }
 
@@ -290,12 +291,13 @@ Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardCo
 /// as many buffers as there is room for.
 std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   constexpr int most_rows = 128;
-  if (p.has_score_mod() || p.sink >= 0 || p.attention.dropout.p > 0 || sm90_mask(p).tiles == Sm90Tiles::list) return std::nullopt;
+  if (p.has_score_mod() || p.attention.dropout.p > 0 || sm90_mask(p).tiles == Sm90Tiles::list) return std::nullopt;
   if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
   const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
   if (rows > 64 && p.group_size == 1) return std::nullopt;
   const int consumers = rows <= 64 ? 1 : 2;
-  Sm90ForwardConfig config{dim <= 128 ? 128 : dim <= 192 ? 96 : 80, consumers, 4, 2, consumers > 1, dim > 80};
+  const int block_kv = dim <= 128 ? 128 : dim <= 192 ? 96 : consumers == 1 ? 80 : 64;
+  Sm90ForwardConfig config{block_kv, consumers, 4, 2, consumers > 1, dim > 80};
   config.packed_heads = static_cast<int>(p.group_size);
   while (config.shared_bytes(p) > shared_limit) {
     if (config.stages > 2) {
@@ -351,6 +353,26 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
   std::vector<Sm90ForwardConfig> candidates = forward_candidates(p);
   for (Sm90ForwardConfig& candidate : candidates) candidate = with_pair_tiles(p, candidate);
   return candidates;
+}
+
+device::Divisor sm90_forward_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
+  if (!for_few_queries(p)) return divisor(1);
+  const auto rows = sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, false);
+  std::int64_t tiles = 0;
+  for (const Sm90TileRange& row : rows) tiles = std::max(tiles, row.end - row.begin);
+  const std::int64_t tasks = p.batch * p.heads_q / config.packed_heads * static_cast<std::int64_t>(rows.size());
+  // In the time of a tile while all multiprocessors read. Half of them take all that memory gives.
+  constexpr double alone = 0.45, ends = 1, merging = 2.5;
+  const auto time = [&](std::int64_t splits) {
+    const double busy = std::min(1.0, static_cast<double>(tasks * splits) / multiprocessors);
+    const double task = std::max(alone, busy) * static_cast<double>(divide_up(tiles, splits)) + ends;
+    return static_cast<double>(divide_up(tasks * splits, multiprocessors)) * task + (splits > 1 ? merging : 0);
+  };
+  int best = 1;
+  constexpr int most = 128;
+  for (int splits = 2; splits <= std::min<std::int64_t>(most, tiles); ++splits)
+    if (time(splits) < time(best)) best = splits;
+  return divisor(best);
 }
 
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {

@@ -33,6 +33,7 @@ struct Sm90ForwardConfig {
   bool helpers = false;  ///< a warp beside the one that loads has work too
   int pair_stages = 0;   ///< of reads that come as tiles; 0: none does
   int packed_heads = 1;  ///< of a kv head, whose queries are rows of one tile
+  bool split = false;    ///< tasks take a part of the keys each
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
   int queries() const { return block_q() / packed_heads; }  ///< of a tile
@@ -74,6 +75,9 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
 
 constexpr std::int64_t sm90_max_head_dim = 256;
+
+/// In how many parts the keys of a row of tiles are best split, so that all multiprocessors read: 1 unless there are few queries.
+device::Divisor sm90_forward_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
 
 /// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
 bool sm90_sequences_share_pairs(const problem::Problem& problem);

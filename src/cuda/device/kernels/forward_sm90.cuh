@@ -5,10 +5,11 @@
 // seam: the first product of the next task is issued together with the last one of this task.
 //
 // Where there are few queries, the heads that share keys are rows of one tile (kPackedHeads > 1): row r is query r / kPackedHeads of head r % kPackedHeads of
-// the group, and a task's head is a kv head.
+// the group, and a task's head is a kv head. Where these are few tasks, several take a part each of the keys (kSplit), and kernels/merge_splits_sm90.cuh makes
+// one result of theirs.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kPackedHeads, kVarlen, kDropout.
+// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kPackedHeads, kSplit, kVarlen, kDropout.
 #include "philox.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -20,13 +21,14 @@
 namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
+constexpr bool kRowsFollow = kPackedHeads == 1 && !kSplit;  // rows of the output, and only the last ones may not exist
 constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-static_assert(kPackedHeads == 1 || !(kHasScore || kMaskProgram || kHasSink || kDropout), "rows of one head");
+static_assert((kPackedHeads == 1 && !kSplit) || !(kHasScore || kMaskProgram || kDropout), "rows of one head");
 
 using Walk = TileWalk<kSource, false>;
 using QueryTile = SwizzledTile<kBlockQ>;
@@ -88,6 +90,7 @@ struct Rings {
 /// A task with the tiles it visits.
 struct ForwardTask {
   Task task;
+  int split;  // of the keys
   Sequence sequence;
   Walk walk;
 
@@ -100,6 +103,11 @@ struct ForwardTask {
 
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
     if (!task_at(round, args.order, task)) return false;
+    if constexpr (kSplit) {
+      const int row = divide(task.row, args.splits);
+      split = task.row - row * args.splits.value;
+      task.row = row;
+    }
     sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
     return true;
   }
@@ -111,6 +119,7 @@ struct ForwardTask {
     } while (kVarlen && first_query() >= sequence.len_q);
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
+    if constexpr (kSplit) walk.take_part(split, args.splits.value);
     return true;
   }
 
@@ -457,7 +466,20 @@ struct Consumer {
     }
   }
 
+  /// Where row r of a part of the keys goes.
+  FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {
+    const int first = kVarlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
+    return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
+  }
+
   FOVEAL_DEVICE void write_lse(const ForwardTask& work, const float (&lse)[2]) const {
+    if constexpr (kSplit) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (thread % 4 == 0 && exists(work, r)) args.split_lse[split_row(work, r)] = lse[r];
+      }
+      return;
+    }
     const Rows& to = args.attention.lse;
     if (to.data == nullptr || thread % 4 != 0) return;
 #pragma unroll
@@ -471,7 +493,8 @@ struct Consumer {
   struct Ending {
     u16* out;     // first row of this thread
     u16* second;  // with packed heads
-    int rows;     // that exist from there on; with packed heads a bit for each of the two
+    float* split_out[2];
+    int rows;  // that exist from there on; with packed heads or parts of keys a bit for each of the two
     float factor[2];
   };
 
@@ -480,8 +503,8 @@ struct Consumer {
     if (kAnyExponent && softmax.overflows() && rings.maxima() == Maxima::first) rings.set_maxima(Maxima::too_low);
     Ending ending;
     float lse[2];
-    if constexpr (kHasSink) {
-      softmax.finish(exponent, sink_logit(work.task.head, args.attention.score), ending.factor, lse);
+    if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
+      softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)}, ending.factor, lse);
     } else {
       softmax.finish(exponent, ending.factor, lse);
     }
@@ -494,7 +517,11 @@ struct Consumer {
     const auto place = [&](int r) {
       return static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head + (work.sequence.first_q + query_of(work, r)) * out.seq;
     };
-    ending.rows = kPackedHeads == 1 ? work.sequence.len_q - row_of(work) : (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
+    ending.rows = kRowsFollow ? work.sequence.len_q - row_of(work) : (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
+    if constexpr (kSplit) {
+      for (int r = 0; r < 2; ++r) ending.split_out[r] = args.split_out + split_row(work, r) * kHeadDimV;
+      return ending;
+    }
     ending.out = place(0);
     if constexpr (kPackedHeads > 1) ending.second = place(1);
     return ending;
@@ -503,7 +530,11 @@ struct Consumer {
   FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool exists = kPackedHeads == 1 ? ending.rows > 8 * r : ending.rows >> r & 1;
+      const bool exists = kRowsFollow ? ending.rows > 8 * r : ending.rows >> r & 1;
+      if constexpr (kSplit) {
+        store_row(ending.split_out[r], acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
+        continue;
+      }
       u16* to = kPackedHeads > 1 && r == 1 ? ending.second : ending.out + 8 * r * args.attention.out.seq;
       store_row<Element>(to, acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
     }

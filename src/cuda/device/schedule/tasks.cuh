@@ -96,6 +96,13 @@ struct TileWalk {
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
+  /// After start(): only part number `part` of so many. Not for lists.
+  FOVEAL_DEVICE void take_part(int part, int parts) {
+    const int each = divide_up(max(tile - begin, 0), parts);
+    begin += part * each;
+    tile = min(tile, begin + each);
+  }
+
   /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
   FOVEAL_DEVICE bool next_full() {
     const bool full = tile > max(begin, full_begin) && tile <= full_end;

@@ -81,11 +81,11 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The same when a sink of this logit joins the denominator.
-  FOVEAL_DEVICE void finish(float scale_log2, float sink, float (&inverse)[2], float (&lse)[2]) {
-    const float sink_log2 = sink * kLog2e;
+  /// The same when sinks of these logits join the denominators.
+  FOVEAL_DEVICE void finish(float scale_log2, const float (&sink)[2], float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const float sink_log2 = sink[r] * kLog2e;
       const float shift = reference[r] * scale_log2;
       const float top = fmaxf(shift, sink_log2);
       const float total = quad_sum(sum[r]) * exp2_real(shift - top) + exp2_real(sink_log2 - top);

@@ -55,4 +55,14 @@ FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float f
   }
 }
 
+/// The same in 32 bits.
+template <int count>
+FOVEAL_DEVICE void store_row(float* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
+#pragma unroll
+  for (int at = 2 * r; at < count; at += 4) {
+    const int column = 2 * at - 4 * r + 2 * (lane % 4);
+    if (column < columns) *reinterpret_cast<float2*>(row + column) = make_float2(acc[at] * factor, acc[at + 1] * factor);
+  }
+}
+
 }  // namespace foveal::device
