@@ -182,11 +182,11 @@ class Emitter {
   }
 
   static constexpr const char* encode_text = R"(
-/* Fills the map of a tensor of 4 dimensions inside a kernel's argument. */
-static int encode(word* map, word address, int type, const word* dims, const word* strides, const unsigned* box) {
-  static const unsigned steps[4] = {1, 1, 1, 1};
+/* Fills the map of a tensor of `rank` dimensions inside a kernel's argument. */
+static int encode(word* map, word address, int type, unsigned rank, const word* dims, const word* strides, const unsigned* box) {
+  static const unsigned steps[5] = {1, 1, 1, 1, 1};
   _Alignas(64) word filled[16];
-  const int error = cuTensorMapEncodeTiled(filled, type, 4, (void*)address, dims, strides, box, steps, 0, 3, 3, 0);
+  const int error = cuTensorMapEncodeTiled(filled, type, rank, (void*)address, dims, strides, box, steps, 0, 3, 3, 0);
   memcpy(map, filled, sizeof filled);
   return error;
 }
@@ -199,12 +199,12 @@ static int encode(word* map, word address, int type, const word* dims, const wor
                    ", sizeof argument);\n");
     for (const auto& [at, address] : launch.addresses) text += base::join("    argument[", at / 8, "] = ", number(address), ";\n");
     for (const auto& [at, map] : launch.maps) {
-      const bool plain = map.dims.size() == 4 && map.element_strides == std::vector<unsigned>(4, 1) && map.interleave == 0 &&
-                         map.swizzle == 3 && map.l2_promotion == 3 && map.outside == 0;
+      const bool plain = map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 &&
+                         map.l2_promotion == 3 && map.outside == 0;
       if (!plain) base::fail(ErrorCode::unsupported, "emit: a tensor map of another kind");
-      text += base::join("    if ((error = encode(argument + ", at / 8, ", ", number(map.address), ", ", map.type, ", (const word[]){",
-                         list(map.dims), "}, (const word[]){", list(map.strides_bytes), "}, (const unsigned[]){", list(map.box),
-                         "})) != success) return error;\n");
+      text += base::join("    if ((error = encode(argument + ", at / 8, ", ", number(map.address), ", ", map.type, ", ", map.dims.size(),
+                         ", (const word[]){", list(map.dims), "}, (const word[]){", list(map.strides_bytes), "}, (const unsigned[]){",
+                         list(map.box), "})) != success) return error;\n");
     }
     text +=
         base::join("    if ((error = ", launch.cooperative ? "cuLaunchCooperativeKernel" : "cuLaunchKernel", "(loaded->function[",

@@ -76,10 +76,15 @@ class Expected {
     for (const auto& [byte, map] : launch.maps) {
       std::uint64_t* out = words.data() + byte / 8;
       out[0] = at(map.address);
-      for (std::size_t d = 0; d < 4; ++d) out[1 + d] = map.dims[d], out[8 + d] = map.box[d] * 16 + map.element_strides[d];
-      for (std::size_t d = 0; d < 3; ++d) out[5 + d] = map.strides_bytes[d];
+      const std::size_t rank = map.dims.size();
+      for (std::size_t d = 0; d < rank; ++d) {
+        out[1 + d] = map.dims[d];
+        out[10 + d / 4] |= std::uint64_t{map.box[d] * 16 + map.element_strides[d]} << d % 4 * 16;
+      }
+      for (std::size_t d = 0; d + 1 < rank; ++d) out[6 + d] = map.strides_bytes[d];
       out[12] = static_cast<std::uint64_t>(map.type), out[13] = static_cast<std::uint64_t>(map.interleave);
-      out[14] = static_cast<std::uint64_t>(map.swizzle * 16 + map.l2_promotion), out[15] = static_cast<std::uint64_t>(map.outside);
+      out[14] = static_cast<std::uint64_t>(map.swizzle * 16 + map.l2_promotion),
+      out[15] = static_cast<std::uint64_t>(map.outside) + 16 * rank;
     }
     char text[200];
     std::snprintf(text, sizeof text,
@@ -100,6 +105,8 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
        {std::pair{"sm_90a", "forward bf16 b2 h4:2 q300 d64 mask=\"kv_idx <= q_idx\""},
         {"sm_90a",
          "backward bf16 b2 h4:2 q300 d64 mask=\"(kv_idx <= q_idx) | (kv_idx < 9)\" score=\"score * t[head]\" param=\"t: real[4] grad\""},
+        {"sm_90a", "forward bf16 b1 h28:4 q3:9000 d128"},
+        {"sm_90a", "backward bf16 b1 h2 q300 d256 mask=\"kv_idx <= q_idx\""},
         {"sm_80", "forward f32 b1 h2 q100 d40 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[100]\""},
         {"sm_80", "backward f16 b3 h4 q50 total=100 d80 mask=\"kv_idx <= q_idx\" sink=s param=\"s: real[4] grad\""}}) {
     const Recording recording = record(problem_of(text), arch, "");

@@ -86,12 +86,14 @@ int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, co
                            const unsigned* steps, int interleave, int swizzle, int promotion, int outside) {
   /* A map is written as what it was made of, so that it shows in the argument. */
   word* out = map;
-  if ((size_t)map % 64 != 0 || rank != 4) return 1;
+  if ((size_t)map % 64 != 0 || rank < 4 || rank > 5) return 1;
   memset(map, 0, 128);
   out[0] = (word)address;
-  for (int d = 0; d < 4; ++d) out[1 + d] = dims[d];
-  for (int d = 0; d < 3; ++d) out[5 + d] = strides[d];
-  for (int d = 0; d < 4; ++d) out[8 + d] = box[d] * 16 + steps[d];
-  out[12] = (word)type, out[13] = (word)interleave, out[14] = (word)swizzle * 16 + (word)promotion, out[15] = (word)outside;
+  for (unsigned d = 0; d < rank; ++d) {
+    out[1 + d] = dims[d];
+    out[10 + d / 4] |= (word)(box[d] * 16 + steps[d]) << d % 4 * 16;
+  }
+  for (unsigned d = 0; d + 1 < rank; ++d) out[6 + d] = strides[d];
+  out[12] = (word)type, out[13] = (word)interleave, out[14] = (word)swizzle * 16 + (word)promotion, out[15] = (word)outside + 16 * rank;
   return 0;
 }
