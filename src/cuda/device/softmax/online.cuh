@@ -1,5 +1,6 @@
 #pragma once
 // Softmax over a row that arrives tile by tile: running maximum and sum, in base 2.
+#include "score/functions.cuh"
 #include "tile/fragment.cuh"
 
 namespace foveal::device {

@@ -1,0 +1,211 @@
+#pragma once
+// What a CTA of the forward kernel for Hopper holds and walks: its shared memory, its tasks, and the warps that load tiles and evaluate lines of them.
+//
+// config.cuh: as for kernels/forward_sm90.cuh.
+#include "schedule/tasks.cuh"
+#include "score/score.cuh"
+#include "tile/line_values.cuh"
+#include "tile/pair_tiles.cuh"
+
+namespace foveal::device {
+
+constexpr int kBlockQ = 64 * kConsumers;
+constexpr bool kRowsFollow = kPackedHeads == 1 && !kSplit;  // rows of the output, and only the last ones may not exist
+constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
+constexpr int kThreads = 128 * (1 + kConsumers);
+constexpr int kDim = round_up(kHeadDim, 16);
+constexpr int kDimV = round_up(kHeadDimV, 16);
+constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
+constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
+static_assert((kPackedHeads == 1 && !kSplit) || !(kHasScore || kMaskProgram || kDropout), "rows of one head");
+
+using Walk = TileWalk<kSource, false>;
+using QueryTile = SwizzledTile<kBlockQ>;
+using KvTile = SwizzledTile<kBlockKv>;
+using Lines = LineTile<kBlockQ, kBlockKv>;
+using Pairs = PairTiles<kBlockQ, kBlockKv>;
+constexpr int kLineStages = 2;
+
+struct SharedLayout {
+  static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
+  static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
+  static constexpr int kValueBytes = tile_bytes(kBlockKv, kDimV);
+  static constexpr int kQuery = 0;
+  static constexpr int kKey = kQuery + kQueryStages * kQueryBytes;
+  static constexpr int kValue = kKey + kStages * kKeyBytes;
+  static constexpr int kPairs = kValue + kStages * kValueBytes;
+  static constexpr int kBarriers = kPairs + Pairs::kBytes;
+  static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
+  static constexpr int kPairBarriers = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
+  static constexpr int kMaxima = kPairBarriers + Pairs::kBarrierBytes;
+  static constexpr int kLines = kMaxima + 16;
+  static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
+  static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
+  static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
+};
+
+/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low.
+enum class Maxima : u32 { first, too_low, all };
+
+/// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
+constexpr bool kAnyExponent = kSame<Element, bf16>;
+
+struct Rings {
+  unsigned char* memory;
+  u32 base;
+  RingBarriers<kQueryStages> query;
+  RingBarriers<kStages> key, value;
+  RingBarriers<kLineStages> line_values;
+  Pairs pairs;
+  FOVEAL_DEVICE explicit Rings(unsigned char* memory)
+      : memory(memory),
+        base(shared_address(memory)),
+        query{base + SharedLayout::kBarriers},
+        key{query.address + RingBarriers<kQueryStages>::kBytes},
+        value{key.address + RingBarriers<kStages>::kBytes},
+        line_values{base + SharedLayout::kLineBarriers},
+        pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
+  /// Of the whole CTA. What a group finds when another one sets them does not matter: everything is then repeated.
+  FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_word(base + SharedLayout::kMaxima)) : Maxima::all; }
+  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_word(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
+  FOVEAL_DEVICE Lines lines(u32 use) const {
+    return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
+  }
+  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
+  FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + SharedLayout::kKey + key.index(use) * SharedLayout::kKeyBytes}; }
+  FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + SharedLayout::kValue + value.index(use) * SharedLayout::kValueBytes}; }
+};
+
+/// A task with the tiles it visits.
+struct ForwardTask {
+  Task task;
+  int split;  // of the keys
+  Sequence sequence;
+  Walk walk;
+
+  FOVEAL_DEVICE int first_query() const { return task.row * kQueries; }
+  /// Of the tile.
+  FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
+    return {task.batch, task.head, first_query() + static_cast<int>(args.q_offset), walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
+            sequence.len_q, sequence.len_kv};
+  }
+
+  FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
+    if (!task_at(round, args.order, task)) return false;
+    if constexpr (kSplit) {
+      const int row = divide(task.row, args.splits);
+      split = task.row - row * args.splits.value;
+      task.row = row;
+    }
+    sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
+    return true;
+  }
+
+  /// The next task of this CTA that exists in its sequence.
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
+    do {
+      if (!at(++round, args)) return false;
+    } while (kVarlen && first_query() >= sequence.len_q);
+    walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
+               sequence.len_kv, kBlockKv);
+    if constexpr (kSplit) walk.take_part(split, args.splits.value);
+    return true;
+  }
+
+  FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
+    if (!walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial)) return false;
+    if constexpr (kHasScore) partial = partial || first_query() + kQueries > sequence.len_q;  // positions must exist
+    return true;
+  }
+
+  /// The same, but only to a tile that is not partial.
+  FOVEAL_DEVICE bool next_full_tile() {
+    if (kHasScore && first_query() + kQueries > sequence.len_q) return false;
+    return walk.next_full();
+  }
+};
+
+/// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
+constexpr bool kValueFirst = kQueryStages == 1 && (kMaskProgram || kVarlen);
+
+FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
+  const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  if constexpr (kPackedHeads == 1) {
+    mbarrier_arrive_expect_bytes(full, SharedLayout::kQueryBytes);
+    load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
+  } else {
+    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
+    for (int chunk = 0; chunk < chunk_count(kDim); ++chunk) {
+      tma_load(to + chunk * QueryTile::kChunkBytes, args.q, full, chunk * kChunkColumns, 0, row, head, batch);
+    }
+  }
+}
+
+FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
+  tma_prefetch_map(args.q);
+  tma_prefetch_map(args.k);
+  tma_prefetch_map(args.v);
+  for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
+  int round = -1;
+  ForwardTask work;
+  u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
+  int value_row = 0, value_head = 0, value_batch = 0;
+  const auto load_value = [&](u32 use) {
+    rings.value.wait_empty(use);
+    mbarrier_arrive_expect_bytes(rings.value.full(use), SharedLayout::kValueBytes);
+    load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
+  };
+  while (work.next(round, args)) {
+    const int batch = kVarlen ? 0 : work.task.batch;
+    const int kv_head = kPackedHeads > 1 ? work.task.head : work.task.head / args.attention.group_size;
+    bool partial, first = true;
+    while (work.next_tile(args, partial)) {
+      const bool value_first = kValueFirst && first;
+      if (first) {
+        if (value_first && tile > 0) load_value(tile - 1);
+        rings.query.wait_empty(query);
+        load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
+        ++query;
+        first = false;
+      }
+      const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
+      rings.key.wait_empty(tile);
+      mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
+      load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
+      rings.pairs.load(args, work.first_pair(args.attention), tile);
+      if (!value_first && tile > 0) load_value(tile - 1);
+      value_row = row;
+      value_head = kv_head;
+      value_batch = batch;
+      ++tile;
+    }
+  }
+  if (tile > 0) load_value(tile - 1);
+}
+
+/// What the score needs along the lines of each tile, by one warp.
+FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
+  int round = -1;
+  ForwardTask work;
+  u32 tile = 0;
+  while (work.next(round, args)) {
+    const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
+    bool partial;
+    Lines before{nullptr};
+    int next_kv = 0;  // that continues the tile before
+    for (; work.next_tile(args, partial); ++tile) {
+      const int first_kv = work.walk.tile * kBlockKv;
+      if (first_kv != next_kv) before.data = nullptr;
+      rings.line_values.wait_empty(tile);
+      const Lines lines = rings.lines(tile);
+      lines.fill(
+          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
+          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_query() - first_kv - ahead); });
+      hand_over(rings.line_values, tile);
+      before = lines;
+      next_kv = first_kv - kBlockKv;
+    }
+  }
+}
+
+}  // namespace foveal::device
