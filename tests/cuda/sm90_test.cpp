@@ -12,6 +12,7 @@
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/sm90_order.h"
 #include "machine_code.h"
 #include "mask/band.h"
 #include "mask/block_mask.h"

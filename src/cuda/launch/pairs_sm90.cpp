@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
+#include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
 namespace {

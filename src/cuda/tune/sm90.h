@@ -1,5 +1,5 @@
 #pragma once
-// Tiles, schedules and task orders of the sm_90 kernels: pure functions from a problem to printable values.
+// Tiles and schedules of the sm_90 kernels: pure functions from a problem to printable values. The order of tasks: sm90_order.h.
 #include <optional>
 #include <string>
 #include <vector>
@@ -74,43 +74,13 @@ LineValues sm90_line_values(const problem::Problem& problem);
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
 
-constexpr std::int64_t sm90_max_head_dim = 256;
+/// Has the forward pass fewer queries than a tile has rows, and nothing that keeps heads from sharing a tile and tasks from sharing the
+/// keys?
+bool sm90_has_few_queries(const problem::Problem& problem);
 
-/// In how many parts the keys of a row of tiles are best split, so that all multiprocessors read: 1 unless there are few queries.
-device::Divisor sm90_forward_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
+constexpr std::int64_t sm90_max_head_dim = 256;
 
 /// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
 bool sm90_sequences_share_pairs(const problem::Problem& problem);
-
-/// An order of tasks, and how long they take in it.
-struct Sm90Dealing {
-  device::TaskOrder order;
-  double time;  ///< of the busiest, in the unit of row_cost
-};
-/// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
-/// of tiles of one head; head_bytes: what the tasks of one head read again and again;
-/// in_turns: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
-Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                      std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns = false,
-                      bool sequences_inside = false);
-
-/// Tiles that each row of tiles visits.
-struct Sm90TileRange {
-  std::int64_t begin, end;
-};
-std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
-                                          bool transposed);
-
-/// How many these are, plus what starting and ending a row costs.
-std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
-                                  bool transposed);
-
-/// sm90_deal() of tasks that take every splits-th tile of a row each, with as many splits as even out best.
-struct Sm90SplitDealing {
-  device::Divisor splits;
-  Sm90Dealing dealing;
-};
-Sm90SplitDealing sm90_deal_splits(const std::vector<Sm90TileRange>& rows, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors);
 
 }  // namespace foveal::cuda
