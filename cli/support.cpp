@@ -99,7 +99,11 @@ void print() {
     fmt::print("| {} |", feature.name);
     for (const TargetInfo& target : columns) {
       const std::string forward = cell(Pass::forward, feature, target), backward = cell(Pass::backward, feature, target);
-      fmt::print(" {} |", forward == backward ? forward : forward + " / " + backward);
+      if (forward == backward) {
+        fmt::print(" {} |", forward);
+      } else {
+        fmt::print(" {} / {} |", forward, backward);
+      }
     }
     fmt::print("\n");
   }

@@ -140,6 +140,7 @@ double cross_entropy(T* logits, const std::int32_t* targets, std::int64_t rows, 
   return total / static_cast<double>(rows);
 }
 
+// NOLINTBEGIN(bugprone-macro-parentheses): T is a type
 #define GPT_INSTANTIATE(T)                                                                                                     \
   template void linear(T*, const T*, const T*, std::int64_t, std::int64_t, std::int64_t);                                      \
   template void linear_backward(T*, T*, const T*, const T*, const T*, std::int64_t, std::int64_t, std::int64_t);               \
@@ -151,6 +152,7 @@ double cross_entropy(T* logits, const std::int32_t* targets, std::int64_t rows, 
   template void embed(T*, const T*, const std::int32_t*, std::int64_t, std::int64_t);                                          \
   template void embed_backward(T*, const T*, const std::int32_t*, std::int64_t, std::int64_t);                                 \
   template double cross_entropy(T*, const std::int32_t*, std::int64_t, std::int64_t);
+// NOLINTEND(bugprone-macro-parentheses)
 GPT_INSTANTIATE(float)
 GPT_INSTANTIATE(double)
 

@@ -58,6 +58,7 @@ Tokenizer Tokenizer::learn(std::string_view text, std::int64_t vocabulary) {
     at += word.size();
   }
   std::vector<std::pair<Word, std::int64_t>> words;
+  words.reserve(counts.size());
   for (const auto& [word, count] : counts) words.emplace_back(to_bytes(word), count);
 
   // How often each pair stands side by side, and in which words; both are kept up to date as pairs are joined.

@@ -112,7 +112,7 @@ Report Checker::judge(const std::function<std::string(CaseData&)>& run, const Pl
   const Results found = results_of(data);
   const std::vector<bool> queries = problem::sampled_queries(data.line());
   for (const auto& [name, values] : found) {
-    const auto of_sample = [&](const std::vector<double>& all) { return sampled(data, queries, name, all); };
+    const auto of_sample = [&, &name = name](const std::vector<double>& all) { return sampled(data, queries, name, all); };
     const auto expected = known_->naive.expected_error.find(name);
     const std::vector<double> error = expected == known_->naive.expected_error.end() ? std::vector<double>{} : of_sample(expected->second);
     report.tensors.push_back(compare(name, dtype_of(data, name), of_sample(values), of_sample(known_->exact.at(name)),

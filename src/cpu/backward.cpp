@@ -353,7 +353,7 @@ class Backward final : public planning::Executable {
     }
     std::size_t own_rows = 0;
     if (fused() && !shared) own_rows = static_cast<std::size_t>(max_seqlen_kv() + s_.ops.block_kv);
-    if (!fused()) own_rows = static_cast<std::size_t>(blocks_per_key_task * s_.ops.block_kv);
+    if (!fused()) own_rows = static_cast<std::size_t>(blocks_per_key_task) * static_cast<std::size_t>(s_.ops.block_kv);
     const int blocks = fused() ? 1 : blocks_per_key_task;
 
     Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));

@@ -106,6 +106,7 @@ std::string emit_pair_tiles(const Problem& p, const Program& program, const std:
     dimensions.insert(dimensions.end(), tile.others.begin(), tile.others.end());
     const auto& index = program.code[static_cast<std::size_t>(tile.read)].index;
     std::vector<ValueId> indices;
+    indices.reserve(dimensions.size());
     for (const int d : dimensions) indices.push_back(index[static_cast<std::size_t>(d)]);
     std::string body = writer.body(indices);
     for (std::size_t d = 0; d < dimensions.size(); ++d)
@@ -184,6 +185,7 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
       base::join("constexpr int kWalkValues = ", lines.walk.size(), ";\nconstexpr int kDiagonalValues = ", lines.diagonal.size(), ";\n");
   const auto functions = [&](const char* name, const std::vector<ValueId>& values) {
     std::vector<std::string> bodies;
+    bodies.reserve(values.size());
     for (const ValueId value : values) bodies.push_back(Writer(p, program_of(p)).result(value));
     text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
                      "  return 0;\n");

@@ -5,7 +5,6 @@
 namespace foveal::cuda {
 namespace {
 
-using scoring::Op;
 using scoring::Program;
 using scoring::ValueId;
 

@@ -250,7 +250,7 @@ void CaseData::clear_unsampled() {
     const TensorView& view = views_[role];
     std::int64_t inner = 1;
     for (std::size_t d = queries + 1; d < static_cast<std::size_t>(view.rank); ++d) inner *= view.sizes[d];
-    base::each_element(view, [&](std::int64_t i, std::int64_t offset) {
+    base::each_element(view, [&, &queries = queries](std::int64_t i, std::int64_t offset) {
       if (!sampled[static_cast<std::size_t>(i / inner % view.sizes[queries])]) base::store(view.data, view.dtype, offset, 0);
     });
   }

@@ -390,6 +390,7 @@ ValueId Graph::make_junction(Op op, ValueId a, ValueId b) {
   }
   // Two comparisons of one sum with constants: the stronger (&) or the weaker (|) one says it all; opposite ones may decide everything.
   std::vector<std::optional<Linear>> sums;
+  sums.reserve(operands.size());
   for (ValueId operand : operands) sums.push_back(difference(operand));
   std::vector<bool> dropped(operands.size(), false);
   for (std::size_t i = 0; i < operands.size(); ++i) {

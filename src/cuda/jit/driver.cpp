@@ -24,9 +24,11 @@ Loaded load() {
     return loaded;
   }
   const char* missing = nullptr;
+// NOLINTBEGIN(bugprone-macro-parentheses): a list of types
 #define FOVEAL_X(name, symbol, parameters)                                           \
   loaded.api.name = reinterpret_cast<Result(*) parameters>(dlsym(library, #symbol)); \
   if (!loaded.api.name) missing = #symbol;
+  // NOLINTEND(bugprone-macro-parentheses)
   FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
   if (missing) {
@@ -115,7 +117,7 @@ const DeviceFacts& device_facts(int device) {
 }
 
 Current::Current(int device) {
-  const Context wanted = device_facts(device).context;
+  Context wanted = device_facts(device).context;
   Context found = nullptr;
   check(api().context_current(&found), "cuCtxGetCurrent");
   if (found == wanted) return;

@@ -94,7 +94,7 @@ struct alignas(64) TensorMap {
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
 
 struct Api {
-#define FOVEAL_X(name, symbol, parameters) Result(*name) parameters = nullptr;
+#define FOVEAL_X(name, symbol, parameters) Result(*name) parameters = nullptr;  // NOLINT(bugprone-macro-parentheses): a list of types
   FOVEAL_DRIVER_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
 };

@@ -34,7 +34,7 @@ using Program = struct ProgramTag*;
   X(ptx, nvrtcGetPTX, int, (Program, char*))
 
 struct Nvrtc {
-#define FOVEAL_X(name, symbol, result, parameters) result(*name) parameters = nullptr;
+#define FOVEAL_X(name, symbol, result, parameters) result(*name) parameters = nullptr;  // NOLINT(bugprone-macro-parentheses): types
   FOVEAL_NVRTC_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
   std::string unavailable, identity, path;
@@ -146,9 +146,11 @@ Nvrtc load() {
       continue;
     }
     bool complete = true;
+// NOLINTBEGIN(bugprone-macro-parentheses): types
 #define FOVEAL_X(name, symbol, result, parameters)                              \
   nvrtc.name = reinterpret_cast<result(*) parameters>(dlsym(library, #symbol)); \
   complete = complete && nvrtc.name;
+    // NOLINTEND(bugprone-macro-parentheses)
     FOVEAL_NVRTC_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
     int major = 0, minor = 0;
@@ -192,6 +194,7 @@ Compilation nvrtc_compile(const std::string& source, const std::string& name, co
   int result = lib.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
   if (result != 0) base::fail(ErrorCode::compile_failed, "nvrtcCreateProgram: ", lib.error_string(result));
   std::vector<const char*> flags;
+  flags.reserve(options.size());
   for (const auto& option : options) flags.push_back(option.c_str());
   result = lib.compile(program, static_cast<int>(flags.size()), flags.data());
   Compilation compilation;

@@ -71,24 +71,24 @@ class Assembler {
 
 }  // namespace
 
-Constants& Constants::set(std::string name, int value) {
+Constants& Constants::set(const std::string& name, int value) {
   text_ += base::join("constexpr int ", name, " = ", value, ";\n");
   return *this;
 }
 
-Constants& Constants::set(std::string name, bool value) {
+Constants& Constants::set(const std::string& name, bool value) {
   text_ += base::join("constexpr bool ", name, " = ", value ? "true" : "false", ";\n");
   return *this;
 }
 
-Constants& Constants::set(std::string name, double value) {
+Constants& Constants::set(const std::string& name, double value) {
   char digits[64];
   std::snprintf(digits, sizeof digits, "%a", value);
   text_ += base::join("constexpr double ", name, " = ", digits, ";\n");
   return *this;
 }
 
-Constants& Constants::set_type(std::string name, std::string type) {
+Constants& Constants::set_type(const std::string& name, const std::string& type) {
   text_ += base::join("using ", name, " = ", type, ";\n");
   return *this;
 }
@@ -103,6 +103,7 @@ std::string_view embedded_file(std::string_view path) {
 
 std::vector<std::string_view> embedded_files() {
   std::vector<std::string_view> paths;
+  paths.reserve(static_cast<std::size_t>(embedded_count));
   for (int i = 0; i < embedded_count; ++i) paths.push_back(embedded_table[i].first);
   return paths;
 }

@@ -16,11 +16,11 @@ namespace foveal::cuda::jit {
 /// Compile-time values of a kernel, in order. Equal settings give equal text.
 class Constants {
  public:
-  Constants& set(std::string name, int value);
-  Constants& set(std::string name, bool value);
-  Constants& set(std::string name, double value);
-  Constants& set_type(std::string name, std::string type);  ///< `using Element = bf16;`
-  const std::string& text() const { return text_; }         ///< one declaration per line: the body of config.cuh
+  Constants& set(const std::string& name, int value);
+  Constants& set(const std::string& name, bool value);
+  Constants& set(const std::string& name, double value);
+  Constants& set_type(const std::string& name, const std::string& type);  ///< `using Element = bf16;`
+  const std::string& text() const { return text_; }                       ///< one declaration per line: the body of config.cuh
 
  private:
   std::string text_;

@@ -29,6 +29,7 @@ std::vector<int> reads_of_pairs(const problem::Problem& p) {
 
 std::vector<int> params_of(const problem::Problem& p, const std::vector<int>& reads) {
   std::vector<int> params;
+  params.reserve(reads.size());
   for (const int read : reads) params.push_back(p.score->reads[static_cast<std::size_t>(read)].param);
   return params;
 }

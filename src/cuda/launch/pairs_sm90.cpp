@@ -33,12 +33,12 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 // Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
   const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
-  const Sm90PairsConfig loads{narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
+  Sm90PairsConfig loads{narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
   constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
   for (const int pair_stages : {4, 3, 2, 1})
-    if (const Sm90PairsConfig config{loads.block_kv, 2, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
+    if (Sm90PairsConfig config{loads.block_kv, 2, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
   return loads;
 }
 

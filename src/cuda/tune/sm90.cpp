@@ -81,9 +81,9 @@ std::vector<PairTile> Sm90ForwardConfig::pair_tiles(const problem::Problem& p) c
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
-  const auto barriers = static_cast<std::size_t>(16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16);  // and a word
+  const int barriers = 16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16;  // and a word
   const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
-  return tiles + barriers + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
+  return tiles + static_cast<std::size_t>(barriers) + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
          static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
 }
 
@@ -134,8 +134,8 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
   const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
-  const auto barriers_and_statistics = static_cast<std::size_t>(80 + 48 * stages + 2 * stages * 4 * block_q);
-  return tiles + barriers_and_statistics + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
+  const int barriers_and_statistics = 80 + 48 * stages + 2 * stages * 4 * block_q;
+  return tiles + static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
          static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
          static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
 }
