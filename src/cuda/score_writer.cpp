@@ -255,6 +255,7 @@ void Writer::multiply(Product& product, ValueId id, bool whole) const {
   const Instr& instr = program_.code[at(id)];
   const auto [a, b, unused] = instr.arg;
   const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
+  // NOLINTNEXTLINE(bugprone-branch-clone): the branches stand in the order in which they are asked
   if (!regroups_ || decides_[at(id)] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
     product.rest.push_back(id);
   } else if (instr.type == Type::real && instr.op == Op::neg) {

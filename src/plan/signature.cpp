@@ -13,9 +13,11 @@ class Writer {
   template <class T>
   requires std::is_scalar_v<T>
   void add(T value) {
+    // NOLINTBEGIN(bugprone-sizeof-expression): of a pointer too
     char bytes[sizeof(T)];
     std::memcpy(bytes, &value, sizeof(T));
     out_.append(bytes, sizeof(T));
+    // NOLINTEND(bugprone-sizeof-expression)
   }
 
   void add(const std::string& text) {

@@ -190,6 +190,7 @@ Interval DataReadRanges::range(std::int32_t param, std::span<const Interval> ind
 
 std::size_t DataReadRanges::bytes(const Program& program, const std::vector<ParamInfo>& params) {
   constexpr std::size_t gap = alignof(std::max_align_t);  // between two pieces
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): a pointer to each is kept
   std::size_t sum = params.size() * (sizeof(Summary*) + sizeof(Summary) + gap) + gap;
   for (std::size_t i = 0; i < params.size(); ++i) {
     const bool is_read = std::any_of(program.code.begin(), program.code.end(), [i](const Instr& instr) {

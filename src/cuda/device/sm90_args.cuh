@@ -40,7 +40,7 @@ struct Sm90Args {
   int stat_rows;
   float scale;  ///< that of AttentionArgs: conversions of doubles are slow
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
-  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries
+  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh)
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
   /// writes split_rows rows, of kHeadDimV floats and of lse: in the order of tokens, and for a token of heads.
