@@ -137,7 +137,8 @@ def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: 
 
 
 _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break
-_CONSTANT = (Expr, str, type(None))
+# torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
+_CONSTANT = (Expr, str, type(None)) if torch.__version__ >= (2, 13) else (str, type(None))
 
 
 def _bound(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool) -> tuple[str, list[Tensor]]:
