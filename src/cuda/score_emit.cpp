@@ -141,6 +141,7 @@ std::string emit_reads(const Problem& p, const Given& given) {
   text += list("constexpr int kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
   text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
   text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
+  text += list("constexpr bool kFollowsFromDk", count, [&](std::size_t r) { return truth(follows_from_dk(p, reads[r])); });
   const std::vector<Interval> bounds = bounds_of(program, p);
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
@@ -263,6 +264,17 @@ bool is_capped(const Problem& p) {
 bool is_sum(const Problem& p) {
   return p.pass == Pass::forward && p.has_score_mod() &&
          Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
+}
+
+bool follows_from_dk(const Problem& p, const scoring::TrainableRead& read) {
+  const Program& program = p.score->backward;
+  const Writer writer(p, program);
+  if (p.pass != Pass::backward || read.reduction != scoring::Reduction::uniform || !writer.is_scaled_score(read.factor)) return false;
+  std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
+  if (p.heads_q != p.heads_kv) varies |= scoring::depends_head;  // dk is the sum over a group of them
+  const auto depends = [&](ValueId value) { return program.depends[static_cast<std::size_t>(value)]; };
+  const bool of_group = std::none_of(read.index.begin(), read.index.end(), [&](ValueId index) { return depends(index) & varies; });
+  return of_group && !(depends(p.score->dscore) & varies) && !(depends(read.factor) & varies & scoring::depends_head);
 }
 
 std::vector<bool> straight_values(const Problem& p) {

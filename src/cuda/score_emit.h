@@ -35,6 +35,11 @@ bool is_capped(const problem::Problem& problem);
 /// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?
 bool is_sum(const problem::Problem& problem);
 
+/// Is the gradient of a read the sum of k . dk over keys? It is where its factor is the raw score and dk takes in what the score is
+/// multiplied with, as in score * t[head]: the sum over pairs of dS_ij (q_i . k_j) is that over keys of k_j . (sum over queries of dS_ij
+/// q_i), and no pair has a term of its own.
+bool follows_from_dk(const problem::Problem& problem, const scoring::TrainableRead& read);
+
 /// For each value of the pass's program: is it a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through
 /// pairs needs two instructions for it, shared along diagonals: not worth another warp's time.
 std::vector<bool> straight_values(const problem::Problem& problem);

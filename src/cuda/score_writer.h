@@ -65,6 +65,9 @@ class Writer {
   /// Of the factor of a read. A sum whose second term has a constant leaves it to the sum over pairs.
   Apart factor_apart_from_uniform(ValueId id) const;
 
+  /// Is a value the raw score times what is the same for all pairs of a head?
+  bool is_scaled_score(ValueId id) const { return is_score(product_of(id)); }
+
   /// A score that is the raw score times a factor, the same for all pairs of a head, and an offset that does not depend on it.
   struct ScoreSum {
     Apart gain, offset;

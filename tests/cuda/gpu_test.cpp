@@ -30,18 +30,18 @@ class Gpu : public test::NeedsNvrtc {
 };
 
 struct OnGpu {
-  explicit OnGpu(const std::string& text) : data(line_of(text)), device(data) {
+  explicit OnGpu(const std::string& text, int ordinal = 0) : data(line_of(text, ordinal)), device(data), memory(cuda_memory(ordinal)) {
     device.upload();
     const problem::Line& line = data.line();
     plan = line.pass == Pass::forward ? foveal::plan(line.attention, device.forward_inputs(), device.forward_outputs(), line.options)
                                       : foveal::plan(line.attention, device.backward_inputs(), device.backward_outputs(), line.options);
-    workspace = cuda_memory(0).allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
+    workspace = memory.allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
   }
-  ~OnGpu() { cuda_memory(0).release(workspace); }
+  ~OnGpu() { memory.release(workspace); }
 
-  static problem::Line line_of(const std::string& text) {
+  static problem::Line line_of(const std::string& text, int ordinal = 0) {
     problem::Line line = problem::parse_line(text);
-    line.device = {DeviceKind::cuda, 0};
+    line.device = {DeviceKind::cuda, ordinal};
     line.options.backend = "cuda";
     return line;
   }
@@ -62,12 +62,20 @@ struct OnGpu {
 
   problem::CaseData data;
   check::DeviceCase device;
+  planning::DeviceMemory& memory;
   Plan plan;
   void* workspace = nullptr;
 };
 
-Stream new_stream() {
-  const driver::Current current(0);
+/// Only Hopper has kernels of its own.
+void expect_kernel(const OnGpu& gpu, const std::string& kernel) {
+  if (driver::device_facts(0).capability() == 90) {
+    EXPECT_EQ(gpu.plan.kernel(), kernel) << problem::to_string(gpu.data.line());
+  }
+}
+
+Stream new_stream(int ordinal = 0) {
+  const driver::Current current(ordinal);
   driver::StreamHandle stream = nullptr;
   driver::check(driver::api().stream_create(&stream, 1), "cuStreamCreate");
   return {stream};
@@ -78,6 +86,23 @@ constexpr const char* backward_line =
     "backward bf16 b2 h4:2 q300 d64 mask=\"doc[q_idx] == doc[kv_idx]\" score=\"score + rel[head, clamp(q_idx - kv_idx, -8, 8) + 8] + "
     "t[dist[q_idx, kv_idx]]\" param=\"doc: integer[300] segments(4)\" param=\"rel: real[4, 17] grad\" param=\"t: real[9] grad\" "
     "param=\"dist: integer[300, 300] integers(0, 8)\"";
+
+// What a run launches differs most between these: one kernel; clusters of CTAs; heads of a group in one tile and parts of the keys, merged;
+// gradients of parameters beside the others and by kernels of their own; the portable kernels. At most two CTAs add to an element of dq, so
+// that its bits are the same in whatever order they come.
+constexpr std::pair<const char*, const char*> kinds_of_runs[] = {
+    {"cuda.sm90.bf16.forward", forward_line},
+    {"cuda.sm90.bf16.forward.packed.split", "forward bf16 b1 h8:2 q2:3000 d128 mask=\"kv_idx - 2998 <= q_idx\""},
+    {"cuda.sm90.bf16.backward.fused", backward_line},
+    {"cuda.sm90.bf16.backward.fused", "backward bf16 b2 h4:2 q250 d256 mask=\"causal()\""},
+    {"cuda.sm90.bf16.backward.fused",
+     "backward bf16 b2 h4 q256 d64 mask=\"causal()\" score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[4, 256, 256] grad\" "
+     "sink=s param=\"s: real[4] grad\""},
+    {"cuda.sm90.bf16.backward.fused",
+     "backward bf16 b2 h4 q250 d256 mask=\"causal()\" score=\"score * g[head] + t[head, clamp(q_idx - kv_idx, -8, 8) + 8]\" "
+     "param=\"g: real[4] grad\" param=\"t: real[4, 17] grad\""},
+    {"cuda.sm80.f32.backward.split", "backward f32 b2 h4:2 q200 d40 mask=\"causal()\" score=\"score * t[head]\" param=\"t: real[4] grad\""},
+};
 
 // The same bits in every run, by the kernels that are meant to give them.
 constexpr std::pair<const char*, const char*> reproducible_lines[] = {
@@ -94,12 +119,10 @@ constexpr std::pair<const char*, const char*> reproducible_lines[] = {
 
 TEST_F(Gpu, RunsAreBitwiseEqual) {
   std::vector<std::pair<const char*, const char*>> lines(std::begin(reproducible_lines), std::end(reproducible_lines));
-  lines.insert(lines.end(), {{"", forward_line}, {"", backward_line}});
+  lines.insert(lines.end(), std::begin(kinds_of_runs), std::end(kinds_of_runs));
   for (const auto& [kernel, line] : lines) {
     OnGpu gpu(line);
-    if (*kernel && driver::device_facts(0).capability() == 90) {
-      EXPECT_EQ(gpu.plan.kernel(), kernel) << line;
-    }
+    expect_kernel(gpu, kernel);
     gpu.run({});
     const std::string first = gpu.bytes();
     for (int i = 0; i < 100; ++i) {
@@ -125,7 +148,8 @@ TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
   for (const char* line :
        {forward_line, "forward f32 b2 h4 q100 d40 mask=\"doc[q_idx] == doc[kv_idx]\" param=\"doc: integer[100] segments(4)\"",
         "forward bf16 b1 h2 q300:500 d192:128 mask=\"(kv_idx <= q_idx) | (kv_idx < 40)\"", reproducible_lines[1].second,
-        reproducible_lines[4].second, reproducible_lines[5].second, backward_line}) {
+        reproducible_lines[4].second, reproducible_lines[5].second, kinds_of_runs[1].second, kinds_of_runs[3].second,
+        kinds_of_runs[4].second, kinds_of_runs[5].second, backward_line}) {
     OnGpu planned(line), emitted(line);
     planned.run({});
 
@@ -170,8 +194,9 @@ TEST_F(Gpu, CapturedIntoAGraph) {
   const auto end = reinterpret_cast<int (*)(void*, void**)>(dlsym(library, "cuStreamEndCapture"));
   const auto instantiate = reinterpret_cast<int (*)(void**, void*, unsigned long long)>(dlsym(library, "cuGraphInstantiateWithFlags"));
   const auto launch = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cuGraphLaunch"));
-  for (const char* line : {forward_line, backward_line}) {
+  for (const auto& [kernel, line] : kinds_of_runs) {
     OnGpu eager(line), captured(line);
+    expect_kernel(eager, kernel);
     eager.run({});
     const Stream stream = new_stream();
     void *graph = nullptr, *executable = nullptr;
@@ -188,22 +213,59 @@ TEST_F(Gpu, CapturedIntoAGraph) {
 }
 
 TEST_F(Gpu, ManyThreadsAndStreams) {
-  OnGpu single(backward_line);
-  single.run({});
-  const std::string expected = single.bytes();
-  std::vector<std::thread> threads;
-  std::vector<int> wrong(8, 0);
-  for (std::size_t t = 0; t < wrong.size(); ++t) {
-    threads.emplace_back([&, t] {
-      OnGpu own(backward_line);
-      const Stream stream = new_stream();
-      for (int i = 0; i < 10; ++i) own.run(stream);
-      cuda_memory(0).synchronize(stream);
-      wrong[t] = own.bytes() != expected;
-    });
+  for (const auto& [kernel, line] : kinds_of_runs) {
+    OnGpu single(line);
+    single.run({});
+    const std::string expected = single.bytes();
+    std::vector<std::thread> threads;
+    std::vector<int> wrong(8, 0);
+    for (std::size_t t = 0; t < wrong.size(); ++t) {
+      threads.emplace_back([&, t, text = line] {
+        OnGpu own(text);
+        const Stream stream = new_stream();
+        for (int i = 0; i < 10; ++i) own.run(stream);
+        own.memory.synchronize(stream);
+        wrong[t] = own.bytes() != expected;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, std::vector<int>(8, 0)) << kernel << ": " << line;
   }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(wrong, std::vector<int>(8, 0));
+}
+
+TEST_F(Gpu, EveryDeviceGivesTheSameBits) {
+  const int devices = driver::device_count();
+  if (devices < 2) GTEST_SKIP() << "one device";
+  for (const auto& [kernel, line] : kinds_of_runs) {
+    OnGpu first(line, 0);
+    first.run({});
+    const std::string expected = first.bytes();
+    std::vector<std::thread> threads;
+    std::vector<int> wrong(static_cast<std::size_t>(devices), 0);
+    for (std::size_t d = 0; d < wrong.size(); ++d) {
+      threads.emplace_back([&, d, text = line] {
+        const int ordinal = static_cast<int>(d);
+        OnGpu own(text, ordinal);
+        const Stream stream = new_stream(ordinal);
+        for (int i = 0; i < 10; ++i) own.run(stream);
+        own.memory.synchronize(stream);
+        wrong[d] = own.bytes() != expected;
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(wrong, std::vector<int>(wrong.size(), 0)) << kernel << ": " << line;
+
+    // Plans of two devices used in turns by one thread, whichever device is current.
+    OnGpu last(line, devices - 1);
+    for (const int current : {0, devices - 1}) {
+      const driver::Current here(current);
+      last.data.clear_outputs(last.data.line().pass);
+      last.device.upload();
+      first.run({});
+      last.run({});
+      EXPECT_TRUE(last.bytes() == expected) << line;
+    }
+  }
 }
 
 TEST_F(Gpu, OneCallWithoutAPlan) {

@@ -57,6 +57,28 @@ TEST(ScoreUnits, OfASlopeLeaveTheLoopOnlyWhereAllHeadsOfAGroupShareThem) {
   EXPECT_EQ(slope_unit("h4", "score + t[head]"), slope_unit("h4:2", "score + t[head]"));
 }
 
+TEST(ScoreUnits, GradientsOfFactorsOfTheScoreFollowFromDk) {
+  const auto follow = [](const std::string& heads, const std::string& score, const std::string& dtype = "bf16") {
+    const problem::Problem p =
+        problem_of("backward " + dtype + " b2 " + heads + " q64 d64 score=\"" + score + "\" param=\"t: real[64] grad\"" +
+                   (score.find("u[") == std::string::npos ? "" : " param=\"u: real[64] grad\""));
+    std::string found;
+    for (const scoring::TrainableRead& read : p.score->reads) found += follows_from_dk(p, read) ? '1' : '0';
+    return found;
+  };
+  EXPECT_EQ(follow("h4", "score * t[head]"), "1");
+  EXPECT_EQ(follow("h4", "0.5 * score * exp(t[batch])"), "1");
+  EXPECT_EQ(follow("h4", "score * t[head] * u[0]"), "11");
+  EXPECT_EQ(follow("h4", "score * t[head] + u[kv_idx]"), "10");
+  EXPECT_EQ(follow("h4:2", "score * t[head]"), "0");  // dk is the sum over both heads
+  EXPECT_EQ(follow("h4:2", "score * t[head // 2]"), "0");
+  EXPECT_EQ(follow("h4:2", "score * t[0]"), "1");
+  EXPECT_EQ(follow("h4", "score * t[q_idx]"), "0");
+  EXPECT_EQ(follow("h4", "(score + 1) * t[head]"), "0");
+  EXPECT_EQ(follow("h4", "score * t[head] * to_real(kv_idx)"), "0");
+  EXPECT_EQ(follow("h4", "tanh(score * t[head])"), "0");
+}
+
 TEST(ScoreUnits, SumsOfScoreAndOffsetAreFound) {
   const auto is_sum_of = [](const std::string& score) {
     return is_sum(problem_of("forward bf16 b2 h4 q64 d64 score=\"" + score + "\" param=\"t: real[64]\""));

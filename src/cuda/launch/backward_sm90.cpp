@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/launch/collect_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
@@ -50,6 +51,7 @@ class BackwardSm90 : public GpuExecutable {
       pairs_.emplace_back(problem_, read, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
+    if (const auto collect = sm90_collect_config(problem_); collect && sm90_collects(problem_)) collect_.emplace(problem_, *collect, facts);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -74,6 +76,7 @@ class BackwardSm90 : public GpuExecutable {
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
     if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
     add(gradients_.sources());
+    if (collect_) sources_.push_back(collect_->source());
     add(reads_.sources());
     for (const PairsSm90& pairs : pairs_) add(pairs.sources());
     if (uses_tables()) add(tables_.sources());
@@ -86,6 +89,7 @@ class BackwardSm90 : public GpuExecutable {
     if (problem_.dq.present) convert_ = jit::Kernel(*next++, device_, 0);
     gradients_.load(next, device_);
     next += gradients_.sources().size();
+    if (collect_) collect_->load(*next++, device_);
     reads_.load(next, device_);
     next += reads_.sources().size();
     for (PairsSm90& pairs : pairs_) {
@@ -115,6 +119,7 @@ class BackwardSm90 : public GpuExecutable {
     e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    if (collect_) collect_->describe(e);
     for (const PairsSm90& pairs : pairs_) pairs.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   }
@@ -154,6 +159,7 @@ class BackwardSm90 : public GpuExecutable {
       convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
     }
     if (!gradients_.any()) return;
+    if (collect_) collect_->run(buffers, args, stream);
     for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
     finish_params(args.attention, buffers, workspace, stream);
   }
@@ -180,6 +186,7 @@ class BackwardSm90 : public GpuExecutable {
   TileTables tables_;
   ParamGradients gradients_;
   ReadPasses reads_;
+  std::optional<CollectSm90> collect_;
   std::vector<PairsSm90> pairs_;
   std::int64_t stat_rows_ = 0;
   std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
@@ -216,6 +223,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
   jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
   config.set(source.constants);
   source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", sm90_collects(p));
+  source.constants.set("kCollectsTerms", sm90_collects(p) && config.cluster_size() == 1);
   return source;
 }
 

@@ -113,12 +113,39 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
 
 namespace {
 
+int reads_along(const problem::Problem& p, scoring::Reduction lines) {
+  return static_cast<int>(
+      std::count_if(p.score->reads.begin(), p.score->reads.end(), [&](const auto& read) { return read.reduction == lines; }));
+}
 /// Reads whose terms other warps sum up.
 int staged_reads(const problem::Problem& p) {
-  int staged = 0;
-  for (const scoring::TrainableRead& read : p.score->reads)
-    staged += read.reduction == scoring::Reduction::row || read.reduction == scoring::Reduction::diagonal;
-  return staged;
+  return reads_along(p, scoring::Reduction::row) + reads_along(p, scoring::Reduction::diagonal);
+}
+
+/// Its gradient is added up by a kernel for elements of pairs.
+bool is_added_later(const problem::Problem& p, const scoring::TrainableRead& read) {
+  return gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::added;
+}
+
+/// Has some read terms of pairs to sum up?
+bool has_terms(const problem::Problem& p) {
+  return std::any_of(p.score->reads.begin(), p.score->reads.end(),
+                     [&](const auto& read) { return !is_added_later(p, read) && !follows_from_dk(p, read); });
+}
+
+/// Shared memory of the terms of one staged read (ReadStage of tile/collect_reads.cuh).
+std::size_t staged_read_bytes(int block_kv, int block_q) { return 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43)); }
+
+constexpr std::size_t shared_limit = 232448;  // of a CTA
+
+/// Reads whose terms the thread knows together with the probability and must keep.
+int early_reads(const problem::Problem& p) {
+  const auto of_score = [&](scoring::ValueId id) {
+    return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
+  };
+  return static_cast<int>(std::count_if(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
+    return of_score(p.score->dscore) || (of_score(read.factor) && !follows_from_dk(p, read));
+  }));
 }
 
 }  // namespace
@@ -128,16 +155,18 @@ std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) 
 }
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
+  return bytes_without_lines(p) + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q);
+}
+
+std::size_t Sm90BackwardConfig::bytes_without_lines(const problem::Problem& p) const {
   // In a cluster keys have four chunks, one for each part of dq, and come with two of the other CTA's.
   const std::size_t keys = cluster_size() > 1 ? 6 * tile_bytes(block_kv, 64) : tile_bytes(block_kv, p.head_dim);
   const std::size_t tiles = keys + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
-  const std::size_t stage = 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43));
   const int barriers_and_statistics = 80 + 48 * stages + 2 * stages * 4 * block_q;
   return tiles + static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
-         static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q) +
-         static_cast<std::size_t>(sm90_collects(p) ? staged_reads(p) : 0) * stage;
+         static_cast<std::size_t>(sm90_collects(p) && p.head_dim <= 128 ? staged_reads(p) : 0) * staged_read_bytes(block_kv, block_q);
 }
 
 std::string Sm90BackwardConfig::text() const {
@@ -149,39 +178,52 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
   constants.set("kBlockQ", block_q)
       .set("kStages", stages)
       .set("kPairStages", pair_stages)
-      .set("kHelperRegisters", helpers              ? 72
-                               : cluster_size() > 1 ? 40
-                                                    : 24)
-      .set("kConsumerRegisters", helpers              ? 216
-                                 : cluster_size() > 1 ? 232
-                                                      : 240);
+      .set("kHelperRegisters", helper_registers)
+      .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
 }
 
 bool sm90_collects(const problem::Problem& p) {
+  if (p.pass != Pass::backward) return false;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  if (p.pass != Pass::backward || dim > 64) return false;
-  const auto added_later = [&](const scoring::TrainableRead& read) {
-    return gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::added;
-  };
-  if (std::all_of(p.score->reads.begin(), p.score->reads.end(), added_later)) return false;
-  const auto of_score = [&](scoring::ValueId id) {
-    return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
-  };
-  int early = 0;
-  for (const scoring::TrainableRead& read : p.score->reads) {
-    early += of_score(p.score->dscore) || of_score(read.factor);
+  const auto& reads = p.score->reads;
+  if (std::all_of(reads.begin(), reads.end(), [&](const auto& read) { return is_added_later(p, read); })) return false;
+  if (dim > 128 && !has_terms(p)) return true;
+  for (const scoring::TrainableRead& read : reads)
     for (const scoring::ValueId index : read.index)
-      if (of_score(index)) return false;
+      if (p.score->backward.depends[static_cast<std::size_t>(index)] & scoring::depends_score) return false;
+  if (early_reads(p) > 2) return false;  // what registers hold, and then shared memory
+  return dim > 128 ? sm90_collect_config(p).has_value() : staged_reads(p) <= (dim > 64 ? 2 : 3);
+}
+
+std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p) {
+  if (p.head_dim <= 128 || !has_terms(p)) return std::nullopt;
+  for (const int stages : {2, 1}) {
+    const Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
+    if (config.shared_bytes(p) <= shared_limit) return config;
+    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return without_lines;
   }
-  return early <= 2 && staged_reads(p) <= 3;  // what registers and shared memory hold
+  return std::nullopt;
+}
+
+std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
+  const std::size_t of_stage =
+      tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) + 2 * 4 * block_q + 4 * lines.count(block_kv, block_q) + 48;
+  return tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) + static_cast<std::size_t>(stages) * of_stage + 80 +
+         static_cast<std::size_t>(staged_reads(p)) * staged_read_bytes(block_kv, block_q);
 }
 
 LineValues sm90_line_values(const problem::Problem& p) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool forward = p.pass == Pass::forward;
-  const bool in_turns = !forward && p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
-  if (!p.has_score_mod() || dim > (forward ? 128 : 64) || in_turns) return {};
-  return find_line_values(p, straight_values(p));
+  const bool in_turns = p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
+  if (!p.has_score_mod() || (p.pass == Pass::backward && in_turns)) return {};
+  LineValues lines = find_line_values(p, straight_values(p));
+  if (p.pass == Pass::forward) return lines;
+  // As many as shared memory has room for: those along diagonals serve more pairs.
+  const Sm90BackwardConfig config{64, p.head_dim > 128 ? 64 : 128, 2, 0};
+  const std::size_t taken = config.bytes_without_lines(p);
+  const std::size_t room = taken < shared_limit ? (shared_limit - taken) / (4 * static_cast<std::size_t>(config.stages)) : 0;
+  for (std::vector<scoring::ValueId>* values : {&lines.walk, &lines.diagonal})
+    while (!values->empty() && lines.count(config.block_kv, config.block_q) > room) values->pop_back();
+  return lines;
 }
 
 namespace {
@@ -211,8 +253,6 @@ bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring
   }
   return reached[static_cast<std::size_t>(value)];
 }
-
-constexpr std::size_t shared_limit = 232448;  // of a CTA
 
 }  // namespace
 
@@ -311,10 +351,10 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
     return plain ? std::vector{narrow, wide} : std::vector{narrow};
   }
   if (dim <= 192) {
-    if (p.head_dim_v <= 128) return {{128, 2, 2, 1, true, true}};
-    return {{96, 2, 2, 1, false, true}};
+    if (p.head_dim_v <= 128) return {{128, 2, 2, 1, true, true, helpers}};
+    return {{96, 2, 2, 1, false, true, helpers}};
   }
-  return {{plain ? 80 : 64, 2, 2, 1, false, true}};
+  return {{plain ? 80 : 64, 2, 2, 1, false, true, helpers}};
 }
 
 }  // namespace
@@ -328,19 +368,34 @@ std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p
   return candidates;
 }
 
+namespace {
+
+/// What a thread of the helping warps needs; above head dim 64 the others need all that can be spared, which sums along diagonals can
+/// least.
+int backward_helper_registers(const problem::Problem& p, bool helpers) {
+  if (p.head_dim > 128) return 40;
+  if (!helpers) return 24;
+  if (std::max(p.head_dim, p.head_dim_v) <= 64) return 72;
+  return sm90_collects(p) && reads_along(p, scoring::Reduction::diagonal) > 0 && early_reads(p) == 0 ? 56 : 40;
+}
+
+}  // namespace
+
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen;
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
-  const bool helpers = (sm90_collects(p) && staged_reads(p) > 0) || !sm90_line_values(p).empty();
-  if (p.head_dim > 128) return {{64, 64, 2, false}};
+  const bool helpers = (sm90_collects(p) && p.head_dim <= 128 && staged_reads(p) > 0) || !sm90_line_values(p).empty();
+  const int helper_registers = backward_helper_registers(p, helpers);
+  if (p.head_dim > 128) return {{64, 64, 2, helper_registers}};
   // Registers hold of each pair what the plain pass holds.
   const bool only_sums = std::all_of(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
     const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
-    return !of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column);
+    return follows_from_dk(p, read) ||
+           (!of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column));
   });
   const bool straight = bare && sm90_is_light(p) && only_sums && !helpers && !reads_pairs(p);
-  if (dim <= 64 && (plain || straight)) return {{128, 128, 2, false}, {64, 128, 2, false}};
+  if (dim <= 64 && (plain || straight)) return {{128, 128, 2, helper_registers}, {64, 128, 2, helper_registers}};
   std::vector<Sm90BackwardConfig> candidates;
   const auto add_fitting = [&](const Sm90BackwardConfig& config) {
     if (config.shared_bytes(p) <= shared_limit) candidates.push_back(config);
@@ -351,12 +406,12 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     });
     const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
     for (const int pair_stages : {2, 1})
-      if (dim <= 64 && light && candidates.empty()) add_fitting({128, 128, 2, false, pair_stages});
-    const bool roomy = helpers || dim <= 64;  // the warp that loads has more to do
+      if (dim <= 64 && light && candidates.empty()) add_fitting({128, 128, 2, helper_registers, pair_stages});
+    const int more = dim <= 64 ? backward_helper_registers(p, true) : helper_registers;  // the warp that loads has more to do
     for (const int pair_stages : {2, 1})
-      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, roomy, pair_stages});
+      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, more, pair_stages});
   }
-  if (candidates.empty()) candidates.push_back({64, 128, 2, helpers});
+  if (candidates.empty()) candidates.push_back({64, 128, 2, helper_registers});
   return candidates;
 }
 

@@ -47,7 +47,7 @@ struct Sm90ForwardConfig {
 struct Sm90BackwardConfig {
   int block_q, block_kv;  ///< of a CTA
   int stages;             ///< of queries and gradients of the output
-  bool helpers;           ///< warps beside the one that loads have work too
+  int helper_registers;   ///< of a thread of the warps that load and help; the others share the rest
   int pair_stages = 0;    ///< of reads that come as tiles; 0: none does
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
@@ -57,12 +57,24 @@ struct Sm90BackwardConfig {
   int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that do a task together
   int task_keys() const { return cluster_size() * block_kv; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
+  std::size_t bytes_without_lines(const problem::Problem& problem) const;
   std::string text() const;
   void set(jit::Constants& constants) const;
 };
 
-/// Does the backward kernel collect gradients of parameters itself? Where registers are short, a pass of its own is quicker.
+/// Of the pass that collects gradients of parameters after the backward kernel.
+struct Sm90CollectConfig {
+  static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
+  int stages;
+  LineValues lines;
+
+  std::size_t shared_bytes(const problem::Problem& problem) const;
+};
+
+/// Do the Hopper kernels collect gradients of parameters themselves, but for those that several batches or heads add up for each pair?
 bool sm90_collects(const problem::Problem& problem);
+/// How, if the backward kernel has no registers for terms of pairs.
+std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem);
 /// Is the score added to and multiplied only? Other scores need registers of their own.
 bool sm90_is_light(const problem::Problem& problem);
 /// Reads of one element per pair that the kernels may get as tiles.

@@ -5,11 +5,9 @@
 // barrier a tile).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
-#include "element.cuh"
+// TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
-
-#include "config.cuh"
+#include "tile/dq_sum.cuh"
 
 namespace foveal::device {
 
@@ -18,6 +16,8 @@ constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
 constexpr bool kLseAhead = false;
 constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
 constexpr int kAddingWarps = 4 * kConsumers;
+constexpr int kKeyColumns = kSumColumns, kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // dQ's parts of columns begin where chunks of K do
+constexpr int kGradScoreTiles = 2;
 
 }  // namespace foveal::device
 
@@ -25,11 +25,13 @@ constexpr int kAddingWarps = 4 * kConsumers;
 
 namespace foveal::device {
 
-static_assert(kSumParts == kConsumers && kPartColumns <= 64);
+static_assert(kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 
-/// Whether the next queries are waited for before this tile's dQ is added. That takes long to read its registers, and so the address of a barrier, which got one
-/// of them, waited, and the scores behind it. Where reads are collected meanwhile there is no other work to do, and it was slower.
-constexpr bool kWaitsEarly = !(kCollects && kRoomy);
+/// Whether terms of parameters' gradients leave the registers before the products that follow, which then need these, or beside them.
+constexpr bool kCollectsFirst = !kRoomy;
+
+/// Whether dP is under way beside the probabilities: not where terms that are known with these take its registers.
+constexpr bool kGradPBeside = kRoomy || kEarlyReads == 0;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardGroup {
@@ -80,12 +82,15 @@ struct Consumer : BackwardGroup {
     rings.value.wait_full(use);
     for (;;) {
       const QueryTile query_tile = uniform(rings.query_tile(tile)), grad_out_tile = uniform(rings.grad_out_tile(tile));
+      const auto grad_p_product = [&] {
+        wgmma_pin(grad_p);
+        wgmma_fence();
+        multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, grad_out_tile);
+        wgmma_commit();
+      };
       rings.grad_out.wait_full(tile);
-      wgmma_pin(grad_p);
-      wgmma_fence();
-      multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, grad_out_tile);
-      wgmma_commit();
-      wgmma_wait<1>();
+      if constexpr (kGradPBeside) grad_p_product();
+      wgmma_wait<kGradPBeside>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
@@ -95,6 +100,7 @@ struct Consumer : BackwardGroup {
         probabilities<false>(scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
       }
 
+      if constexpr (!kGradPBeside) grad_p_product();
       wgmma_pin(dv);
       wgmma_fence();
       multiply_registers<Element, kDimV, kBlockQ>(dv, p, grad_out_tile, true);
@@ -106,6 +112,7 @@ struct Consumer : BackwardGroup {
       } else {
         score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       }
+      if constexpr (kSumsTerms && kCollectsFirst) collect_terms(warp_pairs(work, tile, ahead), grad_p, early, tile);
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
       fence_async_proxy();
@@ -120,22 +127,19 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       float* sum = dq_sum(work);
       const WarpPairs pairs = warp_pairs(work, tile, ahead);
-      if constexpr (kCollects) {
-        if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
-        pairs.collect<0>(grad_p, early, rings.read_stage());
-        if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);
-      }
+      if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, grad_p, early, tile);
       if constexpr (kHasLines) release(rings.line_values, tile);
       const bool more = work.next_tile(args, partial);
       if (more) load_ahead(ahead, work, tile + 1, partial);
-      if constexpr (kCollects) {
+      if constexpr (kSumsTerms) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
           pairs.finish<0>(sums);
           sums.clear();
         }
       }
       if (more) follow_head(factors, work);
-      if (kWaitsEarly && more) rings.query.wait_full(tile + 1);
+      // Before dQ is added, which takes long to read its registers: the address of a barrier would get one of them and wait, and the scores behind it.
+      if (more) rings.query.wait_full(tile + 1);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
@@ -148,9 +152,9 @@ struct Consumer : BackwardGroup {
       if (leader) rings.query.release(tile);
       ++tile;
       if (!more) break;
-      if (!kWaitsEarly) rings.query.wait_full(tile);
       score_product();
     }
+    add_gradients_of_dk(work, dk);
     if (leader) {
       rings.key.release(use);
       rings.value.release(use);

@@ -6,11 +6,9 @@
 // dQ of it, over the keys of both CTAs. So a CTA adds half as much to dQ in global memory, which would bind, as if it went by itself.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout,
-// kReproducible, kCollects, kBinBits; kHelperRegisters, kConsumerRegisters.
-#include "element.cuh"
+// kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
-
-#include "config.cuh"
+#include "tile/dq_sum.cuh"
 
 namespace foveal::device {
 
@@ -19,6 +17,8 @@ constexpr int kBlockKv = 64, kClusterSize = 2;
 constexpr bool kLseAhead = true;
 constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
 constexpr int kAddingWarps = 8;
+constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // dQ's parts of columns begin where chunks of K do
+constexpr int kGradScoreTiles = 2;
 
 }  // namespace foveal::device
 
@@ -26,8 +26,8 @@ constexpr int kAddingWarps = 8;
 
 namespace foveal::device {
 
-static_assert(!kCollects && !kHasLines && kPairTiles == 0, "no warps help here, and shared memory is full");
-static_assert(kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
+static_assert(!kCollectsTerms && kPairTiles == 0, "shared memory is full");
+static_assert(kSumCtas == kClusterSize && kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
 /// Columns of dQ that a CTA adds; the last of them are for the side of the keys, which has more to do otherwise.
 constexpr int kCtaColumns = 2 * kPartColumns, kKeySideColumns = 32;
@@ -104,11 +104,13 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_pin(scores);
+        if constexpr (kHasLines) rings.line_values.wait_full(tile);
         if (partial) {
           probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         } else {
           probabilities<false>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         }
+        if constexpr (kHasLines) release(rings.line_values, tile);
         release(rings.query, tile);
 
         const auto start_values = [&] {
@@ -205,6 +207,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_pin(scores);
+        if constexpr (kHasLines) rings.line_values.wait_full(tile);
         if (partial) {
           probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
         } else {
@@ -217,6 +220,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         } else {
           score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         }
+        if constexpr (kHasLines) release(rings.line_values, tile);
         release(rings.grad_out, tile);
 
         const auto start_keys = [&] {
@@ -243,6 +247,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
       }
       if (sum != nullptr) {
         finish_query_gradients(tile - 1, sum);
+        add_gradients_of_dk(work, dk);
         if (leader) {
           rings.key.release(tasks);
           rings.value.release(tasks);
@@ -266,6 +271,7 @@ extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) 
   if (warp_group == 0) {
     registers_decrease<kHelperRegisters>();
     if (threadIdx.x == 0) produce(args, rings);
+    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
     if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
   } else {
     registers_increase<kConsumerRegisters>();

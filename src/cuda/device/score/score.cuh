@@ -12,6 +12,7 @@
 //   real read_factor_in_units<r>(score, at, args)
 //                                              d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r], kFactorIsFinite[r]:
 //                                              for all pairs
+//                                              kFollowsFromDk[r]: it is the raw score, and the sum of all terms that of k . dk
 //   real read_unit<r>(score, at, args)         for the sum over pairs to take in: the same for all pairs of a head
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
 // kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.

@@ -4,7 +4,8 @@
 // A operands of dV += P^T dO and dK += dS^T Q.
 //
 // config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv, kClusterSize; kLseAhead: is lse loaded before the products that the scores wait for?
-// kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back.
+// kAddingWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back; kKeyColumns, kKeyStep: columns of keys, and
+// where chunks of them begin; kGradScoreTiles: buffers of gradients of scores.
 #include "philox.cuh"
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
@@ -23,21 +24,18 @@ constexpr int kTaskKeys = kClusterSize * kBlockKv;
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kCollects);  // d score_mod / d score is multiplied with the probability
+constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // d score_mod / d score is multiplied with the probability
 using Walk = TileWalk<kSource, true>;
-static_assert(kSumCtas == kClusterSize);
 static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "a CTA is started with so many and would wait for more for ever");
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
-// dQ's parts of columns begin where chunks of K do.
-constexpr int kKeyStep = kSplitColumns && kDim > kChunkColumns ? kPartColumns : kChunkColumns;
 using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
 using Pairs = PairTiles<kBlockQ, kBlockKv>;
 
 struct SharedLayout {
-  static constexpr int kKeyBytes = chunk_count(kSumColumns, kKeyStep) * KeyTile::kChunkBytes;
+  static constexpr int kKeyBytes = chunk_count(kKeyColumns, kKeyStep) * KeyTile::kChunkBytes;
   static constexpr int kValueBytes = tile_bytes(kBlockKv, kDimV);
   static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
   static constexpr int kGradOutBytes = tile_bytes(kBlockQ, kDimV);
@@ -49,7 +47,7 @@ struct SharedLayout {
   static constexpr int kQuery = kPeerKey + (kClusterSize > 1 ? 2 * KeyTile::kChunkBytes : 0);
   static constexpr int kGradOut = kQuery + kStages * kQueryBytes;
   static constexpr int kGradScore = kGradOut + kStages * kGradOutBytes;
-  static constexpr int kPairs = kGradScore + 2 * kGradScoreBytes;
+  static constexpr int kPairs = kGradScore + kGradScoreTiles * kGradScoreBytes;
   static constexpr int kLse = kPairs + Pairs::kBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
   static constexpr int kBarriers = kDelta + kStages * kStatBytes;
@@ -164,7 +162,7 @@ struct BackwardTask {
 FOVEAL_DEVICE void load_keys(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
   const u32 full = rings.key.full(use);
   mbarrier_arrive_expect_bytes(full, SharedLayout::kKeyBytes + (SharedLayout::kQuery - SharedLayout::kPeerKey));
-  load_tile<kBlockKv, kSumColumns, kKeyStep>(rings.key_tile().address, args.k, full, row, head, batch);
+  load_tile<kBlockKv, kKeyColumns, kKeyStep>(rings.key_tile().address, args.k, full, row, head, batch);
   if constexpr (kClusterSize > 1) {
     const int peer_row = row + (cluster_rank() == 0 ? kBlockKv : -kBlockKv);
     load_tile<kBlockKv, 2 * kPartColumns, kKeyStep>(rings.peer_key_tile().address, args.k, full, peer_row, head, batch, 2 * kPartColumns * cluster_rank());
@@ -253,7 +251,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
     for (; work.next_tile(args, partial); ++tile) {
       rings.line_values.wait_empty(tile);
       const Position base = work.base(args.attention);
-      if (base.head != head || work.first_q() != next_q) before.data = nullptr;
+      if (kStages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = rings.lines(tile);
       lines.fill(
           args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
@@ -485,22 +483,29 @@ struct BackwardGroup {
         const float difference = grad - d[j & 1];
         bool kept = !partial || p[i + j] != 0.0f;  // what is not kept may hold NaN
         p[i + j] = kept ? p[i + j] * difference : 0.0f;
-        if constexpr (kCollects && kSlopeEarly) {
+        if constexpr (kSumsTerms && kSlopeEarly) {
 #pragma unroll
           for (int read = 0; read < kEarlyReads; ++read) kept = kept || early[read][i + j] != 0.0f;
           grad_p[i + j] = kept ? difference : 0.0f;
         }
-        if constexpr (kCollects && !kSlopeEarly) {
+        if constexpr (kSumsTerms && !kSlopeEarly) {
           grad_p[i + j] = p[i + j];
           const float sloped = p[i + j] * slope_in_units(0.0f, pairs.template pair<partial>(i + j), args.attention.score);
           p[i + j] = partial && p[i + j] == 0.0f ? 0.0f : sloped;
         }
-        if constexpr (kCollects) pairs.template sum_up<partial>(grad_p[i + j], early, i + j, tile_sums, sums);
+        if constexpr (kSumsTerms) pairs.template sum_up<partial>(grad_p[i + j], early, i + j, tile_sums, sums);
       }
       packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
       packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
-    if constexpr (kCollects) tile_sums.add_to(sums);
+    if constexpr (kSumsTerms) tile_sums.add_to(sums);
+  }
+
+  /// Terms of a tile for gradients of parameters, to those who sum them up.
+  FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, u32 tile) const {
+    if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
+    pairs.collect<0>(terms, early, rings.read_stage());
+    if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);
   }
 
   /// Adds a part of dQ to the sum of a query tile, from its element `first` on: four registers by four registers, thread after thread.
@@ -520,11 +525,32 @@ struct BackwardGroup {
     return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
   }
 
+  /// Of any pair of the task, when its walk has ended.
+  FOVEAL_DEVICE Position base_of_group(const BackwardTask& work) const {
+    Position base = work.base(args.attention);
+    base.head = work.task.head * args.attention.group_size;
+    return base;
+  }
+
+  /// Gradients of parameters that follow from dk, while the keys are there.
+  FOVEAL_DEVICE void add_gradients_of_dk(const BackwardTask& work, const float (&dk)[kDim / 2]) const {
+    if constexpr (kCollects && any_follows_from_dk(0)) {
+      float sum[2] = {};  // of the thread's two keys
+#pragma unroll
+      for (int i = 0; i < kDim / 2; i += 2) {
+        const int row = first_key + fragment_first_row(thread) + 8 * fragment_row(i);
+        const u32 two = load_word(rings.key_tile().block_of_row(row, fragment_column(i)) + 2 * fragment_first_column(thread));
+        sum[fragment_row(i)] = fmaf(dk[i], to_real(Element{u16(two)}), fmaf(dk[i + 1], to_real(Element{u16(two >> 16)}), sum[fragment_row(i)]));
+      }
+      const auto exists = [&](int row) { return key_of(work) + 8 * row < work.sequence.len_kv; };  // others may hold NaN
+      add_reads_of_dk(args.attention, base_of_group(work), (exists(0) ? sum[0] : 0.0f) + (exists(1) ? sum[1] : 0.0f));
+    }
+  }
+
   FOVEAL_DEVICE void write_dk(const BackwardTask& work, float (&dk)[kDim / 2]) const {
     const float scale = args.scale;
     if constexpr (kHasScore) {
-      Position base = work.base(args.attention);
-      base.head = work.task.head * args.attention.group_size;  // any of the group
+      const Position base = base_of_group(work);
       const float unit = slope_unit({1, scale}, base, args.attention.score);
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = sum_in_whole(dk[i], unit);

@@ -16,13 +16,13 @@ namespace foveal::device {
 /// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor / unit. A factor
 /// is taken whole: without its unit it may be the raw score itself, whose register the tensor cores must have back.
 constexpr bool kEarlyFactors = !kSlopeOfScore;
-constexpr bool is_early(int r) { return kSlopeOfScore || kFactorOfScore[r]; }
+constexpr bool is_early(int r) { return kSlopeOfScore || (kFactorOfScore[r] && !kFollowsFromDk[r]); }
 constexpr int early_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += is_early(r);
   return count;
 }
-constexpr int kEarlyReads = kCollects ? early_before(kReads) : 0;
+constexpr int kEarlyReads = kCollectsTerms ? early_before(kReads) : 0;
 constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
 using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
 
@@ -33,13 +33,17 @@ FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, f
   return sum_in_whole(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
 }
 
+/// Does some read have terms of pairs to sum up?
+constexpr bool has_terms(int r) { return r < kReads && (!kFollowsFromDk[r] || has_terms(r + 1)); }
+constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
+
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
   int count = 0;
   for (int r = 0; r < end; ++r) count += is_staged(r);
   return count;
 }
-constexpr int kStagedReads = kCollects ? staged_before(kReads) : 0;
+constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
 /// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
 /// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
@@ -83,6 +87,24 @@ struct TileSums {
     for (int r = 0; r < kReads; ++r) sums.uniform[r] += (uniform[r][0] + uniform[r][1]) + (uniform[r][2] + uniform[r][3]);
   }
 };
+
+/// Adds what the lanes of a warp have of a uniform read.
+template <int r>
+FOVEAL_DEVICE void add_warp_sum(const AttentionArgs& args, const Position& base, float sum) {
+#pragma unroll
+  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+  if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
+}
+
+/// Of reads that follow from dk: `sum` is the lane's part of k . dk.
+template <int r = 0>
+FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& base, float sum) {
+  if constexpr (r < kReads) {
+    if constexpr (kFollowsFromDk[r]) add_warp_sum<r>(args, base, sum);
+    add_reads_of_dk<r + 1>(args, base, sum);
+  }
+}
+constexpr bool any_follows_from_dk(int r) { return r < kReads && (kFollowsFromDk[r] || any_follows_from_dk(r + 1)); }
 
 constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
 using AheadValues = PairValues[kAhead];
@@ -132,7 +154,7 @@ struct WarpPairs {
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
-      if constexpr (kReadKind[r] == kUniform) tile.uniform[r][i % 4] += term<r, partial>(gradient, early, i);
+      if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) tile.uniform[r][i % 4] += term<r, partial>(gradient, early, i);
       if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial>(gradient, early, i);
       sum_up<partial, r + 1>(gradient, early, i, tile, sums);
     }
@@ -174,12 +196,7 @@ struct WarpPairs {
   /// Adds what was summed over all tiles.
   template <int r>
   FOVEAL_DEVICE void finish(const ReadSums& sums) const {
-    if constexpr (kReadKind[r] == kUniform) {
-      float sum = sums.uniform[r];
-#pragma unroll
-      for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
-      if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
-    }
+    if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) add_warp_sum<r>(args, base, sums.uniform[r]);
     if constexpr (kReadKind[r] == kColumn) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

@@ -23,6 +23,10 @@ struct SwizzledTile {
     constexpr int kSteps = chunk_step / 16;  // of a chunk
     return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / kSteps * kChunkBytes + step % kSteps * 32);
   }
+  /// Where eight elements of a row lie, from column `column` on, a multiple of eight.
+  FOVEAL_DEVICE u32 block_of_row(int row, int column) const {
+    return address + column / chunk_step * kChunkBytes + row * kChunkRowBytes + ((column % chunk_step / 8 ^ (row & 7)) << 4);
+  }
   /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
     return MatrixDescriptor::at(address, kChunkBytes).offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);

@@ -1,0 +1,121 @@
+// Gradients of parameters for Hopper, 16-bit types, after a backward pass whose registers hold no terms of pairs (head dims above 128): a CTA owns 128 keys
+// and values, walks along the query tiles and computes S and dP anew, but none of the other products.
+//
+// config.cuh: as for backward_sm90.cuh, with kBlockQ = 64.
+#include "ptx/mbarrier.cuh"
+#include "tile/dq_sum.cuh"
+
+namespace foveal::device {
+
+constexpr int kConsumers = 2;
+constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
+constexpr bool kLseAhead = false;
+constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
+constexpr int kAddingWarps = 1;                  // nobody takes turns
+constexpr int kKeyColumns = kDim, kKeyStep = 64;
+constexpr int kGradScoreTiles = 0;
+
+}  // namespace foveal::device
+
+#include "tile/backward_sm90.cuh"
+
+namespace foveal::device {
+
+static_assert(kSumsTerms && kBlockQ == 64);
+
+/// One warpgroup: 64 keys of every task.
+struct TermCollector : BackwardGroup {
+  const int group;
+
+  FOVEAL_DEVICE TermCollector(const Sm90Args& args, const Rings& rings, int group) : BackwardGroup(args, rings, 64 * group), group(group) {}
+
+  FOVEAL_DEVICE void run() const {
+    const bool leader = kEveryLaneArrives || thread == 0;
+    u32 tile = 0, tasks = 0;
+    int round = -1;
+    BackwardTask work;
+    while (work.next(round, args)) {
+      bool partial;
+      if (!work.next_tile(args, partial)) continue;
+      rings.key.wait_full(tasks);
+      rings.value.wait_full(tasks);
+      walk(work, partial, tile);
+      if (leader) {
+        rings.key.release(tasks);
+        rings.value.release(tasks);
+      }
+      ++tasks;
+    }
+  }
+
+  /// Along the query tiles of a task.
+  FOVEAL_DEVICE void walk(BackwardTask& work, bool partial, u32& tile) const {
+    float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
+    u32 unused[kBlockQ / 4], dropped[kBlockQ / 64];
+    EarlyTerms early;
+    AheadValues ahead;
+    ReadSums sums;
+    sums.clear();
+    OfHead factors = of_head(work);
+    for (bool more = true; more; ++tile) {
+      load_ahead(ahead, work, tile, partial);
+      rings.query.wait_full(tile);
+      wgmma_pin(scores);
+      wgmma_fence();
+      multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 64 * group, uniform(rings.query_tile(tile)));
+      wgmma_commit();
+      rings.grad_out.wait_full(tile);
+      wgmma_pin(grad_p);
+      wgmma_fence();
+      multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, uniform(rings.grad_out_tile(tile)));
+      wgmma_commit();
+      wgmma_wait<1>();
+      wgmma_pin(scores);
+      if constexpr (kHasLines) rings.line_values.wait_full(tile);
+      if (partial) {
+        probabilities<true>(scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
+      } else {
+        probabilities<false>(scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
+      }
+      release(rings.query, tile);
+      wgmma_wait<0>();
+      wgmma_pin(grad_p);
+      if (partial) {
+        score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, unused, work, tile);
+      } else {
+        score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, unused, work, tile);
+      }
+      release(rings.grad_out, tile);
+      const WarpPairs pairs = warp_pairs(work, tile, ahead);
+      collect_terms(pairs, grad_p, early, tile);
+      if constexpr (kHasLines) release(rings.line_values, tile);
+      more = work.next_tile(args, partial);
+      if (!more || work.head_q(args.attention) != pairs.base.head) {
+        pairs.finish<0>(sums);
+        sums.clear();
+      }
+      if (more) follow_head(factors, work);
+    }
+  }
+};
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) collect_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+  using namespace foveal::device;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Rings rings(shared);
+  const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  rings.init();
+  if (warp_group == 0) {
+    registers_decrease<kHelperRegisters>();
+    if (threadIdx.x == 0) produce(args, rings);
+    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
+    if constexpr (kStagedReads > 0) {
+      if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
+    }
+  } else {
+    registers_increase<kConsumerRegisters>();
+    TermCollector(args, rings, warp_group - 1).run();
+  }
+}

@@ -1,0 +1,34 @@
+#pragma once
+// Launch of kernels/collect_sm90.cuh: gradients of parameters after a Hopper backward pass that has no registers for terms of pairs.
+#include <memory>
+#include <vector>
+
+#include "cuda/jit/kernel.h"
+#include "cuda/launch/sm90_args.h"
+#include "cuda/tune/sm90.h"
+
+namespace foveal::cuda {
+
+class CollectSm90 {
+ public:
+  CollectSm90(const problem::Problem& problem, const Sm90CollectConfig& config, const driver::DeviceFacts& facts);
+
+  const jit::KernelSource& source() const { return source_; }
+  void load(const std::shared_ptr<const jit::Image>& image, int device) { kernel_ = jit::Kernel(image, device, shared_bytes_); }
+
+  /// args: of the backward pass, whose tiles are as large.
+  void run(const problem::Buffers& buffers, const device::Sm90Args& args, Stream stream) const;
+  void describe(Explanation& explanation) const;
+
+ private:
+  const problem::Problem& problem_;
+  Sm90CollectConfig config_;
+  device::TaskOrder order_{};
+  unsigned grid_ = 1, shared_bytes_ = 0;
+  jit::KernelSource source_;
+  jit::Kernel kernel_;
+};
+
+jit::KernelSource collect_sm90_source(const problem::Problem& problem, const Sm90CollectConfig& config);
+
+}  // namespace foveal::cuda
