@@ -230,14 +230,13 @@ def tables(options):
             pairs = [(tflops(r, f"{name}_ms", factor), tflops(r, f"cudnn_{name}_ms", factor)) for r in rows]
             cells = " | ".join(f"{a:.0f} / {b:.0f}" for a, b in pairs)
             lines.append(f"| {dim} {'causal' if causal else 'full'} {name} | {cells} | {mean(a / b for a, b in pairs):.2f} |")
-    for dim in HEAD_DIMS:
+    for dim, rows in itertools.groupby(trained["rows"], key=lambda row: row.get("head_dim", 64)):
         lines += ["", f"{trained['device']}, commit `{trained['commit']}`. B4 H{1024 // dim} S4096 D{dim}, causal; ms, and times the plain pass, each after 100 ms "
                   "of itself; then the same in turns of 30 ms:", "", "| score | forward | backward | forward, short turns | backward, short turns |",
                   "|---|---|---|---|---|"]
-        for row in trained["rows"]:
+        for row in rows:
             cells = [f"{times[key]:.2f} ({times[key] / times['plain_' + key]:.2f})" for times in (row, row["short"]) for key in ("forward_ms", "backward_ms")]
-            if row["head_dim"] == dim:
-                lines.append(f"| {row['name']} | {' | '.join(cells)} |")
+            lines.append(f"| {row['name']} | {' | '.join(cells)} |")
     write_between(options.page, "tables", lines)
 
 
