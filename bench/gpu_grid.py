@@ -200,12 +200,20 @@ def run(options):
             result = json.load(file)
     facts = dict(device=torch.cuda.get_device_name(), torch=torch.__version__, cudnn=torch.backends.cudnn.version(), commit=options.commit,
                  command="python bench/gpu_grid.py " + " ".join(sys.argv[1:]))
-    if options.part != "trained":
-        result["plain"] = dict(facts, rows=[plain_case(library, *case) for case in itertools.product(HEAD_DIMS, (False, True), LENGTHS)])
-    if options.part != "plain":
-        result["trained"] = dict(facts, rows=[trained_case(library, dim, *case) for dim in HEAD_DIMS for case in TRAINED])
-    with open(options.out, "w") as file:
+    cases = dict(plain=(plain_case, list(itertools.product(HEAD_DIMS, (False, True), LENGTHS))),
+                 trained=(trained_case, [(dim, *case) for dim in HEAD_DIMS for case in TRAINED]))
+    for part in [options.part] if options.part else cases:
+        measure, problems = cases[part]
+        result[part] = dict(facts, rows=[])
+        for problem in problems:
+            result[part]["rows"].append(measure(library, *problem))
+            write(options.out, result)  # after each row: a run that is cut short keeps what it has
+
+
+def write(path, result):
+    with open(path + ".new", "w") as file:
         json.dump(result, file, indent=1)
+    os.replace(path + ".new", path)
 
 
 def tflops(row, key, factor):
