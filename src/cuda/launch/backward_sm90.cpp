@@ -10,6 +10,7 @@
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
@@ -66,9 +67,9 @@ class BackwardSm90 : public GpuExecutable {
     const int teams = facts.multiprocessors / config_.cluster_size();
     const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true);
     const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ = sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, teams, true, reproducible(),
-                       sm90_sequences_share_pairs(p))
-                 .order;
+    order_ =
+        sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, teams, true, reproducible(), sequences_share_pairs(p))
+            .order;
     grid_ = static_cast<unsigned>(std::min(teams, order_.tasks) * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));

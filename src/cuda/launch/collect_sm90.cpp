@@ -22,7 +22,7 @@ void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& b
   args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
   args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
   args.order = order_;
-  kernel_.launch({.grid_x = grid_, .threads = config_.threads, .shared_bytes = shared_bytes_}, args, stream);
+  kernel_.launch({.grid_x = grid_, .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
 }
 
 void CollectSm90::describe(Explanation& e) const {

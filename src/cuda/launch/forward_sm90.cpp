@@ -4,6 +4,7 @@
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
@@ -33,7 +34,7 @@ class ForwardSm90 : public GpuExecutable {
       row_cost.insert(row_cost.end(), static_cast<std::size_t>(splits_.value), cost / splits_.value);
     const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size;
     order_ = sm90_deal(row_cost, p.heads_q / config_.packed_heads, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false,
-                       false, sm90_sequences_share_pairs(p))
+                       false, sequences_share_pairs(p))
                  .order;
     grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
 

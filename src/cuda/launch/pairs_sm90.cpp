@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
+#include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
@@ -133,7 +134,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
   const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);
-  source.constants.set("kHoldPairs", !differ && (narrow || sm90_is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
+  source.constants.set("kHoldPairs", !differ && (narrow || is_light(p))).set("kPairsDiffer", differ).set("kCovers", covers);
   source.constants.set("kProducerRegisters", narrow ? 72 : 56).set("kConsumerRegisters", narrow ? 216 : 224);
   return source;
 }

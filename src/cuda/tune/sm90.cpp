@@ -3,31 +3,21 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/tune/score_facts.h"
 
 namespace foveal::cuda {
 namespace {
 
 constexpr std::int64_t unlimited = std::int64_t{1} << 30;
+constexpr std::size_t shared_limit = 232448;  // bytes of a CTA
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 /// A tile in shared memory: chunks of 64 columns, 128 bytes a row.
 std::size_t tile_bytes(int rows, std::int64_t columns) { return static_cast<std::size_t>(divide_up(columns, 64) * rows * 128); }
 
-/// Does the score need a special function for each pair?
-bool evaluates_special_functions(const problem::Problem& p) {
-  using scoring::Op;
-  constexpr Op special[] = {Op::exp, Op::exp2, Op::log, Op::log2, Op::sqrt, Op::rsqrt, Op::tanh, Op::sigmoid};
-  constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
-  const scoring::Program& program = p.score->forward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const unsigned depends = program.depends[i];
-    if (((depends & scoring::depends_score) || (depends & pair) == pair) &&
-        std::find(std::begin(special), std::end(special), program.code[i].op) != std::end(special))
-      return true;
-  }
-  return false;
-}
+/// Shared memory of the terms of one staged read (ReadStage of tile/collect_reads.cuh).
+std::size_t staged_read_bytes(int block_kv, int block_q) { return 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43)); }
 
 }  // namespace
 
@@ -111,45 +101,6 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kOrdered", ordered);
 }
 
-namespace {
-
-int reads_along(const problem::Problem& p, scoring::Reduction lines) {
-  return static_cast<int>(
-      std::count_if(p.score->reads.begin(), p.score->reads.end(), [&](const auto& read) { return read.reduction == lines; }));
-}
-/// Reads whose terms other warps sum up.
-int staged_reads(const problem::Problem& p) {
-  return reads_along(p, scoring::Reduction::row) + reads_along(p, scoring::Reduction::diagonal);
-}
-
-/// Its gradient is added up by a kernel for elements of pairs.
-bool is_added_later(const problem::Problem& p, const scoring::TrainableRead& read) {
-  return gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::added;
-}
-
-/// Has some read terms of pairs to sum up?
-bool has_terms(const problem::Problem& p) {
-  return std::any_of(p.score->reads.begin(), p.score->reads.end(),
-                     [&](const auto& read) { return !is_added_later(p, read) && !follows_from_dk(p, read); });
-}
-
-/// Shared memory of the terms of one staged read (ReadStage of tile/collect_reads.cuh).
-std::size_t staged_read_bytes(int block_kv, int block_q) { return 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43)); }
-
-constexpr std::size_t shared_limit = 232448;  // of a CTA
-
-/// Reads whose terms the thread knows together with the probability and must keep.
-int early_reads(const problem::Problem& p) {
-  const auto of_score = [&](scoring::ValueId id) {
-    return (p.score->backward.depends[static_cast<std::size_t>(id)] & scoring::depends_score) != 0;
-  };
-  return static_cast<int>(std::count_if(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
-    return of_score(p.score->dscore) || (of_score(read.factor) && !follows_from_dk(p, read));
-  }));
-}
-
-}  // namespace
-
 std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) const {
   return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
 }
@@ -226,46 +177,6 @@ LineValues sm90_line_values(const problem::Problem& p) {
   return lines;
 }
 
-namespace {
-
-/// Does the score read an element of a parameter for each pair? besides: reads that depend on these do not count, nor do those among
-/// `tiles`.
-bool reads_pairs(const problem::Problem& p, std::uint8_t besides = 0, const std::vector<PairTile>& tiles = {}) {
-  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
-  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
-    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i] &&
-        std::none_of(tiles.begin(), tiles.end(), same))
-      return true;
-  }
-  return false;
-}
-
-/// Does a value of the pass's program come from another one?
-bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source) {
-  std::vector<bool> reached(program.code.size(), false);
-  reached[static_cast<std::size_t>(source)] = true;
-  for (std::size_t i = static_cast<std::size_t>(source) + 1; i < program.code.size(); ++i) {
-    const auto is = [&](scoring::ValueId id) { return id >= 0 && reached[static_cast<std::size_t>(id)]; };
-    reached[i] = std::any_of(program.code[i].arg.begin(), program.code[i].arg.end(), is) ||
-                 std::any_of(program.code[i].index.begin(), program.code[i].index.end(), is);
-  }
-  return reached[static_cast<std::size_t>(value)];
-}
-
-}  // namespace
-
-bool sm90_is_light(const problem::Problem& p) {
-  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const scoring::Op op = program.code[i].op;
-    const bool light = op == scoring::Op::score || op == scoring::Op::add || op == scoring::Op::sub || op == scoring::Op::mul;
-    if ((program.depends[i] & scoring::depends_score) != 0 && !light) return false;
-  }
-  return true;
-}
-
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
   if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
   std::vector<PairTile> tiles = find_pair_tiles(p);
@@ -338,7 +249,7 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
     // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
     // Not for what is the same along lines of a tile, which another warp evaluates.
     if (!helpers && evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false}, two};
-    if (!sm90_is_light(p)) return {two};
+    if (!is_light(p)) return {two};
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
     if (bf16 && is_sum(p) && sm90_pair_tiles(p).empty()) return {wide, three};
     return {three, two};
@@ -394,7 +305,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     return follows_from_dk(p, read) ||
            (!of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column));
   });
-  const bool straight = bare && sm90_is_light(p) && only_sums && !helpers && !reads_pairs(p);
+  const bool straight = bare && is_light(p) && only_sums && !helpers && !reads_pairs(p);
   if (dim <= 64 && (plain || straight)) return {{128, 128, 2, helper_registers}, {64, 128, 2, helper_registers}};
   std::vector<Sm90BackwardConfig> candidates;
   const auto add_fitting = [&](const Sm90BackwardConfig& config) {
@@ -404,7 +315,7 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
     const bool adds = std::none_of(tiles.begin(), tiles.end(), [&](const PairTile& tile) {  // a slope for each pair needs registers
       return comes_from(p.score->backward, p.score->dscore, tile.read);
     });
-    const bool light = bare && adds && !helpers && !sm90_collects(p) && sm90_is_light(p) && !reads_pairs(p, 0, tiles);
+    const bool light = bare && adds && !helpers && !sm90_collects(p) && is_light(p) && !reads_pairs(p, 0, tiles);
     for (const int pair_stages : {2, 1})
       if (dim <= 64 && light && candidates.empty()) add_fitting({128, 128, 2, helper_registers, pair_stages});
     const int more = dim <= 64 ? backward_helper_registers(p, true) : helper_registers;  // the warp that loads has more to do
@@ -414,7 +325,5 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
   if (candidates.empty()) candidates.push_back({64, 128, 2, helper_registers});
   return candidates;
 }
-
-bool sm90_sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
 
 }  // namespace foveal::cuda

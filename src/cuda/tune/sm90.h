@@ -75,8 +75,6 @@ struct Sm90CollectConfig {
 bool sm90_collects(const problem::Problem& problem);
 /// How, if the backward kernel has no registers for terms of pairs.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem);
-/// Is the score added to and multiplied only? Other scores need registers of their own.
-bool sm90_is_light(const problem::Problem& problem);
 /// Reads of one element per pair that the kernels may get as tiles.
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem);
 /// What its score needs along the lines of a tile, where the kernel has warps for that.
@@ -91,8 +89,5 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
 bool sm90_has_few_queries(const problem::Problem& problem);
 
 constexpr std::int64_t sm90_max_head_dim = 256;
-
-/// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
-bool sm90_sequences_share_pairs(const problem::Problem& problem);
 
 }  // namespace foveal::cuda
