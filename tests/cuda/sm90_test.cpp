@@ -38,7 +38,7 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
       sources.push_back(backward_prepare_sm90_source(p, config));
       sources.push_back(backward_convert_sm90_source(p, config));
     }
-    if (const auto config = sm90_collect_config(p); config && sm90_collects(p)) sources.push_back(collect_sm90_source(p, *config));
+    if (const auto config = sm90_collect_config(p)) sources.push_back(collect_sm90_source(p, *config));
   }
   for (jit::KernelSource& source : sources) source.arch = "sm_90a";
   return sources;

@@ -52,7 +52,7 @@ class BackwardSm90 : public GpuExecutable {
       pairs_.emplace_back(problem_, read, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
-    if (const auto collect = sm90_collect_config(problem_); collect && sm90_collects(problem_)) collect_.emplace(problem_, *collect, facts);
+    if (const auto collect = sm90_collect_config(problem_)) collect_.emplace(problem_, *collect, facts);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));

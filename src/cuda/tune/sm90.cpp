@@ -133,6 +133,19 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
 }
 
+namespace {
+
+std::optional<Sm90CollectConfig> fitting_collect_config(const problem::Problem& p) {
+  for (const int stages : {2, 1}) {
+    const Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
+    if (config.shared_bytes(p) <= shared_limit) return config;
+    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return without_lines;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 bool sm90_collects(const problem::Problem& p) {
   if (p.pass != Pass::backward) return false;
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
@@ -143,17 +156,11 @@ bool sm90_collects(const problem::Problem& p) {
     for (const scoring::ValueId index : read.index)
       if (p.score->backward.depends[static_cast<std::size_t>(index)] & scoring::depends_score) return false;
   if (early_reads(p) > 2) return false;  // what registers hold, and then shared memory
-  return dim > 128 ? sm90_collect_config(p).has_value() : staged_reads(p) <= (dim > 64 ? 2 : 3);
+  return dim > 128 ? p.head_dim > 128 && fitting_collect_config(p).has_value() : staged_reads(p) <= (dim > 64 ? 2 : 3);
 }
 
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p) {
-  if (p.head_dim <= 128 || !has_terms(p)) return std::nullopt;
-  for (const int stages : {2, 1}) {
-    const Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
-    if (config.shared_bytes(p) <= shared_limit) return config;
-    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return without_lines;
-  }
-  return std::nullopt;
+  return p.head_dim > 128 && has_terms(p) && sm90_collects(p) ? fitting_collect_config(p) : std::nullopt;
 }
 
 std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {

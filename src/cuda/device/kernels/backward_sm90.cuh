@@ -68,17 +68,10 @@ struct Consumer : BackwardGroup {
     sums.clear();
 
     OfHead factors = of_head(work);
-    const auto score_product = [&] {
-      wgmma_pin(scores);
-      wgmma_fence();
-      multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 64 * group, uniform(rings.query_tile(tile)));
-      wgmma_commit();
-    };
-
     load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
     rings.query.wait_full(tile);
-    score_product();
+    start_scores(scores, tile);
     rings.value.wait_full(use);
     for (;;) {
       const QueryTile query_tile = uniform(rings.query_tile(tile)), grad_out_tile = uniform(rings.grad_out_tile(tile));
@@ -152,7 +145,7 @@ struct Consumer : BackwardGroup {
       if (leader) rings.query.release(tile);
       ++tile;
       if (!more) break;
-      score_product();
+      start_scores(scores, tile);
     }
     add_gradients_of_dk(work, dk);
     if (leader) {
@@ -171,13 +164,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backwa
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   rings.init();
   if (warp_group == 0) {
-    registers_decrease<kHelperRegisters>();
-    if (threadIdx.x == 0) produce(args, rings);
-    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
-    if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
-    if constexpr (kStagedReads > 0) {
-      if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
-    }
+    help(args, rings);
   } else {
     registers_increase<kConsumerRegisters>();
     Consumer(args, rings, warp_group - 1).run();

@@ -98,10 +98,7 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
         rings.query.wait_full(tile);
         LseAhead lse;
         load_lse_ahead(lse, tile);
-        wgmma_pin(scores);
-        wgmma_fence();
-        multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 0, uniform(rings.query_tile(tile)));
-        wgmma_commit();
+        start_scores(scores, tile);
         wgmma_wait<0>();
         wgmma_pin(scores);
         if constexpr (kHasLines) rings.line_values.wait_full(tile);
@@ -196,10 +193,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         rings.query.wait_full(tile);
         LseAhead lse;
         load_lse_ahead(lse, tile);
-        wgmma_pin(scores);
-        wgmma_fence();
-        multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 0, uniform(rings.query_tile(tile)));
-        wgmma_commit();
+        start_scores(scores, tile);
         rings.grad_out.wait_full(tile);
         wgmma_pin(grad_p);
         wgmma_fence();
@@ -269,10 +263,7 @@ extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) 
   rings.init();
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warp_group == 0) {
-    registers_decrease<kHelperRegisters>();
-    if (threadIdx.x == 0) produce(args, rings);
-    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
-    if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
+    help(args, rings);
   } else {
     registers_increase<kConsumerRegisters>();
     if (warp_group == 2) {

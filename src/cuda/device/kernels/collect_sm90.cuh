@@ -60,10 +60,7 @@ struct TermCollector : BackwardGroup {
     for (bool more = true; more; ++tile) {
       load_ahead(ahead, work, tile, partial);
       rings.query.wait_full(tile);
-      wgmma_pin(scores);
-      wgmma_fence();
-      multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), 64 * group, uniform(rings.query_tile(tile)));
-      wgmma_commit();
+      start_scores(scores, tile);
       rings.grad_out.wait_full(tile);
       wgmma_pin(grad_p);
       wgmma_fence();
@@ -108,12 +105,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) collec
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   rings.init();
   if (warp_group == 0) {
-    registers_decrease<kHelperRegisters>();
-    if (threadIdx.x == 0) produce(args, rings);
-    if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
-    if constexpr (kStagedReads > 0) {
-      if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
-    }
+    help(args, rings);
   } else {
     registers_increase<kConsumerRegisters>();
     TermCollector(args, rings, warp_group - 1).run();

@@ -284,6 +284,17 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int 
   }
 }
 
+/// The first warpgroup.
+FOVEAL_DEVICE void help(const Sm90Args& args, const Rings& rings) {
+  registers_decrease<kHelperRegisters>();
+  if (threadIdx.x == 0) produce(args, rings);
+  if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
+  if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
+  if constexpr (kStagedReads > 0) {
+    if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
+  }
+}
+
 /// Are registers left beside the accumulators?
 constexpr bool kRoomy = kBlockQ == 64 && kDim + kDimV <= 160;
 /// Is there one for the number of the thread? Otherwise it is read in the middle of each tile.
@@ -337,6 +348,14 @@ struct BackwardGroup {
   /// When the walk has gone on inside a task.
   FOVEAL_DEVICE void follow_head(OfHead& factors, const BackwardTask& work) const {
     if (kHasScore && work.head_q(args.attention) != factors.head) factors = of_head(work);
+  }
+
+  /// S^T of a tile, to be waited for.
+  FOVEAL_DEVICE void start_scores(float (&scores)[kBlockQ / 2], u32 use) const {
+    wgmma_pin(scores);
+    wgmma_fence();
+    multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), first_key, uniform(rings.query_tile(use)));
+    wgmma_commit();
   }
 
   /// Once the queries are there.
