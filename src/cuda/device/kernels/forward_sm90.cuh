@@ -216,7 +216,12 @@ struct Consumer {
   }
 
   /// Do the maxima of the rows last, for the tile to come?
-  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts(exponent, rings.maxima() == Maxima::first); }
+  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first); }
+
+  FOVEAL_DEVICE bool follow_maximum(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
+    if constexpr (kAnyExponent) softmax.keep_overflow();
+    return softmax.follow_maximum(scores, exponent, rescale);
+  }
 
   /// Does some row keep this column of the tile?
   FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
@@ -298,7 +303,6 @@ struct Consumer {
 
   /// Writes the statistics of a task.
   FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
-    if (kAnyExponent && softmax.overflows() && rings.maxima() == Maxima::first) rings.set_maxima(Maxima::too_low);
     Ending ending;
     float lse[2];
     if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
@@ -323,6 +327,11 @@ struct Consumer {
     ending.out = place(0);
     if constexpr (kPackedHeads > 1) ending.second = place(1);
     return ending;
+  }
+
+  FOVEAL_DEVICE Ending end(int round, OnlineSoftmax& softmax) const {
+    if (kAnyExponent && softmax.overflows() && rings.maxima() != Maxima::all) rings.do_again(round);
+    return end(task_of(round), softmax);
   }
 
   FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
@@ -350,7 +359,7 @@ struct Consumer {
     new_task = false;
     while (!work.next_tile(args, partial)) {
       if (new_task) write_empty(work);
-      if (!work.next(round, args)) return false;
+      if (!work.next(round, args, rings)) return false;
       new_task = true;
     }
     return true;
@@ -419,7 +428,7 @@ struct Consumer {
       } else if constexpr (kHasScore) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
-      if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = softmax.follow_maximum(scores, exponent, rescale);
+      if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = follow_maximum(softmax, scores, rescale);
     };
     const auto rescale_out = [&] {
 #pragma unroll
@@ -440,7 +449,7 @@ struct Consumer {
           if (guesses) return;
         }
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
-        if (stage == Stage::scores) rescales = softmax.follow_maximum(scores, exponent, rescale);
+        if (stage == Stage::scores) rescales = follow_maximum(softmax, scores, rescale);
         if (rescales) rescale_out();
       }
       take_exponentials();
@@ -455,7 +464,7 @@ struct Consumer {
       constexpr bool kInside = decltype(inside)::value;
       Ending ending;
       if (!kInside && new_task) {
-        ending = end(task_of(round), softmax);
+        ending = end(round, softmax);
         softmax.reset();
         head = of_head(next);
         guesses = head.highest_sum > 0;
@@ -514,7 +523,7 @@ struct Consumer {
     value_product(tile, accumulate);
     wgmma_wait<0>();
     wgmma_pin(acc);
-    write_out(end(task_of(round), softmax), acc);
+    write_out(end(round, softmax), acc);
   }
 };
 
@@ -527,7 +536,7 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
   fence_mbarrier_init();
 }
 
-/// By all threads, when everything is done: has it to be done again? Seldom: a score exceeded the first maximum of its row by a factor of 2^63 or so.
+/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum of its row by a factor of 2^43 or so.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
   named_barrier_sync(kEndBarrier, kThreads);
@@ -552,6 +561,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
   if (threadIdx.x == 0) {
     init_barriers(rings);
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
+    for (int word = 0; word < SharedLayout::kAgainWords; ++word) store_word(rings.base + SharedLayout::kAgain + 4 * word, 0);
   }
   if constexpr (kQueries * kPackedHeads < kBlockQ) {
     for (int i = threadIdx.x; i < kQueryStages * SharedLayout::kQueryBytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);

@@ -9,9 +9,10 @@ namespace foveal::device {
 /// which every 16-bit type holds, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
 
-/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^this: what stands first
-/// may be kept only in name, with a score like -10000. Sums that reach kTooHigh tell that a later score was.
-constexpr float kLowestLasting = -16.0f, kTooHigh = 0x1p63f;
+/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: what stands
+/// first may be kept only in name, with a score like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked for. One that
+/// reaches kTooHigh tells that this came too late.
+constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
 
 struct OnlineSoftmax {
   float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
@@ -26,8 +27,11 @@ struct OnlineSoftmax {
   FOVEAL_DEVICE bool is_unshifted() const { return __all_sync(~0u, reference[0] == 0 && reference[1] == 0); }
 
   /// Do the references of all rows of the warp last, where they may? One vote on both: what the lanes find in memory is no reason to part for the compiler then.
+  /// `may_grow`: scores along a row are more than products of normal numbers, and sums are heeded.
+  template <bool may_grow>
   FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
-    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting);
+    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowing);
+    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting && !grows);
   }
 
   /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
@@ -63,8 +67,14 @@ struct OnlineSoftmax {
   }
 
   /// Did a score exceed a reference that was to last by too much, in this thread's columns? A NaN counts.
-  FOVEAL_DEVICE bool overflows() const {
-    return !(sum[0] < kTooHigh && sum[1] < kTooHigh);
+  FOVEAL_DEVICE bool overflows() const { return !(sum[0] < kTooHigh && sum[1] < kTooHigh); }
+
+  /// A sum that overflows does so from now on, however small it is made by other references: what was accumulated with it may be infinite.
+  FOVEAL_DEVICE void keep_overflow() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!(sum[r] < kTooHigh)) sum[r] *= infinity();
+    }
   }
 
   /// Everything add() computes is computed here: a store that never happens keeps the assembler from moving the exponentials below the next wait for the

@@ -38,13 +38,16 @@ struct SharedLayout {
   static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
   static constexpr int kPairBarriers = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
   static constexpr int kMaxima = kPairBarriers + Pairs::kBarrierBytes;
+  static constexpr int kAgain = kMaxima + 4;  // a bit for each task of the CTA that has to be done again; those that share a bit are done again together
+  static constexpr int kAgainWords = 2;
   static constexpr int kLines = kMaxima + 16;
   static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
   static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
   static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
 };
 
-/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low.
+/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
+/// in a task that has to be done again; from there on it is all of them.
 enum class Maxima : u32 { first, too_low, all };
 
 /// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
@@ -65,9 +68,18 @@ struct Rings {
         value{key.address + RingBarriers<kStages>::kBytes},
         line_values{base + SharedLayout::kLineBarriers},
         pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
-  /// Of the whole CTA. What a group finds when another one sets them does not matter: everything is then repeated.
+  /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
   FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_word(base + SharedLayout::kMaxima)) : Maxima::all; }
   FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_word(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
+  FOVEAL_DEVICE static u32 again_word(int round) { return SharedLayout::kAgain + 4 * (round / 32 % SharedLayout::kAgainWords); }
+  FOVEAL_DEVICE void do_again(int round) const {
+    or_shared(base + again_word(round), 1u << round % 32);
+    set_maxima(Maxima::too_low);
+  }
+  /// Is there nothing to do in this round? So where only what has to be done again is left.
+  FOVEAL_DEVICE bool is_done(int round) const {
+    return kAnyExponent && maxima() == Maxima::all && !(load_word(base + again_word(round)) >> round % 32 & 1);
+  }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
@@ -101,11 +113,11 @@ struct ForwardTask {
     return true;
   }
 
-  /// The next task of this CTA that exists in its sequence.
-  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
+  /// The next task of this CTA that exists in its sequence and is to be done.
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Rings& rings) {
     do {
       if (!at(++round, args)) return false;
-    } while (kVarlen && first_query() >= sequence.len_q);
+    } while ((kVarlen && first_query() >= sequence.len_q) || rings.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
     if constexpr (kSplit) walk.take_part(split, args.splits.value);
@@ -155,7 +167,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     mbarrier_arrive_expect_bytes(rings.value.full(use), SharedLayout::kValueBytes);
     load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
   };
-  while (work.next(round, args)) {
+  while (work.next(round, args, rings)) {
     const int batch = kVarlen ? 0 : work.task.batch;
     const int kv_head = kPackedHeads > 1 ? work.task.head : work.task.head / args.attention.group_size;
     bool partial, first = true;
@@ -188,7 +200,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
   int round = -1;
   ForwardTask work;
   u32 tile = 0;
-  while (work.next(round, args)) {
+  while (work.next(round, args, rings)) {
     const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
     bool partial;
     Lines before{nullptr};
