@@ -1,4 +1,5 @@
-"""Shapes that nobody likes on one GPU, each beside the nearest round one; what reproducible gradients cost; few queries beside cuDNN.
+"""Shapes that nobody likes on one GPU, each beside the nearest round one; what reproducible gradients cost; few queries beside cuDNN, and with scores and
+masks by programs beside FlexAttention.
 
     python bench/gpu_shapes.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-shapes.json
     python bench/gpu_shapes.py tables bench/results/h200-shapes.json docs/gpu-performance.md    # between the marks of the page
@@ -46,6 +47,8 @@ ROUND = {"S 328": "S 384", "S 4072": "S 4096", "S 2376": "S 2048", "S 2376 causa
 FEW_QUERIES = [(64, 32, 8, 1, 4096, 128), (64, 32, 8, 2, 4096, 128), (64, 32, 8, 8, 4096, 128), (64, 32, 32, 1, 2048, 128), (64, 28, 4, 1, 4096, 128),
                (64, 32, 8, 1, 4096, 64), (64, 8, 1, 1, 8192, 256), (8, 32, 8, 1, 8192, 128), (1, 64, 8, 1, 4096, 128), (1, 32, 8, 1, 32768, 128),
                (1, 32, 32, 1, 16384, 128), (4, 32, 8, 4, 16384, 128), (1, 8, 1, 1, 131072, 128)]  # batch, heads_q, heads_kv, seqlen_q, seqlen_kv, head_dim
+FEW_QUERIES_SCORES = [(64, 32, 8, 1, 4096, 128), (16, 16, 8, 1, 8192, 256), (1, 32, 8, 1, 32768, 128)]
+FEW_QUERIES_PROGRAMS = ("softcap", "slopes", "lengths", "softcap and lengths")
 REPRODUCIBLE = [(16384 // length, 2048 // dim, 2048 // dim, length, length, dim, dim, causal)
                 for dim in (64, 128, 256) for causal in (False, True) for length in (1024, 4096, 16384)]
 
@@ -124,6 +127,43 @@ def few_queries_case(library, shape):
     return dict(shape=shape, kernel=plan.kernel, difference=difference, ms=sorted(ours)[1], cudnn_ms=sorted(cudnn)[1], bytes_of_keys_and_values=read)
 
 
+def few_queries_scores_case(library, shape, name):
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    torch._dynamo.reset()
+    batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = shape
+    forward, _ = tensors(*shape, dim)
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1, device="cuda", dtype=torch.float32) / heads)
+    lengths = torch.randint(seqlen_kv // 4, seqlen_kv, (batch,), generator=torch.Generator().manual_seed(1), dtype=torch.int32).cuda()
+    score = mask = score_mod = block_mask = None
+    params, ahead = [], seqlen_kv - seqlen_q
+    if "softcap" in name:
+        score, score_mod = "tanh(score / 30) * 30", lambda s, b, h, q, k: torch.tanh(s / 30) * 30
+    if name == "slopes":
+        score, score_mod = f"score + slope[head] * (kv_idx - q_idx - {ahead})", lambda s, b, h, q, k: s + slopes[h] * (k - q - ahead)
+        params.append((f"slope: real[{heads}]", slopes, None))
+    if "lengths" in name:
+        mask = "kv_idx < length[batch]"
+        params.append((f"length: integer[{batch}]", lengths, None))
+        block_mask = create_block_mask(lambda b, h, q, k: k < lengths[b], batch, None, seqlen_q, seqlen_kv, device="cuda")
+    plan = Plan(library, False, mask, score, params, **forward)
+    plan.run()
+    q, k, v = (forward[name].transpose(1, 2) for name in "qkv")
+    compiled = torch.compile(flex_attention, dynamic=False)
+    flex = lambda: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads != heads_kv)
+    expected = flex().transpose(1, 2).double()
+    difference = ((forward["out"].double() - expected).norm() / expected.norm()).item()
+    if not difference < 1e-2:
+        raise RuntimeError(f"{shape} {name}: differs from FlexAttention by {difference}")
+    ours, theirs = [], []
+    for _ in range(3):
+        ours.append(milliseconds(plan.run, 30))
+        theirs.append(milliseconds(flex, 30))
+    keys = int(lengths.sum()) if "lengths" in name else batch * seqlen_kv
+    return dict(shape=shape, program=name, kernel=plan.kernel, difference=difference, ms=sorted(ours)[1], flex_ms=sorted(theirs)[1],
+                bytes_of_keys_and_values=2 * 2 * heads_kv * keys * dim)
+
+
 def run(options):
     import torch
     library = Library(options.library)
@@ -131,6 +171,7 @@ def run(options):
     result["shapes"] = [dense_case(library, *item) for item in SHAPES.items()] + [packed_case(library, causal) for causal in (False, True)]
     result["reproducible"] = [reproducible_case(library, shape) for shape in REPRODUCIBLE]
     result["few_queries"] = [few_queries_case(library, shape) for shape in FEW_QUERIES]
+    result["few_queries_scores"] = [few_queries_scores_case(library, shape, name) for shape in FEW_QUERIES_SCORES for name in FEW_QUERIES_PROGRAMS]
     with open(options.out, "w") as file:
         json.dump(result, file, indent=1)
 
@@ -159,6 +200,12 @@ def tables(options):
         batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
         lines.append(f"| {batch}, {heads}:{heads_kv}, {seqlen_q}, {seqlen_kv}, {dim} | {1e3 * row['ms']:.0f} | "
                      f"{row['bytes_of_keys_and_values'] / row['ms'] * 1e-9:.2f} | {row['cudnn_ms'] / row['ms']:.2f} |")
+    lines += ["", "The same with programs (lengths: a mask that reads how many keys each sequence has, a quarter to all of them), beside FlexAttention:", "",
+              "| batch, heads, queries, keys, head dim | program | \u00b5s | TB/s | over FlexAttention |", "|---|---|---|---|---|"]
+    for row in result["few_queries_scores"]:
+        batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
+        lines.append(f"| {batch}, {heads}:{heads_kv}, {seqlen_q}, {seqlen_kv}, {dim} | {row['program']} | {1e3 * row['ms']:.0f} | "
+                     f"{row['bytes_of_keys_and_values'] / row['ms'] * 1e-9:.2f} | {row['flex_ms'] / row['ms']:.2f} |")
     write_between(options.page, "shapes", lines)
 
 

@@ -266,6 +266,17 @@ bool is_sum(const Problem& p) {
          Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
 }
 
+namespace {
+
+bool result_depends_on_head(const Program& program) {
+  return (program.depends[static_cast<std::size_t>(program.outputs[0])] & scoring::depends_head) != 0;
+}
+
+}  // namespace
+
+bool score_depends_on_head(const Problem& p) { return p.has_score_mod() && result_depends_on_head(p.score->forward); }
+bool mask_depends_on_head(const Problem& p) { return p.has_mask() && result_depends_on_head(p.score->mask); }
+
 bool follows_from_dk(const Problem& p, const scoring::TrainableRead& read) {
   const Program& program = p.score->backward;
   const Writer writer(p, program);
@@ -333,7 +344,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   Given given{.lines = ahead.lines};
   for (const PairTile& tile : ahead.tiles) given.tiled.push_back(tile.read);
   if (ahead.pairs) given.pair_reads = find_pair_reads(program, given.tiled);
-  if (ahead.tanh) given.tanh = Writer(p, program).tanh_of_score();
+  const bool uniform = !(ahead.several_heads && score_depends_on_head(p));
+  if (ahead.tanh && uniform) given.tanh = Writer(p, program).tanh_of_score();
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
@@ -346,7 +358,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
-    if (const auto sum = writer.sum_with_score(result)) {
+    if (const auto sum = writer.sum_with_score(result); sum && uniform) {
       sums = true;
       gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
       offset = writer.body({sum->offset_value}) + base::join("  return ", sum->offset.rest, ";\n");
@@ -365,7 +377,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                       "].stride[0]);\n");
   }
   text += base::join("constexpr bool kTanhAhead = ", given.tanh ? "true" : "false", ";\n");
-  text += base::join("constexpr bool kCappedScore = ", ahead.tanh && !backward && is_capped(p) ? "true" : "false", ";\n");
+  text += base::join("constexpr bool kCappedScore = ", ahead.tanh && uniform && !backward && is_capped(p) ? "true" : "false", ";\n");
   text += base::join("FOVEAL_DEVICE real tanh_factor", head_signature, " {\n",
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");

@@ -27,6 +27,7 @@ struct Ahead {
   bool pairs = false;             ///< it loads reads of one element per pair ahead
   std::vector<PairTile> tiles{};  ///< those that it gets as tiles instead
   bool tanh = false;              ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
+  bool several_heads = false;     ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 
 /// Is the score the tanh of the raw score times a factor, but for another factor?
@@ -34,6 +35,10 @@ bool is_capped(const problem::Problem& problem);
 
 /// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?
 bool is_sum(const problem::Problem& problem);
+
+/// Is the score of a forward pass, or the mask, another one for each head?
+bool score_depends_on_head(const problem::Problem& problem);
+bool mask_depends_on_head(const problem::Problem& problem);
 
 /// Is the gradient of a read the sum of k . dk over keys? It is where its factor is the raw score and dk takes in what the score is
 /// multiplied with, as in score * t[head]: the sum over pairs of dS_ij (q_i . k_j) is that over keys of k_j . (sum over queries of dS_ij

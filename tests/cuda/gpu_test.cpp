@@ -93,6 +93,9 @@ constexpr const char* backward_line =
 constexpr std::pair<const char*, const char*> kinds_of_runs[] = {
     {"cuda.sm90.bf16.forward", forward_line},
     {"cuda.sm90.bf16.forward.packed.split", "forward bf16 b1 h8:2 q2:3000 d128 mask=\"kv_idx - 2998 <= q_idx\""},
+    {"cuda.sm90.bf16.forward.packed.split",
+     "forward bf16 b2 h8:2 q2:3000 d64 mask=\"kv_idx < n[batch]\" score=\"tanh(score / (20 + t[head])) * 20\" "
+     "param=\"n: integer[2] integers(1, 3000)\" param=\"t: real[8]\""},
     {"cuda.sm90.bf16.backward.fused", backward_line},
     {"cuda.sm90.bf16.backward.fused", "backward bf16 b2 h4:2 q250 d256 mask=\"causal()\""},
     {"cuda.sm90.bf16.backward.fused",

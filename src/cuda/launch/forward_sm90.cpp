@@ -48,7 +48,7 @@ class ForwardSm90 : public GpuExecutable {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
     if (config_.split) merge_ = jit::Kernel(images[1], device_, 0);
     if (!uses_tables()) return;
-    tables_.load(images.data() + 1, device_);
+    tables_.load(images.data() + (config_.split ? 2 : 1), device_);
     tables_.upload(device_);
   }
 
@@ -143,8 +143,11 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
       .stem = "forward_sm90",
       .entry = "forward_sm90",
       .constants = sm90_constants(problem),
-      .score = emit_score(
-          problem, {.lines = sm90_line_values(problem), .pairs = config.consumers == 2, .tiles = config.pair_tiles(problem), .tanh = true}),
+      .score = emit_score(problem, {.lines = config.line_values(problem),
+                                    .pairs = config.consumers == 2 && config.packed_heads == 1,
+                                    .tiles = config.pair_tiles(problem),
+                                    .tanh = true,
+                                    .several_heads = config.packed_heads > 1}),
       .arch = {}};
   config.set(source.constants);
   return source;

@@ -12,7 +12,7 @@ namespace {
 struct MaskFacts {
   bool data = false;     ///< reads a parameter
   bool lengths = false;  ///< reads the lengths of its sequence
-  bool batch = false, head = false;
+  bool batch = false;
 };
 
 MaskFacts facts_of(const scoring::Program& mask) {
@@ -21,7 +21,6 @@ MaskFacts facts_of(const scoring::Program& mask) {
     facts.data = facts.data || instr.op == scoring::Op::read;
     facts.lengths = facts.lengths || instr.op == scoring::Op::seqlen_q || instr.op == scoring::Op::seqlen_kv;
     facts.batch = facts.batch || instr.op == scoring::Op::batch;
-    facts.head = facts.head || instr.op == scoring::Op::head;
   }
   return facts;
 }
@@ -43,7 +42,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
   const MaskFacts facts = facts_of(p.score->mask);
   const bool on_device = facts.data || (p.varlen && facts.lengths);
   mask_batches_ = facts.batch || (on_device && p.varlen) ? static_cast<int>(p.batch) : 1;
-  mask_heads_ = facts.head ? static_cast<int>(p.heads_q) : 1;
+  mask_heads_ = mask_depends_on_head(p) ? static_cast<int>(p.heads_q) : 1;
   head_stride_ = mask_heads_ > 1 ? rows_ : 0;
   batch_stride_ = mask_batches_ > 1 ? rows_ * mask_heads_ : 0;
   const auto all_rows = static_cast<std::size_t>(rows_ * mask_batches_ * mask_heads_);

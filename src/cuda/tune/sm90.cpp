@@ -68,11 +68,13 @@ std::vector<PairTile> Sm90ForwardConfig::pair_tiles(const problem::Problem& p) c
   return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
 }
 
+LineValues Sm90ForwardConfig::line_values(const problem::Problem& p) const { return helpers ? sm90_line_values(p) : LineValues{}; }
+
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
   const int barriers = 16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16;  // and a word
-  const std::size_t lines = 2 * 4 * sm90_line_values(p).count(block_q(), block_kv);
+  const std::size_t lines = 2 * 4 * line_values(p).count(block_q(), block_kv);
   return tiles + static_cast<std::size_t>(barriers) + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
          static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
 }
@@ -96,6 +98,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
                                  : helpers      ? 224
                                                 : 240)
       .set("kTakeTurns", take_turns)
+      .set("kFewQueries", few_queries)
       .set("kPackedHeads", packed_heads)
       .set("kSplit", split)
       .set("kOrdered", ordered);
@@ -220,14 +223,20 @@ Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardCo
 /// as many buffers as there is room for.
 std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   constexpr int most_rows = 128;
-  if (p.has_score_mod() || p.attention.dropout.p > 0 || sm90_mask(p).tiles == Sm90Tiles::list) return std::nullopt;
+  if (p.attention.dropout.p > 0) return std::nullopt;
   if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
   const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
   if (rows > 64 && p.group_size == 1) return std::nullopt;
+  // More than a tile takes time to compute, and scores are dearer where heads share it.
+  if (p.has_score_mod() && rows > most_rows) return std::nullopt;
+  const bool listed = sm90_mask(p).tiles == Sm90Tiles::list;
+  if (listed && p.group_size > 1 && mask_depends_on_head(p)) return std::nullopt;
   const int consumers = rows <= 64 ? 1 : 2;
   const int block_kv = dim <= 128 ? 128 : dim <= 192 ? 96 : consumers == 1 ? 80 : 64;
   Sm90ForwardConfig config{block_kv, consumers, 4, 2, consumers > 1, dim > 80};
+  config.few_queries = true;
   config.packed_heads = static_cast<int>(p.group_size);
+  config.helpers = p.group_size == 1 && !sm90_line_values(p).empty();  // lines of one head
   while (config.shared_bytes(p) > shared_limit) {
     if (config.stages > 2) {
       --config.stages;

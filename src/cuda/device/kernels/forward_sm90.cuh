@@ -9,7 +9,7 @@
 // one result of theirs.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kPackedHeads, kSplit, kVarlen, kDropout.
+// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kFewQueries, kPackedHeads, kSplit, kVarlen, kDropout.
 #include "philox.cuh"
 #include "softmax/bounded.cuh"
 #include "tile/forward_sm90.cuh"
@@ -68,6 +68,7 @@ struct Consumer {
   /// The pair of register i; partial: it may not exist, and another stands for it.
   template <bool partial>
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
+    if constexpr (kFewQueries) return position_of_few<partial>(work, i);
     const int row = row_of(work), key = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int origin_q = row + static_cast<int>(args.attention.q_offset), origin_kv = key + static_cast<int>(args.attention.kv_offset);
     int q_step = 8 * fragment_row(i), kv_step = fragment_column(i);
@@ -76,6 +77,14 @@ struct Consumer {
       kv_step = min(kv_step, work.sequence.len_kv - 1 - key);
     }
     return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv, q_step, kv_step};
+  }
+
+  template <bool partial>
+  FOVEAL_DEVICE Position position_of_few(const ForwardTask& work, int i) const {
+    const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1), key = work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const int kv_step = partial ? min(fragment_column(i), work.sequence.len_kv - 1 - key) : fragment_column(i);
+    return {work.task.batch, head_of(work, r), query + static_cast<int>(args.attention.q_offset), key + kv_step + static_cast<int>(args.attention.kv_offset),
+            work.sequence.len_q, work.sequence.len_kv, 0, kv_step};
   }
 
   /// What is read for each pair, before the scores are there.
@@ -161,7 +170,6 @@ struct Consumer {
     const float scale = args.scale;
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int last_kv = work.sequence.len_kv - 1;
-    const int row = row_of(work);
     const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
     const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp));
     TiledValues tiled;
@@ -198,7 +206,7 @@ struct Consumer {
           keep = mask_keep(at, attention.score) & keep;
           constexpr int kBits = 32;
           const int bit = 2 * (i / 4) + i % 2;
-          if (keep && row + 8 * r < work.sequence.len_q) kept_columns[bit / kBits] |= 1u << bit % kBits;
+          if (keep && exists(work, r)) kept_columns[bit / kBits] |= 1u << bit % kBits;
         }
         scores[i] = keep ? scores[i] : -infinity();
       }

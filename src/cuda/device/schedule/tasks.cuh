@@ -37,10 +37,19 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
 /// mask/, with the mask program for the pairs of partial tiles.
 enum class TileSource { all, causal, band, list };
 
+/// Tiles of a part of a list, where there are parts.
+template <bool exists>
+struct TilePart {
+  int part_begin, part_end;
+};
+template <>
+struct TilePart<false> {};
+
 /// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
-/// transposed: rows are kv tiles and the walk goes along q. `partial`: some pair of the tile is not kept, or lies beyond the end.
-template <TileSource source, bool transposed>
-struct TileWalk {
+/// transposed: rows are kv tiles and the walk goes along q. parts: a task may take a part of them. `partial`: some pair of the tile is not kept, or lies beyond
+/// the end.
+template <TileSource source, bool transposed, bool parts = false>
+struct TileWalk : TilePart<parts && source == TileSource::list> {
   static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
   static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
 
@@ -58,6 +67,10 @@ struct TileWalk {
       full_begin = 0;
       full_end = length / block;
       begin = 0;
+      if constexpr (parts) {
+        this->part_begin = 0;
+        this->part_end = tiles;
+      }
       if (runs.runs == nullptr) {
         tile = tiles;
         run = run_first = 0;
@@ -96,11 +109,38 @@ struct TileWalk {
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
-  /// After start(): only part number `part` of so many. Not for lists.
-  FOVEAL_DEVICE void take_part(int part, int parts) {
-    const int each = divide_up(max(tile - begin, 0), parts);
-    begin += part * each;
-    tile = min(tile, begin + each);
+  /// After start(): only part number `part` of so many. Parts of a list are ranges of tiles, kept or not.
+  FOVEAL_DEVICE void take_part(const TileRuns& runs, int part, int count) {
+    if constexpr (source == TileSource::list) {
+      const int each = divide_up(this->part_end, count);
+      this->part_begin = part * each;
+      this->part_end = min(this->part_end, this->part_begin + each);
+      if (runs.runs == nullptr) {
+        begin = this->part_begin;
+        tile = this->part_end;
+        return;
+      }
+      int last = run;  // of the runs that begin before the part's end
+      for (int first = run_first; first < last;) {
+        const int middle = (first + last) / 2;
+        if (runs.runs[middle].begin < this->part_end) {
+          first = middle + 1;
+        } else {
+          last = middle;
+        }
+      }
+      run = last;
+      look_ahead(runs);
+    } else {
+      const int each = divide_up(max(tile - begin, 0), count);
+      begin += part * each;
+      tile = min(tile, begin + each);
+    }
+  }
+
+  FOVEAL_DEVICE bool beyond_part(const TileRun& before) const {
+    if constexpr (parts) return before.end <= this->part_begin;
+    return false;
   }
 
   /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
@@ -113,12 +153,16 @@ struct TileWalk {
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
-        if (run <= run_first) return false;
+        if (run <= run_first || beyond_part(upcoming)) return false;
         const TileRun taken = upcoming;
         --run;
         look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));
         begin = taken.begin;
+        if constexpr (parts) {
+          tile = min(tile, this->part_end);
+          begin = max(begin, this->part_begin);
+        }
         run_full = taken.full;
         covered = taken.covered;
       }

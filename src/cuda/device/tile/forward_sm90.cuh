@@ -17,9 +17,13 @@ constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-static_assert((kPackedHeads == 1 && !kSplit) || !(kHasScore || kMaskProgram || kDropout), "rows of one head");
+static_assert(kFewQueries || (kPackedHeads == 1 && !kSplit));
+static_assert(!(kFewQueries && kDropout) && !(kPackedHeads > 1 && kHasLines), "rows of one head");
 
-using Walk = TileWalk<kSource, false>;
+/// Scores are for positions that exist: with fewer queries than rows a tile is partial, but for where there are always few, and others stand for the rest.
+constexpr bool kQueriesMustExist = kHasScore && !kFewQueries;
+
+using Walk = TileWalk<kSource, false, kSplit>;
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Lines = LineTile<kBlockQ, kBlockKv>;
@@ -120,21 +124,23 @@ struct ForwardTask {
     } while ((kVarlen && first_query() >= sequence.len_q) || rings.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
-    if constexpr (kSplit) walk.take_part(split, args.splits.value);
+    if constexpr (kSplit) walk.take_part(args.attention.runs, split, args.splits.value);
     return true;
   }
 
   FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
     if (!walk.next(args.attention.runs, sequence.len_kv, kBlockKv, partial)) return false;
-    if constexpr (kHasScore) partial = partial || first_query() + kQueries > sequence.len_q;  // positions must exist
+    if constexpr (kQueriesMustExist) partial = partial || lacks_queries();
     return true;
   }
 
   /// The same, but only to a tile that is not partial.
   FOVEAL_DEVICE bool next_full_tile() {
-    if (kHasScore && first_query() + kQueries > sequence.len_q) return false;
+    if (kQueriesMustExist && lacks_queries()) return false;
     return walk.next_full();
   }
+
+  FOVEAL_DEVICE bool lacks_queries() const { return first_query() + kQueries > sequence.len_q; }
 };
 
 /// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
