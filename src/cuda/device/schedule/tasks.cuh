@@ -37,19 +37,11 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
 /// mask/, with the mask program for the pairs of partial tiles.
 enum class TileSource { all, causal, band, list };
 
-/// Tiles of a part of a list, where there are parts.
-template <bool exists>
-struct TilePart {
-  int part_begin, part_end;
-};
-template <>
-struct TilePart<false> {};
-
 /// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
 /// transposed: rows are kv tiles and the walk goes along q. parts: a task may take a part of them. `partial`: some pair of the tile is not kept, or lies beyond
 /// the end.
 template <TileSource source, bool transposed, bool parts = false>
-struct TileWalk : TilePart<parts && source == TileSource::list> {
+struct TileWalk {
   static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
   static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
 
@@ -58,6 +50,7 @@ struct TileWalk : TilePart<parts && source == TileSource::list> {
   bool run_full, covered;    // list: of the current run
   int run, run_first;        // list: runs [run_first, run) are still to come
   TileRun upcoming;          // list: the last of them, loaded ahead
+  int part_begin, part_end;  // list: tiles of the part
 
   /// [row_begin, row_end): positions of the row; `length`: positions along the walk.
   FOVEAL_DEVICE void start(const Sm90Args& args, const TileRuns& runs, int batch, int head, int row, int row_begin, int row_end, int length,
@@ -67,10 +60,8 @@ struct TileWalk : TilePart<parts && source == TileSource::list> {
       full_begin = 0;
       full_end = length / block;
       begin = 0;
-      if constexpr (parts) {
-        this->part_begin = 0;
-        this->part_end = tiles;
-      }
+      part_begin = 0;
+      part_end = tiles;
       if (runs.runs == nullptr) {
         tile = tiles;
         run = run_first = 0;
@@ -112,18 +103,18 @@ struct TileWalk : TilePart<parts && source == TileSource::list> {
   /// After start(): only part number `part` of so many. Parts of a list are ranges of tiles, kept or not.
   FOVEAL_DEVICE void take_part(const TileRuns& runs, int part, int count) {
     if constexpr (source == TileSource::list) {
-      const int each = divide_up(this->part_end, count);
-      this->part_begin = part * each;
-      this->part_end = min(this->part_end, this->part_begin + each);
+      const int each = divide_up(part_end, count);
+      part_begin = part * each;
+      part_end = min(part_end, part_begin + each);
       if (runs.runs == nullptr) {
-        begin = this->part_begin;
-        tile = this->part_end;
+        begin = part_begin;
+        tile = part_end;
         return;
       }
       int last = run;  // of the runs that begin before the part's end
       for (int first = run_first; first < last;) {
         const int middle = (first + last) / 2;
-        if (runs.runs[middle].begin < this->part_end) {
+        if (runs.runs[middle].begin < part_end) {
           first = middle + 1;
         } else {
           last = middle;
@@ -138,11 +129,6 @@ struct TileWalk : TilePart<parts && source == TileSource::list> {
     }
   }
 
-  FOVEAL_DEVICE bool beyond_part(const TileRun& before) const {
-    if constexpr (parts) return before.end <= this->part_begin;
-    return false;
-  }
-
   /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
   FOVEAL_DEVICE bool next_full() {
     const bool full = tile > max(begin, full_begin) && tile <= full_end;
@@ -153,15 +139,15 @@ struct TileWalk : TilePart<parts && source == TileSource::list> {
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
-        if (run <= run_first || beyond_part(upcoming)) return false;
+        if (run <= run_first || (parts && upcoming.end <= part_begin)) return false;
         const TileRun taken = upcoming;
         --run;
         look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));
         begin = taken.begin;
         if constexpr (parts) {
-          tile = min(tile, this->part_end);
-          begin = max(begin, this->part_begin);
+          tile = min(tile, part_end);
+          begin = max(begin, part_begin);
         }
         run_full = taken.full;
         covered = taken.covered;
