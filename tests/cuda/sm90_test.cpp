@@ -114,21 +114,24 @@ TEST_F(Sm90, FewQueriesShareATile) {
     const char* line;
     int packed_heads, consumers;
   };
-  for (const auto& [line, packed_heads, consumers] : {Case{"b64 h32:8 q1:4096 d128", 4, 1},
-                                                      {"b2 h32:8 q16:4096 d64", 4, 1},
-                                                      {"b2 h32:8 q17:4096 d256", 4, 2},
-                                                      {"b2 h28:4 q1:4096 d192:128", 7, 1},
-                                                      {"b2 h8 q64:1000 d80", 1, 1},
-                                                      {"b1 h128:1 q127:900 d128", 128, 2},
-                                                      {"b2 h64:8 q1:4096 d64 sink=s param=\"s: real[64]\"", 8, 1},
-                                                      {"b2 h32:8 q7:4096 d128 mask=\"seqlen_q + kv_idx <= seqlen_kv + q_idx\"", 4, 1},
-                                                      {"b2 h32:8 q1:4096 d128 score=\"tanh(score / 30) * 30\"", 4, 1},
-                                                      {"b2 h32:8 q1:4096 d256 score=\"score + t[head] * kv_idx\" param=\"t: real[32]\"", 4, 1},
-                                                      {"b2 h16:1 q8:900 d64 score=\"score + t[head, q_idx, kv_idx]\" "
-                                                       "param=\"t: real[16, 8, 900]\"", 16, 2},
-                                                      {"b2 h8 q3:900 d64 score=\"score + t[clamp(q_idx - kv_idx, -9, 0) + 9]\" "
-                                                       "param=\"t: real[10]\"", 1, 1},
-                                                      {"b2 h8:2 q1:4096 d64 mask=\"kv_idx < n[batch]\" param=\"n: integer[2]\"", 4, 1}}) {
+  for (const auto& [line, packed_heads, consumers] :
+       {Case{"b64 h32:8 q1:4096 d128", 4, 1},
+        {"b2 h32:8 q16:4096 d64", 4, 1},
+        {"b2 h32:8 q17:4096 d256", 4, 2},
+        {"b2 h28:4 q1:4096 d192:128", 7, 1},
+        {"b2 h8 q64:1000 d80", 1, 1},
+        {"b1 h128:1 q127:900 d128", 128, 2},
+        {"b2 h64:8 q1:4096 d64 sink=s param=\"s: real[64]\"", 8, 1},
+        {"b2 h32:8 q7:4096 d128 mask=\"seqlen_q + kv_idx <= seqlen_kv + q_idx\"", 4, 1},
+        {"b2 h32:8 q1:4096 d128 score=\"tanh(score / 30) * 30\"", 4, 1},
+        {"b2 h32:8 q1:4096 d256 score=\"score + t[head] * kv_idx\" param=\"t: real[32]\"", 4, 1},
+        {"b2 h16:1 q8:900 d64 score=\"score + t[head, q_idx, kv_idx]\" "
+         "param=\"t: real[16, 8, 900]\"",
+         16, 2},
+        {"b2 h8 q3:900 d64 score=\"score + t[clamp(q_idx - kv_idx, -9, 0) + 9]\" "
+         "param=\"t: real[10]\"",
+         1, 1},
+        {"b2 h8:2 q1:4096 d64 mask=\"kv_idx < n[batch]\" param=\"n: integer[2]\"", 4, 1}}) {
     const problem::Problem p = problem_of(std::string("forward bf16 ") + line);
     for (Sm90ForwardConfig config : sm90_forward_candidates(p)) {
       EXPECT_EQ(config.packed_heads, packed_heads) << line;

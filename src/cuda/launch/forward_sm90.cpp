@@ -139,16 +139,15 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
 const Candidate forward_sm90{"sm90", Pass::forward, refuses, make};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
-  jit::KernelSource source{
-      .stem = "forward_sm90",
-      .entry = "forward_sm90",
-      .constants = sm90_constants(problem),
-      .score = emit_score(problem, {.lines = config.line_values(problem),
-                                    .pairs = config.consumers == 2 && config.packed_heads == 1,
-                                    .tiles = config.pair_tiles(problem),
-                                    .tanh = true,
-                                    .several_heads = config.packed_heads > 1}),
-      .arch = {}};
+  jit::KernelSource source{.stem = "forward_sm90",
+                           .entry = "forward_sm90",
+                           .constants = sm90_constants(problem),
+                           .score = emit_score(problem, {.lines = config.line_values(problem),
+                                                         .pairs = config.consumers == 2 && config.packed_heads == 1,
+                                                         .tiles = config.pair_tiles(problem),
+                                                         .tanh = true,
+                                                         .several_heads = config.packed_heads > 1}),
+                           .arch = {}};
   config.set(source.constants);
   return source;
 }

@@ -28,10 +28,10 @@ struct Sm90ForwardConfig {
   int consumers;  ///< warpgroups of 64 rows
   int stages;     ///< of keys and values
   int query_stages;
-  bool take_turns;       ///< warpgroups issue their products one after the other
-  bool ordered;          ///< exponentials before the wait for the product that runs beside them
-  bool helpers = false;  ///< a warp beside the one that loads has work too
-  int pair_stages = 0;   ///< of reads that come as tiles; 0: none does
+  bool take_turns;           ///< warpgroups issue their products one after the other
+  bool ordered;              ///< exponentials before the wait for the product that runs beside them
+  bool helpers = false;      ///< a warp beside the one that loads has work too
+  int pair_stages = 0;       ///< of reads that come as tiles; 0: none does
   bool few_queries = false;  ///< fewer than a tile has rows
   int packed_heads = 1;      ///< of a kv head, whose queries are rows of one tile
   bool split = false;        ///< tasks take a part of the keys each
