@@ -39,7 +39,7 @@ def main():
     parser.add_argument("--note", help="what is special about this build")
     options = parser.parse_args()
     lines = [line for line in pathlib.Path(options.lines).read_text().splitlines() if line and line[0] != "#"]
-    device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True).stdout.strip()
+    device = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True).stdout.splitlines()[0]
     result = {"device": device, "commit": options.commit, "lines": lines, "tools": {}}
     if options.note:
         result["note"] = options.note

@@ -57,6 +57,21 @@ FOVEAL_DEVICE u32 load_word(u32 shared) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");
   return value;
 }
+/// The same for words that others may write meanwhile, where any of the values is as good. atomic: for tools that take this for a race. (As relaxed accesses both
+/// cost 1 % of a forward pass, by the order of instructions around them.)
+template <bool atomic>
+FOVEAL_DEVICE void store_any(u32 shared, u32 value) {
+  if constexpr (!atomic) return store_word(shared, value);
+  u32 before;
+  asm volatile("atom.relaxed.cta.shared.exch.b32 %0, [%1], %2;" : "=r"(before) : "r"(shared), "r"(value) : "memory");
+}
+template <bool atomic>
+FOVEAL_DEVICE u32 load_any(u32 shared) {
+  if constexpr (!atomic) return load_word(shared);
+  u32 value;
+  asm volatile("atom.relaxed.cta.shared.or.b32 %0, [%1], 0;" : "=r"(value) : "r"(shared) : "memory");
+  return value;
+}
 /// Four 8 x 8 blocks of 16-bit elements; lanes 8 j .. 8 j + 7 give the addresses of the rows of block j. Lane 4 g + t gets (g, 2t) and (g, 2t + 1) of each, or
 /// (2t, g) and (2t + 1, g).
 template <bool transposed>

@@ -73,8 +73,8 @@ struct Rings {
         line_values{base + SharedLayout::kLineBarriers},
         pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
   /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
-  FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_word(base + SharedLayout::kMaxima)) : Maxima::all; }
-  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_word(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
+  FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_any<kEveryLaneArrives>(base + SharedLayout::kMaxima)) : Maxima::all; }
+  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_any<kEveryLaneArrives>(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
   FOVEAL_DEVICE static u32 again_word(int round) { return SharedLayout::kAgain + 4 * (round / 32 % SharedLayout::kAgainWords); }
   FOVEAL_DEVICE void do_again(int round) const {
     or_shared(base + again_word(round), 1u << round % 32);
@@ -82,7 +82,7 @@ struct Rings {
   }
   /// Is there nothing to do in this round? So where only what has to be done again is left.
   FOVEAL_DEVICE bool is_done(int round) const {
-    return kAnyExponent && maxima() == Maxima::all && !(load_word(base + again_word(round)) >> round % 32 & 1);
+    return kAnyExponent && maxima() == Maxima::all && !(load_any<kEveryLaneArrives>(base + again_word(round)) >> round % 32 & 1);
   }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
