@@ -18,8 +18,6 @@
 namespace foveal::device {
 
 constexpr bool kBounded = kCappedScore && kAnyExponent;
-/// Scores that programs make may grow along a row. Those of products alone seldom do, and small capped ones need no reference.
-using Softmax = OnlineSoftmax<kHasScore && kAnyExponent && !kBounded ? kRoom : 0>;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
 /// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
@@ -138,7 +136,7 @@ struct Consumer {
   /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
   /// row keeps go, if anywhere. Stage::probabilities: the softmax is done, and `rescales` says what OnlineSoftmax::follow_maximum returns.
   template <bool partial>
-  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], Softmax& softmax, bool& rescales, float (&rescale)[2], const OfHead& head,
+  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const OfHead& head,
                                 const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const auto with = [&](const auto& tanh_ahead) {
       transform<partial, Stage::scores>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
@@ -166,7 +164,7 @@ struct Consumer {
     return Stage::scores;
   }
   template <bool partial, Stage to, class TanhAhead>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], Softmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
@@ -195,7 +193,7 @@ struct Consumer {
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
       if constexpr (to == Stage::probabilities) {
-        const float offset = fmaf(offset_in_units(raw, at, attention.score), head.offset_unit, -softmax.shift(r, exponent));
+        const float offset = fmaf(offset_in_units(raw, at, attention.score), head.offset_unit, -softmax.reference[r] * exponent);
         scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
         softmax.sum[r] += scores[i];
       } else {
@@ -226,9 +224,9 @@ struct Consumer {
   }
 
   /// Do the maxima of the rows last, for the tile to come?
-  FOVEAL_DEVICE bool lasts(const Softmax& softmax) const { return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first); }
+  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first); }
 
-  FOVEAL_DEVICE bool follow_maximum(Softmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
+  FOVEAL_DEVICE bool follow_maximum(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
     if constexpr (kAnyExponent) softmax.keep_overflow();
     return softmax.follow_maximum(scores, exponent, rescale);
   }
@@ -312,7 +310,7 @@ struct Consumer {
   };
 
   /// Writes the statistics of a task.
-  FOVEAL_DEVICE Ending end(const ForwardTask& work, Softmax& softmax) const {
+  FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
     Ending ending;
     float lse[2];
     if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
@@ -339,7 +337,7 @@ struct Consumer {
     return ending;
   }
 
-  FOVEAL_DEVICE Ending end(int round, Softmax& softmax) const {
+  FOVEAL_DEVICE Ending end(int round, OnlineSoftmax& softmax) const {
     if (kAnyExponent && softmax.overflows() && rings.maxima() != Maxima::all) rings.do_again(round);
     return end(task_of(round), softmax);
   }
@@ -358,7 +356,7 @@ struct Consumer {
   }
 
   FOVEAL_DEVICE void write_empty(const ForwardTask& work) const {
-    Softmax nothing;
+    OnlineSoftmax nothing;
     nothing.reset();
     const float zeros[kDimV / 2] = {};
     write_out(end(work, nothing), zeros);
@@ -399,7 +397,7 @@ struct Consumer {
     AheadValues ahead;
     OfHead head = of_head(next);
     guesses = head.highest_sum > 0;
-    Softmax softmax;
+    OnlineSoftmax softmax;
     softmax.reset();
 
     const auto score_product = [&] {
@@ -546,7 +544,7 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
   fence_mbarrier_init();
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least.
+/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum of its row by a factor of 2^43 or so.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
   named_barrier_sync(kEndBarrier, kThreads);

@@ -9,15 +9,14 @@ namespace foveal::device {
 constexpr float kHighestExponent = 40.0f;
 
 /// What is subtracted from exponents of at most kHighestExponent, which are scores * scale_log2: a row's reference, no less than 0.
-template <class Softmax>
-FOVEAL_DEVICE void bounded_shift(const Softmax& softmax, float scale_log2, float (&shift)[2]) {
+FOVEAL_DEVICE void bounded_shift(const OnlineSoftmax& softmax, float scale_log2, float (&shift)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) shift[r] = fmaxf(softmax.reference[r], 0.0f) * scale_log2;
 }
 
 /// exponents - shift -> probabilities, in place of OnlineSoftmax::follow_maximum, with its result, and add. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
-template <bool partial, class Softmax, int count>
-FOVEAL_DEVICE bool update_bounded(Softmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
+template <bool partial, int count>
+FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
   float sum[2] = {};
 #pragma unroll
   for (int i = 0; i < count; ++i) {
@@ -43,8 +42,8 @@ FOVEAL_DEVICE float highest_guessed_sum(const TanhPolynomial<terms>& exponents, 
 }
 
 /// scores -> packed probabilities, for rows whose reference is 0. Returns whether they are right for all rows of the warp; else only `packed` has changed.
-template <class Element, class Softmax, int terms, int count>
-FOVEAL_DEVICE bool guess_probabilities(u32 (&packed)[count / 2], Softmax& softmax, const float (&scores)[count],
+template <class Element, int terms, int count>
+FOVEAL_DEVICE bool guess_probabilities(u32 (&packed)[count / 2], OnlineSoftmax& softmax, const float (&scores)[count],
                                        const TanhPolynomial<terms>& exponents, float highest_sum) {
   float sums[4] = {};
 #pragma unroll

@@ -11,15 +11,10 @@ constexpr float kRescaleThreshold = 8.0f;
 
 /// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: what stands
 /// first may be kept only in name, with a score like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked for. One that
-/// reaches kTooHigh tells that this came too late. With kRoom a score may exceed the maximum by 83 powers of two from one tile to the next, and values may be as
-/// small as 2^-80.
+/// reaches kTooHigh tells that this came too late.
 constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
-constexpr int kRoom = 40;
 
-/// room: probabilities are 2^-room times what follows from the reference, so that a later score may exceed it by more.
-template <int room>
 struct OnlineSoftmax {
-  static constexpr float kGrown = kGrowing / static_cast<float>(1ull << room);
   float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
   float sum[2];        ///< of this thread's columns only
 
@@ -35,7 +30,7 @@ struct OnlineSoftmax {
   /// `may_grow`: scores along a row are more than products of normal numbers, and sums are heeded.
   template <bool may_grow>
   FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
-    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrown);
+    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowing);
     return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting && !grows);
   }
 
@@ -58,21 +53,15 @@ struct OnlineSoftmax {
     return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
   }
 
-  /// What is subtracted from scores of row r times scale_log2.
-  FOVEAL_DEVICE float shift(int r, float scale_log2) const {
-    if constexpr (room > 0) return fmaf(reference[r], scale_log2, room);
-    return reference[r] * scale_log2;
-  }
-
-  /// scores -> exp2(score * scale_log2 - shift).
+  /// scores -> exp2((score - reference) * scale_log2).
   template <int count>
   FOVEAL_DEVICE void add(float (&scores)[count], float scale_log2) {
-    float shifts[2];
+    float shift[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) shifts[r] = reference[r] == -infinity() ? 0.0f : shift(r, scale_log2);
+    for (int r = 0; r < 2; ++r) shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
-      scores[i] = exp2_real(fmaf(scores[i], scale_log2, -shifts[fragment_row(i)]));
+      scores[i] = exp2_real(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
       sum[fragment_row(i)] += scores[i];
     }
   }
@@ -99,7 +88,7 @@ struct OnlineSoftmax {
       const float total = quad_sum(sum[r]);
       const bool empty = reference[r] == -infinity();
       inverse[r] = empty ? 0.0f : 1.0f / total;
-      lse[r] = empty ? -infinity() : (shift(r, scale_log2) + log2_approx(total)) * kLn2;
+      lse[r] = empty ? -infinity() : (reference[r] * scale_log2 + log2_approx(total)) * kLn2;
     }
   }
 
@@ -108,10 +97,10 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sink_log2 = sink[r] * kLog2e;
-      const float own = shift(r, scale_log2);
-      const float top = fmaxf(own, sink_log2);
-      const float total = quad_sum(sum[r]) * exp2_real(own - top) + exp2_real(sink_log2 - top);
-      inverse[r] = exp2_real(own - top) / total;
+      const float shift = reference[r] * scale_log2;
+      const float top = fmaxf(shift, sink_log2);
+      const float total = quad_sum(sum[r]) * exp2_real(shift - top) + exp2_real(sink_log2 - top);
+      inverse[r] = exp2_real(shift - top) / total;
       lse[r] = (top + log2_approx(total)) * kLn2;
     }
   }
