@@ -8,7 +8,7 @@ support    the columns of bench/results/support-*.md; on a machine that is to ha
              (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
 gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
-few        few queries beside cuDNN on a GPU, from bench/results/h200-shapes.json
+few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
 --check writes nothing; it exits with 1 when README.md is not what the example and the result files make of it.
@@ -97,7 +97,7 @@ def gpu():
 
 
 def few():
-    """Times of forward passes that read keys and values and do little else, beside cuDNN in one run."""
+    """Times of forward passes that read keys and values and do little else, beside cuDNN or, with programs, FlexAttention in one run."""
     result = json.loads((ROOT / "bench/results/h200-shapes.json").read_text())
     lines = [f"{result['device']}, bf16, commit `{result['commit']}`:", "",
              "| sequences | heads | queries | keys | head dim | us | TB/s of keys and values | times the speed of cuDNN |", "|---|---|---|---|---|---|---|---|"]
@@ -105,6 +105,11 @@ def few():
         batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
         lines.append(f"| {batch} | {heads}:{heads_kv} | {seqlen_q} | {seqlen_kv} | {dim} | {1e3 * row['ms']:.0f} | "
                      f"{row['bytes_of_keys_and_values'] / row['ms'] * 1e-9:.2f} | {row['cudnn_ms'] / row['ms']:.2f} |")
+    lines += ["", "| sequences | heads | queries | keys | head dim | program | us | times the speed of FlexAttention |", "|---|---|---|---|---|---|---|---|"]
+    for row in result["few_queries_scores"]:
+        batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
+        lines.append(f"| {batch} | {heads}:{heads_kv} | {seqlen_q} | {seqlen_kv} | {dim} | {row['program']} | {1e3 * row['ms']:.0f} | "
+                     f"{row['flex_ms'] / row['ms']:.2f} |")
     return "\n".join(lines)
 
 
