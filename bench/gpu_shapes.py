@@ -105,26 +105,29 @@ def reproducible_case(library, shape):
     return row
 
 
+def beside(name, peer, plan, out):
+    """Medians of a plan and a peer in turns, once their results agree; the peer returns (batch, head, query, dim)."""
+    plan.run()
+    expected = peer().transpose(1, 2).double()
+    difference = ((out.double() - expected).norm() / expected.norm()).item()
+    if not difference < 1e-2:
+        raise RuntimeError(f"{tuple(out.shape)}: differs from {name} by {difference}")
+    turns = [(milliseconds(plan.run, 30), milliseconds(peer, 30)) for _ in range(3)]
+    ours, theirs = (sorted(times)[1] for times in zip(*turns))
+    return {"kernel": plan.kernel, "difference": difference, "ms": ours, f"{name}_ms": theirs}
+
+
 def few_queries_case(library, shape):
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = shape
     forward, _ = tensors(*shape, dim)
     plan = Plan(library, False, **forward)
-    plan.run()
     q, k, v = (forward[name].transpose(1, 2) for name in "qkv")
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         sdpa = lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=heads != heads_kv)
-        expected = sdpa().transpose(1, 2).double()
-        difference = ((forward["out"].double() - expected).norm() / expected.norm()).item()
-        if not difference < 1e-2:
-            raise RuntimeError(f"{shape}: differs from cuDNN by {difference}")
-        ours, cudnn = [], []
-        for _ in range(3):
-            ours.append(milliseconds(plan.run, 30))
-            cudnn.append(milliseconds(sdpa, 30))
-    read = 2 * 2 * batch * heads_kv * seqlen_kv * dim
-    return dict(shape=shape, kernel=plan.kernel, difference=difference, ms=sorted(ours)[1], cudnn_ms=sorted(cudnn)[1], bytes_of_keys_and_values=read)
+        measured = beside("cudnn", sdpa, plan, forward["out"])
+    return dict(shape=shape, **measured, bytes_of_keys_and_values=2 * 2 * batch * heads_kv * seqlen_kv * dim)
 
 
 def few_queries_scores_case(library, shape, name):
@@ -147,21 +150,11 @@ def few_queries_scores_case(library, shape, name):
         params.append((f"length: integer[{batch}]", lengths, None))
         block_mask = create_block_mask(lambda b, h, q, k: k < lengths[b], batch, None, seqlen_q, seqlen_kv, device="cuda")
     plan = Plan(library, False, mask, score, params, **forward)
-    plan.run()
     q, k, v = (forward[name].transpose(1, 2) for name in "qkv")
     compiled = torch.compile(flex_attention, dynamic=False)
     flex = lambda: compiled(q, k, v, score_mod=score_mod, block_mask=block_mask, enable_gqa=heads != heads_kv)
-    expected = flex().transpose(1, 2).double()
-    difference = ((forward["out"].double() - expected).norm() / expected.norm()).item()
-    if not difference < 1e-2:
-        raise RuntimeError(f"{shape} {name}: differs from FlexAttention by {difference}")
-    ours, theirs = [], []
-    for _ in range(3):
-        ours.append(milliseconds(plan.run, 30))
-        theirs.append(milliseconds(flex, 30))
     keys = int(lengths.sum()) if "lengths" in name else batch * seqlen_kv
-    return dict(shape=shape, program=name, kernel=plan.kernel, difference=difference, ms=sorted(ours)[1], flex_ms=sorted(theirs)[1],
-                bytes_of_keys_and_values=2 * 2 * heads_kv * keys * dim)
+    return dict(shape=shape, program=name, **beside("flex", flex, plan, forward["out"]), bytes_of_keys_and_values=2 * 2 * heads_kv * keys * dim)
 
 
 def run(options):

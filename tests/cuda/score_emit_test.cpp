@@ -132,6 +132,23 @@ TEST_F(ScoreEmit, WhatDecidesAnIndexIsExact) {
   EXPECT_NE(text.find("fv_tanh(score.raw"), std::string::npos) << text;
 }
 
+TEST_F(ScoreEmit, WhatDiffersBetweenHeadsStaysWithThePair) {
+  const auto has = [](const char* line, bool several_heads, const char* fact) {
+    const std::string text = emit_score(problem_of(line), {.tanh = true, .several_heads = several_heads});
+    return text.find(std::string("constexpr bool ") + fact + " = true;") != std::string::npos;
+  };
+  const char* const slopes = "forward bf16 b1 h4:1 q1:64 d16 score=\"score + t[head] * kv_idx\" param=\"t: real[4]\"";
+  const char* const caps = "forward bf16 b1 h4:1 q1:64 d16 score=\"tanh(score / t[head]) * t[head]\" param=\"t: real[4]\"";
+  const char* const cap = "forward bf16 b1 h4:1 q1:64 d16 score=\"tanh(score / 30) * 30\"";
+  for (const bool several : {false, true}) {
+    EXPECT_NE(has(slopes, several, "kSumScore"), several);
+    EXPECT_NE(has(caps, several, "kTanhAhead"), several);
+    EXPECT_NE(has(caps, several, "kCappedScore"), several);
+    EXPECT_TRUE(has(cap, several, "kTanhAhead")) << several;
+    EXPECT_TRUE(has(cap, several, "kCappedScore")) << several;
+  }
+}
+
 TEST_F(ScoreEmit, OneTanhOfTheScoreCanBeKnownAhead) {
   const auto ahead = [](const std::string& score, const std::string& dtype = "bf16") {
     const std::string text = emit_score(problem_of("forward " + dtype + " b1 h2 q64 d16 score=\"" + score + "\" param=\"t: real[64]\""),

@@ -48,7 +48,7 @@ class ForwardSm90 : public GpuExecutable {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
     if (config_.split) merge_ = jit::Kernel(images[1], device_, 0);
     if (!uses_tables()) return;
-    tables_.load(images.data() + (config_.split ? 2 : 1), device_);
+    tables_.load(images.data() + images.size() - tables_.sources().size(), device_);  // the last ones
     tables_.upload(device_);
   }
 

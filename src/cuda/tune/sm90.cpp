@@ -98,7 +98,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
                                  : helpers      ? 224
                                                 : 240)
       .set("kTakeTurns", take_turns)
-      .set("kFewQueries", few_queries)
+      .set("kFewQueries", few_queries())
       .set("kPackedHeads", packed_heads)
       .set("kSplit", split)
       .set("kOrdered", ordered);
@@ -234,7 +234,6 @@ std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   const int consumers = rows <= 64 ? 1 : 2;
   const int block_kv = dim <= 128 ? 128 : dim <= 192 ? 96 : consumers == 1 ? 80 : 64;
   Sm90ForwardConfig config{block_kv, consumers, 4, 2, consumers > 1, dim > 80};
-  config.few_queries = true;
   config.packed_heads = static_cast<int>(p.group_size);
   config.helpers = p.group_size == 1 && !sm90_line_values(p).empty();  // lines of one head
   while (config.shared_bytes(p) > shared_limit) {

@@ -28,17 +28,17 @@ struct Sm90ForwardConfig {
   int consumers;  ///< warpgroups of 64 rows
   int stages;     ///< of keys and values
   int query_stages;
-  bool take_turns;           ///< warpgroups issue their products one after the other
-  bool ordered;              ///< exponentials before the wait for the product that runs beside them
-  bool helpers = false;      ///< a warp beside the one that loads has work too
-  int pair_stages = 0;       ///< of reads that come as tiles; 0: none does
-  bool few_queries = false;  ///< fewer than a tile has rows
-  int packed_heads = 1;      ///< of a kv head, whose queries are rows of one tile
-  bool split = false;        ///< tasks take a part of the keys each
+  bool take_turns;       ///< warpgroups issue their products one after the other
+  bool ordered;          ///< exponentials before the wait for the product that runs beside them
+  bool helpers = false;  ///< a warp beside the one that loads has work too
+  int pair_stages = 0;   ///< of reads that come as tiles; 0: none does
+  int packed_heads = 1;  ///< of a kv head, whose queries are rows of one tile
+  bool split = false;    ///< tasks take a part of the keys each
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
-  LineValues line_values(const problem::Problem& problem) const;
-  int queries() const { return block_q() / packed_heads; }  ///< of a tile
+  LineValues line_values(const problem::Problem& problem) const;           ///< that a helping warp evaluates
+  bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< fewer than a tile has rows
+  int queries() const { return block_q() / packed_heads; }                 ///< of a tile
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
   std::size_t shared_bytes(const problem::Problem& problem) const;

@@ -158,15 +158,5 @@ struct Consumer : BackwardGroup {
 }  // namespace foveal::device
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
-  using namespace foveal::device;
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared);
-  const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  rings.init();
-  if (warp_group == 0) {
-    help(args, rings);
-  } else {
-    registers_increase<kConsumerRegisters>();
-    Consumer(args, rings, warp_group - 1).run();
-  }
+  foveal::device::run_groups<foveal::device::Consumer>(args);
 }

@@ -79,6 +79,7 @@ struct Consumer {
     return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv, q_step, kv_step};
   }
 
+  /// The same where there are few queries: each row is of a query and a head of its own, and one that does not exist stands for the last query.
   template <bool partial>
   FOVEAL_DEVICE Position position_of_few(const ForwardTask& work, int i) const {
     const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1), key = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -226,6 +227,7 @@ struct Consumer {
   /// Do the maxima of the rows last, for the tile to come?
   FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first); }
 
+  /// OnlineSoftmax::follow_maximum, after which a sum that was too high is seen at the end all the same.
   FOVEAL_DEVICE bool follow_maximum(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
     if constexpr (kAnyExponent) softmax.keep_overflow();
     return softmax.follow_maximum(scores, exponent, rescale);
@@ -544,7 +546,7 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
   fence_mbarrier_init();
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum of its row by a factor of 2^43 or so.
+/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
   named_barrier_sync(kEndBarrier, kThreads);

@@ -591,4 +591,19 @@ struct BackwardGroup {
   }
 };
 
+/// A kernel whose warpgroups beside the first all do the same.
+template <class Group>
+FOVEAL_DEVICE void run_groups(const Sm90Args& args) {
+  extern __shared__ __align__(1024) unsigned char shared[];
+  const Rings rings(shared);
+  const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  rings.init();
+  if (warp_group == 0) {
+    help(args, rings);
+  } else {
+    registers_increase<kConsumerRegisters>();
+    Group(args, rings, warp_group - 1).run();
+  }
+}
+
 }  // namespace foveal::device
