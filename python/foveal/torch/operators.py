@@ -1,0 +1,147 @@
+"""How torch sees a program: operators for torch.compile and torch.export, and an autograd.Function for eager code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._core import Expr
+from ..describe import Mask, Options, ScoreMod, program, trace
+from ..torch_trace import TorchTracer
+
+# The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
+# Tensors first, then `key`, which names the program.
+
+
+@torch.library.custom_op("foveal::forward", mutates_args=())
+def _forward_op(
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, key: str
+) -> tuple[Tensor, Tensor]:
+    return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv)
+
+
+@torch.library.custom_op("foveal::backward", mutates_args=())
+def _backward_op(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, params: list[Tensor], cu_q: Tensor | None,
+    cu_kv: Tensor | None, max_q: int, max_kv: int, key: str, want: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, True)
+    return [gradient for gradient in found if gradient is not None]
+
+
+@_forward_op.register_fake
+def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
+    heads_first = program(key).heads_first
+    if q.dim() == 3:
+        lse = q.shape[1], q.shape[0]
+    else:
+        lse = (q.shape[0], *(q.shape[1:3] if heads_first else (q.shape[2], q.shape[1])))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return _new(q, (*q.shape[:-1], v.shape[-1]), heads_first), q.new_empty(lse, dtype=dtype)
+
+
+@_backward_op.register_fake
+def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want):
+    heads_first = program(key).heads_first
+    gradients = [_new(t, t.shape, heads_first) for t in (q, k, v)] + [_new(t, t.shape, False) for t in params]
+    return [gradient for gradient, wanted in zip(gradients, want) if wanted]
+
+
+def _new(like: Tensor, shape: Any, heads_first: bool) -> Tensor:
+    """As programs make their results: in memory seqlen always comes before heads."""
+    if not heads_first:
+        return like.new_empty(shape)
+    return like.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
+
+
+def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, params, cu_q, cu_kv, max_q, max_kv, key = inputs
+    out, lse = output
+    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, *params)
+    ctx.rest = (max_q, max_kv, key)
+    ctx.want = [t.requires_grad for t in (q, k, v, *params)]
+
+
+def _op_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, cu_q, cu_kv, *params = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, *ctx.rest, ctx.want))
+    gradients = [next(found) if wanted else None for wanted in ctx.want]
+    return (*gradients[:3], gradients[3:], None, None, None, None, None)
+
+
+_forward_op.register_autograd(_op_backward, setup_context=_op_setup)
+
+
+class _Attention(torch.autograd.Function):
+    """The eager path: the operators' bodies without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx, program, lengths, q, k, v, *params):
+        out, lse = program.forward(q, k, v, params, True, *lengths)
+        ctx.save_for_backward(q, k, v, out, lse, *params)
+        ctx.program, ctx.lengths = program, lengths
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        if torch.is_grad_enabled():  # create_graph=True
+            return _once_differentiable(ctx, dout, dlse)
+        return _backward(ctx, dout, dlse)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+    q, k, v, out, lse, *params = ctx.saved_tensors
+    want = ctx.needs_input_grad[2:]
+    if dout is None:
+        if dlse is None:
+            return (None,) * (2 + len(want))
+        dout = torch.zeros_like(out)
+    return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.lengths, True))
+
+
+_once_differentiable = torch.autograd.function.once_differentiable(_backward)
+_record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
+
+
+def call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any) -> tuple[Tensor, Tensor]:
+    kind = "cpu" if q.is_cpu else q.device.type
+    if torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    lengths = (*(cu_seqlens or (None, None)), *max_seqlens)
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return _forward_op(q, k, v, params, *lengths, key)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
+        return _record(program(key), lengths, q, k, v, *params)
+    return program(key).forward(q, k, v, params, True, *lengths)
+
+
+@torch.compiler.assume_constant_result
+def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: tuple[Any, ...], heads_first: bool, rest: tuple[Any, ...]) -> str:
+    """For torch.compile, which calls this while it traces: all arguments are constants. looks: of the tensors given by name."""
+    given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks}
+    arguments = {**dict(rest), "sink": given.pop("sink", None), "params": given}
+    return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).key
+
+
+_trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break
+# torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
+_CONSTANT = (Expr, str, type(None)) if torch.__version__ >= (2, 13) else (str, type(None))
+
+
+def bound(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool) -> tuple[str, list[Tensor]]:
+    """The program's key, and the tensors that are its parameters."""
+    find = trace
+    if torch.compiler.is_compiling():
+        if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
+            given = {**(arguments.get("params") or {}), **({} if arguments.get("sink") is None else {"sink": arguments["sink"]})}
+            looks = tuple([(name, tuple(t.shape), t.dtype) for name, t in given.items()])
+            rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
+            return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
+        find = _trace_outside
+    found = find(score_mod, mask, options, arguments, TorchTracer, heads_first)
+    return found.key, found.arrays
