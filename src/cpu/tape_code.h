@@ -45,34 +45,39 @@ struct TapeGrads {
 
 // ---- the code ----
 
-// X(op): what one step does. Suffix _r reals, _i integers (32 bit), _b booleans (32 bit, all ones or all zeros).
+// X(op, result): what one step does, and what it gives: reals, or 32-bit words (integers; booleans as all ones or all zeros).
+// An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _b for booleans,
+// or without one where a single type is possible.
 // clang-format off
 #define FOVEAL_TAPE_OPS(X) \
   /* values that are there: constants lie in the program */ \
-  X(constant_r) X(constant_i) \
-  X(batch) X(head) X(seqlen_q) X(seqlen_kv) X(kv_idx) X(distance) /* kv_idx - q_idx */ \
+  X(constant_r, real) X(constant_i, word) \
+  X(batch, word) X(head, word) X(seqlen_q, word) X(seqlen_kv, word) X(kv_idx, word) X(distance, word) /* kv_idx - q_idx */ \
   /* arithmetic */ \
-  X(add_r) X(sub_r) X(mul_r) X(div_r) X(neg_r) X(abs_r) X(min_r) X(max_r) X(floor_div_r) X(mod_r) \
-  X(mul_add) X(mul_sub) X(sub_mul) /* a * b + c, a * b - c, c - a * b */ \
-  X(add_i) X(sub_i) X(mul_i) X(neg_i) X(abs_i) X(min_i) X(max_i) X(floor_div_i) X(mod_i) \
+  X(add_r, real) X(sub_r, real) X(mul_r, real) X(div_r, real) X(neg_r, real) X(abs_r, real) X(min_r, real) X(max_r, real) \
+  X(floor_div_r, real) X(mod_r, real) \
+  X(mul_add, real) X(mul_sub, real) X(sub_mul, real) /* a * b + c, a * b - c, c - a * b */ \
+  X(add_i, word) X(sub_i, word) X(mul_i, word) X(neg_i, word) X(abs_i, word) X(min_i, word) X(max_i, word) X(floor_div_i, word) \
+  X(mod_i, word) \
   /* functions */ \
-  X(exp) X(exp2) X(log) X(log2) X(sqrt) X(rsqrt) X(tanh) X(sigmoid) X(sin) X(cos) X(tan) X(erf) X(floor) X(pow) \
+  X(exp, real) X(exp2, real) X(log, real) X(log2, real) X(sqrt, real) X(rsqrt, real) X(tanh, real) X(sigmoid, real) X(sin, real) \
+  X(cos, real) X(tan, real) X(erf, real) X(floor, real) X(pow, real) \
   /* comparison, logic, choice, conversion */ \
-  X(eq_r) X(ne_r) X(lt_r) X(le_r) X(eq_i) X(ne_i) X(lt_i) X(le_i) \
-  X(and_b) X(or_b) X(not_b) X(xor_b) \
-  X(select_r) X(select_i) /* a ? b : c */ \
-  X(real_of_i) X(real_of_b) X(integer_of_r) X(integer_of_b) X(boolean_of_r) X(boolean_of_i) \
-  X(round) /* wide to the real of the tile */ \
+  X(eq_r, word) X(ne_r, word) X(lt_r, word) X(le_r, word) X(eq_i, word) X(ne_i, word) X(lt_i, word) X(le_i, word) \
+  X(logical_and_b, word) X(logical_or_b, word) X(logical_not_b, word) X(logical_xor_b, word) \
+  X(select_r, real) X(select_i, word) /* a ? b : c */ \
+  X(to_real_i, real) X(to_real_b, real) X(to_integer_r, word) X(to_integer_b, word) X(to_boolean_r, word) X(to_boolean_i, word) \
+  X(round, real) /* wide to the real of the tile */ \
   /* memory */ \
-  X(copy_r) X(copy_i) X(read_r) X(read_i) X(read_b) \
-  X(spread)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
-  X(guarded_mul) /* a == 0 ? 0 : a * b */ \
+  X(copy_r, real) X(copy_i, word) X(read_r, real) X(read_i, word) X(read_b, word) \
+  X(spread, real)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
+  X(guarded_mul, real) /* a == 0 ? 0 : a * b */ \
   /* sums of the tile a (after zero_r) and their way into the accumulators of a parameter */ \
-  X(zero_r) X(sum_keys) X(sum_lanes) X(sum_diagonals) X(sum_all) X(accumulate)
+  X(zero_r, real) X(sum_keys, real) X(sum_lanes, real) X(sum_diagonals, real) X(sum_all, real) X(accumulate, real)
 // clang-format on
 
 enum class TapeOp : std::uint8_t {
-#define FOVEAL_X(op) op,
+#define FOVEAL_X(op, result) op,
   FOVEAL_TAPE_OPS(FOVEAL_X)
 #undef FOVEAL_X
 };

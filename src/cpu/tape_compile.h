@@ -1,5 +1,6 @@
 #pragma once
-// From score programs to tape programs: rank inference, folding of the scale, choice of precision, fusion of multiply-adds, and slots.
+// From score programs to tape programs. tape_lower.h makes nodes of a program's values (precision, sums by rank, constant factors),
+// tape_nodes.h holds them (ranks, fused multiply-adds), tape_assemble.cpp gives them an order and slots.
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,7 @@ namespace foveal::cpu {
 /// How a parameter lies in memory.
 struct TapeLayout {
   std::vector<std::int64_t> sizes, strides;
+  bool operator==(const TapeLayout&) const = default;
 };
 
 /// What all programs of one problem are compiled from.

@@ -272,23 +272,23 @@ class TapeRun {
         FOVEAL_INTEGER_STEP(ne_i, a != b);
         FOVEAL_INTEGER_STEP(lt_i, a < b);
         FOVEAL_INTEGER_STEP(le_i, a <= b);
-        FOVEAL_INTEGER_STEP(and_b, a & b);
-        FOVEAL_INTEGER_STEP(or_b, a | b);
-        FOVEAL_INTEGER_STEP(not_b, ~a);
-        FOVEAL_INTEGER_STEP(xor_b, a ^ b);
+        FOVEAL_INTEGER_STEP(logical_and_b, a & b);
+        FOVEAL_INTEGER_STEP(logical_or_b, a | b);
+        FOVEAL_INTEGER_STEP(logical_not_b, ~a);
+        FOVEAL_INTEGER_STEP(logical_xor_b, a ^ b);
       case TapeOp::select_r:
         return map<R, Int, R, R, T::lanes>(step, [](I a, V b, V c) -> V { return T::wide(a) ? b : c; });
         FOVEAL_INTEGER_STEP(select_i, (a & b) | (~a & c));
 
-      case TapeOp::real_of_i:
+      case TapeOp::to_real_i:
         return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(a, V); });
-      case TapeOp::real_of_b:
+      case TapeOp::to_real_b:
         return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(-a, V); });
-      case TapeOp::integer_of_r:
+      case TapeOp::to_integer_r:
         return map<Int, R, R, R, T::lanes>(step, [](V a, V, V) -> I { return T::truncate(a); });
-        FOVEAL_INTEGER_STEP(integer_of_b, -a);
-        FOVEAL_COMPARISON_STEP(boolean_of_r, a != V{});
-        FOVEAL_INTEGER_STEP(boolean_of_i, a != 0);
+        FOVEAL_INTEGER_STEP(to_integer_b, -a);
+        FOVEAL_COMPARISON_STEP(to_boolean_r, a != V{});
+        FOVEAL_INTEGER_STEP(to_boolean_i, a != 0);
 
         FOVEAL_REAL_STEP(copy_r, a);
       case TapeOp::round:

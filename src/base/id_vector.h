@@ -1,0 +1,36 @@
+#pragma once
+// A vector whose positions are the signed ids of program values (ValueId, NodeId): -1 is nobody's id, and no call site casts.
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace foveal::base {
+
+template <class T>
+class IdVector {
+ public:
+  IdVector() = default;
+  IdVector(std::size_t count, const T& value) : items_(count, value) {}
+
+  T& operator[](std::int32_t id) { return items_[static_cast<std::size_t>(id)]; }
+  const T& operator[](std::int32_t id) const { return items_[static_cast<std::size_t>(id)]; }
+  std::int32_t size() const { return static_cast<std::int32_t>(items_.size()); }
+
+  /// The new element's id.
+  std::int32_t add(T value) {
+    items_.push_back(std::move(value));
+    return size() - 1;
+  }
+  void assign(std::int32_t count, const T& value) { items_.assign(static_cast<std::size_t>(count), value); }
+
+  auto begin() { return items_.begin(); }
+  auto end() { return items_.end(); }
+  auto begin() const { return items_.begin(); }
+  auto end() const { return items_.end(); }
+
+ private:
+  std::vector<T> items_;
+};
+
+}  // namespace foveal::base

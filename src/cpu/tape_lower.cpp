@@ -1,0 +1,396 @@
+#include "cpu/tape_lower.h"
+
+#include <cmath>
+#include <string_view>
+
+#include "score/op_table.h"
+
+namespace foveal::cpu {
+
+using scoring::Instr;
+using scoring::Linear;
+using scoring::Op;
+using scoring::ValueId;
+
+namespace {
+
+struct NamedStep {
+  TapeOp op;
+  std::string_view name;
+};
+constexpr NamedStep named_steps[] = {
+#define FOVEAL_X(op, result) {TapeOp::op, #op},
+    FOVEAL_TAPE_OPS(FOVEAL_X)
+#undef FOVEAL_X
+};
+
+struct Declared {
+  std::string_view name;
+  int arity;
+};
+constexpr Declared declared[] = {
+#define FOVEAL_X(op, text, arity, signature) {#op, arity},
+    FOVEAL_SCORE_OPS(FOVEAL_X)
+#undef FOVEAL_X
+};
+
+constexpr int no_step = -1;
+
+constexpr int find_step(std::string_view name, std::string_view suffix) {
+  for (const NamedStep& step : named_steps)
+    if (step.name.size() == name.size() + suffix.size() && step.name.starts_with(name) && step.name.ends_with(suffix))
+      return static_cast<int>(step.op);
+  return no_step;
+}
+
+/// The step of an operation on operands of a type; booleans are words, so that a step of integers serves them where it has their meaning.
+constexpr int step_of(Op op, Type operands) {
+  const std::string_view name = declared[static_cast<std::size_t>(op)].name;
+  const auto first_of = [](int a, int b) { return a != no_step ? a : b; };
+  switch (operands) {
+    case Type::real:
+      return first_of(find_step(name, "_r"), find_step(name, ""));
+    case Type::integer:
+      return find_step(name, "_i");
+    case Type::boolean:
+      return first_of(find_step(name, "_b"), find_step(name, "_i"));
+  }
+  return no_step;
+}
+
+constexpr std::size_t op_count = std::size(declared);
+
+constexpr auto make_steps() {
+  std::array<std::array<int, 3>, op_count> steps{};
+  for (std::size_t op = 0; op < op_count; ++op)
+    for (Type type : {Type::real, Type::integer, Type::boolean})
+      steps[op][static_cast<std::size_t>(type)] = step_of(static_cast<Op>(op), type);
+  return steps;
+}
+constexpr auto steps = make_steps();
+
+constexpr bool every_operation_has_a_step() {
+  for (std::size_t op = 0; op < op_count; ++op)
+    if (declared[op].arity > 0 && steps[op] == std::array{no_step, no_step, no_step}) return false;
+  return true;
+}
+static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i or NAME_b for each operation with operands");
+
+/// Steps from reals to something discrete, where a rounding error would not stay small.
+bool is_discrete(const scoring::Program& program, const Instr& instr) {
+  switch (instr.op) {
+    case Op::floor:
+      return true;
+    case Op::floor_div:
+    case Op::mod:
+      return instr.type == Type::real;
+    case Op::eq:
+    case Op::ne:
+    case Op::lt:
+    case Op::le:
+    case Op::to_integer:
+    case Op::to_boolean:
+      return program[instr.arg[0]].type == Type::real;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(nodes), program_(program) {
+  const auto count = static_cast<ValueId>(program.code.size());
+  const base::IdVector<char> wide = find_wide();
+  narrow_.assign(count, no_node);
+  wide_.assign(count, no_node);
+  linear_.assign(count, {});
+  for (ValueId id = 0; id < count; ++id) {
+    if (program_[id].op == Op::q_idx && q_ < 0) q_ = id;
+    if (program_[id].op == Op::kv_idx && kv_ < 0) kv_ = id;
+    if (!wide[id]) {
+      narrow_[id] = lower(id, false);
+      continue;
+    }
+    wide_[id] = lower(id, true);
+    narrow_[id] = nodes_.source().f64 ? wide_[id] : nodes_.make(TapeOp::round, wide_[id]);
+  }
+}
+
+bool Lowering::is_constant(ValueId id, double value) const { return program_[id].op == Op::real_const && program_[id].real == value; }
+
+bool Lowering::depends_on_score(ValueId id) const { return program_.depends[static_cast<std::size_t>(id)] & scoring::depends_score; }
+
+/// Reals of positions and parameters that feed something discrete are computed exactly as the reference does: in double, nothing
+/// rearranged.
+base::IdVector<char> Lowering::find_wide() const {
+  base::IdVector<char> wide(program_.code.size(), false);
+  for (ValueId id = wide.size(); id-- > 0;) {
+    const Instr& instr = program_[id];
+    const bool discrete = is_discrete(program_, instr);
+    if (discrete && instr.type == Type::real && !depends_on_score(id)) wide[id] = true;
+    if (!discrete && !wide[id]) continue;
+    for (ValueId arg : instr.arg)
+      if (arg >= 0 && is_real(arg) && !depends_on_score(arg)) wide[arg] = true;
+  }
+  return wide;
+}
+
+/// What an operation becomes. Where nothing else is said: the step of its name.
+NodeId Lowering::lower(ValueId id, bool wide) {
+  const Instr& instr = program_[id];
+  const bool integers = instr.type == Type::integer;
+  switch (instr.op) {
+    case Op::real_const:
+      return nodes_.real(instr.real, wide);
+    case Op::boolean_const:
+      return nodes_.boolean(instr.integer != 0);
+    case Op::score:
+      return raw_score(1);
+    case Op::batch:
+    case Op::head:
+    case Op::q_idx:
+    case Op::kv_idx:
+    case Op::seqlen_q:
+    case Op::seqlen_kv:
+      return atom(id, symbol(id));
+    case Op::read:
+      return read(id, wide);
+    case Op::integer_const:
+      return integer_sum(id);
+    case Op::add:
+    case Op::sub:
+    case Op::neg:
+      return integers ? integer_sum(id) : elementwise(id, wide);
+    case Op::mul:
+      if (integers) return integer_sum(id);
+      for (int k : {0, 1}) {
+        const Instr& factor = program_[instr.arg[static_cast<std::size_t>(k)]];
+        if (!wide && factor.op == Op::real_const) return times(instr.arg[static_cast<std::size_t>(1 - k)], factor.real);
+      }
+      return elementwise(id, wide);
+    case Op::div: {
+      const Instr& divisor = program_[instr.arg[1]];
+      if (!wide && divisor.op == Op::real_const && std::isnormal(1 / divisor.real)) return times(instr.arg[0], 1 / divisor.real);
+      return elementwise(id, wide);
+    }
+    case Op::eq:
+    case Op::ne:
+    case Op::lt:
+    case Op::le:
+      return is_real(instr.arg[0]) ? discrete(id) : compare(id);
+    case Op::to_real:
+      return is_real(instr.arg[0]) ? (wide ? wide_[instr.arg[0]] : plain(instr.arg[0])) : elementwise(id, wide);
+    case Op::to_integer:
+      if (is_real(instr.arg[0])) return atom(id, discrete(id));
+      if (program_[instr.arg[0]].type == Type::boolean) return elementwise(id, false);
+      linear_[id] = linear_[instr.arg[0]];
+      return plain(instr.arg[0]);
+    case Op::to_boolean:
+      if (is_real(instr.arg[0])) return discrete(id);
+      return program_[instr.arg[0]].type == Type::integer ? elementwise(id, false) : plain(instr.arg[0]);
+    default:
+      return elementwise(id, wide);
+  }
+}
+
+NodeId Lowering::symbol(ValueId id) {
+  const bool one_head = nodes_.source().one_head;
+  switch (program_[id].op) {
+    case Op::batch:
+      return nodes_.add({.op = TapeOp::batch});
+    case Op::seqlen_q:
+      return nodes_.add({.op = TapeOp::seqlen_q});
+    case Op::seqlen_kv:
+      return nodes_.add({.op = TapeOp::seqlen_kv});
+    case Op::head:
+      return one_head ? nodes_.add({.op = TapeOp::head}) : nodes_.given(Space::lane_head, Rank::lane);
+    case Op::q_idx:
+      return nodes_.given(Space::lane_q, Rank::lane);
+    default:
+      return nodes_.add({.op = TapeOp::kv_idx, .rank = Rank::key});
+  }
+}
+
+/// The raw score, q . k * scale, times a factor.
+NodeId Lowering::raw_score(double factor) {
+  const double scale = nodes_.source().scale * factor;
+  return scale == 1 ? nodes_.dots() : nodes_.make(TapeOp::mul_r, nodes_.dots(), nodes_.real(scale, false));
+}
+
+NodeId Lowering::elementwise(ValueId id, bool wide) {
+  const Instr& instr = program_[id];
+  std::array<NodeId, 3> arg{no_node, no_node, no_node};
+  Type operands = instr.type;  // of the last one: the condition of a select comes first
+  for (std::size_t k = 0; k < arg.size(); ++k) {
+    if (instr.arg[k] < 0) break;
+    operands = program_[instr.arg[k]].type;
+    arg[k] = wide && is_real(instr.arg[k]) ? wide_[instr.arg[k]] : plain(instr.arg[k]);
+  }
+  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(operands)];
+  const NodeId node = nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2], wide && instr.type == Type::real);
+  return instr.type == Type::integer ? atom(id, node) : node;
+}
+
+/// A step from reals to integers or booleans: in double when all its operands are, which is unless they depend on the score.
+NodeId Lowering::discrete(ValueId id) {
+  const Instr& instr = program_[id];
+  const ValueId a = instr.arg[0], b = instr.arg[1];
+  const bool wide = wide_[a] != no_node && (b < 0 || wide_[b] != no_node);
+  const auto operand = [&](ValueId value) { return value < 0 ? no_node : wide ? wide_[value] : plain(value); };
+  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::real)];
+  return nodes_.make(static_cast<TapeOp>(step), operand(a), operand(b), no_node, wide);
+}
+
+/// Integers: sum(keys, diagonals) op -sum(lanes and uniform values), where all terms are of these ranks.
+NodeId Lowering::compare(ValueId id) {
+  const Instr& instr = program_[id];
+  const Sums sums = sums_by_rank(scoring::combine(linear_[instr.arg[0]], linear_[instr.arg[1]], -1));
+  const NodeId left = total({sums[Rank::key], sums[Rank::diagonal], sums[Rank::full]});
+  const NodeId right = negated(total({sums[Rank::lane], sums[Rank::uniform]}));
+  if (nodes_[left].rank == Rank::full) return elementwise(id, false);
+  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::integer)];
+  return nodes_.make(static_cast<TapeOp>(step), left, right);
+}
+
+NodeId Lowering::read(ValueId id, bool wide) {
+  const Instr& instr = program_[id];
+  std::vector<NodeId> index;
+  for (ValueId value : instr.index) index.push_back(plain(value));
+  const int place = nodes_.place(instr.param, std::move(index), nodes_.source().params[static_cast<std::size_t>(instr.param)]);
+  switch (instr.type) {
+    case Type::real:
+      return nodes_.read(TapeOp::read_r, place, wide);
+    case Type::integer:
+      return atom(id, nodes_.read(TapeOp::read_i, place, false));
+    case Type::boolean:
+      break;
+  }
+  return nodes_.read(TapeOp::read_b, place, false);
+}
+
+// ---- integers as sums ----
+
+/// An integer that is no sum.
+NodeId Lowering::atom(ValueId id, NodeId node) {
+  const Op op = program_[id].op;
+  const ValueId first = op == Op::q_idx ? q_ : op == Op::kv_idx ? kv_ : id;
+  linear_[id].terms = {{first, 1}};
+  atoms_[first] = node;
+  return node;
+}
+
+NodeId Lowering::integer_sum(ValueId id) {
+  const Instr& instr = program_[id];
+  Linear& linear = linear_[id];
+  const auto term = [&](std::size_t k) -> const Linear& { return linear_[instr.arg[k]]; };
+  switch (instr.op) {
+    case Op::integer_const:
+      linear.constant = instr.integer;
+      break;
+    case Op::add:
+      linear = scoring::combine(term(0), term(1), 1);
+      break;
+    case Op::sub:
+      linear = scoring::combine(term(0), term(1), -1);
+      break;
+    case Op::neg:
+      linear = scoring::scaled(term(0), -1);
+      break;
+    default:  // a product
+      if (!term(0).is_constant() && !term(1).is_constant())
+        return atom(id, nodes_.make(TapeOp::mul_i, plain(instr.arg[0]), plain(instr.arg[1])));
+      linear = term(0).is_constant() ? scoring::scaled(term(1), term(0).constant) : scoring::scaled(term(0), term(1).constant);
+  }
+  return sum(linear);
+}
+
+NodeId Lowering::plus(NodeId a, NodeId b) { return a == no_node ? b : b == no_node ? a : nodes_.make(TapeOp::add_i, a, b); }
+
+NodeId Lowering::multiple(NodeId a, std::int64_t factor) {
+  return factor == 1 ? a : factor == -1 ? nodes_.make(TapeOp::neg_i, a) : nodes_.make(TapeOp::mul_i, a, nodes_.integer(factor));
+}
+
+NodeId Lowering::negated(NodeId a) {
+  const Node& node = nodes_[a];
+  if (node.op == TapeOp::constant_i && node.integer != lowest_integer) return nodes_.integer(-node.integer);
+  return node.op == TapeOp::neg_i ? node.arg[0] : nodes_.make(TapeOp::neg_i, a);
+}
+
+/// The sum of each rank, so that ranks meet as late as possible; c (kv - q) is one diagonal term.
+Lowering::Sums Lowering::sums_by_rank(const Linear& linear) {
+  std::int64_t of_q = 0, of_kv = 0;
+  for (const Linear::Term& term : linear.terms) {
+    if (term.atom == q_) of_q = term.coefficient;
+    if (term.atom == kv_) of_kv = term.coefficient;
+  }
+  const bool diagonal = nodes_.source().one_head && of_kv != 0 && of_kv == -of_q;
+  Sums sums;
+  if (diagonal) sums[Rank::diagonal] = multiple(nodes_.add({.op = TapeOp::distance, .rank = Rank::diagonal}), of_kv);
+  for (const Linear::Term& term : linear.terms) {
+    if (diagonal && (term.atom == q_ || term.atom == kv_)) continue;
+    const NodeId node = atoms_.at(term.atom);
+    NodeId& of_rank = sums[nodes_[node].rank];
+    of_rank = plus(of_rank, multiple(node, term.coefficient));
+  }
+  if (linear.constant != 0) sums[Rank::uniform] = plus(sums[Rank::uniform], nodes_.integer(linear.constant));
+  return sums;
+}
+
+NodeId Lowering::total(std::initializer_list<NodeId> parts) {
+  NodeId sum = no_node;
+  for (NodeId part : parts) sum = plus(sum, part);
+  return sum == no_node ? nodes_.integer(0) : sum;
+}
+
+NodeId Lowering::sum(const Linear& linear) {
+  const Sums s = sums_by_rank(linear);
+  // Uniform parts join the array that is smallest.
+  for (Rank rank : {Rank::lane, Rank::key, Rank::diagonal})
+    if (s[rank] != no_node)
+      return total({plus(s[rank], s[Rank::uniform]), rank == Rank::lane ? s[Rank::key] : no_node,
+                    rank != Rank::diagonal ? s[Rank::diagonal] : no_node, s[Rank::full]});
+  return total({s[Rank::full], s[Rank::uniform]});
+}
+
+// ---- constant factors ----
+
+/// value * factor, the factor pushed to where it costs least: into constants, lower ranks and the scale of the dot products.
+NodeId Lowering::scaled(ValueId id, double factor, int depth) {
+  const Instr& instr = program_[id];
+  if (instr.op == Op::real_const) return nodes_.real(instr.real * factor, false);
+  if (instr.op == Op::score) return raw_score(factor);
+  const NodeId value = plain(id);
+  if (factor == 1 && value != no_node) return value;
+  const auto multiplied = [&] { return nodes_.make(TapeOp::mul_r, value, nodes_.real(factor, false)); };
+  if (nodes_[value].rank != Rank::full || depth > 32) return multiplied();
+  const auto part = [&](std::size_t k, double by) { return scaled(instr.arg[k], by, depth + 1); };
+  switch (instr.op) {
+    case Op::add:
+      return nodes_.make(TapeOp::add_r, part(0, factor), part(1, factor));
+    case Op::sub:
+      return nodes_.make(TapeOp::sub_r, part(0, factor), part(1, factor));
+    case Op::neg:
+      return part(0, -factor);
+    case Op::min:
+      return factor > 0 ? nodes_.make(TapeOp::min_r, part(0, factor), part(1, factor)) : multiplied();
+    case Op::max:
+      return factor > 0 ? nodes_.make(TapeOp::max_r, part(0, factor), part(1, factor)) : multiplied();
+    case Op::select:
+      return nodes_.make(TapeOp::select_r, plain(instr.arg[0]), part(1, factor), part(2, factor));
+    case Op::mul: {
+      for (std::size_t k : {0, 1})
+        if (program_[instr.arg[k]].op == Op::real_const) return part(1 - k, factor * program_[instr.arg[k]].real);
+      const std::size_t to = nodes_[plain(instr.arg[0])].rank != Rank::full || program_[instr.arg[0]].op == Op::score ? 0 : 1;
+      return nodes_.make(TapeOp::mul_r, part(to, factor), plain(instr.arg[1 - to]));
+    }
+    case Op::div: {
+      const Instr& divisor = program_[instr.arg[1]];
+      if (divisor.op == Op::real_const && std::isnormal(1 / divisor.real)) return part(0, factor / divisor.real);
+      return nodes_.make(TapeOp::div_r, part(0, factor), plain(instr.arg[1]));
+    }
+    default:
+      return multiplied();
+  }
+}
+
+}  // namespace foveal::cpu

@@ -1,0 +1,67 @@
+#pragma once
+// The values of one score program as nodes of a tape: precision, sums of integers by rank, and constant factors.
+#include <array>
+#include <initializer_list>
+#include <map>
+
+#include "cpu/tape_nodes.h"
+#include "score/linear.h"
+
+namespace foveal::cpu {
+
+class Lowering {
+ public:
+  Lowering(TapeNodes& nodes, const scoring::Program& program);
+
+  const scoring::Instr& operator[](scoring::ValueId id) const { return program_[id]; }
+  bool is_constant(scoring::ValueId id, double value) const;
+  scoring::ValueId kv_idx() const { return kv_; }
+
+  /// The value in the tile's precision; and times a constant.
+  NodeId plain(scoring::ValueId id) const { return narrow_[id]; }
+  NodeId times(scoring::ValueId id, double factor) { return scaled(id, factor, 0); }
+
+  /// How an integer is a sum, and the node of a sum.
+  const scoring::Linear& linear(scoring::ValueId id) const { return linear_[id]; }
+  NodeId sum(const scoring::Linear& linear);
+  NodeId plus(NodeId a, NodeId b);
+  NodeId negated(NodeId a);
+
+ private:
+  using ValueId = scoring::ValueId;
+  /// The part of a sum that has each rank.
+  struct Sums {
+    std::array<NodeId, 5> of{no_node, no_node, no_node, no_node, no_node};
+    NodeId& operator[](Rank rank) { return of[static_cast<std::size_t>(rank)]; }
+    NodeId operator[](Rank rank) const { return of[static_cast<std::size_t>(rank)]; }
+  };
+
+  bool is_real(ValueId id) const { return program_[id].type == Type::real; }
+  bool depends_on_score(ValueId id) const;
+  base::IdVector<char> find_wide() const;
+
+  NodeId lower(ValueId id, bool wide);
+  NodeId symbol(ValueId id);
+  NodeId elementwise(ValueId id, bool wide);
+  NodeId discrete(ValueId id);
+  NodeId compare(ValueId id);
+  NodeId read(ValueId id, bool wide);
+  NodeId raw_score(double factor);
+
+  NodeId atom(ValueId id, NodeId node);
+  NodeId integer_sum(ValueId id);
+  NodeId multiple(NodeId a, std::int64_t factor);
+  Sums sums_by_rank(const scoring::Linear& linear);
+  NodeId total(std::initializer_list<NodeId> parts);
+
+  NodeId scaled(ValueId id, double factor, int depth);
+
+  TapeNodes& nodes_;
+  const scoring::Program& program_;
+  base::IdVector<NodeId> narrow_, wide_;  ///< nodes of each value, in the tile's precision and in double
+  base::IdVector<scoring::Linear> linear_;
+  std::map<ValueId, NodeId> atoms_;
+  ValueId q_ = -1, kv_ = -1;  ///< q_idx and kv_idx, the first of each
+};
+
+}  // namespace foveal::cpu

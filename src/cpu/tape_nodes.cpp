@@ -1,0 +1,65 @@
+#include "cpu/tape_nodes.h"
+
+#include <algorithm>
+
+namespace foveal::cpu {
+
+NodeId TapeNodes::add(const Node& node) {
+  const auto [at, added] = known_.try_emplace(node.key(), nodes_.size());
+  if (added) nodes_.add(node);
+  return at->second;
+}
+
+NodeId TapeNodes::integer(std::int64_t value) {
+  const auto saturated = std::clamp<std::int64_t>(value, lowest_integer, highest_integer);
+  return add({.op = TapeOp::constant_i, .integer = static_cast<std::int32_t>(saturated)});
+}
+
+NodeId TapeNodes::make(TapeOp op, NodeId a, NodeId b, NodeId c, bool wide) {
+  Node node{.op = op, .wide = wide && !source_.f64, .arg = {a, b, c}};
+  for (NodeId arg : node.arg)
+    if (arg != no_node) node.rank = join(node.rank, nodes_[arg].rank);
+  return add(node);
+}
+
+int TapeNodes::place(int param, std::vector<NodeId> index, const TapeLayout& layout) {
+  PlaceNode place{param, std::move(index), layout};
+  const auto found = std::find(places_.begin(), places_.end(), place);
+  if (found != places_.end()) return static_cast<int>(found - places_.begin());
+  places_.push_back(std::move(place));
+  return static_cast<int>(places_.size()) - 1;
+}
+
+Rank TapeNodes::rank_of_place(int number) const {
+  Rank rank = Rank::uniform;
+  for (NodeId index : place(number).index) rank = join(rank, nodes_[index].rank);
+  return rank;
+}
+
+base::IdVector<int> TapeNodes::count_uses(const std::vector<NodeId>& roots) const {
+  base::IdVector<int> uses(static_cast<std::size_t>(size()), 0);
+  for (NodeId root : roots) ++uses[root];
+  for (NodeId id = size(); id-- > 0;)
+    if (uses[id] > 0) each_operand(nodes_[id], [&](NodeId arg) { ++uses[arg]; });
+  return uses;
+}
+
+void TapeNodes::fuse_multiply_adds(const base::IdVector<int>& uses) {
+  for (Node& node : nodes_) {
+    if (node.op != TapeOp::add_r && node.op != TapeOp::sub_r) continue;
+    const auto is_product = [&](NodeId id) {
+      const Node& arg = nodes_[id];
+      return arg.op == TapeOp::mul_r && arg.space == Space::none && arg.wide == node.wide && arg.rank == node.rank && uses[id] == 1;
+    };
+    const auto [a, b, unused] = node.arg;
+    if (is_product(a)) {
+      node.op = node.op == TapeOp::add_r ? TapeOp::mul_add : TapeOp::mul_sub;
+      node.arg = {nodes_[a].arg[0], nodes_[a].arg[1], b};
+    } else if (is_product(b)) {
+      node.op = node.op == TapeOp::add_r ? TapeOp::mul_add : TapeOp::sub_mul;
+      node.arg = {nodes_[b].arg[0], nodes_[b].arg[1], a};
+    }
+  }
+}
+
+}  // namespace foveal::cpu

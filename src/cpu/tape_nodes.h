@@ -1,0 +1,119 @@
+#pragma once
+// The values of one tape program before they have slots: a graph in which equal nodes are the same node.
+#include <array>
+#include <cmath>
+#include <map>
+#include <tuple>
+#include <vector>
+
+#include "base/id_vector.h"
+#include "cpu/tape_compile.h"
+
+namespace foveal::cpu {
+
+using NodeId = std::int32_t;
+constexpr NodeId no_node = -1;
+
+/// Numbers that integers of a tape saturate at: also "no key is too low" and "no key is too high".
+constexpr std::int32_t lowest_integer = INT32_MIN, highest_integer = INT32_MAX;
+
+/// The rank of a value made of values of these ranks.
+constexpr Rank join(Rank a, Rank b) {
+  if (a == Rank::uniform || a == b) return b;
+  return b == Rank::uniform ? a : Rank::full;
+}
+
+constexpr bool gives_real(TapeOp op) {
+  constexpr bool real = true, word = false;
+  constexpr bool results[] = {
+#define FOVEAL_X(op, result) result,
+      FOVEAL_TAPE_OPS(FOVEAL_X)
+#undef FOVEAL_X
+  };
+  return results[static_cast<std::size_t>(op)];
+}
+
+constexpr bool is_sum(TapeOp op) { return op == TapeOp::sum_keys || op == TapeOp::sum_lanes || op == TapeOp::sum_diagonals; }
+
+/// A step that has no slots yet, or a value that is there already.
+struct Node {
+  TapeOp op{};
+  Rank rank{};
+  bool wide = false;          ///< double in a tile of floats
+  Space space = Space::none;  ///< of a value that is there already: the caller's tiles and the arrays of the frame
+  std::array<NodeId, 3> arg{no_node, no_node, no_node};
+  double real = 0;
+  std::int32_t integer = 0;
+  int place = -1;
+
+  auto key() const { return std::tuple(op, rank, wide, space, arg, real, std::signbit(real), integer, place); }
+};
+
+/// The address of a read or of an accumulation.
+struct PlaceNode {
+  int param;
+  std::vector<NodeId> index;
+  TapeLayout layout;
+  bool operator==(const PlaceNode&) const = default;
+};
+
+class TapeNodes {
+ public:
+  explicit TapeNodes(const TapeSource& source) : source_(source) {}
+
+  const TapeSource& source() const { return source_; }
+  const Node& operator[](NodeId id) const { return nodes_[id]; }
+  NodeId size() const { return nodes_.size(); }
+  const PlaceNode& place(int number) const { return places_[static_cast<std::size_t>(number)]; }
+
+  NodeId add(const Node& node);
+  NodeId given(Space space, Rank rank) { return add({.rank = rank, .space = space}); }
+  NodeId dots() { return given(Space::input, Rank::full); }
+  NodeId ds() { return given(Space::output, Rank::full); }
+
+  NodeId real(double value, bool wide) { return add({.op = TapeOp::constant_r, .wide = wide && !source_.f64, .real = value}); }
+  NodeId integer(std::int64_t value);
+  NodeId boolean(bool value) { return add({.op = TapeOp::constant_i, .integer = value ? -1 : 0}); }
+
+  NodeId make(TapeOp op, NodeId a, NodeId b = no_node, NodeId c = no_node, bool wide = false);
+  NodeId make_ranked(TapeOp op, Rank rank, NodeId a, int place = -1) {
+    return add({.op = op, .rank = rank, .arg = {a, no_node, no_node}, .place = place});
+  }
+  /// A node of its own, shared with nothing: what goes to the caller's tile is written last, after everything that others read.
+  NodeId make_output(TapeOp op, NodeId a, NodeId b) { return nodes_.add({.op = op, .rank = Rank::full, .arg = {a, b, no_node}}); }
+
+  /// The number of an address; `layout` says how the parameter (or the accumulator) lies in memory.
+  int place(int param, std::vector<NodeId> index, const TapeLayout& layout);
+  Rank rank_of_place(int number) const;
+  NodeId read(TapeOp op, int number, bool wide) {
+    return add({.op = op, .rank = rank_of_place(number), .wide = wide && !source_.f64, .place = number});
+  }
+
+  /// fn(operand) for each node that `node` needs, the indices of its address included.
+  template <class Fn>
+  void each_operand(const Node& node, Fn fn) const {
+    for (NodeId arg : node.arg)
+      if (arg != no_node) fn(arg);
+    if (node.place >= 0)
+      for (NodeId index : place(node.place).index) fn(index);
+  }
+  /// How often each node is needed for the roots.
+  base::IdVector<int> count_uses(const std::vector<NodeId>& roots) const;
+  /// a * b + c in one step where the product has no other use and is of the same rank (otherwise it is cheaper alone).
+  void fuse_multiply_adds(const base::IdVector<int>& uses);
+
+  /// Bytes of one element of a node's value.
+  int element_of(const Node& node) const { return gives_real(node.op) && (node.wide || source_.f64) ? 8 : 4; }
+
+ private:
+  const TapeSource& source_;
+  base::IdVector<Node> nodes_;
+  std::map<decltype(Node{}.key()), NodeId> known_;
+  std::vector<PlaceNode> places_;
+};
+
+/// Steps for the roots (kept in this order at the end of their sections) and all they need. `output`: the node that goes to the caller's
+/// tile, last of all, or no_node. slots: where each node's value lies.
+CompiledTape assemble(TapeNodes& nodes, std::vector<NodeId> roots, NodeId output, base::IdVector<TapeOperand>* slots = nullptr);
+
+}  // namespace foveal::cpu

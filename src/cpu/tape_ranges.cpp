@@ -1,0 +1,126 @@
+// Masks that keep one range of keys for every lane: causal, windows, prefixes, padding and their intersections.
+#include "cpu/tape_lower.h"
+
+namespace foveal::cpu {
+namespace {
+
+using scoring::Instr;
+using scoring::Linear;
+using scoring::Op;
+using scoring::ValueId;
+
+/// Keeps max(first) <= kv_idx < min(last).
+struct Ranges {
+  std::vector<NodeId> first, last;
+};
+
+class RangeFinder {
+ public:
+  RangeFinder(TapeNodes& nodes, Lowering& lowering) : nodes_(nodes), lowering_(lowering) {}
+
+  std::optional<Ranges> find(ValueId id);
+
+ private:
+  std::optional<Ranges> both(ValueId a, ValueId b);
+  std::optional<Ranges> either(ValueId a, ValueId b);
+  std::optional<Ranges> comparison(const Instr& instr);
+  bool add_half_lines(Linear linear, Op op, Ranges& out);
+  bool is_lane_value(NodeId node) const { return nodes_[node].rank == Rank::uniform || nodes_[node].rank == Rank::lane; }
+
+  TapeNodes& nodes_;
+  Lowering& lowering_;
+};
+
+std::optional<Ranges> RangeFinder::find(ValueId id) {
+  const Instr& instr = lowering_[id];
+  const NodeId here = lowering_.plain(id);
+  if (is_lane_value(here))
+    return Ranges{{}, {nodes_.make(TapeOp::select_i, here, nodes_.integer(highest_integer), nodes_.integer(lowest_integer))}};
+  switch (instr.op) {
+    case Op::logical_and:
+      return both(instr.arg[0], instr.arg[1]);
+    case Op::logical_or:
+      return either(instr.arg[0], instr.arg[1]);
+    case Op::lt:
+    case Op::le:
+    case Op::eq:
+      if (lowering_[instr.arg[0]].type == Type::integer) return comparison(instr);
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::optional<Ranges> RangeFinder::both(ValueId left, ValueId right) {
+  auto a = find(left), b = find(right);
+  if (!a || !b) return std::nullopt;
+  a->first.insert(a->first.end(), b->first.begin(), b->first.end());
+  a->last.insert(a->last.end(), b->last.begin(), b->last.end());
+  return a;
+}
+
+/// One range only where both are half lines in one direction.
+std::optional<Ranges> RangeFinder::either(ValueId left, ValueId right) {
+  auto a = find(left), b = find(right);
+  if (!a || !b || a->first.size() + a->last.size() != 1 || b->first.size() + b->last.size() != 1 || a->last.size() != b->last.size())
+    return std::nullopt;
+  if (a->last.empty()) return Ranges{{nodes_.make(TapeOp::min_i, a->first[0], b->first[0])}, {}};
+  return Ranges{{}, {nodes_.make(TapeOp::max_i, a->last[0], b->last[0])}};
+}
+
+/// Of c * kv_idx + rest (lt, le, eq) 0 with c = 1 or -1.
+bool RangeFinder::add_half_lines(Linear linear, Op op, Ranges& out) {
+  std::int64_t of_kv = 0;
+  std::erase_if(linear.terms, [&](const Linear::Term& term) {
+    if (term.atom != lowering_.kv_idx()) return false;
+    of_kv = term.coefficient;
+    return true;
+  });
+  if (of_kv != 1 && of_kv != -1) return false;
+  const NodeId rest = lowering_.sum(linear);
+  if (!is_lane_value(rest)) return false;
+  const bool inclusive = op != Op::lt;
+  const auto one_if = [&](bool condition) { return condition ? nodes_.integer(1) : no_node; };
+  if (of_kv == 1 || op == Op::eq) out.last.push_back(lowering_.plus(of_kv == 1 ? lowering_.negated(rest) : rest, one_if(inclusive)));
+  if (of_kv == -1 || op == Op::eq) out.first.push_back(lowering_.plus(of_kv == -1 ? rest : lowering_.negated(rest), one_if(!inclusive)));
+  return true;
+}
+
+std::optional<Ranges> RangeFinder::comparison(const Instr& instr) {
+  Ranges out;
+  const Linear linear = scoring::combine(lowering_.linear(instr.arg[0]), lowering_.linear(instr.arg[1]), -1);
+  for (const Linear::Term& term : linear.terms) {  // |x| <= r is x <= r and -x <= r
+    if (lowering_[term.atom].op != Op::abs || term.coefficient != 1 || instr.op == Op::eq) continue;
+    Linear rest = linear;
+    std::erase_if(rest.terms, [&](const Linear::Term& t) { return t.atom == term.atom; });
+    const Linear& inside = lowering_.linear(lowering_[term.atom].arg[0]);
+    for (int sign : {1, -1})
+      if (!add_half_lines(scoring::combine(rest, inside, sign), instr.op, out)) return std::nullopt;
+    return out;
+  }
+  if (!add_half_lines(linear, instr.op, out)) return std::nullopt;
+  return out;
+}
+
+}  // namespace
+
+std::optional<CompiledTape> compile_ranges(const TapeSource& source) {
+  if (source.score->mask.empty()) return std::nullopt;
+  TapeNodes nodes(source);
+  Lowering lowering(nodes, source.score->mask);
+  const auto ranges = RangeFinder(nodes, lowering).find(source.score->mask.outputs[0]);
+  if (!ranges) return std::nullopt;
+  const auto fold = [&](const std::vector<NodeId>& bounds, TapeOp op, std::int32_t start) {
+    NodeId result = bounds.empty() ? nodes.integer(start) : bounds[0];
+    for (std::size_t i = 1; i < bounds.size(); ++i) result = nodes.make(op, result, bounds[i]);
+    return nodes.make_ranked(TapeOp::copy_i, Rank::lane, result);
+  };
+  const NodeId first = fold(ranges->first, TapeOp::max_i, lowest_integer), last = fold(ranges->last, TapeOp::min_i, highest_integer);
+  base::IdVector<TapeOperand> slots;
+  CompiledTape tape = assemble(nodes, {first, last}, no_node, &slots);
+  tape.first = slots[first];
+  tape.last = slots[last];
+  return tape;
+}
+
+}  // namespace foveal::cpu
