@@ -2,17 +2,18 @@
 
 #include <algorithm>
 
+#include "score/linear.h"
+
 namespace foveal::mask {
 namespace {
 
 using scoring::Instr;
+using scoring::Linear;
 using scoring::Op;
 using scoring::ValueId;
 
-/// q * q_idx + kv * kv_idx + constant
-struct Form {
-  std::int64_t q = 0, kv = 0, constant = 0;
-};
+/// Two atoms stand for all instructions that read a position.
+constexpr ValueId q_atom = 0, kv_atom = 1;
 
 class Reader {
  public:
@@ -20,7 +21,7 @@ class Reader {
       : program_(program), seqlen_q_(seqlen_q), seqlen_kv_(seqlen_kv) {}
 
   std::optional<Band> band(ValueId id, bool negated = false) const {
-    const Instr& instr = at(id);
+    const Instr& instr = program_[id];
     switch (instr.op) {
       case Op::boolean_const:
         if ((instr.integer != 0) != negated) return Band{};
@@ -47,64 +48,60 @@ class Reader {
   }
 
  private:
-  const Instr& at(ValueId id) const { return program_.code[static_cast<std::size_t>(id)]; }
-
   /// low + margin <= high
   std::optional<Band> at_most(ValueId low, ValueId high, std::int64_t margin) const {
-    if (at(low).op == Op::abs) {
-      const auto inside = form(at(low).arg[0]), limit = form(high);
-      if (!inside || !limit || limit->q != 0 || limit->kv != 0) return std::nullopt;
-      const std::int64_t reach = limit->constant - margin;
-      return limits({inside->q, inside->kv, inside->constant - reach}, {-inside->q, -inside->kv, -inside->constant - reach});
-    }
-    const auto a = form(low), b = form(high);
-    if (!a || !b) return std::nullopt;
-    const Form difference{a->q - b->q, a->kv - b->kv, a->constant - b->constant + margin};
-    return limits(difference, difference);
-  }
-
-  /// The band where both forms are at most 0.
-  static std::optional<Band> limits(const Form& a, const Form& b) {
+    const bool distance = program_[low].op == Op::abs;  // |a| <= r is a <= r and -a <= r
+    const auto a = linear(distance ? program_[low].arg[0] : low), b = linear(high);
+    if (!a || !b || (distance && !b->is_constant())) return std::nullopt;
     Band band;
-    for (const Form& f : {a, b}) {
-      if (f.kv == 1 && f.q == -1) {
-        band.high = std::min(band.high, -f.constant);
-      } else if (f.kv == -1 && f.q == 1) {
-        band.low = std::max(band.low, f.constant);
-      } else {
-        return std::nullopt;
-      }
-    }
+    if (!limit(scoring::combine(*a, *b, -1), margin, band)) return std::nullopt;
+    if (distance && !limit(scoring::combine(scoring::scaled(*a, -1), *b, -1), margin, band)) return std::nullopt;
     return band;
   }
 
-  std::optional<Form> form(ValueId id) const {
-    const Instr& instr = at(id);
+  /// Narrows the band to where form + margin <= 0; false where the form is none of a diagonal.
+  static bool limit(const Linear& form, std::int64_t margin, Band& band) {
+    const auto coefficient = [&](ValueId atom) {
+      const auto term = std::find_if(form.terms.begin(), form.terms.end(), [&](const Linear::Term& t) { return t.atom == atom; });
+      return term == form.terms.end() ? 0 : term->coefficient;
+    };
+    const std::int64_t constant = form.constant + margin;
+    if (coefficient(kv_atom) == 1 && coefficient(q_atom) == -1)
+      band.high = std::min(band.high, -constant);
+    else if (coefficient(kv_atom) == -1 && coefficient(q_atom) == 1)
+      band.low = std::max(band.low, constant);
+    else
+      return false;
+    return true;
+  }
+
+  std::optional<Linear> linear(ValueId id) const {
+    const Instr& instr = program_[id];
     if (instr.type != Type::integer) return std::nullopt;
+    const auto constant = [](std::optional<std::int64_t> value) -> std::optional<Linear> {
+      if (!value) return std::nullopt;
+      return Linear{{}, *value};
+    };
     switch (instr.op) {
       case Op::integer_const:
-        return Form{0, 0, instr.integer};
+        return constant(instr.integer);
       case Op::q_idx:
-        return Form{1, 0, 0};
+        return Linear{{{q_atom, 1}}, 0};
       case Op::kv_idx:
-        return Form{0, 1, 0};
+        return Linear{{{kv_atom, 1}}, 0};
       case Op::seqlen_q:
-        if (!seqlen_q_) return std::nullopt;
-        return Form{0, 0, *seqlen_q_};
+        return constant(seqlen_q_);
       case Op::seqlen_kv:
-        if (!seqlen_kv_) return std::nullopt;
-        return Form{0, 0, *seqlen_kv_};
+        return constant(seqlen_kv_);
       case Op::neg: {
-        const auto a = form(instr.arg[0]);
-        if (!a) return std::nullopt;
-        return Form{-a->q, -a->kv, -a->constant};
+        const auto a = linear(instr.arg[0]);
+        return a ? std::optional(scoring::scaled(*a, -1)) : std::nullopt;
       }
       case Op::add:
       case Op::sub: {
-        const auto a = form(instr.arg[0]), b = form(instr.arg[1]);
+        const auto a = linear(instr.arg[0]), b = linear(instr.arg[1]);
         if (!a || !b) return std::nullopt;
-        const std::int64_t sign = instr.op == Op::add ? 1 : -1;
-        return Form{a->q + sign * b->q, a->kv + sign * b->kv, a->constant + sign * b->constant};
+        return scoring::combine(*a, *b, instr.op == Op::add ? 1 : -1);
       }
       default:
         return std::nullopt;
