@@ -109,7 +109,7 @@ _record = super(torch.autograd.Function, _Attention).apply  # without the wrappe
 
 def call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any) -> tuple[Tensor, Tensor]:
     kind = "cpu" if q.is_cpu else q.device.type
-    if torch.is_autocast_enabled(kind):
+    if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     lengths = (*(cu_seqlens or (None, None)), *max_seqlens)
@@ -126,6 +126,11 @@ def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: 
     given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks}
     arguments = {**dict(rest), "sink": given.pop("sink", None), "params": given}
     return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).key
+
+
+def draw_seed() -> int:
+    """The seed of one call's dropout, from torch's CPU generator: torch.manual_seed makes it repeatable, checkpointing restores it."""
+    return int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu"))
 
 
 _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break

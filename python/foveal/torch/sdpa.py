@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..describe import Options
-from .operators import bound, call
+from .errors import CallError
+from .operators import bound, call, draw_seed
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SYMBOLS = ("batch", "head", "q_idx", "kv_idx")
+_torchs = torch.nn.functional.scaled_dot_product_attention  # patch() may put foveal's in its place
 
 
 def scaled_dot_product_attention(
@@ -21,27 +30,156 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """torch.nn.functional.scaled_dot_product_attention, by foveal; a float attn_mask that requires a gradient gets one.
 
-    query: [batch, heads_q, seqlen_q, head_dim]; attn_mask: bool (True = keep) or float (added), broadcastable to
-    [batch, heads_q, seqlen_q, seqlen_kv]. dropout draws its seed from torch's generator.
+    query: [..., heads_q, seqlen_q, head_dim]; key: [..., heads_kv, seqlen_kv, head_dim]; value: [..., heads_kv, seqlen_kv, head_dim_v], of one
+    dtype (float64, float32, bfloat16, float16) on one device; at least two dimensions; those before seqlen are broadcast. enable_gqa: fewer
+    heads of key and value serve groups of query's.
+    attn_mask: at least two dimensions, broadcastable to [..., heads_q, seqlen_q, seqlen_kv]; bool (True = keep), or float32 or query's dtype
+    (added to the scores); or a torch.nn.attention.bias.CausalBias. dropout_p: draws its seed from torch's CPU generator.
+
+    Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError, a ValueError and a RuntimeError, where torch raises or leaves the result open.
     """
-    if query.dim() == 3:
-        tensors = (t.unsqueeze(0) for t in (query, key, value))
-        mask4 = attn_mask
-        return scaled_dot_product_attention(*tensors, mask4, dropout_p, is_causal, scale, enable_gqa).squeeze(0)
-    if query.dim() != 4:
-        raise ValueError(f"query: rank {query.dim()}; expected 3 or 4: [batch, heads, seqlen, head_dim]")
-    if attn_mask is not None and is_causal:
-        raise ValueError("attn_mask: must be None when is_causal is set")
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(f"key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
-    seed = int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu")) if dropout_p > 0 else 0
-    score_mod, mask, params = None, "kv_idx <= q_idx" if is_causal else None, {}
+    _check_tensors(query, key, value)
+    scale = None if scale is None else _number("scale", scale)
+    dropout_p = _number("dropout_p", dropout_p)
+    if not 0.0 <= dropout_p <= 1.0:
+        raise CallError(f"scaled_dot_product_attention: dropout_p: {dropout_p}; expected 0 <= dropout_p <= 1")
+    mask, read = "kv_idx <= q_idx" if is_causal else None, None
+    if isinstance(attn_mask, CausalBias):
+        mask = _causal_mask(attn_mask, is_causal, query.shape[-2], key.shape[-2])
+    elif attn_mask is not None:
+        if is_causal:
+            raise CallError("scaled_dot_product_attention: attn_mask: must be None when is_causal is set")
+        _check_mask(attn_mask, query)
+        read = attn_mask
+    if 0 in query.shape or 0 in key.shape or 0 in value.shape:  # nothing to compute: torch knows what it returns then
+        return _torchs(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+    query, key, value, batch_shape = _aligned(query, key, value, enable_gqa)
+    out = _attend(query, key, value, read, mask, dropout_p, scale, batch_shape)
+    return out if len(batch_shape) == 2 else out.reshape(*batch_shape, *out.shape[-2:])
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, mask: str | None, dropout_p: float, scale: float | None,
+    batch_shape: tuple[int, ...],
+) -> Tensor:  # fmt: skip
+    """On tensors of four dimensions; batch_shape: what the two leading ones were."""
+    if dropout_p == 1.0:  # every pair is dropped, gradients too
+        return _attend(query, key, value, attn_mask, mask, 0.0, scale, batch_shape) * 0.0
+    score_mod, params = None, {}
     if attn_mask is not None:
-        bias = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + tuple(attn_mask.shape))
-        index = [symbol if extent > 1 else "0" for extent, symbol in zip(bias.shape, ("batch", "head", "q_idx", "kv_idx"))]
-        read = f"attn_mask[{', '.join(index)}]"
+        bias = _as_rank_four(attn_mask, batch_shape, query.shape[-2], key.shape[-2])
+        read = f"attn_mask[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(bias.shape, _SYMBOLS)])}]"
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (f"score + {read}", None)
-    arguments = {"scale": scale, "dropout_p": dropout_p, "seed": seed, "params": params}
+    arguments: dict[str, Any] = {"scale": scale, "params": params}
+    if dropout_p > 0.0:
+        arguments.update(dropout_p=dropout_p, seed=draw_seed())
     program_key, captured = bound(score_mod, mask, Options(), arguments, heads_first=True)
     return call(program_key, captured, query, key, value, None, (0, 0))[0]
+
+
+def _number(name: str, value: Any) -> float:
+    """Python's numbers and tensors of one element."""
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(value)
+    raise TypeError(f"scaled_dot_product_attention: {name}: found {type(value).__name__}; expected a number")
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"scaled_dot_product_attention: {name}: found {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise CallError(f"scaled_dot_product_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
+        if tensor.dim() < 2:
+            raise CallError(
+                f"scaled_dot_product_attention: {name}: rank {tensor.dim()}; expected at least 2: [..., heads, seqlen, head_dim]"
+            )
+        if tensor.dtype not in _DTYPES:
+            raise CallError(
+                f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected torch.float64, float32, bfloat16 or float16"
+            )
+        if tensor.dtype != query.dtype:
+            raise CallError(f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected {query.dtype}, query's")
+        if tensor.device != query.device:
+            raise CallError(f"scaled_dot_product_attention: {name}: on {tensor.device}; expected {query.device}, query's device")
+    if key.shape[-1] != query.shape[-1]:
+        raise CallError(f"scaled_dot_product_attention: key: head_dim {key.shape[-1]}; expected {query.shape[-1]}, query's")
+    if value.shape[-2] != key.shape[-2]:
+        raise CallError(f"scaled_dot_product_attention: value: seqlen {value.shape[-2]}; expected {key.shape[-2]}, key's")
+
+
+def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
+    if not isinstance(attn_mask, Tensor):
+        raise TypeError(f"scaled_dot_product_attention: attn_mask: found {type(attn_mask).__name__}; expected a torch.Tensor or None")
+    added = (torch.float32, query.dtype)
+    if attn_mask.dtype != torch.bool and attn_mask.dtype not in added:
+        raise CallError(
+            f"scaled_dot_product_attention: attn_mask: dtype {attn_mask.dtype}; expected torch.bool (True = keep) or "
+            f"{' or '.join(sorted({str(dtype) for dtype in added}))} (added to the scores)"
+        )
+    if attn_mask.dim() < 2:
+        raise CallError(f"scaled_dot_product_attention: attn_mask: rank {attn_mask.dim()}; expected at least 2: [..., seqlen_q, seqlen_kv]")
+    if attn_mask.device != query.device:
+        raise CallError(f"scaled_dot_product_attention: attn_mask: on {attn_mask.device}; expected {query.device}, query's device")
+
+
+def _causal_mask(bias: CausalBias, is_causal: bool, seqlen_q: int, seqlen_kv: int) -> str:
+    """The mask of a causal bias, which has no data."""
+    if is_causal:
+        raise CallError("scaled_dot_product_attention: attn_mask: a CausalBias; is_causal must not be set beside it")
+    if bias.variant == CausalVariant.UPPER_LEFT or bias.seq_len_q == bias.seq_len_kv:  # torch looks no further either
+        return "kv_idx <= q_idx"
+    if (bias.seq_len_q, bias.seq_len_kv) != (seqlen_q, seqlen_kv):
+        raise CallError(
+            f"scaled_dot_product_attention: attn_mask: a causal bias of {bias.seq_len_q} x {bias.seq_len_kv}; "
+            f"expected seqlen_q x seqlen_kv, {seqlen_q} x {seqlen_kv}"
+        )
+    return "kv_idx <= q_idx + (seqlen_kv - seqlen_q)"
+
+
+def _aligned(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """The tensors with four dimensions, broadcast, without copies where torch can; and what the leading dimensions of the result are."""
+    if query.dim() == key.dim() == value.dim() == 4 and query.shape[0] == key.shape[0] == value.shape[0]:
+        heads, kv_heads = query.shape[1], key.shape[1]
+        if kv_heads == value.shape[1] and (heads == kv_heads or (enable_gqa and heads % kv_heads == 0)):
+            return query, key, value, tuple(query.shape[:2])
+    if enable_gqa:
+        heads = query.shape[-3] if query.dim() > 2 else 0
+        for name, tensor in (("key", key), ("value", value)):
+            if tensor.dim() < 3 or query.dim() < 3 or heads % tensor.shape[-3] != 0:
+                raise CallError(
+                    f"scaled_dot_product_attention: {name}: shape {tuple(tensor.shape)}; "
+                    f"expected a number of heads that divides query's with enable_gqa, {tuple(query.shape)}"
+                )
+        if key.shape[-3] != value.shape[-3]:
+            key, value = (t.repeat_interleave(heads // t.shape[-3], -3) for t in (key, value))
+    leads = [t.shape[:-2] for t in (query, key, value)]
+    if enable_gqa:  # heads stay as they are
+        leads = [lead[:-1] for lead in leads]
+    try:
+        lead = torch.broadcast_shapes(*leads)
+    except RuntimeError:
+        raise CallError(
+            f"scaled_dot_product_attention: key: shape {tuple(key.shape)}, value: {tuple(value.shape)}; expected dimensions before seqlen that "
+            f"broadcast with query's, {tuple(query.shape)}{'' if enable_gqa else '; fewer heads of key and value need enable_gqa=True'}"
+        ) from None
+    batch_shape = (*lead, query.shape[-3]) if enable_gqa else tuple(lead)
+    batch = math.prod(batch_shape[:-1])
+
+    def four(t: Tensor) -> Tensor:
+        heads = (t.shape[-3] if enable_gqa else batch_shape[-1]) if batch_shape else 1
+        return t.expand(*batch_shape[:-1], *((heads,) if batch_shape else ()), *t.shape[-2:]).reshape(batch, heads, *t.shape[-2:])
+
+    return four(query), four(key), four(value), batch_shape
+
+
+def _as_rank_four(attn_mask: Tensor, batch_shape: tuple[int, ...], seqlen_q: int, seqlen_kv: int) -> Tensor:
+    """attn_mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv or 1]."""
+    full = (*batch_shape, seqlen_q, seqlen_kv)
+    given = tuple(attn_mask.shape)
+    if len(given) > len(full) or any([extent not in (1, whole) for extent, whole in zip(reversed(given), reversed(full))]):
+        raise CallError(f"scaled_dot_product_attention: attn_mask: shape {given}; expected one that broadcasts to {full}")
+    if len(full) == 4 or len(given) <= 3:
+        return attn_mask.reshape((1,) * (4 - len(given)) + given)
+    return attn_mask.expand(*batch_shape[:-1], *given[-3:]).reshape(math.prod(batch_shape[:-1]), *given[-3:])
