@@ -5,9 +5,11 @@
 
 #include "base/check.h"
 #include "command.h"
+#include "dist/plan.h"
 #include "json.h"
 #include "lines.h"
 #include "problem/case_data.h"
+#include "problem/line_problem.h"
 
 namespace foveal::cli {
 namespace {
@@ -15,6 +17,9 @@ namespace {
 struct Options {
   LineOptions lines;
   bool as_json = false;
+  dist::PlanRequest context;  ///< of several ranks
+  std::string deal = "automatic", machine = "nvlink";
+  std::int64_t unit = 128;
 };
 
 Explanation explain(const problem::Line& line) {
@@ -52,9 +57,28 @@ void print_strategies(const std::vector<Explanation>& strategies, const std::str
   }
 }
 
+/// How several ranks would share the problem. Parameters that the mask reads are made as the line says; nothing else is.
+std::string explain_context(problem::Line line, const Options& options) {
+  dist::PlanRequest request = options.context;
+  request.deal = dist::deal_named(options.deal), request.machine = dist::machine_named(options.machine);
+  const problem::Problem problem = problem::problem_of(line, Device{});
+  problem::Line small = line;  // the same parameters beside tensors of one token
+  small.varlen = false, small.batch = 1, small.seqlen_q = small.seqlen_kv = 1, small.strides.clear(), small.lengths.clear();
+  const problem::CaseData data(small);
+  std::vector<TensorView> params;
+  for (std::size_t i = 0; i < line.params.size(); ++i) params.push_back(data.param(i));
+  const dist::Workload workload = dist::make_workload(problem, line.lengths, params, options.unit);
+  return problem.line() + "\n" + dist::explain(dist::make_plan(workload, request), workload, request);
+}
+
 void run(const Options& options) {
   const std::vector<problem::Line> lines = gather_lines(options.lines);
   FOVEAL_CHECK(!lines.empty(), "explain: no problem line given");
+  FOVEAL_CHECK(options.context.ranks == 1 || !options.as_json, "explain: --json is not for --ranks");
+  if (options.context.ranks > 1) {
+    for (const problem::Line& line : lines) fmt::print("{}\n", explain_context(line, options));
+    return;
+  }
   Json rows = Json::array();
   for (const problem::Line& line : lines) {
     const Explanation e = explain(line);
@@ -79,6 +103,11 @@ void add_explain(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
   command->add_flag("--json", options->as_json, "as JSON");
+  command->add_option("--ranks", options->context.ranks, "how so many ranks would share the problem (context parallelism)");
+  command->add_option("--head-groups", options->context.head_groups, "with --ranks: shares of the heads; 0: picked");
+  command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces");
+  command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)");
+  command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side");
   command->callback([options] { run(*options); });
 }
 

@@ -1,0 +1,289 @@
+#include "dist/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/hash.h"
+#include "dist/deal.h"
+#include "dist/steps.h"
+
+namespace foveal::dist {
+namespace {
+
+std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Nanoseconds for so many bytes at so many MB a second.
+std::int64_t transfer_ns(std::int64_t bytes, std::int64_t mbytes) { return bytes / std::max<std::int64_t>(mbytes, 1) * 1000 + 1; }
+
+/// Nanoseconds for work in Cost units, of tiles with these sides.
+std::int64_t work_ns(std::int64_t work, const Workload& w, std::int64_t gflops, bool backward) {
+  const std::int64_t tile_flops = 2 * w.unit * w.unit * (backward ? 3 * w.head_dim + 2 * w.head_dim_v : w.head_dim + w.head_dim_v);
+  const std::int64_t tile_ps = std::max<std::int64_t>(tile_flops * 1000 / std::max<std::int64_t>(gflops, 1), 1);
+  return work / 10 * tile_ps / 1000;
+}
+
+/// Work in tiles of the workload's unit, whatever tiles a sequence was looked at in.
+std::int64_t work_of(const Workload& w, std::int32_t sequence, Range q) {
+  const SequenceWork& s = *w.sequences[static_cast<std::size_t>(sequence)];
+  const std::int64_t ratio = s.unit() / w.unit;
+  return s.work(q) * ratio * ratio;
+}
+
+Layout layout_of_keys(const Workload& w, const Layout& q, const ContextPlan& plan) {
+  if (w.self_attention()) return q;
+  const Dealt dealt = deal_contiguous(w.lengths_kv, w.unit, plan.groups());
+  return Layout(w.lengths_kv, cut_for_members(w.lengths_kv, dealt.chunks, w.unit, plan.groups(), plan.head_groups), plan.ranks);
+}
+
+/// Chunks of a group's queries, across its members' borders.
+std::vector<Chunk> chunks_of_group(const ContextPlan& plan, const Layout& by_group, int group) {
+  return plan.head_groups == 1 ? plan.q.shard(group) : by_group.shard(group);
+}
+
+/// Tokens that a rank receives from other hosts and from its own, and how often each owner's tokens are sent.
+struct Traffic {
+  std::int64_t near = 0, far = 0;
+  std::int64_t peers = 0;
+};
+
+void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan) {
+  const int ranks = plan.ranks, members = plan.head_groups;
+  const auto host = [&](int rank) { return rank / std::max<std::int64_t>(request.machine.ranks_per_host, 1); };
+  plan.loads.assign(static_cast<std::size_t>(ranks), {});
+  std::vector<std::int64_t> out_near(static_cast<std::size_t>(ranks), 0), out_far = out_near;
+  const std::int64_t kv_row = w.batch * w.heads_kv / members * (w.head_dim + w.head_dim_v);  // elements of a token, one share of heads
+  const std::int64_t q_row = w.batch * w.heads_q / members * w.head_dim, out_row = w.batch * w.heads_q / members * w.head_dim_v;
+  const std::int64_t lse_row = w.batch * w.heads_q / members * w.statistic_bytes;
+  const std::int64_t wide = std::max<std::int64_t>(w.element_bytes, 4);
+  std::vector<std::int64_t> from(static_cast<std::size_t>(ranks));
+  for (int group = 0; group < plan.groups(); ++group) {
+    const std::vector<Block>& blocks = plan.blocks[static_cast<std::size_t>(group)];
+    std::fill(from.begin(), from.end(), 0);
+    std::int64_t gathered = 0;
+    for (const Need& need : needs_of(blocks))
+      for (const Chunk& piece : plan.kv.owners(need.sequence, need.kv)) {
+        from[static_cast<std::size_t>(piece.owner)] += piece.tokens.size();
+        gathered += piece.tokens.size();
+      }
+    std::int64_t q_rows = 0;
+    for (int member = 0; member < members; ++member) q_rows += plan.q.tokens(group * members + member);
+    for (int member = 0; member < members; ++member) {
+      const int rank = group * members + member;
+      RankLoad& load = plan.loads[static_cast<std::size_t>(rank)];
+      std::int64_t near = 0, far = 0;
+      for (int owner = 0; owner < ranks; ++owner) {
+        const std::int64_t tokens = from[static_cast<std::size_t>(owner)];
+        if (tokens == 0 || owner == rank) continue;
+        ++load.peers;
+        const bool same = host(owner) == host(rank);
+        (same ? near : far) += tokens;
+        (same ? out_near : out_far)[static_cast<std::size_t>(owner)] += tokens;
+      }
+      const std::int64_t own = plan.q.tokens(rank), others = q_rows - own;  // queries of the group's other members, for this share of heads
+      const std::int64_t mine_elsewhere = own * (members - 1);
+      load.tokens_q = own, load.tokens_kv = plan.kv.tokens(rank);
+      load.chunks = static_cast<std::int64_t>(plan.q.shard(rank).size());
+      const std::int64_t key_bytes = (near + far) * kv_row * w.element_bytes, sum_bytes = (near + far) * kv_row * wide;
+      const std::int64_t results = out_row * w.element_bytes + lse_row;
+      // Forward: queries in, results out. Backward: queries, out, dout and statistics in, dq out.
+      const std::int64_t down = (q_row + 2 * out_row) * w.element_bytes + 2 * lse_row;
+      load.forward_in = key_bytes + others * q_row * w.element_bytes + mine_elsewhere * results;
+      load.backward_in = key_bytes + others * down + mine_elsewhere * q_row * w.element_bytes;
+      load.forward_out += others * results + mine_elsewhere * q_row * w.element_bytes;
+      load.backward_out += sum_bytes + others * q_row * w.element_bytes + mine_elsewhere * down;
+      load.forward_ns = transfer_ns(near * kv_row * w.element_bytes, request.machine.host_mbytes) +
+                        transfer_ns(far * kv_row * w.element_bytes, request.machine.network_mbytes);
+      load.backward_ns = load.forward_ns + transfer_ns(near * kv_row * wide, request.machine.host_mbytes) +
+                         transfer_ns(far * kv_row * wide, request.machine.network_mbytes);
+      // Tensors of the call, and what a pass holds besides: gathered keys, sums in f32, statistics.
+      const std::int64_t own_kv = plan.kv.tokens(rank), all_heads = members;
+      const std::int64_t q_bytes = own * all_heads * q_row * w.element_bytes, o_bytes = own * all_heads * out_row * w.element_bytes;
+      const std::int64_t kv_bytes = own_kv * all_heads * kv_row * w.element_bytes;
+      load.forward_memory = q_bytes + o_bytes + own * all_heads * lse_row + kv_bytes + gathered * kv_row * w.element_bytes +
+                            q_rows * (out_row * wide + lse_row);
+      load.backward_memory = 2 * (q_bytes + o_bytes + kv_bytes) + own * all_heads * lse_row + gathered * kv_row * (w.element_bytes + wide) +
+                             own_kv * all_heads * kv_row * wide + q_rows * q_row * wide;
+    }
+  }
+  for (int group = 0; group < plan.groups(); ++group) {
+    std::int64_t work = 0;
+    std::int32_t sequence = -1;
+    Range before{-1, -1};
+    for (const Block& block : plan.blocks[static_cast<std::size_t>(group)]) {  // blocks of one stretch of queries stand together
+      if (block.sequence == sequence && block.q == before) continue;
+      sequence = block.sequence, before = block.q;
+      work += work_of(w, sequence, before);
+    }
+    for (int member = 0; member < members; ++member) {
+      const int rank = group * members + member;
+      RankLoad& load = plan.loads[static_cast<std::size_t>(rank)];
+      load.work = work / members;
+      const std::int64_t sent = out_near[static_cast<std::size_t>(rank)] + out_far[static_cast<std::size_t>(rank)];
+      load.forward_out += sent * kv_row * w.element_bytes;
+      load.backward_out += sent * kv_row * w.element_bytes;
+      load.backward_in += sent * kv_row * wide;
+      const std::int64_t send_ns =
+          transfer_ns(out_near[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.host_mbytes) +
+          transfer_ns(out_far[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.network_mbytes);
+      // The exchange of heads hides behind nothing.
+      const std::int64_t exchange = members == 1 ? 0
+                                                 : transfer_ns(plan.q.tokens(rank) * (members - 1) * (q_row + out_row) * w.element_bytes,
+                                                               request.machine.host_mbytes) +
+                                                       request.machine.host_latency_ns;
+      const bool network = plan.ranks > request.machine.ranks_per_host;
+      const std::int64_t latency = load.peers == 0 ? 0 : network ? request.machine.network_latency_ns : request.machine.host_latency_ns;
+      const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * request.machine.step_ns;
+      load.forward_ns =
+          std::max({work_ns(load.work, w, request.machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange;
+      load.backward_ns = std::max({work_ns(load.work, w, request.machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency +
+                         steps + 2 * exchange;
+    }
+  }
+}
+
+ContextPlan planned(const Workload& w, const PlanRequest& request, Deal deal, int fraction, int head_groups) {
+  ContextPlan plan;
+  plan.ranks = request.ranks, plan.head_groups = head_groups, plan.deal = deal;
+  const int groups = plan.groups();
+  plan.remote_steps = request.remote_steps > 0 ? request.remote_steps : 2;
+  plan.remote_steps = std::max(1, std::min(plan.remote_steps, groups - 1));
+  const Dealt dealt = deal == Deal::contiguous ? deal_contiguous(w.lengths_q, w.unit, groups)
+                      : deal == Deal::zigzag   ? deal_zigzag(w.lengths_q, w.unit, groups)
+                                               : deal_pieces(w, groups, fraction);
+  plan.largest_piece = dealt.largest_piece;
+  plan.q = Layout(w.lengths_q, cut_for_members(w.lengths_q, dealt.chunks, w.unit, groups, head_groups), plan.ranks);
+  plan.kv = layout_of_keys(w, plan.q, plan);
+  const Layout by_group = head_groups == 1 ? Layout() : Layout(w.lengths_q, dealt.chunks, groups);
+  for (int group = 0; group < groups; ++group) {
+    std::vector<Block>& blocks = plan.blocks.emplace_back();
+    for (const Chunk& chunk : chunks_of_group(plan, by_group, group))
+      for (const KeyRun& run : w.sequences[static_cast<std::size_t>(chunk.sequence)]->keys(chunk.tokens))
+        blocks.push_back({chunk.sequence, chunk.tokens, run.kv, run.full});
+  }
+  fill_loads(w, request, plan);
+  return plan;
+}
+
+void check(const Workload& w, const PlanRequest& request) {
+  FOVEAL_CHECK(request.ranks >= 1 && request.ranks <= (1 << 20), "ranks: ", request.ranks, "; expected 1 to 1048576");
+  FOVEAL_CHECK(request.remote_steps >= 0, "remote_steps: ", request.remote_steps, "; expected 0 (picked) or more");
+  const int groups = request.head_groups;
+  FOVEAL_CHECK(groups >= 0, "head_groups: ", groups, "; expected 0 (picked) or more");
+  if (groups == 0) return;
+  FOVEAL_CHECK(request.ranks % groups == 0, "head_groups: ", groups, " does not divide the ", request.ranks, " ranks");
+  FOVEAL_CHECK(w.heads_kv % groups == 0, "head_groups: ", groups, " does not divide the ", w.heads_kv, " kv heads");
+}
+
+class Digest {
+ public:
+  template <class... Numbers>
+  void add(Numbers... numbers) {
+    (bytes_.append(std::to_string(numbers) + ' '), ...);
+    if (bytes_.size() > (1 << 20)) fold();
+  }
+  void add(const std::string& text) { bytes_ += text; }
+  std::uint64_t value() {
+    fold();
+    return base::hash64(bytes_);
+  }
+
+ private:
+  void fold() { bytes_ = base::to_hex(base::hash128(bytes_)) + ' '; }
+  std::string bytes_;
+};
+
+}  // namespace
+
+Machine machine_named(std::string_view name) {
+  if (name == "nvlink") return {};
+  if (name == "network") {
+    Machine machine;
+    machine.name = "network", machine.ranks_per_host = 1;
+    return machine;
+  }
+  base::fail(ErrorCode::invalid_argument, "machine: ", name, "; expected nvlink or network");
+}
+
+const char* to_string(Deal deal) {
+  switch (deal) {
+    case Deal::automatic:
+      return "automatic";
+    case Deal::contiguous:
+      return "contiguous";
+    case Deal::zigzag:
+      return "zigzag";
+    case Deal::pieces:
+      return "pieces";
+  }
+  return "";
+}
+
+Deal deal_named(std::string_view name) {
+  for (const Deal deal : {Deal::automatic, Deal::contiguous, Deal::zigzag, Deal::pieces})
+    if (name == to_string(deal)) return deal;
+  base::fail(ErrorCode::invalid_argument, "deal: ", name, "; expected automatic, contiguous, zigzag or pieces");
+}
+
+std::int64_t ContextPlan::imbalance() const {
+  std::int64_t most = 0, total = 0;
+  for (const RankLoad& load : loads) most = std::max(most, load.work), total += load.work;
+  if (total == 0) return 0;
+  const std::int64_t mean = divide_up(total, ranks);
+  return static_cast<std::int64_t>(static_cast<double>(most - std::min(most, mean)) / static_cast<double>(mean) * 1e6);
+}
+
+std::int64_t ContextPlan::forward_ns() const {
+  std::int64_t ns = 0;
+  for (const RankLoad& load : loads) ns = std::max(ns, load.forward_ns);
+  return ns;
+}
+
+std::int64_t ContextPlan::backward_ns() const {
+  std::int64_t ns = 0;
+  for (const RankLoad& load : loads) ns = std::max(ns, load.backward_ns);
+  return ns;
+}
+
+ContextPlan make_plan(const Workload& w, const PlanRequest& request) {
+  check(w, request);
+  ContextPlan best;
+  std::int64_t least = -1;
+  constexpr int most_head_groups = 8, fractions[] = {4, 8, 16};
+  for (int head_groups = 1; head_groups <= std::max(most_head_groups, request.head_groups); ++head_groups) {
+    if (request.head_groups > 0 && head_groups != request.head_groups) continue;
+    if (w.heads_kv % head_groups != 0 || request.ranks % head_groups != 0) continue;
+    for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::pieces}) {
+      if (request.deal != Deal::automatic && request.deal != deal) continue;
+      for (const int fraction : fractions) {
+        if (deal != Deal::pieces && fraction != fractions[0]) continue;
+        ContextPlan plan = planned(w, request, deal, fraction, head_groups);
+        const std::int64_t time = plan.forward_ns() + plan.backward_ns();
+        // The simplest is asked first; another one must be faster by more than the model can know.
+        if (least < 0 || time < least - least / 100) least = time, best = std::move(plan);
+      }
+    }
+  }
+  best.text = base::join(w.text, " ranks=", request.ranks, " deal=", to_string(request.deal), " head_groups=", request.head_groups,
+                         " remote_steps=", request.remote_steps, " machine=", request.machine.name, " unit=", w.unit);
+  best.checksum = checksum_of(best);
+  return best;
+}
+
+std::uint64_t checksum_of(const ContextPlan& plan) {
+  Digest digest;
+  digest.add(plan.ranks, plan.head_groups, plan.remote_steps, static_cast<int>(plan.deal), plan.largest_piece);
+  for (const Layout* layout : {&plan.q, &plan.kv})
+    for (const Chunk& chunk : layout->chunks()) digest.add(chunk.sequence, chunk.owner, chunk.tokens.begin, chunk.tokens.end, chunk.place);
+  for (const std::vector<Block>& blocks : plan.blocks) {
+    digest.add(blocks.size());
+    for (const Block& b : blocks) digest.add(b.sequence, b.q.begin, b.q.end, b.kv.begin, b.kv.end, b.full ? 1 : 0);
+  }
+  for (const RankLoad& l : plan.loads)
+    digest.add(l.tokens_q, l.tokens_kv, l.chunks, l.work, l.forward_in, l.forward_out, l.backward_in, l.backward_out, l.peers,
+               l.forward_memory, l.backward_memory, l.forward_ns, l.backward_ns);
+  digest.add(plan.text);
+  return digest.value();
+}
+
+}  // namespace foveal::dist

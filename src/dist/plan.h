@@ -1,0 +1,92 @@
+#pragma once
+// The plan of a context-parallel attention, as a value: who holds which tokens, who computes which blocks, what travels and when, and what
+// that costs. A pure function of the workload, the machine and the options: the same on every rank, and testable without a device.
+//
+// Ranks form a grid: rank = group * head_groups + member. The ranks of a group share their queries and keep one share of the heads each;
+// between groups keys and values travel, and sums of their gradients back.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dist/layout.h"
+#include "dist/workload.h"
+
+namespace foveal::dist {
+
+/// Links and rates that times are predicted with: given, never measured, for every rank must find the same.
+struct Machine {
+  std::string name = "nvlink";
+  std::int64_t ranks_per_host = 8;
+  std::int64_t forward_gflops = 631'000, backward_gflops = 530'000;  ///< of one rank
+  std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
+  std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
+  std::int64_t step_ns = 8'000;  ///< one more launch and its share of merging
+};
+/// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
+Machine machine_named(std::string_view name);
+
+enum class Deal : std::uint8_t { automatic, contiguous, zigzag, pieces };
+const char* to_string(Deal deal);
+Deal deal_named(std::string_view name);
+
+struct PlanRequest {
+  int ranks = 1;
+  Deal deal = Deal::automatic;
+  int head_groups = 0;   ///< 0: picked by predicted time
+  int remote_steps = 0;  ///< into how many steps the keys of other ranks are gathered; 0: picked
+  Machine machine{};
+};
+
+/// Queries of one sequence and keys that some of them need. full: all of them need all of it.
+struct Block {
+  std::int32_t sequence = 0;
+  Range q, kv;
+  bool full = false;
+};
+
+/// What one rank does, in numbers.
+struct RankLoad {
+  std::int64_t tokens_q = 0, tokens_kv = 0;              ///< held
+  std::int64_t chunks = 0;                               ///< of q held
+  std::int64_t work = 0;                                 ///< in Cost units
+  std::int64_t forward_in = 0, forward_out = 0;          ///< bytes received and sent in a forward pass
+  std::int64_t backward_in = 0, backward_out = 0;        ///< likewise in a backward pass
+  std::int64_t peers = 0;                                ///< ranks it receives keys from
+  std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes: tensors of the call and what the pass needs besides
+  std::int64_t forward_ns = 0, backward_ns = 0;          ///< predicted
+};
+
+struct ContextPlan {
+  int ranks = 1, head_groups = 1, remote_steps = 1;
+  Deal deal = Deal::contiguous;
+  Layout q, kv;                            ///< the same for self attention
+  std::vector<std::vector<Block>> blocks;  ///< of each group
+  std::vector<RankLoad> loads;             ///< of each rank
+  std::int64_t largest_piece = 0;          ///< work of the dearest row of chunks that was dealt whole
+  std::string text;                        ///< of the problem and the request
+  std::uint64_t checksum = 0;              ///< of everything above
+
+  int groups() const { return ranks / head_groups; }
+  int group_of(int rank) const { return rank / head_groups; }
+  /// Query heads [begin, end) of a rank.
+  Range heads(int rank, std::int64_t heads) const {
+    const std::int64_t member = rank % head_groups;
+    return {heads * member / head_groups, heads * (member + 1) / head_groups};
+  }
+  /// (most work - mean work) / mean work, in millionths.
+  std::int64_t imbalance() const;
+  std::int64_t forward_ns() const;   ///< of the slowest rank
+  std::int64_t backward_ns() const;  ///< likewise
+};
+
+/// Deals the work. Throws invalid_argument when the request cannot be met (head groups that do not divide the heads or the ranks).
+ContextPlan make_plan(const Workload& workload, const PlanRequest& request);
+
+/// A digest of all that ranks must agree on.
+std::uint64_t checksum_of(const ContextPlan& plan);
+
+/// Tables of work, bytes and chunks for each rank, the mask by ranks, predicted times and where it stops to scale.
+std::string explain(const ContextPlan& plan, const Workload& workload, const PlanRequest& request);
+
+}  // namespace foveal::dist
