@@ -3,12 +3,12 @@
     out = foveal.torch.attention(q, k, v, score_mod, mask)                      # [batch, seqlen, heads, dim]
     out = foveal.torch.flex_attention(query, key, value, score_mod, block_mask) # [batch, heads, seqlen, dim], as torch's
     out = foveal.torch.scaled_dot_product_attention(query, key, value, ...)     # likewise
-    with foveal.torch.patch(): model(x)                                         # route a model that calls torch's
+    with foveal.torch.patch() as routed: model(x)                               # route a model that calls torch's
 """
 
 from .flex import flex_attention
 from .native import Attention, attention
-from .routing import patch
+from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "attention", "flex_attention", "patch", "scaled_dot_product_attention"]
+__all__ = ["Attention", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention"]

@@ -15,10 +15,19 @@ from ..torch_trace import TorchTracer
 # Tensors first, then `key`, which names the program.
 
 
+_runs = [0]  # of the forward operator
+
+
+def compiled_runs() -> int:
+    """How often the forward operator ran: in code that torch.compile made, or under a transform of torch.func."""
+    return _runs[0]
+
+
 @torch.library.custom_op("foveal::forward", mutates_args=())
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, key: str
 ) -> tuple[Tensor, Tensor]:
+    _runs[0] += 1
     return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv)
 
 

@@ -1,25 +1,117 @@
-"""Routing of existing models: torch's attention functions replaced by foveal's."""
+"""Routing of existing models: torch's attention functions replaced by foveal's, by every name that a module has for them."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
-from typing import Iterator
+import functools
+import sys
+import warnings
+from typing import Any, Callable, Iterator
 
 import torch
+import torch.nn.attention.flex_attention as torch_flex
 
+from . import operators
 from .flex import flex_attention
 from .sdpa import scaled_dot_product_attention
 
 
-@contextlib.contextmanager
-def patch() -> Iterator[None]:
-    """Within this context torch.nn.functional.scaled_dot_product_attention and flex_attention are foveal's."""
-    import torch.nn.attention.flex_attention as flex_module
+class Routed:
+    """What came by within a patch(). calls: of foveal's functions, by name; one traced by torch.compile counts once. compiled: runs of foveal's
+    operators inside compiled code. elsewhere: calls that foveal does not serve, by what they are."""
 
-    functional = torch.nn.functional
-    saved = functional.scaled_dot_product_attention, flex_module.flex_attention
-    functional.scaled_dot_product_attention, flex_module.flex_attention = scaled_dot_product_attention, flex_attention
+    def __init__(self) -> None:
+        self.calls: collections.Counter[str] = collections.Counter()
+        self.elsewhere: collections.Counter[str] = collections.Counter()
+        self._runs_before = operators.compiled_runs()
+
+    @property
+    def compiled(self) -> int:
+        return operators.compiled_runs() - self._runs_before
+
+    def __repr__(self) -> str:
+        return f"Routed(calls={dict(self.calls)}, compiled={self.compiled}, elsewhere={dict(self.elsewhere)})"
+
+
+_active: list[Routed] = []
+
+
+def _count(name: str, elsewhere: bool = False) -> None:
+    for routed in _active:
+        (routed.elsewhere if elsewhere else routed.calls)[name] += 1
+
+
+_count_traced = torch.compiler.assume_constant_result(_count)  # runs while torch.compile traces
+
+
+def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        (_count_traced if torch.compiler.is_compiling() else _count)(function.__name__)
+        return function(*args, **kwargs)
+
+    return counted
+
+
+_multi_head_attention_forward = torch.nn.functional.multi_head_attention_forward
+
+
+@functools.wraps(_multi_head_attention_forward)
+def _watched_multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
+    """It calls scaled_dot_product_attention unless it must return the probabilities."""
+    if kwargs.get("need_weights", True):
+        (_count_traced if torch.compiler.is_compiling() else _count)("multi_head_attention_forward(need_weights=True)", True)
+    return _multi_head_attention_forward(*args, **kwargs)
+
+
+# torch's function -> what stands in its place
+_ROUTES = {
+    torch.nn.functional.scaled_dot_product_attention: _counted(scaled_dot_product_attention),
+    torch_flex.flex_attention: _counted(flex_attention),
+    _multi_head_attention_forward: _watched_multi_head_attention_forward,
+}
+
+
+def _replace(replacements: dict[Any, Any]) -> None:
+    """Under every name in every module, also those that did `from torch.nn.functional import ...`."""
+    by_id = {id(old): new for old, new in replacements.items()}
+    for module in list(sys.modules.values()):
+        namespace = getattr(module, "__dict__", None)
+        if not isinstance(namespace, dict) or str(namespace.get("__name__")).startswith("foveal."):
+            continue
+        for name, value in list(namespace.items()):
+            if id(value) in by_id:
+                namespace[name] = by_id[id(value)]
+
+
+@contextlib.contextmanager
+def patch() -> Iterator[Routed]:
+    """Within this context torch's scaled_dot_product_attention and flex_attention are foveal's, under every name that a module has for them.
+
+    Modules of torch that would take other ways (TransformerEncoder's fast path) call them too. torch.nn.MultiheadAttention with need_weights
+    does not: it computes the probabilities. A reference in another place (an attribute of an object, a default argument) stays torch's.
+    Yields a Routed, which counts calls; a UserWarning tells when none came. Afterwards every module has torch's functions again, also one that
+    was imported within. What foveal refuses raises, as foveal's functions do. Not for use in several threads at once.
+    """
+    routed = Routed()
+    outermost = not _active
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    _active.append(routed)
+    if outermost:
+        torch.backends.mha.set_fastpath_enabled(False)
+        _replace(_ROUTES)
     try:
-        yield
+        yield routed
     finally:
-        functional.scaled_dot_product_attention, flex_module.flex_attention = saved
+        _active.remove(routed)
+        if outermost:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+            _replace({new: old for old, new in _ROUTES.items()})
+    if not routed.calls and not routed.compiled:
+        others = "; ".join([f"{count} of {name}" for name, count in routed.elsewhere.items()])
+        warnings.warn(
+            f"foveal.torch.patch: no call of {' or '.join(function.__name__ for function in (scaled_dot_product_attention, flex_attention))} came by"
+            + (f"; elsewhere: {others}" if others else ""),
+            stacklevel=3,
+        )
