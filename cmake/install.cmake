@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 
 install(TARGETS foveal EXPORT foveal_targets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(DIRECTORY include/foveal DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY include/foveal ${FOVEAL_GENERATED}/foveal DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/foveal)
 install(EXPORT foveal_targets NAMESPACE foveal:: DESTINATION ${package_dir})
@@ -13,5 +13,11 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/foveal-config-versi
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/foveal-config.cmake ${CMAKE_CURRENT_BINARY_DIR}/foveal-config-version.cmake DESTINATION ${package_dir})
 
 file(RELATIVE_PATH pc_to_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+# Who links a static library links what it needs; a shared one brings that along.
+set(pc_static_libs "")
+if(NOT BUILD_SHARED_LIBS)
+  set(pc_static_libs "${OpenMP_CXX_FLAGS} -lstdc++ -lm -pthread ${CMAKE_DL_LIBS}")
+  string(REGEX REPLACE "(^| )(dl)( |$)" "\\1-l\\2\\3" pc_static_libs "${pc_static_libs}")
+endif()
 configure_file(cmake/foveal.pc.in ${CMAKE_CURRENT_BINARY_DIR}/foveal.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/foveal.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -6,7 +6,9 @@
 #include <ctime>
 #include <thread>
 
+#if defined(__x86_64__)
 #include "cpu/simd/amx.h"
+#endif
 #include "loops.h"
 
 namespace foveal::micro {
@@ -19,6 +21,7 @@ struct Row {
 
 const std::vector<Row>& rows() {
   static const std::vector<Row> table = [] {
+#if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
@@ -31,6 +34,16 @@ const std::vector<Row>& rows() {
         {{Unit::bf16_zmm, "bf16_zmm", "VDPBF16PS zmm", bf16}, loop_bf16_zmm},
         {{Unit::bf16_amx, "bf16_amx", "TDPBF16PS", cpu::amx_bf16_available()}, loop_bf16_amx},
     };
+#else
+    return std::vector<Row>{
+        {{Unit::fma_scalar, "fma_scalar", "multiply and add, 128 bits", true}, loop_fma_scalar},
+        {{Unit::fma_avx2, "fma_avx2", "x86 only", false}, nullptr},
+        {{Unit::fma_avx512, "fma_avx512", "x86 only", false}, nullptr},
+        {{Unit::bf16_ymm, "bf16_ymm", "x86 only", false}, nullptr},
+        {{Unit::bf16_zmm, "bf16_zmm", "x86 only", false}, nullptr},
+        {{Unit::bf16_amx, "bf16_amx", "x86 only", false}, nullptr},
+    };
+#endif
   }();
   return table;
 }
@@ -107,10 +120,14 @@ ThreadedRate peak_threads(Unit unit, int threads, double seconds) {
 
 double calibrate() {
   static const auto [loop, count] = [] {
+#if defined(__x86_64__)
     const Loop chosen = info(Unit::bf16_amx).available     ? load_loop_amx
                         : info(Unit::fma_avx512).available ? load_loop_avx512
                         : info(Unit::fma_avx2).available   ? load_loop_avx2
                                                            : load_loop_scalar;
+#else
+    const Loop chosen = load_loop_scalar;
+#endif
     return std::pair{chosen, iterations_for(chosen, 300e-6)};
   }();
   return rate(loop, count);

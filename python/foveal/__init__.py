@@ -10,6 +10,7 @@ from ._core import (
     Error,
     Expr,
     Param,
+    __version__,
     batch,
     cos,
     erf,
@@ -53,5 +54,3 @@ def clamp(x, low, high):
     """min(max(x, low), high)."""
     return minimum(maximum(x, low), high)
 
-
-__version__ = "0.1.0"

@@ -2,12 +2,14 @@
 #include "module.h"
 
 #include "foveal/foveal.h"
+#include "foveal/version.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(_core, m) {
   nb::set_leak_warnings(false);  // plans live in module-level caches until the process ends
   m.doc() = "The compiled part of foveal. Use the functions of the package `foveal` instead.";
+  m.attr("__version__") = FOVEAL_VERSION;
 
   // invalid_argument is a ValueError, unsupported a NotImplementedError: what a Python user would catch.
   static nb::object base = nb::exception<foveal::Error>(m, "Error", PyExc_RuntimeError);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "foveal/foveal.h"
+#include "foveal/version.h"
 
 namespace {
 

@@ -1,0 +1,15 @@
+# foveal_leave_out(WHAT PACKAGE...): finds the packages that a part of the project needs. Where one is missing it says that WHAT is left out and
+# returns from the CMakeLists.txt that asked.
+macro(foveal_leave_out what)
+  set(foveal_missing)
+  foreach(package ${ARGN})
+    find_package(${package} QUIET)
+    if(NOT ${package}_FOUND)
+      list(APPEND foveal_missing ${package})
+    endif()
+  endforeach()
+  if(foveal_missing)
+    message(STATUS "foveal: ${what} left out, not found: ${foveal_missing}")
+    return()
+  endif()
+endmacro()
