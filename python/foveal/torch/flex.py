@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Callable, Mapping
 
+import torch
+import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
 from ..describe import Options
+from .block_masks import as_mask
+from .errors import CallError
 from .operators import bound, call
+
+_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def flex_attention(
@@ -24,13 +30,53 @@ def flex_attention(
     """torch.nn.attention.flex_attention.flex_attention, by foveal: unchanged score_mod and mask_mod functions, learnable captures included.
 
     query: [batch, heads_q, seqlen_q, head_dim]; key: [batch, heads_kv, seqlen_kv, head_dim]; value: [batch, heads_kv, seqlen_kv, head_dim_v].
-    block_mask: a BlockMask (only its mask_mod is used), a mask_mod function, or None. Key and value of batch 1 are broadcast.
+    Key and value of batch 1 are broadcast.
+    block_mask: a BlockMask, a mask_mod function, or None. Of a BlockMask the lists hold, as in compiled FlexAttention: blocks listed as full are
+    kept whole, those listed as partial where mask_mod keeps them, the others are skipped; its batch and heads may be 1.
     kernel_options: accepted and ignored. Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse.
+    Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
     """
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(f"key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
+    _check(query, key, value, enable_gqa)
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
-    program_key, captured = bound(score_mod, getattr(block_mask, "mask_mod", block_mask), Options(), {"scale": scale}, heads_first=True)
+    if isinstance(block_mask, torch_flex.BlockMask):
+        find = _bound_outside if torch.compiler.is_compiling() else _bound
+        program_key, captured = find(score_mod, block_mask, scale, query, key.shape[2])
+    else:
+        program_key, captured = bound(score_mod, block_mask, Options(), {"scale": scale}, heads_first=True)
     out, lse = call(program_key, captured, query, key, value, None, (0, 0))
     return (out, lse) if return_lse else out
+
+
+def _bound(score_mod: Any, block_mask: torch_flex.BlockMask, scale: float | None, query: Tensor, seqlen_kv: int) -> tuple[str, list[Tensor]]:
+    return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), {"scale": scale}, heads_first=True)
+
+
+_bound_outside = torch.compiler.disable(_bound)  # lists are read and functions run: a graph break
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"flex_attention: {name}: found {type(tensor).__name__}; expected a torch.Tensor")
+        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise CallError(f"flex_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
+        if tensor.dim() != 4:
+            raise CallError(f"flex_attention: {name}: rank {tensor.dim()}; expected 4: [batch, heads, seqlen, head_dim]")
+        if tensor.dtype not in _DTYPES or tensor.dtype != query.dtype:
+            expected = "torch.float64, float32, bfloat16 or float16" if tensor is query else f"{query.dtype}, query's"
+            raise CallError(f"flex_attention: {name}: dtype {tensor.dtype}; expected {expected}")
+        if tensor.device != query.device:
+            raise CallError(f"flex_attention: {name}: on {tensor.device}; expected {query.device}, query's device")
+        if tensor.shape[0] != query.shape[0] and tensor.shape[0] != 1:
+            raise CallError(f"flex_attention: {name}: batch {tensor.shape[0]}; expected {query.shape[0]}, query's, or 1")
+    if key.shape[-1] != query.shape[-1]:
+        raise CallError(f"flex_attention: key: head_dim {key.shape[-1]}; expected {query.shape[-1]}, query's")
+    if value.shape[:3] != key.shape[:3]:
+        raise CallError(
+            f"flex_attention: value: batch, heads, seqlen of {tuple(value.shape[:3])}; expected {tuple(key.shape[:3])}, key's"
+        )
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        raise CallError(f"flex_attention: key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+        raise CallError(f"flex_attention: key: {key.shape[1]} heads; expected a number that divides query's {query.shape[1]}")
