@@ -539,12 +539,6 @@ class TapeRun {
   static void transpose(T (&square)[16][16]) {
     constexpr int n = kVectorBytes / sizeof(T) < 16 ? kVectorBytes / sizeof(T) : 16;
     using Row = Vec<T, n>;
-    using Index = Vec<typename IntegerOf<sizeof(T)>::type, n>;
-    Index low{}, high{};
-    for (int k = 0; k < n; ++k) {
-      low[k] = k / 2 + (k % 2) * n;
-      high[k] = k / 2 + n / 2 + (k % 2) * n;
-    }
     T turned[16][16];
     for (int a = 0; a < 16; a += n) {
       for (int b = 0; b < 16; b += n) {
@@ -552,8 +546,8 @@ class TapeRun {
         for (int k = 0; k < n; ++k) rows[k] = load<Row>(&square[a + k][b]);
         for (int width = 1; width < n; width *= 2) {
           for (int k = 0; k < n / 2; ++k) {
-            next[2 * k] = __builtin_shuffle(rows[k], rows[k + n / 2], low);
-            next[2 * k + 1] = __builtin_shuffle(rows[k], rows[k + n / 2], high);
+            next[2 * k] = interleave_low(rows[k], rows[k + n / 2]);
+            next[2 * k + 1] = interleave_high(rows[k], rows[k + n / 2]);
           }
           for (int k = 0; k < n; ++k) rows[k] = next[k];
         }
@@ -663,16 +657,14 @@ class TapeRun {
   void sum_diagonals(const TapeStep& step) {
     const TapeRef from = ref<Real>(step.a);
     Real* out = reinterpret_cast<Real*>(ref<Real>(step.out).p);  // lane 0 of the first row
-    const auto up = iota<typename TapeTypes<Real>::Mask>() +
-                    (kLanes - 1);  // of (below, above): lane i takes above[i - 1], lane 0 takes below[kLanes - 1]
     for (std::ptrdiff_t i = 0; i < columns_; i += kLanes) {
       const char* p = from.p + i * sizeof(Real);
       for (int first = 0; first < rows_; first += kLanes) {
         const int last = first + kLanes < rows_ ? first + kLanes : rows_;
         V running{}, finished{};
         for (int r = first; r < last; ++r, p += from.row) {
-          finished = __builtin_shuffle(running, finished, up);
-          running = __builtin_shuffle(V{}, running, up);
+          finished = shift_in(running, finished);
+          running = shift_in(V{}, running);
           running += load<V>(p);
         }
         Real* to = out + i - (last - 1);

@@ -54,6 +54,46 @@ inline V iota() {
   return v;
 }
 
+// Shuffles with constant indices, in the one form that GCC and Clang both have.
+template <int... I>
+struct Indices {};
+template <int N, int... I>
+struct CountTo : CountTo<N - 1, N - 1, I...> {};
+template <int... I>
+struct CountTo<0, I...> {
+  using type = Indices<I...>;
+};
+template <class V>
+using Elements = typename CountTo<static_cast<int>(sizeof(V) / sizeof(V{}[0]))>::type;
+
+template <class V, int... I>
+inline V interleave_low(V a, V b, Indices<I...>) {
+  return __builtin_shufflevector(a, b, (I / 2 + I % 2 * static_cast<int>(sizeof...(I)))...);
+}
+template <class V, int... I>
+inline V interleave_high(V a, V b, Indices<I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(a, b, (I / 2 + n / 2 + I % 2 * n)...);
+}
+template <class V, int... I>
+inline V shift_in(V below, V above, Indices<I...>) {
+  return __builtin_shufflevector(below, above, (static_cast<int>(sizeof...(I)) - 1 + I)...);
+}
+/// a[0], b[0], a[1], b[1], ... of the lower halves, and of the upper halves.
+template <class V>
+inline V interleave_low(V a, V b) {
+  return interleave_low(a, b, Elements<V>{});
+}
+template <class V>
+inline V interleave_high(V a, V b) {
+  return interleave_high(a, b, Elements<V>{});
+}
+/// `above` moved up one element; the last of `below` comes in at the bottom.
+template <class V>
+inline V shift_in(V below, V above) {
+  return shift_in(below, above, Elements<V>{});
+}
+
 template <class To, class From>
 inline To bits(From v) {
   static_assert(sizeof(To) == sizeof(From));
