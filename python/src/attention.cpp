@@ -102,6 +102,13 @@ void bind_attention(nb::module_& m) {
           nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0, nb::arg("offset") = 0,
           nb::arg("determinism") = Determinism::fast, nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false,
           nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0)
+      .def_prop_ro("score_mod", [](const Attention& a) { return a.score_mod.present() ? std::optional(a.score_mod) : std::nullopt; })
+      .def_prop_ro("mask", [](const Attention& a) { return a.mask.present() ? std::optional(a.mask) : std::nullopt; })
+      .def_ro("scale", &Attention::scale)
+      .def_ro("sink", &Attention::sink)
+      .def_prop_ro("dropout_p", [](const Attention& a) { return a.dropout.p; })
+      .def_ro("q_offset", &Attention::q_offset)
+      .def_ro("kv_offset", &Attention::kv_offset)
       .def(
           "with_scores",
           [](Attention attention, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask) {
@@ -148,6 +155,8 @@ void bind_attention(nb::module_& m) {
           nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0,
           nb::arg("heads_first") = false)
       .def_prop_ro("heads_first", &Program::heads_first)
+      .def_prop_ro("attention", &Program::attention)
+      .def_prop_ro("params", &Program::params)
       .def(
           "forward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,

@@ -21,6 +21,8 @@ class Program {
       : attention_(std::move(attention)), params_(std::move(params)), options_(std::move(options)), heads_first_(heads_first) {}
 
   bool heads_first() const { return heads_first_; }
+  const Attention& attention() const { return attention_; }
+  const std::vector<Param>& params() const { return params_; }
 
   /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
   struct Arguments {

@@ -6,9 +6,11 @@
     with foveal.torch.patch() as routed: model(x)                               # route a model that calls torch's
 """
 
+from .composite import MaterializedWarning
+from .errors import CallError
 from .flex import flex_attention
 from .native import Attention, attention
 from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention"]
+__all__ = ["Attention", "CallError", "MaterializedWarning", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention"]

@@ -10,6 +10,7 @@ from torch import Tensor
 from .._core import Expr
 from ..describe import Mask, Options, ScoreMod, program, trace
 from ..torch_trace import TorchTracer
+from . import composite, examples
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
 # Tensors first, then `key`, which names the program.
@@ -85,34 +86,64 @@ _forward_op.register_autograd(_op_backward, setup_context=_op_setup)
 
 
 class _Attention(torch.autograd.Function):
-    """The eager path: the operators' bodies without the dispatcher."""
+    """The eager path: the operators' bodies without the dispatcher. lengths: cu_seqlens of q and kv, max_seqlens of both."""
 
     @staticmethod
-    def forward(ctx, program, lengths, q, k, v, *params):
-        out, lse = program.forward(q, k, v, params, True, *lengths)
-        ctx.save_for_backward(q, k, v, out, lse, *params)
-        ctx.program, ctx.lengths = program, lengths
+    def forward(program, lengths, q, k, v, *params):
+        return program.forward(q, k, v, params, True, *lengths)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.program, ctx.lengths, q, k, v, *params = inputs
+        ctx.save_for_backward(q, k, v, *output, *params)
         ctx.set_materialize_grads(False)
-        return out, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        if torch.is_grad_enabled():  # create_graph=True
-            return _once_differentiable(ctx, dout, dlse)
-        return _backward(ctx, dout, dlse)
+        q, k, v, out, lse, *params = ctx.saved_tensors
+        want = ctx.needs_input_grad[2:]
+        if dout is None:
+            if dlse is None:
+                return (None,) * (2 + len(want))
+            dout = torch.zeros_like(out)
+        if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
+            found = iter(_Gradients.apply(ctx.program, ctx.lengths, want, out.detach(), lse.detach(), q, k, v, dout, dlse, *params))
+            return (None, None, *[next(found) if wanted else None for wanted in want])
+        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.lengths, True))
+
+    @staticmethod
+    def vmap(info, in_dims, program, lengths, *tensors):
+        return examples.run(_Attention, program, lengths, (), info.batch_size, in_dims[2:], tensors, first_param=3)
 
 
-def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
-    q, k, v, out, lse, *params = ctx.saved_tensors
-    want = ctx.needs_input_grad[2:]
-    if dout is None:
-        if dlse is None:
-            return (None,) * (2 + len(want))
-        dout = torch.zeros_like(out)
-    return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.lengths, True))
+class _Gradients(torch.autograd.Function):
+    """The backward pass as a function of its own: the wanted gradients."""
+
+    @staticmethod
+    def forward(program, lengths, want, out, lse, q, k, v, dout, dlse, *params):
+        found = program.backward(q, k, v, out, lse, dout, dlse, params, want, *lengths, True)
+        return tuple([gradient for gradient in found if gradient is not None])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.program, ctx.lengths, ctx.want, _, _, *tensors = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx, *cotangents):
+        q, k, v, dout, dlse, *params = ctx.saved_tensors
+        given = iter(cotangents)
+        every = [next(given) if wanted else None for wanted in ctx.want]
+        found = composite.second_derivatives(ctx.program, ctx.lengths, ctx.want, q, k, v, dout, dlse, params, every)
+        return (None, None, None, None, None, *found)
+
+    @staticmethod
+    def vmap(info, in_dims, program, lengths, want, *tensors):
+        summed = any(want[3:])  # each example has a gradient of its own
+        return examples.run(_Gradients, program, lengths, (want,), info.batch_size, in_dims[3:], tensors, first_param=7, alone=summed)
 
 
-_once_differentiable = torch.autograd.function.once_differentiable(_backward)
 _record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
 
 
@@ -122,8 +153,12 @@ def call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seq
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     lengths = (*(cu_seqlens or (None, None)), *max_seqlens)
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if torch.compiler.is_compiling():
         return _forward_op(q, k, v, params, *lengths, key)
+    if composite.in_forward_mode((q, k, v, *params)):
+        return composite.attend(program(key), q, k, v, params, lengths)
+    if torch._C._are_functorch_transforms_active():
+        return _Attention.apply(program(key), lengths, q, k, v, *params)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
         return _record(program(key), lengths, q, k, v, *params)
     return program(key).forward(q, k, v, params, True, *lengths)

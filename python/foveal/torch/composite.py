@@ -1,0 +1,162 @@
+"""A program's attention as a composition of torch's operations, exact and with all scores in memory: what higher derivatives are taken of."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .. import _core
+from .evaluate import Evaluation
+
+
+class MaterializedWarning(UserWarning):
+    """Derivatives beyond the first, or in forward mode, hold all seqlen_q x seqlen_kv scores in memory, as unfused attention does."""
+
+
+def attend(
+    program: _core.Program, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], lengths: tuple[Any, ...], seed: int = 0, offset: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(out, lse) of the program's forward pass, in its layouts. Computes in float64 for float64 tensors, else in float32."""
+    warnings.warn(
+        "foveal: a derivative beyond the first, or in forward mode: computed from all seqlen_q x seqlen_kv scores in memory", MaterializedWarning,
+        stacklevel=2,
+    )  # fmt: skip
+    named = dict(zip([param.name for param in program.params], params))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    real = [t.to(dtype) for t in (q, k, v)]
+    cu_q, cu_kv = lengths[:2]
+    if cu_q is None:
+        heads_first = [t if program.heads_first else t.transpose(1, 2) for t in real]
+        out, lse = _attend(program.attention, *heads_first, named, seed, offset, first_batch=0)
+        return (out if program.heads_first else out.transpose(1, 2)).to(q.dtype), lse
+    results = []
+    for b, (q_begin, q_end, kv_begin, kv_end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], cu_kv.tolist(), cu_kv.tolist()[1:])):
+        parts = real[0][q_begin:q_end], real[1][kv_begin:kv_end], real[2][kv_begin:kv_end]
+        results.append(_attend(program.attention, *[part.transpose(0, 1)[None] for part in parts], named, seed, offset, first_batch=b))
+    out = torch.cat([out[0].transpose(0, 1) for out, _ in results])
+    return out.to(q.dtype), torch.cat([lse[0] for _, lse in results], dim=1)
+
+
+def second_derivatives(
+    program: _core.Program, lengths: tuple[Any, ...], want: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None,
+    params: Sequence[Tensor], cotangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:  # fmt: skip
+    """Of the backward pass, whose inputs are q, k, v, dout, dlse and the parameters: their gradients, None for what has none.
+
+    want: which of q, k, v and the parameters the backward pass gave a gradient of; cotangents: of those, None where there is none.
+    """
+    inputs: list[Tensor | None] = [q, k, v, dout, dlse, *params]
+    varied = [i for i, x in enumerate(inputs) if x is not None and x.is_floating_point()]
+    asked = [i for i, (wanted, cotangent) in enumerate(zip(want, cotangents)) if wanted and cotangent is not None]
+    if not asked:
+        return [None] * len(inputs)
+
+    def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+        """Of the attention, those that have a cotangent."""
+        filled = list(inputs)
+        for i, value in zip(varied, values):
+            filled[i] = value
+        primals = [*filled[:3], *filled[5:]]
+
+        def forward(*chosen: Tensor) -> tuple[Tensor, Tensor]:
+            tensors = list(primals)
+            for i, tensor in zip(asked, chosen):
+                tensors[i] = tensor
+            return attend(program, *tensors[:3], tensors[3:], lengths)
+
+        (_, lse), pull = torch.func.vjp(forward, *[primals[i] for i in asked])
+        return pull((filled[3], torch.zeros_like(lse) if filled[4] is None else filled[4]))
+
+    _, pull = torch.func.vjp(gradients, *[inputs[i] for i in varied])
+    found = dict(zip(varied, pull(tuple([cotangents[i].to(primal.dtype) for i in asked for primal in ([q, k, v, *params][i],)]))))
+    return [found.get(i) for i in range(len(inputs))]
+
+
+def in_forward_mode(tensors: Sequence[Tensor]) -> bool:
+    """Whether tangents may come with the tensors: by torch.func.jvp, or as dual tensors."""
+    if torch._C._are_functorch_transforms_active():
+        levels = torch._C._functorch.get_interpreter_stack() or []
+        if any([level.key() == torch._C._functorch.TransformType.Jvp for level in levels]):
+            return True
+    return forward_ad._current_level >= 0 and any([forward_ad.unpack_dual(t).tangent is not None for t in tensors])
+
+
+def _attend(
+    attention: _core.Attention, q: Tensor, k: Tensor, v: Tensor, params: dict[str, Tensor], seed: int, offset: int, first_batch: int
+) -> tuple[Tensor, Tensor]:
+    """On [batch, heads, seqlen, dim] of one real type."""
+    batch, heads, seqlen_q, head_dim = q.shape
+    seqlen_kv, group = k.shape[2], heads // k.shape[1]
+    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
+    scale = 1.0 / math.sqrt(head_dim) if attention.scale is None else attention.scale
+    raw = (q @ k.transpose(-1, -2)) * scale
+
+    def positions(count: int, first: int, dim: int) -> Tensor:
+        return torch.arange(first, first + count, device=q.device).reshape([-1 if d == dim else 1 for d in range(4)])
+
+    symbols: dict[str, Any] = {
+        "batch": positions(batch, first_batch, 0),
+        "head": positions(heads, 0, 1),
+        "q_idx": positions(seqlen_q, attention.q_offset, 2),
+        "kv_idx": positions(seqlen_kv, attention.kv_offset, 3),
+        "seqlen_q": seqlen_q,
+        "seqlen_kv": seqlen_kv,
+    }
+    keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
+    if attention.mask is not None:
+        with torch.no_grad():
+            keep = Evaluation(repr(attention.mask), symbols, params, q.dtype, q.device).result()
+    scores = _modified(attention, raw, keep.expand(raw.shape), symbols, params)
+
+    highest = scores.detach().amax(-1, keepdim=True) if seqlen_kv else scores.new_full((batch, heads, seqlen_q, 1), -math.inf)
+    sink = None
+    if attention.sink is not None:
+        sink = params[attention.sink.name].to(q.dtype).reshape(1, heads, 1, 1)
+        highest = torch.maximum(highest, sink.detach())
+    highest = torch.where(highest == -math.inf, 0.0, highest)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(-1, keepdim=True)
+    if sink is not None:
+        total = total + torch.exp(sink - highest)
+    empty = total == 0
+    total = torch.where(empty, 1.0, total)
+    lse = torch.where(empty, -math.inf, torch.log(total) + highest)[..., 0]
+    weights = weights / total
+    if attention.dropout_p > 0:
+        kept = _kept_by_dropout(attention.dropout_p, seed, offset, heads, symbols)
+        weights = weights * kept.to(q.dtype) * (1.0 / (1.0 - attention.dropout_p))
+    return weights @ v, lse
+
+
+def _modified(attention: _core.Attention, raw: Tensor, keep: Tensor, symbols: dict[str, Any], params: dict[str, Tensor]) -> Tensor:
+    """The scores that softmax takes; -inf where the mask drops the pair."""
+    if attention.score_mod is None:
+        return raw.masked_fill(~keep, -math.inf)
+    pairs = keep.nonzero(as_tuple=True)
+    names = ("batch", "head", "q_idx", "kv_idx")
+    at_pairs = {**symbols, **{name: symbols[name].expand(raw.shape)[pairs] for name in names}, "score": raw[pairs]}
+    values = Evaluation(repr(attention.score_mod), at_pairs, params, raw.dtype, raw.device, compact=True).result()
+    return torch.full_like(raw, -math.inf).index_put(pairs, values.expand(len(pairs[0])))
+
+
+def _kept_by_dropout(p: float, seed: int, offset: int, heads: int, symbols: dict[str, Any]) -> Tensor:
+    """The pairs that foveal's dropout keeps: Philox4x32-10 of their global positions, four keys to a call (src/base/philox.h)."""
+    low = 0xFFFFFFFF
+    kv, q = symbols["kv_idx"], symbols["q_idx"]
+    counter = [kv // 4, q, symbols["batch"] * heads + symbols["head"], torch.full_like(kv, offset & low)]
+    counter = list(torch.broadcast_tensors(*counter))
+    key = [seed & low, (seed >> 32 & low) ^ (offset >> 32 & low)]
+    for _ in range(10):
+        # 32 x 32 bits, modulo 2 ** 64: signed products have the same bits.
+        products = [factor * word for factor, word in ((0xD2511F53, counter[0]), (0xCD9E8D57, counter[2]))]
+        high = [product >> 32 & low for product in products]
+        counter = [high[1] ^ counter[1] ^ key[0], products[1] & low, high[0] ^ counter[3] ^ key[1], products[0] & low]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    words = torch.stack(counter, -1)
+    bits = words.gather(-1, (kv % 4).expand(words.shape[:-1])[..., None])[..., 0]
+    return bits >= min(int(p * 4294967296.0), low)

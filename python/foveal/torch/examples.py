@@ -1,0 +1,46 @@
+"""Many examples at once, as torch.func.vmap hands them over: as one batch where that is the same, else one after the other."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+
+from .. import _core
+
+
+def run(
+    function: type[torch.autograd.Function], program: _core.Program, lengths: tuple[Any, ...], static: tuple[Any, ...], size: int,
+    dims: Sequence[int | None], tensors: Sequence[Tensor | None], first_param: int, alone: bool = False,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
+    """The results of function.apply(program, lengths, *static, *tensors) for each of `size` examples, stacked, and where: in front.
+
+    dims: where each tensor has its examples, None: the same for all. From first_param on they are parameters. alone: results are not by batch row.
+    """
+    tensor_dims = list(dims[-len(tensors) :])
+    if alone or lengths[0] is not None or any([d is not None for d in tensor_dims[first_param:]]) or _looks_at_the_batch(program):
+        found = [_apply(function, program, lengths, static, _example(tensors, tensor_dims, i)) for i in range(size)]
+        results = tuple([torch.stack(parts) for parts in zip(*found)])
+    else:
+        batch = next(t.shape[0 if d is None else 1 if d == 0 else 0] for t, d in zip(tensors, tensor_dims) if t is not None)
+        merged = [
+            t if t is None or i >= first_param else (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
+            for i, (t, d) in enumerate(zip(tensors, tensor_dims))
+        ]
+        results = tuple([t.unflatten(0, (size, batch)) for t in _apply(function, program, lengths, static, merged)])
+    return results, (0,) * len(results)
+
+
+def _apply(function: Any, program: _core.Program, lengths: tuple[Any, ...], static: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Any:
+    return function.apply(program, lengths, *static, *tensors)
+
+
+def _example(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
+    return [t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims)]
+
+
+def _looks_at_the_batch(program: _core.Program) -> bool:
+    """Rows of a larger batch are others to a score that reads `batch`, and to dropout."""
+    attention = program.attention
+    return attention.dropout_p > 0 or any(["batch" in repr(expr) for expr in (attention.score_mod, attention.mask) if expr is not None])
