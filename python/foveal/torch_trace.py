@@ -242,6 +242,7 @@ def _torch_function(cls: type, func: Any, types_: Any, args: tuple[Any, ...] = (
 def _install() -> None:
     for cls in (Expr, Vector, Capture):
         cls.__torch_function__ = classmethod(_torch_function)
+    Expr.device = property(lambda self: torch.device("cpu"))  # masks are moved to where others are: x.to(y.device)
     for name, method in _METHODS.items():
         if not hasattr(Expr, name):  # a Python function binds self, a compiled one does not
             setattr(Expr, name, lambda self, *args, _method=method, **kwargs: _method(self, *args, **kwargs))

@@ -1,4 +1,4 @@
-"""torch and JAX are optional: without them their tests are left out, and said so."""
+"""torch, transformers and JAX are optional: without them their tests are left out, and said so."""
 
 import importlib.util
 import pathlib
@@ -9,6 +9,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 collect_ignore = []
 if importlib.util.find_spec("torch") is None:
     collect_ignore += ["test_block_mask.py", "test_derivatives.py", "test_flex.py", "test_routing.py", "test_sdpa.py", "test_torch.py", "test_examples.py", "test_bench.py"]
+if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
+    collect_ignore += ["test_transformers.py"]
 if importlib.util.find_spec("jax") is None:
     collect_ignore += ["test_jax.py"]
 

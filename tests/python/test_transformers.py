@@ -1,0 +1,243 @@
+"""attn_implementation="foveal" beside eager: tiny random models, forward, gradients, padding, packed sequences, caches, generate()."""
+
+import pytest
+import torch
+import transformers as hf
+
+import foveal.transformers
+
+foveal.transformers.register()
+hf.logging.set_verbosity_error()
+
+SIZES = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=128)
+GROUPED = dict(**SIZES, num_key_value_heads=2)
+NO_TOKENS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0)
+
+DECODERS = {
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **NO_TOKENS)),
+    "gpt2": lambda: hf.GPT2LMHeadModel(
+        hf.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=128, scale_attn_by_inverse_layer_idx=True, attn_pdrop=0, resid_pdrop=0,
+                      embd_pdrop=0, **NO_TOKENS)),
+    "gemma2": lambda: hf.Gemma2ForCausalLM(
+        hf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=11, **NO_TOKENS)),
+    "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"], **NO_TOKENS)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=5, **NO_TOKENS)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=8, **NO_TOKENS)),
+    "deepseek v3": lambda: hf.DeepseekV3ForCausalLM(
+        hf.DeepseekV3Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+                            first_k_dense_replace=1, kv_lora_rank=8, q_lora_rank=12, qk_rope_head_dim=4, qk_nope_head_dim=6, v_head_dim=10, **NO_TOKENS)),
+    "gpt-oss": lambda: hf.GptOssForCausalLM(
+        hf.GptOssConfig(**GROUPED, head_dim=8, sliding_window=5, num_local_experts=4, num_experts_per_tok=2, **NO_TOKENS)),
+}  # fmt: skip
+
+
+def made(factory):
+    torch.manual_seed(0)
+    model = factory().eval()
+    with torch.no_grad():  # sinks and biases are made empty or zero
+        for parameter in model.parameters():
+            if parameter.dim() < 2 or not torch.isfinite(parameter).all():
+                parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
+    return model
+
+
+def both(model, run):
+    """What run(model) gives by foveal, and by eager."""
+    results = []
+    for implementation in ("foveal", "eager"):
+        model.set_attn_implementation(implementation)
+        model.zero_grad()
+        results.append(run(model))
+    return results
+
+
+def close(found, expected, tolerance=2e-5):
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def tokens(batch=2, length=13):
+    return torch.randint(2, 64, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+def left_padding(ids):
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    return mask
+
+
+def labels_of(ids, mask):
+    """Of the tokens that a token comes before: what a row of padding gives is anybody's."""
+    return ids if mask is None else ids.masked_fill((mask == 0) | (mask.roll(1, 1) == 0), -100)
+
+
+def trained(ids, mask=None, **rest):
+    """logits where there is a token, and every gradient."""
+
+    def run(model):
+        result = model(input_ids=ids, attention_mask=mask, labels=labels_of(ids, mask), use_cache=False, **rest)
+        result.loss.backward()
+        kept = result.logits if mask is None else result.logits[mask.bool()]
+        return [kept.detach(), *[parameter.grad for parameter in model.parameters()]]
+
+    return run
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("padded", [False, True])
+def test_decoders(name, padded):
+    model, ids = made(DECODERS[name]), tokens()
+    close(*both(model, trained(ids, left_padding(ids) if padded else None)))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
+def test_packed_sequences_by_positions(name):
+    """Three sequences in one row, told apart by their positions; and the loss of each alone."""
+    model, ids = made(DECODERS[name]), tokens(1, 18)
+    lengths = [5, 9, 4]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    close(*both(model, trained(ids, position_ids=positions)))
+    model.set_attn_implementation("foveal")
+    packed = model(ids, position_ids=positions, use_cache=False).logits[0]
+    alone = torch.cat([model(part[None], use_cache=False).logits[0] for part in ids[0].split(lengths)])
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-5)
+
+
+def test_packed_sequences_by_cu_seq_lens():
+    """As flash attention's collator hands them over: the lengths say what sees what, also without positions."""
+    model, ids = made(DECODERS["llama"]), tokens(1, 18)
+    lengths = [5, 9, 4]
+    positions = torch.cat([torch.arange(n) for n in lengths])[None]
+    cu = torch.tensor([0, 5, 14, 18], dtype=torch.int32)
+    model.set_attn_implementation("foveal")
+    packed = dict(cu_seq_lens_q=cu, cu_seq_lens_k=cu, max_length_q=9, max_length_k=9)
+    expected = model(ids, position_ids=positions, use_cache=False).logits
+    torch.testing.assert_close(model(ids, position_ids=positions, use_cache=False, **packed).logits, expected, rtol=1e-5, atol=1e-5)
+    together = model(ids, use_cache=False).logits
+    apart = model(ids, use_cache=False, **packed).logits
+    assert not torch.allclose(together, apart, atol=1e-3)
+    torch.testing.assert_close(apart[0, :5], expected[0, :5], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generate(name, cache):
+    model, ids = made(DECODERS[name]), tokens(2, 7)
+    arguments = dict(attention_mask=left_padding(ids), max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    if cache == "static":
+        arguments["cache_implementation"] = "static"
+    found, expected = both(model, lambda model: model.generate(ids, **arguments))
+    assert torch.equal(found.sequences, expected.sequences)
+    close(found.logits, expected.logits, 1e-4)
+
+
+def test_a_growing_cache_is_one_program():
+    model, ids = made(DECODERS["llama"]), tokens(2, 7)
+    model.set_attn_implementation("foveal")
+    model.generate(ids, max_new_tokens=4, do_sample=False)
+    before = len(foveal.describe._programs)
+    model.generate(ids, max_new_tokens=12, do_sample=False)
+    assert len(foveal.describe._programs) == before
+
+
+def test_t5():
+    model = made(lambda: hf.T5ForConditionalGeneration(
+        hf.T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0,
+                    eos_token_id=None)))  # fmt: skip
+    ids, labels = tokens(), tokens(2, 6)
+    mask = left_padding(ids)
+
+    def run(model):
+        result = model(input_ids=ids, attention_mask=mask, labels=labels)
+        result.loss.backward()
+        return [result.logits.detach(), *[parameter.grad for parameter in model.parameters()]]
+
+    close(*both(model, run))
+    found, expected = both(model, lambda model: model.generate(ids, attention_mask=mask, max_new_tokens=6, do_sample=False))
+    assert torch.equal(found, expected)
+
+
+def test_bert():
+    model = made(lambda: hf.BertForMaskedLM(hf.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))
+    ids = tokens()
+    mask = left_padding(ids)
+
+    def run(model):
+        result = model(input_ids=ids, attention_mask=mask, labels=labels_of(ids, mask))
+        result.loss.backward()
+        return [result.logits[mask.bool()].detach(), *[parameter.grad for parameter in model.parameters()]]
+
+    close(*both(model, run))
+
+
+def test_vit():
+    sizes = {name: SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")}
+    model = made(lambda: hf.ViTForImageClassification(
+        hf.ViTConfig(**sizes, image_size=16, patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)))  # fmt: skip
+    pixels = torch.randn(2, 3, 16, 16)
+
+    def run(model):
+        result = model(pixel_values=pixels, labels=torch.tensor([0, 1]))
+        result.loss.backward()
+        return [result.logits.detach(), *[parameter.grad for parameter in model.parameters()]]
+
+    close(*both(model, run))
+
+
+def test_whisper():
+    model = made(lambda: hf.WhisperForConditionalGeneration(
+        hf.WhisperConfig(vocab_size=64, num_mel_bins=8, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+                         decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48, max_source_positions=20, max_target_positions=32, dropout=0.0,
+                         pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1)))  # fmt: skip
+    features, labels = torch.randn(2, 8, 40), tokens(2, 6)
+
+    def run(model):
+        result = model(input_features=features, labels=labels)
+        result.loss.backward()
+        return [result.logits.detach(), *[parameter.grad for parameter in model.parameters()]]
+
+    close(*both(model, run))
+
+
+def test_dropout_is_of_the_training_mode_alone():
+    model = made(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, attention_dropout=0.5)))
+    model.set_attn_implementation("foveal")
+    ids = tokens()
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    model.train()
+    torch.manual_seed(3)
+    first = model(ids).logits
+    assert not torch.allclose(first, model(ids).logits, atol=1e-3)
+    torch.manual_seed(3)
+    assert torch.equal(first, model(ids).logits)
+
+
+def test_custom_masks_of_four_dimensions():
+    model, ids = made(DECODERS["llama"]), tokens()
+    kept = torch.ones(13, 13, dtype=torch.bool).tril() & (torch.rand(2, 1, 13, 13, generator=torch.Generator().manual_seed(2)) < 0.7) | torch.eye(13, dtype=torch.bool)
+    for mask in (kept, torch.zeros(kept.shape).masked_fill(~kept, torch.finfo(torch.float32).min)):
+        added = torch.zeros(kept.shape).masked_fill(~kept, torch.finfo(torch.float32).min)
+        model.set_attn_implementation("eager")
+        expected = model(ids, attention_mask=added, use_cache=False).logits
+        model.set_attn_implementation("foveal")
+        torch.testing.assert_close(model(ids, attention_mask=mask, use_cache=False).logits, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_masks_are_expressions():
+    q = torch.zeros(2, 4, 13, 8)
+    mask = foveal.transformers.attention_mask(2, 13, 13, attention_mask=left_padding(tokens()).bool())
+    assert isinstance(mask, foveal.transformers.Mask) and mask.shape == (2, 1, 13, 13) and list(mask.params) == ["p0"]
+    assert repr(foveal.transformers.attention_mask(2, 1, 9, q_offset=8).expr) == repr(foveal.transformers.attention_mask(2, 1, 10, q_offset=9).expr)
+    with pytest.raises(NotImplementedError, match="attn_implementation='eager'"):
+        q.sum() + mask
+    with pytest.raises(ValueError, match="attention_mask: for batch 2, 13 queries, 13 keys; expected batch 2, 12 queries, 12 keys"):
+        foveal.transformers.attention_forward(torch.nn.Module(), *[q[:, :, :12]] * 3, mask)
+
+
+@pytest.mark.parametrize("words", ["output_attentions", "cache"])
+def test_refusals(words):
+    q = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(NotImplementedError, match=f"attn_implementation='foveal': {words}"):
+        foveal.transformers.attention_forward(torch.nn.Module(), q, q, q, None, **{words: True})
