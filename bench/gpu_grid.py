@@ -1,7 +1,7 @@
 """Plain and trained attention on one GPU, beside cuDNN (torch SDPA) in the same run.
 
     python bench/gpu_grid.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-sm90.json [--part trained]
-    python bench/gpu_grid.py tables bench/results/h200-sm90.json docs/gpu-performance.md    # between the marks of the page
+    python bench/gpu_grid.py tables bench/results/h200-sm90.json docs/lab/gpu.md    # between the marks of the page
 
 Plain: 16k tokens, hidden size 2048, bf16. Trained: B4 S4096 hidden 1024, bf16, causal. Times are medians of CUDA-event timings with the L2 cache flushed
 between repeats; backward includes every launch that it needs. Results are compared with cuDNN's before they are timed. What is timed runs for 100 ms

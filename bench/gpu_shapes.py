@@ -2,7 +2,7 @@
 masks by programs beside FlexAttention.
 
     python bench/gpu_shapes.py run --library build/libfoveal.so --commit HASH --out bench/results/h200-shapes.json
-    python bench/gpu_shapes.py tables bench/results/h200-shapes.json docs/gpu-performance.md    # between the marks of the page
+    python bench/gpu_shapes.py tables bench/results/h200-shapes.json docs/lab/gpu.md    # between the marks of the page
 
 Times are medians of CUDA-event timings with the L2 cache flushed between repeats. Speed counts the operations of pairs that exist (half of them where
 causal); a shape's ratio is its speed over that of its round neighbour in the same run.

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of README.md: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""Writes the generated parts of README.md and docs/: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 
 usage: write_tables.py [--check]
 
-example    the first example, word for word
+example    README: the first example, word for word
+speed      README: six rows of what follows
 support    the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
              (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
@@ -11,7 +12,7 @@ gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.j
 few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
---check writes nothing; it exits with 1 when README.md is not what the example and the result files make of it.
+--check writes nothing; it exits with 1 when a page is not what the example and the result files make of it.
 """
 import collections
 import json
@@ -59,8 +60,8 @@ def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def cpu():
-    """For each machine, pass, type and number of threads: our rate and how it compares with PyTorch, over the cases that both ran."""
+def cpu_groups():
+    """(machine, pass, type, threads): the cases that foveal and PyTorch both ran."""
     groups = collections.defaultdict(lambda: collections.defaultdict(dict))
     for path in sorted((ROOT / "bench/results").glob("cpu-*.jsonl")):
         for row in map(json.loads, path.read_text().splitlines()):
@@ -69,11 +70,14 @@ def cpu():
             name, dtype = row["case"].split()[:2]
             group = groups[row["machine"], name, dtype, row["threads"]]
             group[row["case"]][row["contender"]] = row
+    both = {key: [case for case in cases.values() if {"foveal", "torch_sdpa"} <= case.keys()] for key, cases in sorted(groups.items())}
+    return {key: cases for key, cases in both.items() if cases}
+
+
+def cpu():
+    """For each machine, pass, type and number of threads: our rate and how it compares with PyTorch."""
     lines = ["| machine | pass | type | threads | cases | foveal, GFLOP/s | PyTorch SDPA, GFLOP/s | ratio (lowest) |", "|---|---|---|---|---|---|---|---|"]
-    for (machine, name, dtype, threads), cases in sorted(groups.items()):
-        both = [case for case in cases.values() if {"foveal", "torch_sdpa"} <= case.keys()]
-        if not both:
-            continue
+    for (machine, name, dtype, threads), both in cpu_groups().items():
         ours, theirs = ([case[who]["gflops"] for case in both] for who in ("foveal", "torch_sdpa"))
         ratios = [case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in both]
         lines.append(f"| {named(machine)} | {name} | {dtype} | {threads} | {len(both)} | {geometric_mean(ours):.0f} | {geometric_mean(theirs):.0f} "
@@ -113,12 +117,18 @@ def few():
     return "\n".join(lines)
 
 
-def scores():
-    """Each score's time and FlexAttention's, in ms, from one run for each score: the latest that has it."""
+def score_cases():
+    """Case: contender: its row, of the suite of scores on a GPU."""
     cases = collections.defaultdict(dict)
     for row in map(json.loads, (ROOT / "bench/results/h200.jsonl").read_text().splitlines()):
         if row["suite"] == "scores-gpu":
             cases[row["case"]][row["contender"]] = row
+    return cases
+
+
+def scores():
+    """Each score's time and FlexAttention's, in ms, from one run for each score: the latest that has it."""
+    cases = score_cases()
     origin = next(iter(cases.values()))["foveal"]
     lines = [f"{origin['machine']}, `{' '.join(next(iter(cases)).split()[1:])}`, ms; - : FlexAttention failed or refused with its default options:", "",
              "| score | forward | FlexAttention | backward | FlexAttention | commit |", "|---|---|---|---|---|---|"]
@@ -132,23 +142,47 @@ def scores():
     return "\n".join(lines)
 
 
-def replace(text, name, body):
+def speed():
+    """What a reader of the README sees: how many times the speed of the best known alternative, forward and backward."""
+    rows = []
+    grid = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())["plain"]
+    for head_dim in (64, 128):
+        cells = [geometric_mean([row[f"cudnn_{name}_ms"] / row[f"{name}_ms"] for row in grid["rows"] if row["head_dim"] == head_dim and row["causal"]])
+                 for name in ("forward", "backward")]
+        rows.append((grid["device"], f"BF16, causal, head dim {head_dim}", "cuDNN", cells))
+    cases = score_cases()
+    for words, score in (("BF16, causal, softcap", "softcap"), ("BF16, causal, trained bias per head", "head_bias")):
+        found = [next(row for case, row in cases.items() if case.startswith(name) and case.endswith(f"score={score}")) for name in ("forward", "backward")]
+        rows.append((found[0]["foveal"]["machine"], words, "FlexAttention", [row["flex"]["ms"] / row["foveal"]["ms"] for row in found]))
+    for (machine, name, dtype, threads), both in cpu_groups().items():
+        if name == "forward" and dtype == "bf16" and threads == 1 and ("Zen 5" in named(machine) or "Emerald" in named(machine)):
+            cells = [geometric_mean([case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in cases])
+                     for cases in (both, cpu_groups()[machine, "backward", dtype, threads])]
+            rows.append((f"{named(machine).split(' (avx')[0].replace('(R)', '').replace(' Processor', '')}, one core", "BF16, mean of the suite", "PyTorch SDPA", cells))
+    lines = ["| machine | attention | beside | forward | backward |", "|---|---|---|---|---|"]
+    return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
+
+
+PAGES = {"README.md": (example, speed), "docs/support.md": (support,), "docs/performance.md": (cpu, gpu, few, scores)}
+
+
+def replaced(page, text, name, body):
     pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.S)
     if not pattern.search(text):
-        sys.exit(f"README.md has no place for {name}")
+        sys.exit(f"{page} has no place for {name}")
     return pattern.sub(lambda found: found[1] + body + "\n" + found[2], text)
 
 
 def main():
-    path = ROOT / "README.md"
-    text = fresh = path.read_text()
-    for part in (example, support, cpu, gpu, few, scores):
-        fresh = replace(fresh, part.__name__, part())
-    if "--check" in sys.argv[1:]:
-        if fresh != text:
-            sys.exit("README.md is stale: run ./dev docs")
-    else:
-        path.write_text(fresh)
+    for page, parts in PAGES.items():
+        path = ROOT / page
+        text = fresh = path.read_text()
+        for part in parts:
+            fresh = replaced(page, fresh, part.__name__, part())
+        if "--check" not in sys.argv[1:]:
+            path.write_text(fresh)
+        elif fresh != text:
+            sys.exit(f"{page} is stale: run ./dev docs")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,6 @@ def main() -> int:
     report = commands.add_parser("report", help="tables, plots and one HTML page from result files")
     report.add_argument("results", nargs="+", type=pathlib.Path)
     report.add_argument("--output", type=pathlib.Path, default=pathlib.Path("docs/report"))
-    report.add_argument("--readme", type=pathlib.Path, help="replace the generated block of this file by the summary and the plots that compare")
-    report.add_argument("--page", type=pathlib.Path, help="replace the generated block of this file by all tables")
 
     overhead = commands.add_parser("overhead", help="what a call costs beyond its kernels")
     overhead.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -69,7 +67,7 @@ def main() -> int:
         return 0
     from .report import report as make_report
 
-    make_report(arguments.results, arguments.output, arguments.readme, arguments.page)
+    make_report(arguments.results, arguments.output)
     return 0
 
 

@@ -7,61 +7,62 @@
 #include <cpuid.h>
 
 #include "cpu/simd/amx.h"
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 #include "cpu/targets.h"
 
 namespace foveal::cpu {
 namespace {
 
+// What is missing for a target; empty: nothing.
 #if defined(__x86_64__)
 /// Clang's __builtin_cpu_supports does not know this one. AVX2 tells that the system saves the registers it works on.
 bool has_f16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
 }
-#endif
 
-/// The first feature of a list that is missing; __builtin_cpu_supports also asks the operating system (XCR0).
+/// __builtin_cpu_supports also asks the operating system (XCR0).
 std::string missing_for_avx2() {
-#if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx2")) return "avx2";
   if (!__builtin_cpu_supports("fma")) return "fma";
   if (!has_f16c()) return "f16c";
   return {};
-#else
-  return "avx2";
-#endif
 }
 
 std::string missing_for_avx512() {
   if (std::string missing = missing_for_avx2(); !missing.empty()) return missing;
-#if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx512f")) return "avx512f";
   if (!__builtin_cpu_supports("avx512bw")) return "avx512bw";
   if (!__builtin_cpu_supports("avx512dq")) return "avx512dq";
   if (!__builtin_cpu_supports("avx512vl")) return "avx512vl";
-#endif
   return {};
 }
 
 std::string missing_for_avx512bf16() {
   if (std::string missing = missing_for_avx512(); !missing.empty()) return missing;
-#if defined(__x86_64__)
   if (!__builtin_cpu_supports("avx512bf16")) return "avx512bf16";
-#endif
   return {};
 }
 
 std::string missing_for_amx() {
   if (std::string missing = missing_for_avx512bf16(); !missing.empty()) return missing;
-#if defined(__x86_64__)
   if (!amx_bf16_available()) return "amx-bf16, or the system does not allow its use";
-#endif
   return {};
 }
+#elif defined(__aarch64__)
+std::string missing_for_neonbf16() {
+#if defined(__linux__)
+  constexpr unsigned long hwcap2_bf16 = 1ul << 14;  // older headers lack the name
+  if (getauxval(AT_HWCAP2) & hwcap2_bf16) return {};
+#endif
+  return "bf16";
+}
+#endif
 
 /// Seconds of the fastest of some products of one block: 64 lanes, 64 dims.
-double block_seconds(const BlockOps<float>& ops) {
+[[maybe_unused]] double block_seconds(const BlockOps<float>& ops) {
   constexpr int dim = 64, max_cells = 256 * 64;
   alignas(64) static float panel[max_cells], tile[max_cells], keys[max_cells];
   const Operand operand{keys, dim, keys, dim};
@@ -94,6 +95,11 @@ const std::vector<Target>& all_targets() {
     list.back().bf16 = &targets::avx512bf16_bf16;
     list.push_back(make_target("avx512", missing_for_avx512(), "AVX-512 F, BW, DQ, VL", &targets::avx512_f32, &targets::avx512_f64));
     list.push_back(make_target("avx2", missing_for_avx2(), "AVX2, FMA, F16C", &targets::avx2_f32, &targets::avx2_f64));
+#elif defined(__aarch64__)
+    list.push_back(make_target("neonbf16", missing_for_neonbf16(), "BFDOT for bf16, Advanced SIMD for the rest", &targets::neon_f32,
+                               &targets::neon_f64));
+    list.back().bf16 = &targets::neonbf16_bf16;
+    list.push_back(make_target("neon", {}, "Advanced SIMD", &targets::neon_f32, &targets::neon_f64));
 #endif
     list.push_back(make_target("scalar", {}, "any processor", &targets::scalar_f32, &targets::scalar_f64));
     return list;
@@ -108,9 +114,13 @@ const BlockOps<float>* float_ops(const Target& target, DType dtype) {
 bool worthwhile(const Target& target, DType dtype) {
   if (!target.bf16) return true;
   if (dtype != DType::bf16) return false;
-  if (target.bf16 != &targets::avx512bf16_bf16) return true;
-  static const bool faster = block_seconds(targets::avx512bf16_bf16) < 0.8 * block_seconds(targets::avx512_f32);
-  return faster;
+#if defined(__x86_64__)
+  if (target.bf16 == &targets::avx512bf16_bf16) {
+    static const bool faster = block_seconds(targets::avx512bf16_bf16) < 0.8 * block_seconds(targets::avx512_f32);
+    return faster;
+  }
+#endif
+  return true;
 }
 
 }  // namespace foveal::cpu

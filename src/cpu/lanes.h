@@ -1,11 +1,11 @@
 #pragma once
 // From tensors to the rows, lanes and blocks that the block operations take.
-#include <immintrin.h>
-
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 
+#include "cpu/float_mode.h"
 #include "cpu/kernels/block_ops.h"
 #include "cpu/tape.h"
 #include "cpu/work.h"
@@ -127,19 +127,19 @@ std::int32_t next_block(State* states, int count, std::int32_t from) {
 /// them. And what a table of operations asks for itself.
 class TaskMode {
  public:
-  TaskMode(void (*enter)(), void (*leave)()) : saved_(_mm_getcsr()), leave_(leave) {
-    _mm_setcsr(saved_ | 0x8040u);
+  TaskMode(void (*enter)(), void (*leave)()) : saved_(float_mode()), leave_(leave) {
+    set_float_mode(saved_ | denormals_are_zeros);
     if (enter) enter();
   }
   ~TaskMode() {
     if (leave_) leave_();
-    _mm_setcsr(saved_);
+    set_float_mode(saved_);
   }
   TaskMode(const TaskMode&) = delete;
   TaskMode& operator=(const TaskMode&) = delete;
 
  private:
-  unsigned saved_;
+  FloatMode saved_;
   void (*leave_)();
 };
 

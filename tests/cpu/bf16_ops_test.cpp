@@ -1,4 +1,4 @@
-// Every operation of the bf16 tables against plain loops in double: VDPBF16PS, AMX, and AMX on the scalar model of its tiles.
+// Every operation of the bf16 tables against plain loops in double: VDPBF16PS, AMX, AMX on the scalar model of its tiles, BFDOT.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -10,9 +10,12 @@
 #include <string>
 #include <vector>
 
+#include "cpu/dispatch.h"
+#include "cpu/targets.h"
+#if defined(__x86_64__)
 #include "amx_model.h"
 #include "cpu/simd/amx.h"
-#include "cpu/targets.h"
+#endif
 
 namespace foveal::cpu {
 namespace {
@@ -229,12 +232,24 @@ TEST_P(Bf16OpsTest, BackwardWeights) {
   }
 }
 
-std::vector<Case> cases() {
+using Table = std::pair<const BlockOps<float>*, bool>;  ///< and whether this machine runs it
+
+std::vector<Table> tables() {
+#if defined(__x86_64__)
   __builtin_cpu_init();
   const bool vectors = __builtin_cpu_supports("avx512bf16");
+  return {{&targets::avx512bf16_bf16, vectors}, {&amx_model, vectors}, {&targets::amx_bf16, vectors && amx_bf16_available()}};
+#else
+  std::vector<Table> all;
+  for (const Target& target : all_targets())
+    if (target.bf16) all.emplace_back(target.bf16, target.available);
+  return all;
+#endif
+}
+
+std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const auto& [ops, available] : {std::pair{&targets::avx512bf16_bf16, vectors}, std::pair{&amx_model, vectors},
-                                       std::pair{&targets::amx_bf16, vectors && amx_bf16_available()}}) {
+  for (const auto& [ops, available] : tables()) {
     for (const auto& [keys, lanes, dim] : {std::array{ops->block_kv, 64, 64}, std::array{ops->block_kv - 1, 64, 128}, std::array{1, 1, 1},
                                            std::array{37, 33, 65}, std::array{2, 16, 40}, std::array{64, 48, 96}, std::array{50, 20, 7}}) {
       for (const int stride : {1, 2}) all.push_back({ops, available, keys, lanes, dim, stride});
@@ -243,6 +258,7 @@ std::vector<Case> cases() {
   return all;
 }
 
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Bf16OpsTest);
 INSTANTIATE_TEST_SUITE_P(Tables, Bf16OpsTest, testing::ValuesIn(cases()), [](const auto& info) {
   const Case& c = info.param;
   std::string name = std::string(c.ops->name) + "_k" + std::to_string(c.keys) + "_l" + std::to_string(c.lanes) + "_d" +

@@ -40,15 +40,10 @@ def test_run_and_report(tmp_path):
     assert {row["contender"] for row in rows if "ms" in row} == {"foveal", "torch_sdpa", "unfused"}
     assert all(row["machine"] and row["commit"] and row["command"] for row in rows)
     assert all(row["call_ms"] > 0 and row["first_call_s"] > 0 for row in rows if "ms" in row)
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    whole = tmp_path / "page.md"
-    whole.write_text(readme.read_text())
-    report.report([results], tmp_path / "report", readme, whole)
-    assert "| backward f32 b1 h4:2 q40 d16 causal |" in whole.read_text()
-    text = readme.read_text()
-    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
-    assert "| tiny | backward | f32 | 2 |" in text and "report/ratio-tiny" in text
+    report.report([results], tmp_path / "report")
+    text = (tmp_path / "report/results.md").read_text()
+    assert "| backward f32 b1 h4:2 q40 d16 causal |" in text and "(ratio-tiny" in text
+    assert text.count("| tiny | backward | f32 | 2 |") == 1  # no table twice
     pages = {path.suffix: path for path in (tmp_path / "report").iterdir()}
     kinds = {path.name.partition("-")[0] for path in (tmp_path / "report").glob("*.png")}
     assert {"speed", "ratio", "scores"} <= kinds and {".md", ".html", ".png"} <= pages.keys()

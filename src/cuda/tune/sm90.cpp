@@ -246,7 +246,7 @@ std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   return config;
 }
 
-// Chosen by measurement on an H200 (docs/gpu-performance.md).
+// Chosen by measurement on an H200 (docs/lab/gpu.md).
 std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0;

@@ -1,0 +1,245 @@
+#pragma once
+// BlockOps for bf16 by BFDOT: both products of a pair of bf16 are added to an fp32, four lanes at a time. A pair is broadcast from one
+// operand against pairs of the other:
+//
+//   dot     broadcast (d, d + 1) of a key's row                  against panel[d / 2][lane]
+//   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
+//   spread  broadcast (lane, lane + 1) of a key's weights        against rows[lane / 2][d]
+//
+// The softmax between the products is the one of fp32; its results are rounded to weights in a pass of their own while the tile is in L1:
+//   for mix, which reduces over keys      Pair[key / 2][lane]
+//   for spread, which reduces over lanes  bf16[key][lane]
+#include <arm_neon.h>
+
+#include "cpu/kernels/rows.h"
+#include "cpu/kernels/softmax.h"
+#include "cpu/simd/neon.h"
+
+namespace foveal::cpu {
+namespace {
+
+struct NeonBf16Ops {
+  using V = NeonF32;
+  using Pair = std::uint32_t;  ///< two bf16, the lower half first in memory
+  static constexpr int kLanes = 64, kBlockKv = 64;
+
+  static std::size_t panel_bytes(int dim) { return static_cast<std::size_t>(round_up(dim, 2)) * kLanes * 2; }
+  static std::size_t rows_bytes(int dim) { return static_cast<std::size_t>(kLanes) * static_cast<std::size_t>(padded_dim(dim)) * 2; }
+  static std::size_t operand_bytes(int dim) { return 2 * copy_bytes(dim); }
+
+  static std::uint16_t element(const void* row, std::int64_t stride, int d, int dim) {
+    return row && d < dim ? static_cast<const std::uint16_t*>(row)[d * stride] : std::uint16_t{0};
+  }
+  static Pair pair(std::uint16_t low, std::uint16_t high) { return low | static_cast<Pair>(high) << 16; }
+
+  /// panel[d / 2][lane] = pairs along d of every lane.
+  static void pack_panel(const LaneRows& rows, int dim, float sign, void* panel) {
+    Pair* out = static_cast<Pair*>(panel);
+    const Pair flip = sign < 0 ? 0x80008000u : 0u;
+    for (int lane = 0; lane < rows.lanes; ++lane)
+      for (int d = 0; d < dim; d += 2)
+        out[d / 2 * kLanes + lane] =
+            pair(element(rows.row[lane], rows.stride, d, dim), element(rows.row[lane], rows.stride, d + 1, dim)) ^ flip;
+  }
+
+  /// packed[lane / 2][d] = pairs along the lanes.
+  static void pack_rows(const LaneRows& rows, int dim, void* packed) {
+    const int padded = padded_dim(dim);
+    for (int lane = 0; lane < round_up(rows.lanes, 16); lane += 2)
+      interleave(lane < rows.lanes ? rows.row[lane] : nullptr, lane + 1 < rows.lanes ? rows.row[lane + 1] : nullptr, rows.stride, dim,
+                 static_cast<Pair*>(packed) + lane / 2 * padded);
+  }
+
+  static bool finite(const LaneRows& rows, int dim) { return finite_rows<V>(rows, dim); }
+
+  /// Contiguous rows of even length serve dot as they are; pairs of rows for mix are always made.
+  static Operand prepare(const KeyRows& rows, int keys, int dim, bool for_dot, bool for_mix, void* scratch) {
+    Operand operand;
+    const auto row = [&](int key) { return static_cast<const std::uint16_t*>(rows.data) + key * rows.row_stride; };
+    if (for_dot && rows.stride == 1 && dim % 2 == 0) {
+      operand.dot = rows.data, operand.dot_stride = rows.row_stride;
+    } else if (for_dot) {
+      std::uint16_t* copy = static_cast<std::uint16_t*>(scratch);
+      operand.dot = copy, operand.dot_stride = padded_dim(dim);
+      for (int key = 0; key < keys; ++key)
+        for (int d = 0; d < padded_dim(dim); ++d) copy[key * operand.dot_stride + d] = element(row(key), rows.stride, d, dim);
+    }
+    if (for_mix) {
+      Pair* pairs = reinterpret_cast<Pair*>(static_cast<char*>(scratch) + copy_bytes(dim));
+      operand.mix = pairs, operand.mix_stride = padded_dim(dim);
+      for (int key = 0; key < keys; key += 2)
+        interleave(row(key), key + 1 < keys ? row(key + 1) : nullptr, rows.stride, dim, pairs + key / 2 * padded_dim(dim));
+    }
+    return operand;
+  }
+
+  static void dot(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, float* tile) {
+    const char* rows = static_cast<const char*>(keys.dot) + range.begin * keys.dot_stride * 2;
+    multiply<false>(
+        {rows, keys.dot_stride * 2, 4, static_cast<const Pair*>(panel), kLanes, (dim + 1) / 2, tile + range.begin * kLanes, kLanes},
+        range.end - range.begin, lanes);
+  }
+  static void mix(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, float* acc) {
+    const char* columns = static_cast<const char*>(keys.mix) + range.begin / 2 * keys.mix_stride * 4;
+    const Pair* pairs = static_cast<const Pair*>(weights) + range.begin / 2 * kLanes;
+    multiply<true>({columns, 4, keys.mix_stride * 4, pairs, kLanes, (range.end - range.begin + 1) / 2, acc, kLanes}, dim, lanes);
+  }
+  static void spread(const void* weights, const void* rows, KeyRange range, int lanes, int dim, float* acc) {
+    const int padded = padded_dim(dim);
+    const char* keys = static_cast<const char*>(weights) + range.begin * kLanes * 2;
+    multiply<true>({keys, kLanes * 2, 4, static_cast<const Pair*>(rows), padded, lanes / 2, acc + range.begin * padded, padded},
+                   range.end - range.begin, padded);
+  }
+
+  static bool softmax(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
+                      float* sum, float* factor, Weights weights) {
+    const bool raised =
+        cpu::softmax<V, WeightsInTile<V>>(tile, kLanes, range, lanes, multiplier, ranges, lane_max, max, sum, factor, Weights{});
+    round_weights(tile, range, lanes, {weights.mix, nullptr});
+    return raised;
+  }
+  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse,
+                            Weights weights) {
+    cpu::probabilities<V, WeightsInTile<V>>(tile, kLanes, range, lanes, multiplier, ranges, lse, Weights{});
+    round_weights(tile, range, lanes, {nullptr, weights.spread});
+  }
+  static void score_gradient(const float* p, float* dp, KeyRange range, int lanes, const float* delta, Weights weights) {
+    cpu::score_gradient<V, WeightsInTile<V>>(p, dp, kLanes, range, lanes, delta, Weights{});
+    round_weights(dp, range, lanes, weights);
+  }
+  static void round_weights(const float* tile, KeyRange range, int lanes, Weights weights) {
+    Pair* mix = static_cast<Pair*>(weights.mix);
+    std::uint16_t* spread = static_cast<std::uint16_t*>(weights.spread);
+    for (int key = range.begin; key < range.end && (mix || spread); key += 2) {
+      const bool odd = key + 1 < range.end;
+      for (int lane = 0; lane < lanes; lane += V::width) {
+        const uint16x4_t x = rounded(V::load(tile + key * kLanes + lane));
+        const uint16x4_t y = odd ? rounded(V::load(tile + (key + 1) * kLanes + lane)) : vdup_n_u16(0);
+        if (mix) vst1q_u32(mix + key / 2 * kLanes + lane, vreinterpretq_u32_u16(vcombine_u16(vzip1_u16(x, y), vzip2_u16(x, y))));
+        if (spread) vst1_u16(spread + key * kLanes + lane, x);
+        if (spread && odd) vst1_u16(spread + (key + 1) * kLanes + lane, y);
+      }
+    }
+  }
+
+  static void scale_lanes(float* acc, int dim, int lanes, const float* factor) { cpu::scale_lanes<V>(acc, kLanes, dim, lanes, factor); }
+  static void write_lanes(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
+    cpu::write_lanes<V>(acc, kLanes, dim, factor, rows);
+  }
+  static void write_keys(const float* acc, int keys, int dim, float factor, const KeyRowsOut& rows) {
+    cpu::write_keys<V>(acc, keys, dim, factor, rows);
+  }
+  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<V>(a, b, dim, result); }
+
+  static constexpr BlockOps<float> table(const char* name) {
+    return {.name = name,
+            .tile_lanes = kLanes,
+            .block_kv = kBlockKv,
+            .key_multiple = 2,
+            .weights_in_tile = false,
+            .panel_bytes = panel_bytes,
+            .rows_bytes = rows_bytes,
+            .operand_bytes = operand_bytes,
+            .pack_panel = pack_panel,
+            .pack_rows = pack_rows,
+            .finite = finite,
+            .prepare = prepare,
+            .dot = dot,
+            .mix = mix,
+            .spread = spread,
+            .softmax = softmax,
+            .probabilities = probabilities,
+            .score_gradient = score_gradient,
+            .round_weights = round_weights,
+            .scale_lanes = scale_lanes,
+            .write_lanes = write_lanes,
+            .write_keys = write_keys,
+            .row_dots = row_dots};
+  }
+
+ private:
+  static std::size_t copy_bytes(int dim) { return static_cast<std::size_t>(kBlockKv) * static_cast<std::size_t>(padded_dim(dim)) * 2; }
+
+  static uint16x4_t rounded(float32x4_t x) { return vreinterpret_u16_bf16(vcvt_bf16_f32(x)); }
+
+  /// pairs[d] = {a[d], b[d]}, zeros from dim to its padded size and for null rows.
+  static void interleave(const void* a, const void* b, std::int64_t stride, int dim, Pair* pairs) {
+    int d = 0;
+    if (stride == 1 && a && b) {
+      const std::uint16_t *x = static_cast<const std::uint16_t*>(a), *y = static_cast<const std::uint16_t*>(b);
+      for (; d + 8 <= dim; d += 8) {
+        const uint16x8_t low = vld1q_u16(x + d), high = vld1q_u16(y + d);
+        vst1q_u32(pairs + d, vreinterpretq_u32_u16(vzip1q_u16(low, high)));
+        vst1q_u32(pairs + d + 4, vreinterpretq_u32_u16(vzip2q_u16(low, high)));
+      }
+    }
+    for (; d < padded_dim(dim); ++d) pairs[d] = pair(element(a, stride, d, dim), element(b, stride, d, dim));
+  }
+
+  /// c[row][columns] (+)= sum over steps of broadcast a[row][step] * b[step][columns]. Strides of a in bytes, of b in pairs, of c in
+  /// floats.
+  struct Product {
+    const char* a;
+    std::int64_t a_row, a_step;
+    const Pair* b;
+    std::int64_t b_step;
+    int steps;
+    float* c;
+    std::int64_t c_row;
+  };
+
+  static bfloat16x8_t broadcast(const char* at) {
+    Pair word;
+    __builtin_memcpy(&word, at, sizeof word);
+    return vreinterpretq_bf16_u32(vdupq_n_u32(word));
+  }
+
+  template <bool kAccumulate, int kRows, int kVectors>
+  [[gnu::noinline]] static void register_tile(const Product& p) {
+    float32x4_t acc[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) acc[r][v] = kAccumulate ? V::load(p.c + r * p.c_row + 4 * v) : V::zero();
+    const char* a = p.a;
+    const Pair* b = p.b;
+#pragma GCC unroll 2
+    for (int step = 0; step < p.steps; ++step) {
+      bfloat16x8_t column[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) column[v] = vreinterpretq_bf16_u32(vld1q_u32(b + 4 * v));
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const bfloat16x8_t x = broadcast(a + r * p.a_row);
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v) acc[r][v] = vbfdotq_f32(acc[r][v], x, column[v]);
+      }
+      a += p.a_step, b += p.b_step;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) V::store(p.c + r * p.c_row + 4 * v, acc[r][v]);
+  }
+
+  /// Columns in register tiles of 16, rows of 6 and then 4, 2 and 1.
+  template <bool kAccumulate>
+  static void multiply(const Product& whole, int rows, int columns) {
+    for (int column = 0; column < columns; column += 16) {
+      Product p = whole;
+      p.b += column, p.c += column;
+      int left = rows;
+      const auto take = [&]<int kRows>() {
+        register_tile<kAccumulate, kRows, 4>(p);
+        p.a += kRows * p.a_row, p.c += kRows * p.c_row, left -= kRows;
+      };
+      while (left >= 6) take.template operator()<6>();
+      if (left >= 4) take.template operator()<4>();
+      if (left >= 2) take.template operator()<2>();
+      if (left >= 1) take.template operator()<1>();
+    }
+  }
+};
+
+}  // namespace
+}  // namespace foveal::cpu

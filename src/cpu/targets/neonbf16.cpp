@@ -1,0 +1,8 @@
+#include "cpu/kernels/neon_bf16_ops.h"
+#include "cpu/targets.h"
+
+namespace foveal::cpu::targets {
+
+extern constexpr BlockOps<float> neonbf16_bf16 = NeonBf16Ops::table("neonbf16.bf16");
+
+}  // namespace foveal::cpu::targets

@@ -1,0 +1,31 @@
+"""The Python blocks of the documentation run as they stand, page by page, each page in one namespace."""
+
+import importlib.util
+import pathlib
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import doc_blocks  # noqa: E402
+
+PAGES = [page for page in doc_blocks.pages() if any(doc_blocks.blocks(page, "python"))]
+
+
+def test_pages_are_found():
+    assert len(PAGES) >= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page):
+    blocks = list(doc_blocks.blocks(page, "python"))
+    for package in ("torch", "jax", "transformers"):
+        if any(f"import {package}" in text or f"from {package}" in text for _, text in blocks):
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{package} is not installed")
+    namespace = {"__name__": page.stem}
+    for line, text in blocks:
+        # Line numbers of tracebacks are those of the page.
+        exec(compile("\n" * (line - 1) + text, str(page), "exec"), namespace)

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Writes docs/reference/ (not kept in the repository) from the docstrings: Python's by reading the sources, C++'s and C's by reading the headers.
+
+usage: write_reference.py
+"""
+import ast
+import pathlib
+import re
+import textwrap
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "python/foveal"
+
+
+def signature(node):
+    if isinstance(node, ast.ClassDef):
+        bases = ", ".join(ast.unparse(base) for base in node.bases)
+        return f"class {node.name}({bases})" if bases else f"class {node.name}"
+    returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+    return f"{node.name}({ast.unparse(node.args)}){returns}"
+
+
+def entry(node, name, level):
+    text = ast.get_docstring(node)
+    if not text:
+        return []
+    lines = ["#" * level + f" {name}", "", "```py", textwrap.fill(signature(node), 110, subsequent_indent="    "), "```", "", *prose(text), ""]
+    if isinstance(node, ast.ClassDef):
+        for member in node.body:
+            if isinstance(member, ast.FunctionDef) and not member.name.startswith("_"):
+                lines += entry(member, f"{name}.{member.name}", level + 1)
+    return lines
+
+
+def prose(text):
+    """A docstring as Markdown: indented lines are code, `name: meaning` lines keep their line."""
+    lines = []
+    for line in text.splitlines():
+        if re.match(r"(    )+\S", line):
+            lines.append(line)
+        elif re.match(r"[\w, ()]+: ", line) and lines and lines[-1]:
+            lines += ["", line]
+        else:
+            lines.append(line)
+    return [re.sub(r"(?<![`*])\*(?![* ])", r"\\*", line) if not line.startswith("    ") else line for line in lines]
+
+
+def definitions(path):
+    return {node.name: node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+def exported(path):
+    """name: file, of what a package imports from its own modules, in the order in which it does."""
+    names = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1 and node.module and node.module != "_core":
+            target = path.parent / f"{node.module}.py"
+            names.update({alias.name: target for alias in node.names if not alias.name.startswith("_")})
+    return names if path.name == "__init__.py" else {}
+
+
+def python():
+    lines = ["# Python reference", "", "From the docstrings. `foveal` itself works on every array with DLPack; torch and JAX have front ends.", ""]
+    modules = [("foveal", PACKAGE / "__init__.py"), ("foveal.torch", PACKAGE / "torch/__init__.py"), ("foveal.jax", PACKAGE / "jax.py")]
+    for package, path in modules:
+        lines += [f"## {package}", ""]
+        own = {name: path for name in definitions(path) if not name.startswith("_")}
+        for name, source in {**exported(path), **own}.items():
+            node = definitions(source).get(name) if source.exists() else None
+            if node is not None:
+                lines += entry(node, f"{package}.{name}", 3)
+    return "\n".join(lines) + "\n"
+
+
+def header(name, language):
+    """A header as sections: its opening comment as text, the rest as code."""
+    lines = (ROOT / "include/foveal" / name).read_text().splitlines()
+    return [f"## {name}", "", f"```{'cpp' if language == 'cpp' else 'c'}", *lines, "```", ""]
+
+
+def main():
+    folder = ROOT / "docs/reference"
+    folder.mkdir(exist_ok=True)
+    (folder / "python.md").write_text(python())
+    cpp = ["# C++ reference", "", "The public headers; each declaration has its documentation beside it. `<foveal/foveal.h>` includes them all.", ""]
+    for path in ("attention.h", "score.h", "masks.h", "tensor.h", "error.h"):
+        cpp += header(path, "cpp")
+    (folder / "cpp.md").write_text("\n".join(cpp))
+    c = ["# C reference", "", "The header is the reference; [From C and C++](../start/c-and-cpp.md) shows its use.", ""]
+    (folder / "c.md").write_text("\n".join(c + header("foveal_c.h", "c")))
+
+
+if __name__ == "__main__":
+    main()
