@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 
 #include "base/check.h"
 #include "cuda/device/score/small_tanh.cuh"
@@ -555,46 +556,89 @@ TEST(Sm90Mask, BandsKeepWhatTheMaskKeeps) {
   }
 }
 
-TEST(Sm90Order, CausalTasksEvenOut) {
-  for (const int length : {512, 2048, 16384}) {
-    const Sm90Mask mask{Sm90Tiles::causal, {-(1 << 30), 0}};
-    const auto cost = sm90_row_cost(mask, length, 128, length, 128, false);
-    EXPECT_LT(cost.front(), cost.back());
-    const std::int64_t heads = 8 * 16384 / length;
-    const device::TaskOrder order = sm90_deal(cost, heads, 1, length * 1024, 50 << 20, 0.06, 132, false).order;
-    EXPECT_EQ(order.tasks, heads * static_cast<int>(cost.size()));
-    EXPECT_GE(order.section_heads.value * order.rows, 132) << length;
+constexpr Sm90Mask causal_mask{Sm90Tiles::causal, {-(1 << 30), 0}};
+constexpr Sm90Teams h200{132, 60 << 20};
+
+double total_of(const Sm90Tasks& tasks) {
+  return std::accumulate(tasks.row_cost.begin(), tasks.row_cost.end(), 0.0) * static_cast<double>(tasks.heads * tasks.batch);
+}
+
+TEST(Sm90Schedule, CausalTasksEvenOut) {
+  for (const int length : {512, 2048, 4096, 16384}) {
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(causal_mask, length, 128, length, 128, false),
+                          .heads = 8 * 16384 / length,
+                          .batch = 1,
+                          .head_bytes = length * 1024};
+    EXPECT_LT(tasks.row_cost.front(), tasks.row_cost.back());
+    for (const bool one_each : {false, true}) {
+      const Sm90Habits habits{.spilling_cost = 0.06, .one_each_from = one_each ? 1 : Sm90Habits::never, .share_of_l2 = 2.0 / 3};
+      const Sm90Schedule schedule = sm90_schedule(tasks, habits, h200);
+      EXPECT_EQ(schedule.dealing, one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds);
+      EXPECT_EQ(schedule.order.tasks, tasks.heads * static_cast<int>(tasks.row_cost.size()));
+      EXPECT_EQ(schedule.teams, one_each ? schedule.order.tasks : 132);
+      EXPECT_EQ(schedule.order.to_and_fro, !one_each);
+      if (one_each) {  // what stays in L2, whatever that leaves for a round
+        EXPECT_LE(schedule.order.section_heads.value * tasks.head_bytes, 40 << 20) << length;
+        EXPECT_LT(schedule.time, 1.02 * total_of(tasks) / 132 + 0.5) << length;
+      } else {
+        EXPECT_GE(schedule.order.section_heads.value * schedule.order.rows, 132) << length;
+      }
+    }
   }
+}
+
+TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
+  Sm90Tasks tasks{.row_cost = {30.0, 30.0}, .heads = 16, .batch = 2, .head_bytes = 1 << 20};
+  const Sm90Schedule even = sm90_schedule(tasks, habits::backward, h200);
+  EXPECT_EQ(even.dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(even.order.section_heads.value, 1);  // one head after the other
+  EXPECT_EQ(even.order.to_and_fro, 1);
+  tasks.row_cost = {10.0, 20.0};
+  EXPECT_EQ(sm90_schedule(tasks, habits::backward, h200).dealing, Sm90Dealing::rounds);
+  EXPECT_EQ(sm90_schedule(tasks, habits::backward_wide, h200).dealing, Sm90Dealing::one_each);
+  tasks.row_cost = {20.0, 30.0};
+  EXPECT_EQ(sm90_schedule(tasks, habits::backward, h200).dealing, Sm90Dealing::one_each);
+  EXPECT_EQ(sm90_schedule(tasks, habits::backward_in_rounds, h200).dealing, Sm90Dealing::rounds);
+}
+
+TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatever were quicker
+  for (const double first : {3.0, 50.0}) {
+    const Sm90Tasks tasks{.row_cost = {first, 3.0}, .heads = 16, .batch = 3, .head_bytes = 1 << 20, .first_row_first = true};
+    const Sm90Schedule turns = sm90_schedule(tasks, habits::backward, h200, true);
+    EXPECT_EQ(turns.dealing, Sm90Dealing::turns);
+    EXPECT_LE(turns.teams, 132);
+    EXPECT_GE(turns.order.section_heads.value, 33);
+    EXPECT_EQ(turns.order.to_and_fro, 0);
+  }
+}
+
+TEST(Sm90Schedule, DivisorsDivide) {
   for (const int heads : {1, 3, 7, 24, 100, 4097}) {
-    const device::Divisor d = sm90_deal({1.0, 1.0}, heads, 5, 1, 1, 0.06, 132, false).order.inside;
+    const Sm90Tasks tasks{.row_cost = {1.0, 1.0}, .heads = heads, .batch = 5, .head_bytes = 1};
+    const device::Divisor d = sm90_schedule(tasks, habits::forward, h200).order.inside;
     for (const unsigned n : {0u, 1u, 6u, 7u, 23u, 24u, 99u, 100u, 4096u, 4097u, 123456789u, 2147483647u}) {
       const auto high = static_cast<unsigned>(std::uint64_t{n} * d.multiplier >> 32);
       EXPECT_EQ((high + n) >> d.shift, n / static_cast<unsigned>(heads)) << n << " / " << heads;
     }
   }
-  const device::TaskOrder even = sm90_deal({3.0, 3.0}, 16, 2, 1 << 20, 50 << 20, 0.06, 132, false).order;
-  EXPECT_EQ(even.section_heads.value, 1);
-  EXPECT_EQ(even.to_and_fro, 1);
-  const device::TaskOrder turns = sm90_deal({3.0, 3.0}, 16, 3, 1 << 20, 50 << 20, 0.06, 132, true, true).order;
-  EXPECT_EQ(turns.section_heads.value, 33);
-  EXPECT_EQ(turns.to_and_fro, 0);
 }
 
-TEST(Sm90Order, RowsAreSplitUntilTasksEvenOut) {
-  const Sm90Mask causal{Sm90Tiles::causal, {-(1 << 30), 0}};
+TEST(Sm90Schedule, RowsAreSplitUntilTasksEvenOut) {
   for (const int length : {128, 1000, 2048, 4096, 16384}) {
-    const auto rows = sm90_row_tiles(causal, length, 128, length, 128, false);
+    const auto rows = sm90_row_tiles(causal_mask, length, 128, length, 128, false);
     double tiles = 0;
     for (const Sm90TileRange& row : rows) tiles += static_cast<double>(row.end - row.begin);
-    constexpr int heads = 16, multiprocessors = 132;
-    const Sm90SplitDealing dealt = sm90_deal_splits(rows, heads, 1, length * 2048, 50 << 20, 0.3, multiprocessors);
-    EXPECT_EQ(dealt.dealing.order.rows, dealt.splits.value * static_cast<int>(rows.size()));
-    EXPECT_EQ(dealt.dealing.order.tasks, dealt.dealing.order.rows * heads);
-    EXPECT_LE(dealt.splits.value, static_cast<int>(rows.size()));
-    EXPECT_LT(dealt.dealing.time, 1.25 * heads * tiles / multiprocessors + 1.2) << length;  // start of tasks, and of what spills
+    constexpr int heads = 16;
+    const Sm90SplitSchedule split =
+        sm90_schedule_splits(rows, {.row_cost = {}, .heads = heads, .batch = 1, .head_bytes = length * 2048}, habits::pairs, h200);
+    EXPECT_EQ(split.schedule.order.rows, split.splits.value * static_cast<int>(rows.size()));
+    EXPECT_EQ(split.schedule.order.tasks, split.schedule.order.rows * heads);
+    EXPECT_LE(split.splits.value, static_cast<int>(rows.size()));
+    EXPECT_LT(split.schedule.time, 1.25 * heads * tiles / h200.count + 1.2) << length;  // start of tasks, and of what spills
   }
-  const auto rows = sm90_row_tiles(causal, 4096, 128, 4096, 128, false);
-  EXPECT_LT(sm90_deal_splits(rows, 16, 1, 4 * 2 * 8192 * 128, 50 << 20, 0.3, 132).dealing.time, 1.1 * 16 * 528 / 132);
+  const auto rows = sm90_row_tiles(causal_mask, 4096, 128, 4096, 128, false);
+  const Sm90Tasks tasks{.row_cost = {}, .heads = 16, .batch = 1, .head_bytes = 4 * 2 * 8192 * 128};
+  EXPECT_LT(sm90_schedule_splits(rows, tasks, habits::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
 }
 
 }  // namespace

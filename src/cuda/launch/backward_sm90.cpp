@@ -38,6 +38,11 @@ std::vector<int> params_of(const problem::Problem& p, const std::vector<int>& re
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
+const Sm90Habits& habits_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  if (p.group_size > 1 || p.varlen) return habits::backward_in_rounds;
+  return config.cluster_size() > 1 ? habits::backward_wide : habits::backward;
+}
+
 class BackwardSm90 : public GpuExecutable {
  public:
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
@@ -64,13 +69,15 @@ class BackwardSm90 : public GpuExecutable {
       dq_turns_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(config_.cluster_size()) /
                                             static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
 
-    const int teams = facts.multiprocessors / config_.cluster_size();
-    const auto row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true);
-    const auto head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size;  // q, dout, and the sum of dq
-    order_ =
-        sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, teams, true, reproducible(), sequences_share_pairs(p))
-            .order;
-    grid_ = static_cast<unsigned>(std::min(teams, order_.tasks) * config_.cluster_size());
+    schedule_ =
+        sm90_schedule({.row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true),
+                       .heads = p.heads_kv,
+                       .batch = p.batch,
+                       .head_bytes = p.seqlen_q * (2 * p.head_dim + 2 * p.head_dim_v + 4 * p.head_dim) * p.group_size,  // q, dout, dq's sum
+                       .first_row_first = true,
+                       .sequences_inside = sequences_share_pairs(p)},
+                      habits_of(p, config_), {facts.multiprocessors / config_.cluster_size(), facts.l2_bytes}, reproducible());
+    grid_ = static_cast<unsigned>(schedule_.teams * config_.cluster_size());
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_ = {backward_sm90_source(p, config_), backward_prepare_sm90_source(p, config_)};
@@ -117,7 +124,7 @@ class BackwardSm90 : public GpuExecutable {
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
-    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
+    e.details.emplace_back("tasks", schedule_.text());
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (collect_) collect_->describe(e);
@@ -135,7 +142,7 @@ class BackwardSm90 : public GpuExecutable {
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
     args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
     sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.block_q);
-    args.order = order_;
+    args.order = schedule_.order;
     args.stat_rows = static_cast<int>(stat_rows_);
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
     args.attention.delta.data = Workspace::at<void>(workspace, delta_offset_);
@@ -191,7 +198,7 @@ class BackwardSm90 : public GpuExecutable {
   std::vector<PairsSm90> pairs_;
   std::int64_t stat_rows_ = 0;
   std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
-  device::TaskOrder order_{};
+  Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
 };

@@ -10,10 +10,12 @@ namespace foveal::cuda {
 
 CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& config, const driver::DeviceFacts& facts)
     : problem_(p), config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))), source_(collect_sm90_source(p, config)) {
-  const auto row_cost = sm90_row_cost(sm90_mask(p), p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, true);
-  const std::int64_t head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size;  // q, dout
-  order_ = sm90_deal(row_cost, p.heads_kv, p.batch, head_bytes, facts.l2_bytes, 0.12, facts.multiprocessors, true, false, false).order;
-  grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(sm90_mask(p), p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, true),
+                             .heads = p.heads_kv,
+                             .batch = p.batch,
+                             .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout
+                             .first_row_first = true},
+                            habits::collect, {facts.multiprocessors, facts.l2_bytes});
 }
 
 void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, Stream stream) const {
@@ -21,14 +23,15 @@ void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& b
   const std::int64_t keys = sm90_keys_in_reach(problem_, sm90_mask(problem_));
   args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
   args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
-  args.order = order_;
-  kernel_.launch({.grid_x = grid_, .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_}, args, stream);
+  args.order = schedule_.order;
+  kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams), .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_},
+                 args, stream);
 }
 
 void CollectSm90::describe(Explanation& e) const {
   e.details.emplace_back("gradients of parameters",
-                         base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages, ", ", order_.tasks,
-                                    " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+                         base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages, ", ",
+                                    schedule_.order.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90CollectConfig& config) {

@@ -5,7 +5,7 @@
 
 #include "cuda/jit/kernel.h"
 #include "cuda/launch/sm90_args.h"
-#include "cuda/tune/sm90.h"
+#include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
 
@@ -23,8 +23,8 @@ class CollectSm90 {
  private:
   const problem::Problem& problem_;
   Sm90CollectConfig config_;
-  device::TaskOrder order_{};
-  unsigned grid_ = 1, shared_bytes_ = 0;
+  Sm90Schedule schedule_{};
+  unsigned shared_bytes_ = 0;
   jit::KernelSource source_;
   jit::Kernel kernel_;
 };

@@ -32,11 +32,13 @@ class ForwardSm90 : public GpuExecutable {
     std::vector<double> row_cost;
     for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false))
       row_cost.insert(row_cost.end(), static_cast<std::size_t>(splits_.value), cost / splits_.value);
-    const auto head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size;
-    order_ = sm90_deal(row_cost, p.heads_q / config_.packed_heads, p.batch, head_bytes, facts.l2_bytes, 0.06, facts.multiprocessors, false,
-                       false, sequences_share_pairs(p))
-                 .order;
-    grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+    schedule_ = sm90_schedule({.row_cost = std::move(row_cost),
+                               .heads = p.heads_q / config_.packed_heads,
+                               .batch = p.batch,
+                               .head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size,
+                               .sequences_inside = sequences_share_pairs(p)},
+                              config_.query_stages == 1 && !p.varlen ? habits::forward_one_buffer : habits::forward,
+                              {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_.push_back(forward_sm90_source(p, config_));
@@ -65,7 +67,7 @@ class ForwardSm90 : public GpuExecutable {
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
-    e.details.emplace_back("tasks", base::join(order_.tasks, " over ", grid_, " blocks, ", order_.section_heads.value, " heads at a time"));
+    e.details.emplace_back("tasks", schedule_.text());
     if (config_.split) e.details.emplace_back("parts of the keys", std::to_string(splits_.value));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
@@ -82,7 +84,7 @@ class ForwardSm90 : public GpuExecutable {
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
     sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.queries());
-    args.order = order_;
+    args.order = schedule_.order;
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.queries() - 1) / config_.queries());
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.block_kv - 1) / config_.block_kv);
@@ -95,7 +97,10 @@ class ForwardSm90 : public GpuExecutable {
       args.split_lse = Workspace::at<float>(workspace, split_lse_offset_);
       args.split_rows = split_rows_;
     }
-    kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads()), .shared_bytes = shared_bytes_}, args, stream);
+    kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams),
+                    .threads = static_cast<unsigned>(config_.threads()),
+                    .shared_bytes = shared_bytes_},
+                   args, stream);
     if (!config_.split) return;
     const std::int64_t rows = p.seqlen_q * p.heads_q;
     merge_.launch({.grid_x = static_cast<unsigned>((rows + merge_rows - 1) / merge_rows),
@@ -113,11 +118,11 @@ class ForwardSm90 : public GpuExecutable {
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
-  device::TaskOrder order_{};
+  Sm90Schedule schedule_{};
   device::Divisor splits_{};  // parts of the keys
   std::int64_t split_rows_ = 0;
   std::size_t split_out_offset_ = 0, split_lse_offset_ = 0;
-  unsigned grid_ = 1, shared_bytes_ = 0;
+  unsigned shared_bytes_ = 0;
   jit::Kernel kernel_, merge_;
 };
 

@@ -5,7 +5,6 @@
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/tune/score_facts.h"
-#include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
 namespace {
@@ -80,11 +79,15 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
   const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
-  const std::int64_t head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v);
-  const Sm90SplitDealing dealt = sm90_deal_splits(rows, heads, batch, head_bytes, facts.l2_bytes, 0.3, facts.multiprocessors);
-  splits_ = dealt.splits;
-  order_ = dealt.dealing.order;
-  grid_ = static_cast<unsigned>(std::min(facts.multiprocessors, order_.tasks));
+  const Sm90SplitSchedule split =
+      sm90_schedule_splits(rows,
+                           {.row_cost = {},
+                            .heads = heads,
+                            .batch = batch,
+                            .head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)},
+                           habits::pairs, {facts.multiprocessors, facts.l2_bytes});
+  splits_ = split.splits;
+  schedule_ = split.schedule;
   shared_bytes_ = config_.shared_bytes(p);
   sources_ = {pairs_sm90_source(p, number, covers_)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
@@ -107,21 +110,23 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
   args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
   args.sm90.k = sm90_tensor_map(buffers.k, block_kv, keys);
   args.sm90.v = sm90_tensor_map(buffers.v, block_kv, keys);
-  args.sm90.order = order_;
+  args.sm90.order = schedule_.order;
   if (tables_) {
     args.sm90.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
     args.sm90.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv - 1) / block_kv);
     args.sm90.attention.runs = tables_->runs(workspace);
     tables_->make(args.sm90.attention, workspace, stream);
   }
-  kernel_.launch({.grid_x = grid_, .threads = static_cast<unsigned>(config_.threads), .shared_bytes = shared_bytes_}, args, stream);
+  kernel_.launch(
+      {.grid_x = static_cast<unsigned>(schedule_.teams), .threads = static_cast<unsigned>(config_.threads), .shared_bytes = shared_bytes_},
+      args, stream);
 }
 
 void PairsSm90::describe(Explanation& e) const {
   e.details.emplace_back(
       "pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
-                          config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", order_.tasks, " tasks, ",
-                          splits_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
+                          config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", schedule_.order.tasks,
+                          " tasks, ", splits_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {

@@ -6,6 +6,7 @@
 
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
+#include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
 
@@ -45,9 +46,9 @@ class PairsSm90 {
   int param_;
   bool covers_;
   std::optional<TileTables> tables_;
-  device::TaskOrder order_{};
+  Sm90Schedule schedule_{};
   device::Divisor splits_{};  ///< tasks of a row of tiles
-  unsigned grid_ = 1, shared_bytes_ = 0;
+  unsigned shared_bytes_ = 0;
   std::vector<jit::KernelSource> sources_;
   jit::Kernel kernel_;
 };

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
+#include <queue>
+
+#include "base/check.h"
 
 namespace foveal::cuda {
 namespace {
@@ -18,22 +22,42 @@ device::Divisor divisor(std::int64_t value) {
   return {static_cast<int>(value), static_cast<unsigned>(multiplier), shift};
 }
 
-/// The time of the busiest CTA when sections of so many heads are interleaved.
-double makespan(std::int64_t section_heads, const std::vector<double>& row_cost, std::int64_t all_heads, int grid, bool first_row_first,
-                bool to_and_fro) {
-  std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
-  std::int64_t index = 0;
+/// Calls `visit(cost)` for each task in the order of TaskOrder.
+template <class Visit>
+void walk_tasks(const Sm90Tasks& tasks, std::int64_t section_heads, Visit&& visit) {
+  const std::int64_t all_heads = tasks.heads * tasks.batch;
+  const std::size_t rows = tasks.row_cost.size();
   for (std::int64_t first = 0; first < all_heads; first += section_heads) {
     const std::int64_t heads = std::min(section_heads, all_heads - first);
-    for (std::size_t step = 0; step < row_cost.size(); ++step) {
-      const double cost = row_cost[first_row_first ? step : row_cost.size() - 1 - step];
-      for (std::int64_t head = 0; head < heads; ++head, ++index) {
-        const std::int64_t round = index / grid, place = index % grid;
-        busy[static_cast<std::size_t>(to_and_fro && (round & 1) ? grid - 1 - place : place)] += cost;
-      }
-    }
+    for (std::size_t step = 0; step < rows; ++step)
+      for (std::int64_t head = 0; head < heads; ++head) visit(tasks.row_cost[tasks.first_row_first ? step : rows - 1 - step]);
   }
+}
+
+/// The time of the busiest team when tasks are dealt to a grid in rounds.
+double time_of_rounds(const Sm90Tasks& tasks, std::int64_t section_heads, int grid, bool to_and_fro) {
+  std::vector<double> busy(static_cast<std::size_t>(grid), 0.0);
+  std::int64_t index = 0;
+  walk_tasks(tasks, section_heads, [&](double cost) {
+    const std::int64_t round = index / grid, place = index % grid;
+    busy[static_cast<std::size_t>(to_and_fro && (round & 1) ? grid - 1 - place : place)] += cost;
+    ++index;
+  });
   return *std::max_element(busy.begin(), busy.end());
+}
+
+/// The same when whoever is done gets the next task.
+double time_of_one_each(const Sm90Tasks& tasks, std::int64_t section_heads, int grid) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> done;
+  for (int team = 0; team < grid; ++team) done.push(0);
+  double last = 0;
+  walk_tasks(tasks, section_heads, [&](double cost) {
+    const double end = done.top() + cost;
+    done.pop();
+    done.push(end);
+    last = std::max(last, end);
+  });
+  return last;
 }
 
 }  // namespace
@@ -59,33 +83,60 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
   return cost;
 }
 
-Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                      std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns,
-                      bool sequences_inside) {
-  const std::int64_t all_heads = heads * batch, rows = static_cast<std::int64_t>(row_cost.size()), tasks = all_heads * rows;
-  const auto order = [&](std::int64_t section_heads) {
-    const std::int64_t last = all_heads % section_heads;
-    return device::TaskOrder{static_cast<int>(tasks),      static_cast<int>(rows),
-                             first_row_first ? 1 : 0,      in_turns ? 0 : 1,
-                             sequences_inside ? 1 : 0,     divisor(sequences_inside ? batch : heads),
-                             divisor(section_heads),       divisor(last == 0 ? section_heads : last),
-                             divisor(section_heads * rows)};
-  };
-  const bool even = *std::min_element(row_cost.begin(), row_cost.end()) == *std::max_element(row_cost.begin(), row_cost.end());
-  constexpr int most_rows_in_turn = 4;  // of one head that run at a time
-  const std::int64_t wanted = std::max<std::int64_t>(in_turns ? multiprocessors / most_rows_in_turn : 1, sequences_inside ? batch : 1);
-  const std::int64_t least = std::min(wanted, all_heads);
-  const int grid = static_cast<int>(std::min<std::int64_t>(multiprocessors, tasks));
-  constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
-  const auto time_of = [&](std::int64_t section_heads) {
-    if (tasks <= most_tasks) return makespan(section_heads, row_cost, all_heads, grid, first_row_first, !in_turns);
-    return std::accumulate(row_cost.begin(), row_cost.end(), 0.0) * static_cast<double>(all_heads) / grid;
-  };
-  if (even)  // one head after the other: its keys and values stay in L2
-    return {order(least), static_cast<double>(divide_up(tasks, grid)) * row_cost.front()};
+const char* to_string(Sm90Dealing dealing) {
+  switch (dealing) {
+    case Sm90Dealing::rounds:
+      return "in rounds";
+    case Sm90Dealing::turns:
+      return "in turns";
+    case Sm90Dealing::one_each:
+      return "one each";
+  }
+  return "";
+}
 
-  const std::int64_t fitting =
-      std::max<std::int64_t>(1, static_cast<std::int64_t>(l2_bytes) * 6 / 10 / std::max<std::int64_t>(1, head_bytes));
+std::string Sm90Schedule::text() const {
+  return base::join(order.tasks, " tasks ", to_string(dealing), " over ", teams, " blocks, ", order.section_heads.value,
+                    " heads at a time");
+}
+
+Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns) {
+  const auto [shortest, longest] = std::minmax_element(t.row_cost.begin(), t.row_cost.end());
+  const bool even = *shortest == *longest;
+  const double of_a_head = std::accumulate(t.row_cost.begin(), t.row_cost.end(), 0.0);
+  const bool one_each = !even && of_a_head >= habits.one_each_from * static_cast<double>(t.row_cost.size());
+  const Sm90Dealing dealing = in_turns ? Sm90Dealing::turns : one_each ? Sm90Dealing::one_each : Sm90Dealing::rounds;
+  const std::int64_t all_heads = t.heads * t.batch, rows = static_cast<std::int64_t>(t.row_cost.size()), tasks = all_heads * rows;
+  const int grid = static_cast<int>(std::min<std::int64_t>(teams.count, tasks));
+  const auto schedule = [&](std::int64_t section_heads, double time) {
+    const std::int64_t last = all_heads % section_heads;
+    const device::TaskOrder order{static_cast<int>(tasks),      static_cast<int>(rows),
+                                  t.first_row_first ? 1 : 0,    dealing == Sm90Dealing::rounds ? 1 : 0,
+                                  t.sequences_inside ? 1 : 0,   divisor(t.sequences_inside ? t.batch : t.heads),
+                                  divisor(section_heads),       divisor(last == 0 ? section_heads : last),
+                                  divisor(section_heads * rows)};
+    return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_each ? static_cast<int>(tasks) : grid, time};
+  };
+  constexpr int most_rows_in_turn = 4;  // of one head that run at a time
+  const std::int64_t wanted = std::max<std::int64_t>(in_turns ? teams.count / most_rows_in_turn : 1, t.sequences_inside ? t.batch : 1);
+  const std::int64_t least = std::min(wanted, all_heads);
+  constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
+  const double mean = of_a_head * static_cast<double>(all_heads) / grid;
+  if (even)  // one head after the other: its keys and values stay in L2
+    return schedule(least, static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
+
+  const auto heads_within = [&](double share) {
+    return std::max<std::int64_t>(
+        1, static_cast<std::int64_t>(static_cast<double>(teams.l2_bytes) * share) / std::max<std::int64_t>(1, t.head_bytes));
+  };
+  if (dealing == Sm90Dealing::one_each) {
+    std::int64_t section = 1;  // a power of two, which leaves no small rest of the usual numbers of heads
+    while (section * 2 <= heads_within(habits.share_of_l2)) section *= 2;
+    section = std::clamp(section, least, all_heads);
+    return schedule(section, tasks <= most_tasks ? time_of_one_each(t, section, grid) : mean);
+  }
+
+  const std::int64_t fitting = heads_within(0.6);
   const auto heads_of_rounds = [&](std::int64_t rounds) { return divide_up(rounds * grid, rows); };
   double best_time = 0;
   std::int64_t best = least;
@@ -93,31 +144,32 @@ Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, s
                                heads_of_rounds(8), all_heads}) {
     section = std::clamp(section, least, all_heads);
     const double doublings = std::log2(std::max(1.0, static_cast<double>(section) / static_cast<double>(fitting)));
-    const double time = (1 + spilling_cost * doublings) * time_of(section);
+    const double time = (1 + habits.spilling_cost * doublings) * (tasks <= most_tasks ? time_of_rounds(t, section, grid, !in_turns) : mean);
     if (best_time == 0 || time < best_time) {
       best_time = time;
       best = section;
     }
   }
-  return {order(best), best_time};
+  return schedule(best, best_time);
 }
 
-Sm90SplitDealing sm90_deal_splits(const std::vector<Sm90TileRange>& rows, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors) {
+Sm90SplitSchedule sm90_schedule_splits(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90Habits& habits,
+                                       const Sm90Teams& teams) {
   constexpr double start = 0.1;  // of a tile's time
   std::int64_t most = 1;
   for (const Sm90TileRange& row : rows) most = std::max(most, row.end - row.begin);
-  const std::int64_t enough = 64 * multiprocessors;  // tasks: more even out anyway
-  most = std::clamp<std::int64_t>(enough / (static_cast<std::int64_t>(rows.size()) * heads * batch), 1, std::min<std::int64_t>(most, 16));
-  Sm90SplitDealing best{};
+  const std::int64_t enough = 64 * teams.count;  // tasks: more even out anyway
+  const std::int64_t unsplit = static_cast<std::int64_t>(rows.size()) * of_rows.heads * of_rows.batch;
+  most = std::clamp<std::int64_t>(enough / unsplit, 1, std::min<std::int64_t>(most, 16));
+  Sm90SplitSchedule best{};
   for (int splits = 1; splits <= most; ++splits) {
     const auto before = [&](std::int64_t tile, int split) { return (tile + splits - 1 - split) / splits; };  // tiles of the split
-    std::vector<double> cost;
+    Sm90Tasks tasks = of_rows;
     for (const Sm90TileRange& row : rows)
       for (int split = 0; split < splits; ++split)
-        cost.push_back(start + static_cast<double>(before(row.end, split) - before(row.begin, split)));
-    const Sm90Dealing dealing = sm90_deal(cost, heads, batch, head_bytes, l2_bytes, spilling_cost, multiprocessors, false);
-    if (splits == 1 || dealing.time < best.dealing.time) best = {divisor(splits), dealing};
+        tasks.row_cost.push_back(start + static_cast<double>(before(row.end, split) - before(row.begin, split)));
+    const Sm90Schedule schedule = sm90_schedule(tasks, habits, teams);
+    if (splits == 1 || schedule.time < best.schedule.time) best = {divisor(splits), schedule};
   }
   return best;
 }

@@ -1,23 +1,67 @@
 #pragma once
-// The order in which CTAs of the sm_90 kernels do their tasks, and how rows of tiles are split into them: pure functions, which play an
-// order through.
+// Schedules of the sm_90 kernels: which CTA does which task when, and how rows of tiles are split into tasks. Pure functions, which play a
+// schedule through on the host.
+#include <string>
 #include <vector>
 
 #include "cuda/tune/sm90.h"
 
 namespace foveal::cuda {
 
-/// An order of tasks, and how long they take in it.
-struct Sm90Dealing {
-  device::TaskOrder order;
-  double time;  ///< of the busiest, in the unit of row_cost
+/// The tasks of a kernel: rows of tiles of all heads of all sequences.
+struct Sm90Tasks {
+  std::vector<double> row_cost;  ///< time of each row of one head, in tiles
+  std::int64_t heads, batch;
+  std::int64_t head_bytes;        ///< what the tasks of one head read, and add to, again and again
+  bool first_row_first = false;   ///< a section begins with row 0 instead of the last row: with the longest
+  bool sequences_inside = false;  ///< the sequences of one head follow each other instead of the heads of one sequence
 };
-/// How tasks are dealt: a few orders are played through for this many multiprocessors and the quickest is taken. row_cost: time of each row
-/// of tiles of one head; head_bytes: what the tasks of one head read again and again;
-/// in_turns: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
-Sm90Dealing sm90_deal(const std::vector<double>& row_cost, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                      std::size_t l2_bytes, double spilling_cost, int multiprocessors, bool first_row_first, bool in_turns = false,
-                      bool sequences_inside = false);
+
+/// Who does which task.
+enum class Sm90Dealing {
+  rounds,  ///< dealt beforehand to a grid that stays, to and fro, so that long and short ones even out
+  turns,   ///< the same in one direction: rows of one head wait for each other, so that few should run at a time, each dealt after the row
+           ///< before it
+  one_each,  ///< a CTA for each task: the device starts one when another ends
+};
+const char* to_string(Sm90Dealing dealing);
+
+/// What was measured of a kernel on an H200 (docs/gpu-performance.md), by which its schedule is chosen.
+struct Sm90Habits {
+  double spilling_cost;  ///< of its time, for each doubling of a section beyond what fits in L2: in rounds
+  double one_each_from =
+      never;               ///< mean time of a task, in tiles, from which a CTA for each is quicker: shorter ones gain more by overlapping
+  double share_of_l2 = 0;  ///< that a section fills: one each
+  static constexpr double never = 1e9;
+};
+namespace habits {
+constexpr Sm90Habits forward{.spilling_cost = 0.06};
+constexpr Sm90Habits forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
+constexpr Sm90Habits backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
+constexpr Sm90Habits backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
+constexpr Sm90Habits backward_in_rounds{.spilling_cost =
+                                            0.12};  // a task walks all query heads of a group, or ends early where its sequence does
+constexpr Sm90Habits collect{.spilling_cost = 0.12};
+constexpr Sm90Habits pairs{.spilling_cost = 0.3};
+}  // namespace habits
+
+/// What tasks are done on: so many CTAs, or clusters, at a time.
+struct Sm90Teams {
+  int count;
+  std::size_t l2_bytes;
+};
+
+struct Sm90Schedule {
+  device::TaskOrder order;
+  Sm90Dealing dealing;
+  int teams;                 ///< of the grid
+  double time;               ///< of the busiest, in tiles
+  std::string text() const;  ///< "512 tasks in rounds over 132 blocks, 4 heads at a time"
+};
+/// Sections of heads are chosen so that tasks even out and what they read stays in L2: in rounds a few are played through, and the quickest
+/// is taken; with a CTA for each task these even out by themselves, so that bytes alone decide. in_turns: Sm90Dealing::turns, whatever else
+/// were quicker.
+Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns = false);
 
 /// Tiles that each row of tiles visits.
 struct Sm90TileRange {
@@ -30,13 +74,13 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
 
-/// sm90_deal() of tasks that take every splits-th tile of a row each, with as many splits as even out best.
-struct Sm90SplitDealing {
+/// A schedule of tasks that take every splits-th tile of a row each, with as many splits as even out best. tasks: without costs of rows.
+struct Sm90SplitSchedule {
   device::Divisor splits;
-  Sm90Dealing dealing;
+  Sm90Schedule schedule;
 };
-Sm90SplitDealing sm90_deal_splits(const std::vector<Sm90TileRange>& rows, std::int64_t heads, std::int64_t batch, std::int64_t head_bytes,
-                                  std::size_t l2_bytes, double spilling_cost, int multiprocessors);
+Sm90SplitSchedule sm90_schedule_splits(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90Habits& habits,
+                                       const Sm90Teams& teams);
 
 /// In how many parts the keys of a row of tiles are best split, so that all multiprocessors read: 1 unless there are few queries.
 device::Divisor sm90_forward_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);

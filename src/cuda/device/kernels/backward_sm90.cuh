@@ -123,6 +123,7 @@ struct Consumer : BackwardGroup {
       if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, grad_p, early, tile);
       if constexpr (kHasLines) release(rings.line_values, tile);
       const bool more = work.next_tile(args, partial);
+      if (!more && leader) rings.value.release(use);
       if (more) load_ahead(ahead, work, tile + 1, partial);
       if constexpr (kSumsTerms) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
@@ -148,10 +149,7 @@ struct Consumer : BackwardGroup {
       start_scores(scores, tile);
     }
     add_gradients_of_dk(work, dk);
-    if (leader) {
-      rings.key.release(use);
-      rings.value.release(use);
-    }
+    if (leader) rings.key.release(use);
   }
 };
 

@@ -416,6 +416,7 @@ struct Consumer {
     };
     const auto take_scores = [&](bool partial) {
       if (leader) rings.key.release(tile);
+      if (kGivesQueriesEarly && leader && next.walk.is_last()) rings.query.release(query);
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
@@ -469,42 +470,58 @@ struct Consumer {
     int round = next_round;  // of the task whose output is accumulated
     bool accumulate = false;
     // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short, and
-    // nothing that seldom happens lies between, past which a jump would wait for instructions.
+    // nothing that seldom happens lies between, past which a jump would wait for instructions. Otherwise queries may have to come first, for which values do not
+    // wait, and while they do the output is written.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
+      constexpr bool kValuesFirst = !kInside && !kQueriesAhead;
       Ending ending;
+      const auto start_values = [&](u32 use) {
+        rings.value.wait_full(use);
+        value_product(use, accumulate);
+      };
+      const auto end_values = [&] {
+        wgmma_pin(acc);
+        if (leader) rings.value.release(tile - 1);
+        accumulate = kInside || !new_task;
+        if (!kInside && new_task) {
+          write_out(ending, acc);
+        } else if (!kValuesFirst && rescales) {
+          rescale_out();
+        }
+      };
+      if constexpr (kValuesFirst) start_values(tile);
       if (!kInside && new_task) {
         ending = end(round, softmax);
         softmax.reset();
         head = of_head(next);
         guesses = head.highest_sum > 0;
-        if (leader) rings.query.release(query);
+        if (!kGivesQueriesEarly && leader) rings.query.release(query);
         rings.query.wait_full(++query);
       }
       rings.key.wait_full(++tile);
       if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
-      rings.value.wait_full(tile - 1);
-      value_product(tile - 1, accumulate);
+      if constexpr (!kValuesFirst) start_values(tile - 1);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       load_ahead(ahead, next, !kInside && partial);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
       wgmma_wait<1>();
+      if constexpr (kValuesFirst) {
+        end_values();
+        wgmma_wait<0>();
+      }
       take_scores(!kInside && partial);
       if constexpr (kOrdered) {
         take_exponentials();
         softmax.complete();
       }
-      wgmma_wait<0>();
-      wgmma_pin(acc);
-      if (leader) rings.value.release(tile - 1);
-      accumulate = kInside || !new_task;
-      if (!kInside && new_task) {
-        write_out(ending, acc);
-      } else if (rescales) {
-        rescale_out();
+      if constexpr (!kValuesFirst) {
+        wgmma_wait<0>();
+        end_values();
       }
+      if (kValuesFirst && !new_task && rescales) rescale_out();
       if constexpr (kOrdered) {
         pack_fragment<Element>(p, scores);  // not before the conditions: where these end a step, the compiler thinks that lanes part
       } else {

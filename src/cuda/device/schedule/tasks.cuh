@@ -15,7 +15,8 @@ struct Task {
 FOVEAL_DEVICE int divide(int n, const Divisor& d) { return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift); }
 
 /// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro, so that long and short
-/// ones even out, or in one direction, so that a row comes after the row before it. The CTAs of a cluster do it together.
+/// ones even out, or in one direction, so that a row comes after the row before it. The CTAs of a cluster do it together. With a CTA for each task there is one
+/// round.
 template <int cluster_size = 1>
 FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int grid = gridDim.x / cluster_size, place = blockIdx.x / cluster_size;
@@ -128,6 +129,9 @@ struct TileWalk {
       tile = min(tile, begin + each);
     }
   }
+
+  /// Is there no tile after the current one? Not for lists.
+  FOVEAL_DEVICE bool is_last() const { return tile <= begin; }
 
   /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
   FOVEAL_DEVICE bool next_full() {

@@ -183,32 +183,39 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   while (work.next(round, args)) {
     const int batch = kVarlen ? 0 : work.task.batch;
     const int row_kv = work.sequence.first_kv + work.first_kv();
+    const auto load_key = [&] {
+      rings.key.wait_empty(tasks);
+      load_keys(args, rings, tasks, row_kv, work.task.head, batch);
+    };
+    const auto load_value = [&] {
+      rings.value.wait_empty(tasks);
+      mbarrier_arrive_expect_bytes(rings.value.full(tasks), SharedLayout::kValueBytes);
+      load_tile<kBlockKv, kDimV>(rings.value_tile().address, args.v, rings.value.full(tasks), row_kv, work.task.head, batch);
+    };
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
       const int head = work.head_q(args.attention);
       const int row_q = work.first_q();
       const int token = work.sequence.first_q + row_q;
       const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
-      if (first) {
-        rings.key.wait_empty(tasks);
-        load_keys(args, rings, tasks, row_kv, work.task.head, batch);
-      }
+      const bool follows = first && tasks > 0;  // a task whose keys are given back last, and values just before
+      if (first && !follows) load_key();
       rings.query.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes);
       load_tile<kBlockQ, kDim>(rings.query_tile(tile).address, args.q, rings.query.full(tile), token, head, batch);
       bulk_load(rings.lse(tile), lse2 + stat, SharedLayout::kStatBytes, rings.query.full(tile));
-      if (first) {
-        rings.value.wait_empty(tasks);
-        mbarrier_arrive_expect_bytes(rings.value.full(tasks), SharedLayout::kValueBytes);
-        load_tile<kBlockKv, kDimV>(rings.value_tile().address, args.v, rings.value.full(tasks), row_kv, work.task.head, batch);
-        ++tasks;
-        first = false;
-      }
+      if (first && !follows) load_value();
       rings.grad_out.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), SharedLayout::kGradOutBytes + SharedLayout::kStatBytes);
       load_tile<kBlockQ, kDimV>(rings.grad_out_tile(tile).address, args.dout, rings.grad_out.full(tile), token, head, batch);
       bulk_load(rings.delta(tile), delta + stat, SharedLayout::kStatBytes, rings.grad_out.full(tile));
       rings.pairs.load(args, work.first_pair(args.attention), tile);
+      if (follows) {
+        load_value();
+        load_key();
+      }
+      if (first) ++tasks;
+      first = false;
       ++tile;
     }
   }

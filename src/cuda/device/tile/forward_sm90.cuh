@@ -143,8 +143,11 @@ struct ForwardTask {
   FOVEAL_DEVICE bool lacks_queries() const { return first_query() + kQueries > sequence.len_q; }
 };
 
-/// Who clears values waits for them before the queries of the task are given back: with one buffer of queries, the next ones must come later.
-constexpr bool kValueFirst = kQueryStages == 1 && (kMaskProgram || kVarlen);
+/// Is there room for the queries of the next task beside those of this one? If not, they are given back as soon as the last scores are there, and while the next
+/// ones come the last values are multiplied.
+constexpr bool kQueriesAhead = kQueryStages > 1;
+/// Are queries given back before the walk has gone on from their last tile? A list does not know which one that is.
+constexpr bool kGivesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
 
 FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
   const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
@@ -178,20 +181,21 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     const int kv_head = kPackedHeads > 1 ? work.task.head : work.task.head / args.attention.group_size;
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
-      const bool value_first = kValueFirst && first;
-      if (first) {
-        if (value_first && tile > 0) load_value(tile - 1);
+      const auto load_first = [&] {
+        if (!first) return;
         rings.query.wait_empty(query);
         load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
         ++query;
         first = false;
-      }
+      };
+      if constexpr (kQueriesAhead) load_first();
       const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
       rings.key.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
       load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
       rings.pairs.load(args, work.first_pair(args.attention), tile);
-      if (!value_first && tile > 0) load_value(tile - 1);
+      if (tile > 0) load_value(tile - 1);
+      if constexpr (!kQueriesAhead) load_first();
       value_row = row;
       value_head = kv_head;
       value_batch = batch;
