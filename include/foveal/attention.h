@@ -71,14 +71,27 @@ struct Varlen {
   std::int64_t max_seqlen_kv = 0;
 };
 
+/// Parts of packed sequences: rows of q against rows of k and v, with the positions that these have in their sequence. What one of several
+/// ranks computes. table: i64 [parts, 9] in host memory, contiguous; a row is {q_begin, q_rows, kv_begin, kv_rows, sequence, q_first,
+/// kv_first, seqlen_q, seqlen_kv}: rows of the tensors; the symbol `batch`; the positions of the first of these rows; the symbols
+/// `seqlen_q` and `seqlen_kv`. Rows of different parts are disjoint, and ascend, for q and for kv; rows in no part are not touched. lse is
+/// that of the part alone. CPU and reference only.
+struct Segments {
+  TensorView table;
+  std::int64_t sequences = 1;    ///< `batch` is less
+  std::int64_t head_offset = 0;  ///< the symbol `head` of the first query head
+  std::int64_t heads_q = 0;      ///< query heads of all ranks; 0: the tensors'
+};
+
 struct ForwardInputs {
   TensorView q, k, v;
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
+  std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed
 };
 
 struct ForwardOutputs {
-  TensorView out;
+  TensorView out;    ///< q's dtype; on CPUs f32 too, for bf16 and f16
   TensorView lse{};  ///< optional
 };
 
@@ -87,10 +100,11 @@ struct BackwardInputs {
   TensorView dlse{};  ///< optional gradient of lse
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
+  std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed; lse and out are those of whole rows
 };
 
 struct BackwardOutputs {
-  TensorView dq{}, dk{}, dv{};  ///< each optional; written, not accumulated; each with its own strides
+  TensorView dq{}, dk{}, dv{};  ///< each optional; written, not accumulated; each with its own strides; dtypes as out's
   std::vector<ParamBinding>
       dparams{};  ///< gradients wanted (the sink's too): same shape as the parameter; f32 or f64, or the parameter's own dtype
 };

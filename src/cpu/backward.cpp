@@ -108,7 +108,7 @@ class Backward final : public planning::Executable {
       } else {
         const auto partition = [&](std::size_t t) {
           const TileGroup& group = work.groups[static_cast<std::size_t>(query_tasks[t].group)];
-          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].index, group.kv_head, query_tasks[t].split);
+          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].symbol, group.kv_head, query_tasks[t].split);
         };
         std::pmr::vector<std::pair<std::int64_t, Task>> order(work.memory());
         order.reserve(query_tasks.size());
@@ -412,7 +412,7 @@ class Backward final : public planning::Executable {
     state.tile = &tile;
     state.first = 0;
     state.cursor = BlockCursor(call.work->runs.data() + tile.run_begin, call.work->runs.data() + tile.run_end);
-    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.symbols->fill(tile, sequence, s_.problem);
     state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
     state.any_empty = state.any_nan = false;
     const void* q[max_lanes] = {};

@@ -220,7 +220,7 @@ class Forward final : public planning::Executable {
   void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, bool with_sink, TileState& state) const {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
-    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.symbols->fill(tile, sequence, s_.problem);
     state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
     const void* rows[max_lanes] = {};
     for_each_lane(

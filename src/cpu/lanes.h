@@ -76,10 +76,10 @@ inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), Ti
 struct LaneSymbols {
   alignas(64) std::int32_t head[max_lanes], q_idx[max_lanes];
 
-  void fill(const LaneTile& tile, std::int64_t q_offset) {
+  void fill(const LaneTile& tile, const Sequence& sequence, const problem::Problem& problem) {
     for_each_lane(tile, [&](int lane, std::int32_t h, std::int32_t q) {
-      head[lane] = h;
-      q_idx[lane] = static_cast<std::int32_t>(q + q_offset);
+      head[lane] = static_cast<std::int32_t>(h + problem.head_offset);
+      q_idx[lane] = static_cast<std::int32_t>(q + sequence.q_first);
     });
     for (int lane = tile.lanes(); lane < max_lanes; ++lane) head[lane] = head[tile.lanes() - 1], q_idx[lane] = q_idx[tile.lanes() - 1];
   }

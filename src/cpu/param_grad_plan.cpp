@@ -34,7 +34,7 @@ bool is_plain(const problem::TensorSpec& spec, DType dtype) {
 }  // namespace
 
 ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t splits)
-    : batch_(problem.batch), heads_kv_(problem.heads_kv), splits_(splits) {
+    : batch_(problem.sequences), heads_kv_(problem.heads_kv), splits_(splits) {
   const scoring::ScoreProgram& score = *problem.score;
   for (std::size_t param = 0; param < score.params.size(); ++param) {
     const scoring::ParamInfo& info = score.params[param];

@@ -212,7 +212,7 @@ class RowPass final : public planning::Executable {
   void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
     state.tile = &tile;
     state.run = work.runs.data() + tile.run_begin, state.run_end = work.runs.data() + tile.run_end;
-    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.symbols->fill(tile, sequence, s_.problem);
     const void* rows[max_lanes] = {};
     for_each_lane(
         tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });

@@ -47,9 +47,9 @@ struct Setup {
     f.keys = range.end - range.begin;
     f.lanes = lanes.count;
     f.ld = geometry.lanes;
-    f.batch = sequence.index;
-    f.seqlen_q = sequence.seqlen_q, f.seqlen_kv = sequence.seqlen_kv;
-    f.kv_idx = static_cast<std::int32_t>(problem.attention.kv_offset + std::int64_t{block} * geometry.block_kv + range.begin);
+    f.batch = sequence.symbol;
+    f.seqlen_q = sequence.whole_q, f.seqlen_kv = sequence.whole_kv;
+    f.kv_idx = static_cast<std::int32_t>(sequence.kv_first + std::int64_t{block} * geometry.block_kv + range.begin);
     f.head = lanes.head, f.q_idx = lanes.q_idx;
     return f;
   }
@@ -61,7 +61,7 @@ struct Setup {
   }
   TileDropout dropout() const {
     const Dropout& d = problem.attention.dropout;
-    return {d.seed, d.offset, base::dropout_threshold(d.p), 1.0 / (1.0 - d.p), static_cast<std::int32_t>(problem.heads_q)};
+    return {d.seed, d.offset, base::dropout_threshold(d.p), 1.0 / (1.0 - d.p), static_cast<std::int32_t>(problem.heads_all)};
   }
   bool has_dropout() const { return problem.attention.dropout.p > 0; }
   /// Pairs may be dropped even where the mask keeps all: by dropout, or by a score of -inf.

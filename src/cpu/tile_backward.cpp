@@ -295,7 +295,7 @@ class TilePass final : public planning::Executable {
   bool start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
-    state.symbols->fill(tile, s_.problem.attention.q_offset);
+    state.symbols->fill(tile, sequence, s_.problem);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);

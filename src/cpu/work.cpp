@@ -39,17 +39,28 @@ void find_sequences(const problem::Problem& problem, const problem::Buffers* buf
   sequences.resize(static_cast<std::size_t>(problem.batch));
   for (std::int64_t b = 0; b < problem.batch; ++b) {
     Sequence& s = sequences[static_cast<std::size_t>(b)];
-    s.index = static_cast<std::int32_t>(b);
+    s.index = s.symbol = static_cast<std::int32_t>(b);
+    s.q_first = problem.attention.q_offset, s.kv_first = problem.attention.kv_offset;
+    if (problem.segments) {
+      const std::int64_t* row = static_cast<const std::int64_t*>(buffers->segments.data) + 9 * b;
+      s.q_begin = row[0], s.seqlen_q = static_cast<std::int32_t>(row[1]);
+      s.kv_begin = row[2], s.seqlen_kv = static_cast<std::int32_t>(row[3]);
+      s.symbol = static_cast<std::int32_t>(row[4]);
+      s.q_first += row[5], s.kv_first += row[6];
+      s.whole_q = static_cast<std::int32_t>(row[7]), s.whole_kv = static_cast<std::int32_t>(row[8]);
+      continue;
+    }
     if (!problem.varlen) {
       s.batch = b;
       s.seqlen_q = static_cast<std::int32_t>(problem.seqlen_q);
       s.seqlen_kv = static_cast<std::int32_t>(problem.seqlen_kv);
-      continue;
+    } else {
+      s.q_begin = cu_seqlen(buffers->cu_seqlens_q, b);
+      s.kv_begin = cu_seqlen(buffers->cu_seqlens_kv, b);
+      s.seqlen_q = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_q, b + 1) - s.q_begin);
+      s.seqlen_kv = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_kv, b + 1) - s.kv_begin);
     }
-    s.q_begin = cu_seqlen(buffers->cu_seqlens_q, b);
-    s.kv_begin = cu_seqlen(buffers->cu_seqlens_kv, b);
-    s.seqlen_q = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_q, b + 1) - s.q_begin);
-    s.seqlen_kv = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_kv, b + 1) - s.kv_begin);
+    s.whole_q = s.seqlen_q, s.whole_kv = s.seqlen_kv;
   }
 }
 
@@ -158,19 +169,19 @@ Work WorkPlanner::plan(const problem::Buffers* buffers, std::pmr::memory_resourc
       rows.assign(static_cast<std::size_t>(row_count), {at, static_cast<std::int64_t>(work.runs.size()), blocks});
       return;
     }
-    const mask::Tiling tiling{
-        s.seqlen_q, s.seqlen_kv, shape.queries, geometry_.block_kv, problem_.attention.q_offset, problem_.attention.kv_offset};
+    const mask::Tiling tiling{s.seqlen_q, s.seqlen_kv, shape.queries, geometry_.block_kv, s.q_first, s.kv_first, s.whole_q, s.whole_kv};
+    head += static_cast<std::int32_t>(problem_.head_offset);
     if (buffers) {
       ends.assign(static_cast<std::size_t>(row_count), 0);
       work.runs.resize(static_cast<std::size_t>(at + row_count * runs_per_row_));
       RunPlaces places(work.runs.data() + at, runs_per_row_, ends.data());
-      (*classifier_)(tiling, s.index, head, ranges, scratch, places);
+      (*classifier_)(tiling, s.symbol, head, ranges, scratch, places);
       for (std::int64_t r = 0; r < row_count; ++r) {
         const std::int64_t begin = at + r * runs_per_row_;
         rows.push_back({begin, begin + ends[static_cast<std::size_t>(r)], 0});
       }
     } else {
-      const mask::BlockMask block_mask = mask::classify(problem_.score->mask, tiling, s.index, head, ranges);
+      const mask::BlockMask block_mask = mask::classify(problem_.score->mask, tiling, s.symbol, head, ranges);
       work.runs.insert(work.runs.end(), block_mask.runs.begin(), block_mask.runs.end());
       for (std::size_t r = 0; r < static_cast<std::size_t>(row_count); ++r)
         rows.push_back({at + block_mask.row_begin[r], at + block_mask.row_begin[r + 1], 0});

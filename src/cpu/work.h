@@ -10,12 +10,15 @@
 
 namespace foveal::cpu {
 
-/// One batch row, or one packed sequence.
+/// One batch row, one packed sequence, or a part of one.
 struct Sequence {
-  std::int32_t index = 0;                  ///< the symbol `batch`
-  std::int64_t batch = 0;                  ///< row of the tensors
-  std::int64_t q_begin = 0, kv_begin = 0;  ///< first token
-  std::int32_t seqlen_q = 0, seqlen_kv = 0;
+  std::int32_t index = 0;                    ///< which one
+  std::int32_t symbol = 0;                   ///< the symbol `batch`
+  std::int64_t batch = 0;                    ///< row of the tensors
+  std::int64_t q_begin = 0, kv_begin = 0;    ///< first token
+  std::int32_t seqlen_q = 0, seqlen_kv = 0;  ///< tokens here
+  std::int64_t q_first = 0, kv_first = 0;    ///< positions of the first ones
+  std::int32_t whole_q = 0, whole_kv = 0;    ///< the symbols seqlen_q and seqlen_kv
 };
 
 /// The lanes of a tile: `heads` query heads of one kv head, times `queries` queries; lane = (head - head_begin) * queries + (q - q_begin).

@@ -96,14 +96,12 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
                         transfer_ns(far * kv_row * w.element_bytes, request.machine.network_mbytes);
       load.backward_ns = load.forward_ns + transfer_ns(near * kv_row * wide, request.machine.host_mbytes) +
                          transfer_ns(far * kv_row * wide, request.machine.network_mbytes);
-      // Tensors of the call, and what a pass holds besides: gathered keys, sums in f32, statistics.
-      const std::int64_t own_kv = plan.kv.tokens(rank), all_heads = members;
-      const std::int64_t q_bytes = own * all_heads * q_row * w.element_bytes, o_bytes = own * all_heads * out_row * w.element_bytes;
-      const std::int64_t kv_bytes = own_kv * all_heads * kv_row * w.element_bytes;
-      load.forward_memory = q_bytes + o_bytes + own * all_heads * lse_row + kv_bytes + gathered * kv_row * w.element_bytes +
-                            q_rows * (out_row * wide + lse_row);
-      load.backward_memory = 2 * (q_bytes + o_bytes + kv_bytes) + own * all_heads * lse_row + gathered * kv_row * (w.element_bytes + wide) +
-                             own_kv * all_heads * kv_row * wide + q_rows * q_row * wide;
+      // Buffers of queries, gathered keys, results and their parts; messages are added below.
+      load.forward_memory =
+          gathered * kv_row * w.element_bytes + q_rows * (q_row * w.element_bytes + out_row * (w.element_bytes + 2 * wide) + 2 * lse_row);
+      load.backward_memory = gathered * kv_row * (w.element_bytes + 2 * wide) + plan.kv.tokens(rank) * members * kv_row * wide +
+                             q_rows * (q_row * (2 * w.element_bytes + 2 * wide) + 2 * out_row * w.element_bytes + 2 * lse_row) +
+                             own * members * lse_row;
     }
   }
   for (int group = 0; group < plan.groups(); ++group) {
@@ -123,6 +121,8 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
       load.forward_out += sent * kv_row * w.element_bytes;
       load.backward_out += sent * kv_row * w.element_bytes;
       load.backward_in += sent * kv_row * wide;
+      load.forward_memory += load.forward_in + load.forward_out;
+      load.backward_memory += load.backward_in + load.backward_out;
       const std::int64_t send_ns =
           transfer_ns(out_near[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.host_mbytes) +
           transfer_ns(out_far[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.network_mbytes);

@@ -53,7 +53,7 @@ struct RankLoad {
   std::int64_t forward_in = 0, forward_out = 0;          ///< bytes received and sent in a forward pass
   std::int64_t backward_in = 0, backward_out = 0;        ///< likewise in a backward pass
   std::int64_t peers = 0;                                ///< ranks it receives keys from
-  std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes: tensors of the call and what the pass needs besides
+  std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes that a pass allocates beside the tensors of the call
   std::int64_t forward_ns = 0, backward_ns = 0;          ///< predicted
 };
 

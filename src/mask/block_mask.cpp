@@ -67,7 +67,12 @@ class Refinement {
              const scoring::ReadRanges& reads, std::span<scoring::Interval> values, RunSink& sink)
       : program_(mask), tiling_(tiling), reads_(reads), values_(values), sink_(sink) {
     const auto point = [](std::int64_t value) { return scoring::Interval{static_cast<double>(value), static_cast<double>(value)}; };
-    box_ = {point(batch), point(head), {}, {}, point(tiling.seqlen_q), point(tiling.seqlen_kv)};
+    box_ = {point(batch),
+            point(head),
+            {},
+            {},
+            point(tiling.whole_q > 0 ? tiling.whole_q : tiling.seqlen_q),
+            point(tiling.whole_kv > 0 ? tiling.whole_kv : tiling.seqlen_kv)};
   }
 
   /// Columns of one row are met in ascending order.

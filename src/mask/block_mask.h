@@ -20,6 +20,7 @@ struct Tiling {
   std::int64_t seqlen_q, seqlen_kv;
   std::int32_t block_q, block_kv;
   std::int64_t q_offset = 0, kv_offset = 0;  ///< global position = local + offset
+  std::int64_t whole_q = 0, whole_kv = 0;    ///< the symbols seqlen_q and seqlen_kv, where this is a part of a sequence; 0: as above
 };
 
 /// Rows of runs in compressed form; `transposed` has one row per kv tile and runs along q (for the dk/dv pass).

@@ -70,6 +70,13 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
     writer.add(call.varlen->max_seqlen_q);
     writer.add(call.varlen->max_seqlen_kv);
   }
+  writer.add(call.segments != nullptr);
+  if (call.segments != nullptr) {
+    writer.add(call.segments->table);
+    writer.add(call.segments->sequences);
+    writer.add(call.segments->head_offset);
+    writer.add(call.segments->heads_q);
+  }
   writer.add(attention.score_mod.node().get());
   writer.add(attention.mask.node().get());
   writer.add(attention.scale.has_value());

@@ -73,7 +73,41 @@ std::int64_t checked_lengths(const char* name, const TensorView& cu, std::int64_
   return longest;
 }
 
+/// Rows inside the tensors, disjoint and ascending; positions inside their sequence.
+void check_segments(const Problem& p, const TensorView& table) {
+  static constexpr std::int64_t most = std::int64_t{1} << 30;
+  const auto* rows = static_cast<const std::int64_t*>(table.data);
+  std::int64_t q_end = 0, kv_end = 0;
+  const auto side = [](std::int64_t part, const char* name, std::int64_t begin, std::int64_t count, std::int64_t total, std::int64_t first,
+                       std::int64_t length, std::int64_t& end) {
+    FOVEAL_CHECK(count >= 0 && begin >= end && begin <= total && count <= total - begin, "segments.table: part ", part, " has rows ", begin,
+                 " to ", begin + count, " of ", name, "; expected rows after ", end, " and up to ", total);
+    FOVEAL_CHECK(first >= 0 && length >= 0 && length <= most && first <= length - count, "segments.table: part ", part, " has positions ",
+                 first, " to ", first + count, " of ", name, "; expected 0 to its length ", length, ", which is at most ", most);
+    end = begin + count;
+  };
+  for (std::int64_t i = 0; i < p.batch; ++i, rows += 9) {
+    FOVEAL_CHECK(rows[4] >= 0 && rows[4] < p.sequences, "segments.table: part ", i, " is of sequence ", rows[4], "; expected 0 to ",
+                 p.sequences - 1);
+    side(i, "q", rows[0], rows[1], p.total_q, rows[5], rows[7], q_end);
+    side(i, "kv", rows[2], rows[3], p.total_kv, rows[6], rows[8], kv_end);
+  }
+}
+
+void take_segments(const Problem& problem, const Call& call, Buffers& buffers) {
+  FOVEAL_CHECK(problem.segments == (call.segments != nullptr),
+               "segments: ", call.segments ? "given; the plan expects none" : "absent; the plan expects them");
+  if (call.segments == nullptr) return;
+  const TensorView& table = call.segments->table;
+  FOVEAL_CHECK(table.rank == 2 && table.sizes[0] == problem.batch && table.sizes[1] == 9 && table.dtype == DType::i64 &&
+                   table.strides[0] == 9 && table.strides[1] == 1 && table.data != nullptr,
+               "segments.table: ", table.describe(), "; the plan expects i64[", problem.batch, ", 9], contiguous");
+  check_segments(problem, table);
+  buffers.segments = table;
+}
+
 void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
+  if (problem.segments || call.segments != nullptr) return take_segments(problem, call, buffers);
   FOVEAL_CHECK(problem.varlen == (call.varlen != nullptr),
                "varlen: ", call.varlen ? "given; the plan expects none" : "absent; the plan expects it");
   if (call.varlen == nullptr) return;
@@ -101,7 +135,8 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
     see(problem.params[i].param.name().c_str(), buffers.params[i], false);
     if (problem.params[i].gradient.present) see(problem.params[i].param.name().c_str(), buffers.dparams[i], true);
   }
-  if (problem.varlen) {
+  if (problem.segments) see("segments.table", buffers.segments, false);
+  if (problem.varlen && !problem.segments) {
     see("cu_seqlens_q", buffers.cu_seqlens_q, false);
     see("cu_seqlens_kv", buffers.cu_seqlens_kv, false);
   }

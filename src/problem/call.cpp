@@ -10,6 +10,7 @@ Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   call.out = &outputs.out, call.lse = &outputs.lse;
   call.params = &inputs.params;
   call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
+  call.segments = inputs.segments ? &*inputs.segments : nullptr;
   return call;
 }
 
@@ -20,6 +21,7 @@ Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
   call.dq = &outputs.dq, call.dk = &outputs.dk, call.dv = &outputs.dv;
   call.params = &inputs.params, call.dparams = &outputs.dparams;
   call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
+  call.segments = inputs.segments ? &*inputs.segments : nullptr;
   return call;
 }
 

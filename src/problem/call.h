@@ -13,7 +13,10 @@ struct Call {
   const TensorView *dq = nullptr, *dk = nullptr, *dv = nullptr;
   const std::vector<ParamBinding>* params = nullptr;
   const std::vector<ParamBinding>* dparams = nullptr;  ///< null in a forward pass
-  const Varlen* varlen = nullptr;                      ///< null when not packed
+  const Varlen* varlen = nullptr;                      ///< null when not packed, or packed in segments
+  const Segments* segments = nullptr;
+
+  bool packed() const { return varlen != nullptr || segments != nullptr; }
 };
 
 Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);

@@ -39,7 +39,7 @@ TensorSpec checked_spec(const char* name, const TensorView& view, int rank, cons
     FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ",
                  d, "; expected at least 1");
   FOVEAL_CHECK(view.device == call.q->device, name, ": on another device than q");
-  return spec_of(logical_view(view, call.varlen != nullptr));
+  return spec_of(logical_view(view, call.packed()));
 }
 
 void check_shape(const char* name, const TensorSpec& spec, std::initializer_list<std::int64_t> expected) {
@@ -54,7 +54,7 @@ void check_dtype(const char* name, DType found, DType expected, const char* why)
 
 /// q, k, v: where every size comes from.
 void read_sizes(Problem& p, const Call& call) {
-  const bool packed = call.varlen != nullptr;
+  const bool packed = call.packed();
   const char* layout_qk = packed ? "[total, heads, head_dim]" : "[batch, seqlen, heads, head_dim]";
   const char* layout_v = packed ? "[total, heads, head_dim_v]" : "[batch, seqlen, heads, head_dim_v]";
   const int rank = packed ? 3 : 4;
@@ -91,7 +91,29 @@ void check_cu_seqlens(const char* name, const TensorView& cu, const Call& call) 
   FOVEAL_CHECK(cu.device == call.q->device, name, ": on another device than q");
 }
 
+void read_segments(Problem& p, const Call& call) {
+  const Segments& segments = *call.segments;
+  FOVEAL_CHECK(call.varlen == nullptr, "segments: given beside varlen; expected one of the two");
+  FOVEAL_CHECK(p.device.kind == DeviceKind::cpu, "segments: the tensors are on a GPU; expected tensors in host memory");
+  const TensorView& table = segments.table;
+  FOVEAL_CHECK(table.present() && table.dtype == DType::i64 && table.rank == 2 && table.sizes[1] == 9 && table.sizes[0] >= 1 &&
+                   table.strides[1] == 1 && table.strides[0] == 9 && table.device.kind == DeviceKind::cpu,
+               "segments.table: ", table.describe(), "; expected i64[parts, 9], contiguous, in host memory");
+  FOVEAL_CHECK(segments.sequences >= 1 && segments.sequences <= max_position, "segments.sequences: ", segments.sequences,
+               "; expected 1 to ", max_position);
+  p.varlen = p.segments = true;
+  p.batch = table.sizes[0], p.sequences = segments.sequences;
+  p.head_offset = segments.head_offset, p.heads_all = segments.heads_q == 0 ? p.heads_q : segments.heads_q;
+  p.seqlen_q = p.seqlen_kv = 0;  // the table tells, in each run
+  FOVEAL_CHECK(p.head_offset >= 0 && p.head_offset + p.heads_q <= p.heads_all, "segments.head_offset: heads ", p.head_offset, " to ",
+               p.head_offset + p.heads_q, " of ", p.heads_all, "; expected heads that there are");
+  FOVEAL_CHECK(p.sequences <= max_position / p.heads_all, "segments.sequences: ", p.sequences, " times heads ", p.heads_all,
+               "; expected at most ", max_position);
+}
+
 void read_varlen(Problem& p, const Call& call) {
+  p.sequences = p.batch, p.heads_all = p.heads_q;
+  if (call.segments != nullptr) return read_segments(p, call);
   if (call.varlen == nullptr) return;
   const Varlen& varlen = *call.varlen;
   p.varlen = true;
@@ -99,7 +121,7 @@ void read_varlen(Problem& p, const Call& call) {
   check_cu_seqlens("cu_seqlens_kv", varlen.cu_seqlens_kv, call);
   p.cu_seqlens_dtype = varlen.cu_seqlens_q.dtype;
   check_dtype("cu_seqlens_kv", varlen.cu_seqlens_kv.dtype, p.cu_seqlens_dtype, "cu_seqlens_q's");
-  p.batch = varlen.cu_seqlens_q.sizes[0] - 1;
+  p.batch = p.sequences = varlen.cu_seqlens_q.sizes[0] - 1;
   FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ",
                p.batch + 1, ", cu_seqlens_q's");
   p.seqlen_q = varlen.max_seqlen_q, p.seqlen_kv = varlen.max_seqlen_kv;
@@ -154,7 +176,8 @@ void read_results(Problem& p, const Call& call) {
     if (&spec == &p.dq) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim}, "of q's shape");
     if (&spec == &p.dk) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim}, "of k's shape");
     if (&spec == &p.dv) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim_v}, "of v's shape");
-    if (spec.present) check_dtype(role.name, spec.dtype, p.dtype, "q's");
+    const bool wide = role.output(call.pass) && spec.dtype == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
+    if (spec.present && !wide) check_dtype(role.name, spec.dtype, p.dtype, "q's");
   }
 }
 
@@ -251,7 +274,7 @@ void check_bounds(const Problem& p, const char* what, const scoring::Program& pr
   const auto length = [&](std::int64_t seqlen) { return range(p.varlen ? 0 : seqlen, seqlen); };
   const bool unknown = p.seqlen_q == 0 || p.seqlen_kv == 0;  // packed lengths that only the data tell
   if (unknown) return;
-  scoring::Box box{range(0, p.batch - 1), range(0, p.heads_q - 1), {}, {}, length(p.seqlen_q), length(p.seqlen_kv)};
+  scoring::Box box{range(0, p.sequences - 1), range(0, p.heads_q - 1), {}, {}, length(p.seqlen_q), length(p.seqlen_kv)};
   box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
   box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + p.seqlen_kv - 1);
   const scoring::ReadRanges unknown_data;
@@ -302,6 +325,7 @@ std::string key_of(const Problem& p) {
   };
   key += " |";
   add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
+  if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

@@ -38,7 +38,10 @@ struct Problem {
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< packed: the maxima (0 = unknown until run, CPU only)
   std::int64_t total_q = 0, total_kv = 0;    ///< packed: tokens; otherwise batch * seqlen
   std::int64_t head_dim = 0, head_dim_v = 0;
-  bool varlen = false;
+  bool varlen = false;                          ///< packed, in whole sequences or in segments
+  bool segments = false;                        ///< each of `batch` segments says itself which sequence it is a part of
+  std::int64_t sequences = 0;                   ///< the symbol `batch` is less
+  std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   DType cu_seqlens_dtype = DType::i32;
   double scale = 1;
   Attention attention;  ///< as given (score_mod, mask simplified)
@@ -62,6 +65,7 @@ struct Buffers {
   std::vector<TensorView> params;   ///< like Problem::params
   std::vector<TensorView> dparams;  ///< like Problem::params; absent where no gradient is wanted
   TensorView cu_seqlens_q, cu_seqlens_kv;
+  TensorView segments;
 };
 
 /// Checks everything that can be checked without data and normalises. Throws Error as architecture.md section 6.7 says.

@@ -69,13 +69,21 @@ struct Sequence {
   std::int64_t batch;         ///< what expressions call batch
   std::int64_t tensor_batch;  ///< the tensors' first index
   std::int64_t first_q, first_kv, seqlen_q, seqlen_kv;
+  std::int64_t q_idx, kv_idx;      ///< positions of the first tokens
+  std::int64_t whole_q, whole_kv;  ///< the symbols seqlen_q and seqlen_kv
 };
 
 Sequence sequence_of(const Problem& p, const Buffers& buffers, std::int64_t batch) {
-  if (!p.varlen) return {batch, batch, 0, 0, p.seqlen_q, p.seqlen_kv};
+  const std::int64_t q_idx = p.attention.q_offset, kv_idx = p.attention.kv_offset;
+  if (p.segments) {
+    const std::int64_t* row = static_cast<const std::int64_t*>(buffers.segments.data) + 9 * batch;
+    return {row[4], 0, row[0], row[2], row[1], row[3], q_idx + row[5], kv_idx + row[6], row[7], row[8]};
+  }
+  if (!p.varlen) return {batch, batch, 0, 0, p.seqlen_q, p.seqlen_kv, q_idx, kv_idx, p.seqlen_q, p.seqlen_kv};
   const auto at = [](const TensorView& cu, std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i); };
   const std::int64_t q = at(buffers.cu_seqlens_q, batch), kv = at(buffers.cu_seqlens_kv, batch);
-  return {batch, 0, q, kv, at(buffers.cu_seqlens_q, batch + 1) - q, at(buffers.cu_seqlens_kv, batch + 1) - kv};
+  const std::int64_t seqlen_q = at(buffers.cu_seqlens_q, batch + 1) - q, seqlen_kv = at(buffers.cu_seqlens_kv, batch + 1) - kv;
+  return {batch, 0, q, kv, seqlen_q, seqlen_kv, q_idx, kv_idx, seqlen_q, seqlen_kv};
 }
 
 /// One query row and what is constant along it.
@@ -104,18 +112,18 @@ class Rows {
   scoring::Point point_of(const Row& row, std::int64_t kv) const {
     return {.score = 0,
             .batch = row.sequence.batch,
-            .head = row.head,
-            .q_idx = row.q + p_.attention.q_offset,
-            .kv_idx = kv + p_.attention.kv_offset,
-            .seqlen_q = row.sequence.seqlen_q,
-            .seqlen_kv = row.sequence.seqlen_kv};
+            .head = row.head + p_.head_offset,
+            .q_idx = row.q + row.sequence.q_idx,
+            .kv_idx = kv + row.sequence.kv_idx,
+            .seqlen_q = row.sequence.whole_q,
+            .seqlen_kv = row.sequence.whole_kv};
   }
 
   /// 0 for a dropped pair, 1 / (1 - p) for one that stays.
   double dropout_factor(const scoring::Point& point) const {
     const Dropout& dropout = p_.attention.dropout;
     if (dropout.p == 0) return 1;
-    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(point.batch * p_.heads_q + point.head),
+    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(point.batch * p_.heads_all + point.head),
                                          static_cast<std::uint32_t>(point.q_idx), static_cast<std::uint32_t>(point.kv_idx));
     return bits >= drop_threshold_ ? keep_scale_ : 0;
   }

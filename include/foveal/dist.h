@@ -1,0 +1,107 @@
+#pragma once
+// Context parallelism: one attention over tensors whose tokens are dealt to several ranks.
+//
+// Every rank makes a ContextAttention from the same description and the whole problem's sizes. From the mask it plans who holds which
+// tokens and which keys each rank must receive; a rank's tensors are then the rows q_tokens() and kv_tokens() of the whole ones, in that
+// order, and forward() and backward() are collective: all ranks call them, in the same order. Results are those of one device.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "foveal/attention.h"
+
+namespace foveal::dist {
+
+/// Bytes to or from another rank.
+struct Message {
+  int peer = 0;
+  void* data = nullptr;
+  std::size_t bytes = 0;
+};
+
+/// What a plan needs of a network. Calls come from one thread for each rank. A failure, or a wait longer than its time limit, is an Error
+/// with ErrorCode::communication.
+class FOVEAL_API Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Starts sends and receives, none of them to this rank itself, and returns a ticket at once; the memory stays as it is until wait().
+  /// Between two ranks, messages arrive in the order in which they were started.
+  virtual std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
+  /// Returns when all messages of the ticket have left or arrived. Each ticket is waited for once.
+  virtual void wait(std::uint64_t ticket) = 0;
+  /// Collective: the bytes of all ranks, in their order, in `all`.
+  virtual void all_gather(const void* mine, std::size_t bytes, void* all) = 0;
+};
+
+struct ThreadOptions {
+  double time_limit = 60;        ///< seconds that a wait may take
+  std::uint64_t delay_seed = 0;  ///< for tests: not 0 delays messages at random
+};
+/// Ranks that are threads of this process: one transport for each.
+FOVEAL_API std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOptions& options = {});
+
+/// A communicator of MPI, by its Fortran handle (MPI_Comm_c2f), which is an integer in every implementation. libmpi is loaded at run time:
+/// the one that the process has loaded already, if any. MPI must have been initialised; `init` does it if nobody has. Throws unsupported,
+/// naming the package, without libmpi, and when its implementation is not known.
+FOVEAL_API std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit = 600);
+/// The same for all processes: MPI_COMM_WORLD. Initialises MPI where that has not been done, and finalises it at exit then.
+FOVEAL_API std::shared_ptr<Transport> mpi_world(double time_limit = 600);
+
+/// Sizes of the whole problem.
+struct WholeShapes {
+  DType dtype = DType::f32;
+  std::int64_t batch = 1, heads_q = 1, heads_kv = 1, seqlen_q = 1, seqlen_kv = 1, head_dim = 64, head_dim_v = 64;
+  /// Packed sequences: {tokens of q, tokens of kv} of each; batch, seqlen_q and seqlen_kv do not count then.
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths{};
+};
+
+struct ContextOptions {
+  std::string deal = "automatic";  ///< or contiguous, zigzag, pieces
+  int head_groups = 0;             ///< shares of the heads; 0: picked by predicted time
+  int remote_steps = 0;            ///< steps in which keys of other ranks are gathered; 0: picked
+  std::string machine = "nvlink";  ///< links that times are predicted with: nvlink, network
+  std::int64_t unit = 128;         ///< chunks are multiples of so many tokens, but for the end of a sequence
+  PlanOptions plan{};              ///< how a rank computes
+};
+
+class FOVEAL_API ContextAttention {
+ public:
+  /// Collective. params: all that the score and the mask read, whole, the same on every rank; the data of those that the mask reads decide
+  /// the plan. Throws invalid_argument on every rank when ranks disagree, naming what differs.
+  ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
+                   const std::vector<ParamBinding>& params = {}, const ContextOptions& options = {});
+  ~ContextAttention();
+  ContextAttention(ContextAttention&&) noexcept;
+  ContextAttention& operator=(ContextAttention&&) noexcept;
+
+  /// For each row of this rank's q, out and their gradients: its token of the whole (packed: of all sequences one after the other).
+  const std::vector<std::int64_t>& q_tokens() const;
+  const std::vector<std::int64_t>& kv_tokens() const;
+  /// The same of any rank.
+  std::vector<std::int64_t> q_tokens(int rank) const;
+  std::vector<std::int64_t> kv_tokens(int rank) const;
+  std::string explain() const;
+  /// What a pass allocates beside the tensors of the call and the passes' own workspaces, as planned; and what the last one did.
+  std::size_t memory_bytes(Pass pass) const;
+  std::size_t used_bytes() const;
+  /// Bytes that this rank receives and sends in a pass, as planned; gradients of parameters come on top.
+  std::pair<std::int64_t, std::int64_t> planned_bytes(Pass pass) const;
+
+  /// Collective. Tensors hold this rank's rows: q [batch, rows, heads_q, head_dim] and so on, lse [batch, heads_q, rows]; packed: q [rows,
+  /// heads_q, head_dim], lse [heads_q, rows]. In host memory. `varlen` and `segments` stay empty. A rank without rows gives views of size
+  /// 0.
+  void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs);
+  /// Collective. Gradients of parameters are those of the whole, the same on every rank.
+  void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace foveal::dist

@@ -1,0 +1,139 @@
+#pragma once
+// Runs a problem line on ranks that are threads: shards its tensors, runs, and puts the results together again.
+#include <functional>
+#include <mutex>
+#include <thread>
+
+#include "dist/rows.h"
+#include "foveal/dist.h"
+#include "problem/case_data.h"
+
+namespace foveal::dist::test {
+
+inline WholeShapes whole_shapes(const problem::Line& line) {
+  WholeShapes s;
+  s.dtype = line.dtype, s.batch = line.batch, s.heads_q = line.heads_q, s.heads_kv = line.heads_kv;
+  s.seqlen_q = line.seqlen_q, s.seqlen_kv = line.seqlen_kv, s.head_dim = line.head_dim, s.head_dim_v = line.head_dim_v;
+  s.lengths = line.lengths;
+  return s;
+}
+
+inline bool is_statistic(const std::string& role) { return role == "lse" || role == "dlse"; }
+
+/// A rank's rows of a tensor of the whole, in memory of their own.
+class Shard {
+ public:
+  Shard(const TensorView& whole, const std::string& role, const std::vector<std::int64_t>& tokens)
+      : tokens_(tokens), whole_(is_statistic(role) ? statistics_of(whole) : rows_of(whole)) {
+    const std::int64_t count = static_cast<std::int64_t>(tokens.size());
+    mine_ = is_statistic(role) ? Rows{} : memory_.rows(whole.dtype, whole_.batch, count, whole_.heads, whole_.dim);
+    if (is_statistic(role)) {  // [batch, heads, tokens]
+      view = whole.rank == 3 ? TensorView(nullptr, whole.dtype, {whole_.batch, whole_.heads, count})
+                             : TensorView(nullptr, whole.dtype, {whole_.heads, count});
+      view.data = memory_.take(static_cast<std::size_t>(view.numel()) * size_of(whole.dtype));
+      mine_ = statistics_of(view);
+    } else {
+      view = whole.rank == 4 ? TensorView(mine_.data, whole.dtype, {whole_.batch, count, whole_.heads, whole_.dim})
+                             : TensorView(mine_.data, whole.dtype, {count, whole_.heads, whole_.dim});
+    }
+  }
+  void take() {
+    for (std::size_t i = 0; i < tokens_.size(); ++i) copy(whole_, tokens_[i], 0, mine_, static_cast<std::int64_t>(i), 0, 1, whole_.heads);
+  }
+  void give() {
+    for (std::size_t i = 0; i < tokens_.size(); ++i) copy(mine_, static_cast<std::int64_t>(i), 0, whole_, tokens_[i], 0, 1, whole_.heads);
+  }
+  TensorView view;
+
+ private:
+  std::vector<std::int64_t> tokens_;
+  Rows whole_, mine_;
+  Buffers memory_;
+};
+
+/// Calls fn(rank) on so many threads; the first error is rethrown.
+inline void on_threads(int ranks, const std::function<void(int)>& fn) {
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        fn(rank);
+      } catch (...) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+/// One rank's share of a line: the forward pass, and the backward pass where the line is one.
+inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseData& data, ContextOptions options,
+                     const std::function<void(const ContextAttention&)>& before_backward = {},
+                     const std::function<void(const ContextAttention&)>& after = {}) {
+  const problem::Line& line = data.line();
+  options.plan.threads = 1;
+  const ForwardInputs whole = data.forward_inputs();
+  const int rank = transport->rank();
+  ContextAttention attention(std::move(transport), line.attention, whole_shapes(line), whole.params, options);
+  const auto shard = [&](const std::string& role) {
+    const bool keys = role == "k" || role == "v" || role == "dk" || role == "dv";
+    return Shard(data.view(role), role, keys ? attention.kv_tokens() : attention.q_tokens());
+  };
+  std::map<std::string, Shard> shards;
+  const auto tensor = [&](const std::string& role, bool input) {
+    if (!data.view(role).present()) return TensorView{};
+    Shard& made = shards.emplace(role, shard(role)).first->second;
+    if (input) made.take();
+    return made.view;
+  };
+  const bool backward = line.pass == Pass::backward;
+  const ForwardInputs forward_in{.q = tensor("q", true), .k = tensor("k", true), .v = tensor("v", true), .params = whole.params};
+  const ForwardOutputs forward_out{.out = tensor("out", false), .lse = line.lse || backward ? tensor("lse", false) : TensorView{}};
+  attention.forward(forward_in, forward_out);
+  if (before_backward) before_backward(attention);
+  if (backward) {
+    BackwardInputs in{.q = forward_in.q,
+                      .k = forward_in.k,
+                      .v = forward_in.v,
+                      .out = forward_out.out,
+                      .lse = forward_out.lse,
+                      .dout = tensor("dout", true)};
+    if (line.dlse) in.dlse = tensor("dlse", true);
+    in.params = whole.params;
+    BackwardOutputs out;
+    if (line.dq) out.dq = tensor("dq", false);
+    if (line.dk) out.dk = tensor("dk", false);
+    if (line.dv) out.dv = tensor("dv", false);
+    // Every rank has the gradients of parameters; rank 0's go into the case.
+    std::vector<std::vector<double>> memory;
+    for (std::size_t i = 0; i < line.params.size(); ++i) {
+      if (!line.params[i].grad) continue;
+      TensorView view = data.dparam(i);
+      if (rank != 0) {
+        memory.emplace_back(static_cast<std::size_t>(view.numel()) + 1);
+        view.data = memory.back().data();
+        std::int64_t stride = 1;
+        for (int d = view.rank - 1; d >= 0; --d)
+          view.strides[static_cast<std::size_t>(d)] = stride, stride *= view.sizes[static_cast<std::size_t>(d)];
+      }
+      out.dparams.push_back({line.params[i].param, view});
+    }
+    attention.backward(in, out);
+  }
+  for (const char* role : {"out", "lse", "dq", "dk", "dv"})
+    if (const auto made = shards.find(role); made != shards.end()) made->second.give();
+  if (after) after(attention);
+}
+
+inline std::string run_line(const problem::CaseData& data, int ranks, const ContextOptions& options, const ThreadOptions& threads = {}) {
+  auto transports = thread_ranks(ranks, threads);
+  on_threads(ranks, [&](int rank) {
+    const auto mine = std::move(transports[static_cast<std::size_t>(rank)]);
+    run_rank(mine, data, options);
+  });
+  return "dist." + std::to_string(ranks);
+}
+
+}  // namespace foveal::dist::test

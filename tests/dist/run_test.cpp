@@ -1,0 +1,270 @@
+// Sharded results against the reference by the tolerance rule, for every feature and 1 to 8 ranks; what travels and what is allocated as
+// planned; bits that do not depend on timing; ranks that disagree, stall or die.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cstring>
+
+#include "check/check.h"
+#include "dist/plan.h"
+#include "dist/ranks.h"
+#include "problem/line.h"
+
+namespace foveal::dist {
+namespace {
+
+using test::run_line;
+using test::run_rank;
+
+struct Feature {
+  const char* name;
+  const char* line;
+};
+
+const Feature features[] = {
+    {"plain", "f32 b2 h2 q70 d16"},
+    {"causal", "f32 h4:2 q131 d32 mask=\"causal()\""},
+    {"bf16", "bf16 h4:2 q100 d32 mask=\"causal()\""},
+    {"f16", "f16 h2 q90 d16 mask=\"causal()\""},
+    {"f64", "f64 h2 q75 d8 mask=\"causal()\""},
+    {"window", "f32 b2 h2:1 q150 d16 mask=\"causal() & window(20)\""},
+    {"gaps", "f32 h2 q160 d16 mask=\"(kv_idx < 10) | (abs(q_idx - kv_idx) <= 9)\""},
+    {"cross", "f32 h2 q40:120 d16 mask=\"kv_idx <= q_idx + (seqlen_kv - seqlen_q)\""},
+    {"sizes", "f32 h2 q60 d16:24 mask=\"causal()\""},
+    {"packed", "f32 h4:2 d16 lengths=70,1,33,0,50 mask=\"causal()\""},
+    {"packed_lengths", "bf16 h2 d16 lengths=40,60,17 mask=\"kv_idx < seqlen_kv - batch\" score=\"score + 0.01 * to_real(q_idx - kv_idx)\""},
+    {"documents", "f32 h2 q96 d16 mask=\"(ids[q_idx] == ids[kv_idx]) & causal()\" param=\"ids: integer[96] i32 integers(0, 2)\""},
+    {"table",
+     "f32 b2 h3 q80 d16 mask=\"causal()\" score=\"score + rel[head, q_idx - kv_idx]\" param=\"rel: real[3, 80] f32 normal(0.5) grad\""},
+    {"batch_table",
+     "f32 h2 d16 lengths=40,31,20 score=\"score + rel[batch] * to_real(kv_idx - q_idx) * 0.01\" param=\"rel: real[3] f32 normal(0.5) "
+     "grad\""},
+    {"row_terms", "f32 h2 q60 d16 score=\"score + row[q_idx]\" param=\"row: real[60] f32 normal(0.5) grad\" dlse"},
+    {"bias", "f32 h2 q64 d16 score=\"score + bias[q_idx, kv_idx]\" param=\"bias: real[64, 64] f32 normal(0.5) grad\""},
+    {"softcap", "f32 h2 q64 d16 mask=\"causal()\" score=\"20 * tanh(score / 20)\""},
+    {"sink", "f32 b2 h4:2 q66 d16 mask=\"causal()\" sink=s param=\"s: real[4] f32 normal(1) grad\""},
+    {"sink_terms",
+     "bf16 h2 q66 d16 mask=\"kv_idx + 30 <= q_idx\" score=\"score + row[q_idx]\" param=\"row: real[66] f32 normal(0.5) grad\" sink=s "
+     "param=\"s: real[2] f32 normal(1) grad\""},
+    {"dropout", "f32 b2 h4:2 q90 d16 mask=\"causal()\" dropout=0.3:42"},
+    {"packed_dropout", "f32 h2 d16 lengths=50,30,9 mask=\"causal()\" dropout=0.2:7"},
+    {"dlse", "f32 h2 q64 d16 mask=\"causal()\" dlse"},
+    {"empty_rows", "f32 h2 q64 d16 mask=\"kv_idx > q_idx + 20\""},
+    {"heads",
+     "f32 h4:2 q70 d16 mask=\"kv_idx + 9 * head <= q_idx\" score=\"score + slope[head] * to_real(kv_idx - q_idx) * 0.1\" param=\"slope: "
+     "real[4] f32 normal(1) grad\""},
+    {"offsets", "f32 h2 q64 d16 mask=\"causal()\" score=\"score + 0.001 * to_real(q_idx + kv_idx)\" q_offset=100 kv_offset=90"},
+    {"checked", "f32 h2 q64 d16 score=\"score + row[q_idx]\" param=\"row: real[64]\" checked"},
+    {"strided", "f32 b2 h2 q64 d16 layout=bhsd mask=\"causal()\""},
+    {"padding", "f32 b3 h2 q64 d16 mask=\"kv_idx < n[batch]\" param=\"n: integer[3] i32 integers(1, 64)\""},
+};
+
+class EveryFeature : public testing::TestWithParam<Feature> {};
+
+TEST_P(EveryFeature, IsThatOfOneDevice) {
+  for (const char* pass : {"forward ", "backward "}) {
+    std::string text = std::string(pass) + GetParam().line;
+    if (pass[0] == 'f')  // words of a backward line
+      for (const char* word : {" dlse", " grad"})
+        for (std::size_t at; (at = text.find(word)) != std::string::npos;) text.erase(at, std::strlen(word));
+    const problem::Line line = problem::parse_line(text);
+    const check::Checker checker(line);
+    for (const int ranks : {1, 2, 3, 4, 8})
+      for (const int head_groups : {1, 2}) {
+        if (ranks % head_groups != 0 || line.heads_kv % head_groups != 0) continue;
+        ContextOptions options;
+        options.unit = ranks == 2 ? 16 : 8;
+        options.head_groups = head_groups;
+        options.deal = ranks == 3 ? "pieces" : ranks == 8 ? "zigzag" : "automatic";
+        const check::Report report = checker.judge([&](problem::CaseData& data) { return run_line(data, ranks, options); });
+        EXPECT_TRUE(report.pass) << text << "\n" << ranks << " ranks, " << head_groups << " head groups: " << report.failure;
+        EXPECT_GE(report.tensors.size(), 2u);
+      }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dist, EveryFeature, testing::ValuesIn(features), [](const auto& info) { return std::string(info.param.name); });
+
+/// Counts what passes through.
+class Counting final : public Transport {
+ public:
+  explicit Counting(std::shared_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int size() const override { return inner_->size(); }
+  std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    for (const Message& m : sends) out += static_cast<std::int64_t>(m.bytes);
+    for (const Message& m : receives) in += static_cast<std::int64_t>(m.bytes);
+    return inner_->start(sends, receives);
+  }
+  void wait(std::uint64_t ticket) override { inner_->wait(ticket); }
+  void all_gather(const void* mine, std::size_t bytes, void* all) override { inner_->all_gather(mine, bytes, all); }
+  std::int64_t in = 0, out = 0;
+
+ private:
+  std::shared_ptr<Transport> inner_;
+};
+
+TEST(Dist, BytesAndMemoryAreThosePlanned) {
+  for (const char* text :
+       {"backward bf16 b2 h4:2 q200 d16:8 mask=\"causal()\"", "backward f64 h4:2 d16 lengths=70,30,51 mask=\"window(11)\" dlse"})
+    for (const int head_groups : {1, 2}) {
+      problem::CaseData data(problem::parse_line(text));
+      auto transports = thread_ranks(4);
+      test::on_threads(4, [&](int rank) {
+        const auto counting = std::make_shared<Counting>(transports[static_cast<std::size_t>(rank)]);
+        ContextOptions options;
+        options.unit = 8, options.head_groups = head_groups;
+        const auto compare = [&](const ContextAttention& attention, Pass pass) {
+          EXPECT_EQ(attention.used_bytes(), attention.memory_bytes(pass)) << text << " rank " << rank;
+          const auto [in, out] = attention.planned_bytes(pass);
+          EXPECT_EQ(counting->in, in) << text << " rank " << rank;
+          EXPECT_EQ(counting->out, out) << text << " rank " << rank;
+          counting->in = counting->out = 0;
+        };
+        run_rank(
+            counting, data, options, [&](const ContextAttention& attention) { compare(attention, Pass::forward); },
+            [&](const ContextAttention& attention) {
+              if (data.line().pass == Pass::backward) compare(attention, Pass::backward);
+            });
+      });
+    }
+}
+
+std::vector<double> bits_of(problem::CaseData& data) {
+  std::vector<double> all;
+  for (const char* role : {"out", "lse", "dq", "dk", "dv"})
+    if (data.view(role).present()) {
+      const std::vector<double> values = problem::values_of(data.view(role));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  for (std::size_t i = 0; i < data.line().params.size(); ++i)
+    if (data.line().params[i].grad) {
+      const std::vector<double> values = problem::values_of(data.dparam(i));
+      all.insert(all.end(), values.begin(), values.end());
+    }
+  return all;
+}
+
+TEST(Dist, TimingChangesNoBit) {
+  const std::string rest =
+      "bf16 h4:2 q200 d16 mask=\"causal()\" score=\"score + rel[q_idx - kv_idx]\" param=\"rel: real[200] f32 normal(0.5) ";
+  for (const std::string& text : {"forward " + rest + "\"", "backward " + rest + "grad\""}) {
+    problem::CaseData data(problem::parse_line(text));
+    ContextOptions options;
+    options.unit = 8, options.remote_steps = 3;
+    std::vector<double> first;
+    for (const std::uint64_t seed : {0, 1, 2, 3}) {
+      data.clear_outputs(data.line().pass);
+      run_line(data, 4, options, {.time_limit = 60, .delay_seed = seed});
+      const std::vector<double> now = bits_of(data);
+      if (first.empty()) first = now;
+      ASSERT_EQ(now.size(), first.size());
+      EXPECT_EQ(std::memcmp(now.data(), first.data(), now.size() * sizeof(double)), 0) << "delays " << seed;
+    }
+  }
+}
+
+std::vector<std::string> errors_of(int ranks, const ThreadOptions& threads,
+                                   const std::function<void(int, std::shared_ptr<Transport>)>& fn) {
+  auto transports = thread_ranks(ranks, threads);
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  test::on_threads(ranks, [&](int rank) {
+    auto mine = std::move(transports[static_cast<std::size_t>(rank)]);
+    try {
+      fn(rank, std::move(mine));
+    } catch (const Error& error) {
+      errors[static_cast<std::size_t>(rank)] = std::string(to_string(error.code())) + ": " + error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(Dist, RanksThatDisagreeAreToldWhereOnEveryRank) {
+  using namespace symbols;
+  const auto made = [](int rank, const std::function<void(Attention&, WholeShapes&, ContextOptions&)>& change,
+                       std::shared_ptr<Transport> t) {
+    Attention attention{.mask = causal()};
+    WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+    ContextOptions options;
+    if (rank == 1) change(attention, shapes, options);
+    ContextAttention(std::move(t), attention, shapes, {}, options);
+  };
+  const std::pair<const char*, std::function<void(Attention&, WholeShapes&, ContextOptions&)>> changes[] = {
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.mask = window(3); }},
+      {"description", [](Attention& a, WholeShapes&, ContextOptions&) { a.scale = 0.5; }},
+      {"shapes", [](Attention&, WholeShapes& s, ContextOptions&) { s.seqlen_q = 65; }},
+      {"shapes", [](Attention&, WholeShapes& s, ContextOptions&) { s.dtype = DType::bf16; }},
+      {"options", [](Attention&, WholeShapes&, ContextOptions& o) { o.unit = 64; }},
+  };
+  for (const auto& [name, change] : changes) {
+    const std::vector<std::string> errors =
+        errors_of(3, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) { made(rank, change, std::move(t)); });
+    for (const std::string& error : errors) {
+      EXPECT_NE(error.find("ranks 0 and 1 differ in"), std::string::npos) << error;
+      EXPECT_NE(error.find(name), std::string::npos) << error;
+    }
+  }
+  // One rank whose call is wrong: it says why, and the others do not wait.
+  const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+    made(
+        rank, [](Attention&, WholeShapes&, ContextOptions& o) { o.deal = "ring"; }, std::move(t));
+  });
+  EXPECT_NE(errors[1].find("deal: ring"), std::string::npos) << errors[1];
+  EXPECT_NE(errors[0].find("deal: ring"), std::string::npos) << errors[0];
+}
+
+TEST(Dist, MasksOfDifferentDataAreFound) {
+  const Param ids("ids", {64}, Type::integer);
+  const std::vector<std::string> errors = errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+    std::vector<std::int32_t> data(64);
+    for (int i = 0; i < 64; ++i) data[static_cast<std::size_t>(i)] = i / (rank == 0 ? 16 : 32);
+    WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+    ContextOptions options;
+    options.unit = 8;
+    ContextAttention(std::move(t), {.mask = document(ids)}, shapes, {{ids, TensorView(data.data(), DType::i32, {64})}}, options);
+  });
+  for (const std::string& error : errors) EXPECT_NE(error.find("differ in plan (tensors that the mask reads)"), std::string::npos) << error;
+}
+
+TEST(Dist, ARankThatStallsOrDiesIsAnErrorOnTheOthers) {
+  problem::CaseData data(problem::parse_line("backward f32 h2 q64 d8 mask=\"causal()\""));
+  ContextOptions options;
+  options.unit = 8;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> errors = errors_of(3, {.time_limit = 0.5}, [&](int rank, std::shared_ptr<Transport> t) {
+    if (rank == 1) {  // makes the plan and goes away
+      ContextAttention(std::move(t), data.line().attention, test::whole_shapes(data.line()), {}, options);
+      return;
+    }
+    run_rank(std::move(t), data, options);
+  });
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 10.0);
+  EXPECT_TRUE(errors[1].empty());
+  for (const int rank : {0, 2})
+    EXPECT_EQ(errors[static_cast<std::size_t>(rank)].rfind("communication: ", 0), 0u) << errors[static_cast<std::size_t>(rank)];
+}
+
+TEST(Dist, WrongShardsAreRefused) {
+  auto transports = thread_ranks(1);
+  WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+  ContextAttention attention(transports[0], {}, shapes);
+  std::vector<float> memory(64 * 2 * 8);
+  const TensorView right(memory.data(), DType::f32, {1, 64, 2, 8}), wrong(memory.data(), DType::f32, {1, 32, 2, 8});
+  try {
+    attention.forward({.q = right, .k = wrong, .v = right}, {.out = right});
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_STREQ(error.what(), "k: f32[1, 32, 2, 8]; rank 0 of 1 holds f32[1, 64, 2, 8]");
+  }
+}
+
+TEST(Dist, MoreRanksThanChunksIsLegal) {
+  const problem::Line line = problem::parse_line("backward f32 h2 q20 d8 mask=\"causal()\"");
+  ContextOptions options;
+  options.unit = 16;
+  const check::Report report = check::Checker(line).judge([&](problem::CaseData& data) { return run_line(data, 8, options); });
+  EXPECT_TRUE(report.pass) << report.failure;
+}
+
+}  // namespace
+}  // namespace foveal::dist
