@@ -193,3 +193,27 @@ def test_masks_of_another_size_are_refused(made_for, shape, words):
 def test_refusals(change, error, words):
     with pytest.raises(error, match=f"flex_attention: .*{words}"):
         foveal.torch.flex_attention(*change(torch.randn(2, 2, 16, 8)))
+
+
+def test_aux_outputs():
+    """torch's own has no max_scores on the CPU: beside all scores in memory."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    q, k, v = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 8)
+    bias = torch.randn(4)
+    keep = torch.ones(300, 300, dtype=torch.bool).tril() & (torch.arange(300) > 2)[:, None]
+
+    def score(s, b, h, i, j):
+        return torch.tanh(s) * 3 + bias[h]
+
+    raw = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * 8**-0.5
+    scores = (torch.tanh(raw) * 3 + bias[:, None, None]).masked_fill(~keep, -torch.inf)
+    block_mask = create_block_mask(lambda b, h, q, kv: (q >= kv) & (q > 2), None, None, 300, 300, device="cpu", BLOCK_SIZE=16)
+    arguments = dict(score_mod=score, block_mask=block_mask, enable_gqa=True)
+    out, aux = foveal.torch.flex_attention(q, k, v, **arguments, return_aux=AuxRequest(lse=True, max_scores=True))
+    torch.testing.assert_close(aux.lse, scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(aux.max_scores, scores.amax(-1), rtol=1e-5, atol=1e-5)
+    assert torch.equal(out, foveal.torch.flex_attention(q, k, v, **arguments))
+    assert foveal.torch.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True))[1].max_scores is None
+    with pytest.raises(ValueError, match="return_aux: must be None"):
+        foveal.torch.flex_attention(q, k, v, enable_gqa=True, return_lse=True, return_aux=AuxRequest(lse=True))

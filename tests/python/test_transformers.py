@@ -241,3 +241,23 @@ def test_refusals(words):
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(NotImplementedError, match=f"attn_implementation='foveal': {words}"):
         foveal.transformers.attention_forward(torch.nn.Module(), q, q, q, None, **{words: True})
+
+
+@pytest.mark.filterwarnings("ignore:.*create_block_mask")
+def test_transformers_flex_attention_under_patch():
+    """With gradients on the CPU, which torch's own has not; and torch's function is back afterwards."""
+    model, ids = made(DECODERS["gemma2"]), tokens()
+    run = trained(ids, left_padding(ids))
+    model.set_attn_implementation("eager")
+    model.zero_grad()
+    expected = run(model)
+    model.set_attn_implementation("flex_attention")
+    model.zero_grad()
+    with foveal.torch.patch() as routed:
+        found = run(model)
+    assert routed.calls["flex_attention"] == 2
+    close(found, expected)
+    from transformers.integrations import flex_attention as integration
+
+    assert integration.flex_attention is torch.nn.attention.flex_attention.flex_attention
+    assert not integration.WrappedFlexAttention._instance._is_flex_compiled

@@ -90,30 +90,12 @@ def _attend(
     attention: _core.Attention, q: Tensor, k: Tensor, v: Tensor, params: dict[str, Tensor], seed: int, offset: int, first_batch: int
 ) -> tuple[Tensor, Tensor]:
     """On [batch, heads, seqlen, dim] of one real type."""
-    batch, heads, seqlen_q, head_dim = q.shape
-    seqlen_kv, group = k.shape[2], heads // k.shape[1]
-    k, v = (t.repeat_interleave(group, 1) for t in (k, v))
-    scale = 1.0 / math.sqrt(head_dim) if attention.scale is None else attention.scale
-    raw = (q @ k.transpose(-1, -2)) * scale
+    batch, heads, _, _ = q.shape
+    symbols = _symbols(attention, q, k, first_batch)
+    scores = _scores(attention, q, k, symbols, params)
+    v = v.repeat_interleave(heads // v.shape[1], 1)
 
-    def positions(count: int, first: int, dim: int) -> Tensor:
-        return torch.arange(first, first + count, device=q.device).reshape([-1 if d == dim else 1 for d in range(4)])
-
-    symbols: dict[str, Any] = {
-        "batch": positions(batch, first_batch, 0),
-        "head": positions(heads, 0, 1),
-        "q_idx": positions(seqlen_q, attention.q_offset, 2),
-        "kv_idx": positions(seqlen_kv, attention.kv_offset, 3),
-        "seqlen_q": seqlen_q,
-        "seqlen_kv": seqlen_kv,
-    }
-    keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-    if attention.mask is not None:
-        with torch.no_grad():
-            keep = Evaluation(repr(attention.mask), symbols, params, q.dtype, q.device).result()
-    scores = _modified(attention, raw, keep.expand(raw.shape), symbols, params)
-
-    highest = scores.detach().amax(-1, keepdim=True) if seqlen_kv else scores.new_full((batch, heads, seqlen_q, 1), -math.inf)
+    highest = scores.detach().amax(-1, keepdim=True)
     sink = None
     if attention.sink is not None:
         sink = params[attention.sink.name].to(q.dtype).reshape(1, heads, 1, 1)
@@ -133,8 +115,49 @@ def _attend(
     return weights @ v, lse
 
 
+def row_maxima(program: _core.Program, q: Tensor, k: Tensor, params: Sequence[Tensor]) -> Tensor:
+    """[batch, heads, seqlen_q]: the highest score of each row, -inf where it has no key; a few rows at a time. q, k: heads before seqlen."""
+    named = dict(zip([param.name for param in program.params], params))
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    with torch.no_grad():
+        symbols = _symbols(program.attention, q, k, first_batch=0)
+        parts = []
+        for rows, positions in zip(q.to(dtype).split(_ROWS, 2), symbols["q_idx"].split(_ROWS, 2)):
+            parts.append(_scores(program.attention, rows, k.to(dtype), {**symbols, "q_idx": positions}, named).amax(-1))
+        return torch.cat(parts, 2)
+
+
+_ROWS = 128  # of scores in memory at a time
+
+
+def _symbols(attention: _core.Attention, q: Tensor, k: Tensor, first_batch: int) -> dict[str, Any]:
+    """Of all pairs, as tensors that broadcast to [batch, heads, seqlen_q, seqlen_kv]."""
+
+    def positions(count: int, first: int, dim: int) -> Tensor:
+        return torch.arange(first, first + count, device=q.device).reshape([-1 if d == dim else 1 for d in range(4)])
+
+    return {
+        "batch": positions(q.shape[0], first_batch, 0),
+        "head": positions(q.shape[1], 0, 1),
+        "q_idx": positions(q.shape[2], attention.q_offset, 2),
+        "kv_idx": positions(k.shape[2], attention.kv_offset, 3),
+        "seqlen_q": q.shape[2],
+        "seqlen_kv": k.shape[2],
+    }
+
+
+def _scores(attention: _core.Attention, q: Tensor, k: Tensor, symbols: dict[str, Any], params: dict[str, Tensor]) -> Tensor:
+    """[batch, heads, seqlen_q, seqlen_kv]: what softmax takes; -inf where the mask drops the pair."""
+    scale = 1.0 / math.sqrt(q.shape[-1]) if attention.scale is None else attention.scale
+    raw = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)) * scale
+    keep = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
+    if attention.mask is not None:
+        with torch.no_grad():
+            keep = Evaluation(repr(attention.mask), symbols, params, q.dtype, q.device).result()
+    return _modified(attention, raw, keep.expand(raw.shape), symbols, params)
+
+
 def _modified(attention: _core.Attention, raw: Tensor, keep: Tensor, symbols: dict[str, Any], params: dict[str, Tensor]) -> Tensor:
-    """The scores that softmax takes; -inf where the mask drops the pair."""
     if attention.score_mod is None:
         return raw.masked_fill(~keep, -math.inf)
     pairs = keep.nonzero(as_tuple=True)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
-from ..describe import Options
+from ..describe import Options, program
 from .block_masks import as_mask
+from .composite import row_maxima
 from .errors import CallError
 from .operators import bound, call
 
@@ -26,6 +27,8 @@ def flex_attention(
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: Mapping[str, Any] | None = None,
+    *,
+    return_aux: Any = None,
 ) -> Any:
     """torch.nn.attention.flex_attention.flex_attention, by foveal: unchanged score_mod and mask_mod functions, learnable captures included.
 
@@ -33,10 +36,14 @@ def flex_attention(
     Key and value of batch 1 are broadcast.
     block_mask: a BlockMask, a mask_mod function, or None. Of a BlockMask the lists hold, as in compiled FlexAttention: blocks listed as full are
     kept whole, those listed as partial where mask_mod keeps them, the others are skipped; its batch and heads may be 1.
-    kernel_options: accepted and ignored. Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse.
+    kernel_options: accepted and ignored.
+    Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse, or an AuxOutput of what an AuxRequest as
+    return_aux asks for: lse, and max_scores like it, without gradient, in a pass of its own over the scores.
     Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
     """
     _check(query, key, value, enable_gqa)
+    if return_lse and return_aux is not None:
+        raise CallError("flex_attention: return_aux: must be None when return_lse is set; AuxRequest(lse=True) asks for the same")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
     if isinstance(block_mask, torch_flex.BlockMask):
@@ -45,7 +52,15 @@ def flex_attention(
     else:
         program_key, captured = bound(score_mod, block_mask, Options(), {"scale": scale}, heads_first=True)
     out, lse = call(program_key, captured, query, key, value, None, (0, 0))
+    if return_aux is not None:
+        highest = _row_maxima(program_key, query, key, captured) if return_aux.max_scores else None
+        return out, torch_flex.AuxOutput(lse=lse if return_aux.lse else None, max_scores=highest)
     return (out, lse) if return_lse else out
+
+
+@torch.compiler.disable
+def _row_maxima(program_key: str, query: Tensor, key: Tensor, captured: list[Tensor]) -> Tensor:
+    return row_maxima(program(program_key), query, key, captured)
 
 
 def _bound(score_mod: Any, block_mask: torch_flex.BlockMask, scale: float | None, query: Tensor, seqlen_kv: int) -> tuple[str, list[Tensor]]:

@@ -68,9 +68,17 @@ def _watched_multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
 # torch's function -> what stands in its place
 _ROUTES = {
     torch.nn.functional.scaled_dot_product_attention: _counted(scaled_dot_product_attention),
-    torch_flex.flex_attention: _counted(flex_attention),
+    torch_flex.flex_attention: torch.compiler.disable(_counted(flex_attention)),  # also by torch.compile(flex_attention): it is fused already
     _multi_head_attention_forward: _watched_multi_head_attention_forward,
 }
+
+
+def _forget_compiled() -> None:
+    """transformers keeps one compiled flex_attention for good: it makes a new one of the name it finds."""
+    integration = sys.modules.get("transformers.integrations.flex_attention")
+    wrapped = getattr(integration, "WrappedFlexAttention", None)
+    if wrapped is not None and wrapped._instance is not None:
+        wrapped._instance._is_flex_compiled = False
 
 
 def _replace(replacements: dict[Any, Any]) -> None:
@@ -83,6 +91,7 @@ def _replace(replacements: dict[Any, Any]) -> None:
         for name, value in list(namespace.items()):
             if id(value) in by_id:
                 namespace[name] = by_id[id(value)]
+    _forget_compiled()
 
 
 @contextlib.contextmanager
