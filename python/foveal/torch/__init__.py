@@ -10,7 +10,8 @@ from .composite import MaterializedWarning
 from .errors import CallError
 from .flex import flex_attention
 from .native import Attention, attention
+from .packed import varlen_attn
 from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "CallError", "MaterializedWarning", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention"]
+__all__ = ["Attention", "CallError", "MaterializedWarning", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]

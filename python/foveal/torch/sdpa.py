@@ -12,6 +12,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..describe import Options
 from .errors import CallError
 from .operators import bound, call, draw_seed
+from .packed import jagged_attention
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _SYMBOLS = ("batch", "head", "q_idx", "kv_idx")
@@ -36,8 +37,12 @@ def scaled_dot_product_attention(
     attn_mask: at least two dimensions, broadcastable to [..., heads_q, seqlen_q, seqlen_kv]; bool (True = keep), or float32 or query's dtype
     (added to the scores); or a torch.nn.attention.bias.CausalBias. dropout_p: draws its seed from torch's CPU generator.
 
+    Nested tensors of layout torch.jagged: [batch, heads, seqlen, head_dim] with different seqlens, without attn_mask.
+
     Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError, a ValueError and a RuntimeError, where torch raises or leaves the result open.
     """
+    if any([isinstance(t, Tensor) and t.is_nested for t in (query, key, value)]):
+        return jagged_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check_tensors(query, key, value)
     scale = None if scale is None else _number("scale", scale)
     dropout_p = _number("dropout_p", dropout_p)

@@ -1,0 +1,105 @@
+"""Sequences of different lengths without padding: torch's varlen_attn, and jagged nested tensors in scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..describe import Options
+from .errors import CallError
+from .operators import bound, call, draw_seed
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    *,
+    return_aux: Any = None,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Any:
+    """torch.nn.attention.varlen.varlen_attn, by foveal: on CPUs too, in every dtype, with gradients.
+
+    query: [total_q, heads_q, head_dim]; key, value: [total_k, heads_kv, ...]; cu_seq_q, cu_seq_k: int32 or int64 [sequences + 1]; max_q, max_k: the
+    longest sequences. window_size: keys to the left and to the right that a query sees, -1: all; the last query stands at the last key, as in flash
+    attention. seqused_k: int [sequences], how many keys of each sequence are there. num_splits: accepted and ignored, results do not depend on it.
+    Returns [total_q, heads_q, head_dim_v], and lse [heads_q, total_q] where return_aux asks for it. A block_table is refused.
+    """
+    if block_table is not None or cu_seq_k is None:
+        raise NotImplementedError("varlen_attn: block_table: paged keys and values; expected packed ones with cu_seq_k")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 3:
+            found = f"rank {tensor.dim()}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise CallError(f"varlen_attn: {name}: found {found}; expected a tensor of rank 3: [total, heads, head_dim]")
+    _check_heads("varlen_attn", query.shape[1], key.shape[1], enable_gqa)
+    left, right = window_size
+    params: dict[str, Tensor] = {}
+    if seqused_k is not None:
+        params["seqused_k"] = seqused_k
+    seqlen_kv = "seqlen_kv" if seqused_k is None else "seqused_k[batch]"
+    diagonal = f"q_idx + ({seqlen_kv} - seqlen_q)"  # the key at which a query stands
+    masks = []
+    if left >= 0:
+        masks.append(f"(kv_idx >= {diagonal} - {left})")
+    if right >= 0:
+        masks.append(f"(kv_idx <= {diagonal} + {right})")
+    if seqused_k is not None:
+        masks.append("(kv_idx < seqused_k[batch])")
+    program, captured = bound(None, " & ".join(masks) or None, Options(), {"scale": scale, "params": params}, heads_first=False)
+    out, lse = call(program, captured, query, key, value, (cu_seq_q, cu_seq_k), (max_q, max_k))
+    return (out, lse) if return_aux is not None and return_aux.lse else out
+
+
+def jagged_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None, enable_gqa: bool
+) -> Tensor:
+    """scaled_dot_product_attention of nested tensors [batch, heads, seqlen, head_dim], jagged along seqlen."""
+    if attn_mask is not None:
+        raise CallError("scaled_dot_product_attention: attn_mask: must be None with nested tensors")
+    packed, lengths = zip(*[_packed(name, tensor) for name, tensor in (("query", query), ("key", key), ("value", value))])
+    same = lengths[0][0] is lengths[1][0] or torch.equal(lengths[0][0], lengths[1][0])
+    if is_causal and not same:
+        raise CallError("scaled_dot_product_attention: is_causal: queries and keys of different lengths in nested tensors; expected equal ones")
+    if lengths[1][0] is not lengths[2][0] and not torch.equal(lengths[1][0], lengths[2][0]):
+        raise CallError("scaled_dot_product_attention: value: other sequence lengths than key's")
+    _check_heads("scaled_dot_product_attention", packed[0].shape[1], packed[1].shape[1], enable_gqa)
+    arguments: dict[str, Any] = {"scale": scale}
+    if dropout_p > 0.0:
+        arguments.update(dropout_p=dropout_p, seed=draw_seed())
+    program, captured = bound(None, "kv_idx <= q_idx" if is_causal else None, Options(), arguments, heads_first=False)
+    (cu_q, max_q), (cu_kv, max_kv) = lengths[:2]
+    out, _ = call(program, captured, *packed, (cu_q, cu_kv), (max_q, max_kv))
+    return torch.nested.nested_tensor_from_jagged(out, offsets=cu_q).transpose(1, 2)
+
+
+def _packed(name: str, tensor: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
+    """Values [total, heads, head_dim], and (offsets, the longest sequence)."""
+    if not tensor.is_nested:
+        raise CallError(f"scaled_dot_product_attention: {name}: a dense tensor beside nested ones; expected a nested one")
+    if tensor.layout != torch.jagged or tensor.dim() != 4 or tensor._ragged_idx != 2:
+        raise CallError(
+            f"scaled_dot_product_attention: {name}: a nested tensor of layout {tensor.layout} and rank {tensor.dim()}; "
+            "expected layout torch.jagged, [batch, heads, seqlen, head_dim] with different seqlens"
+        )
+    rows = tensor.transpose(1, 2)  # [batch, seqlen, heads, head_dim]
+    if rows.lengths() is not None:
+        raise CallError(f"scaled_dot_product_attention: {name}: a nested tensor with holes; expected a contiguous one")
+    return rows.values(), (rows.offsets(), rows._get_max_seqlen())
+
+
+def _check_heads(function: str, heads: int, kv_heads: int, enable_gqa: bool) -> None:
+    if heads != kv_heads and not enable_gqa:
+        raise CallError(f"{function}: key: {kv_heads} heads, query: {heads}; expected equal, or enable_gqa=True")
+    if kv_heads == 0 or heads % kv_heads != 0:
+        raise CallError(f"{function}: key: {kv_heads} heads; expected a number that divides query's {heads}")
