@@ -46,7 +46,7 @@ struct ThreadOptions {
 FOVEAL_API std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOptions& options = {});
 
 /// A communicator of MPI, by its Fortran handle (MPI_Comm_c2f), which is an integer in every implementation. libmpi is loaded at run time:
-/// the one that the process has loaded already, if any. MPI must have been initialised; `init` does it if nobody has. Throws unsupported,
+/// the one that the process has loaded already, if any. MPI must have been initialised. Throws unsupported,
 /// naming the package, without libmpi, and when its implementation is not known.
 FOVEAL_API std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit = 600);
 /// The same for all processes: MPI_COMM_WORLD. Initialises MPI where that has not been done, and finalises it at exit then.

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/random.h"
-#include "foveal/dist.h"
+#include "dist/transport.h"
 
 namespace foveal::dist {
 namespace {
@@ -68,20 +68,7 @@ class ThreadTransport final : public Transport {
     }
   }
 
-  void all_gather(const void* mine, std::size_t bytes, void* all) override {
-    std::vector<Message> sends, receives;
-    std::vector<std::byte> copy(static_cast<const std::byte*>(mine), static_cast<const std::byte*>(mine) + bytes);
-    for (int peer = 0; peer < size(); ++peer) {
-      std::byte* place = static_cast<std::byte*>(all) + static_cast<std::size_t>(peer) * bytes;
-      if (peer == rank_) {
-        std::memcpy(place, copy.data(), bytes);
-      } else {
-        sends.push_back({peer, copy.data(), bytes});
-        receives.push_back({peer, place, bytes});
-      }
-    }
-    wait(start(sends, receives));
-  }
+  void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
 
  private:
   void delay() {
