@@ -6,6 +6,7 @@
 Works on NumPy arrays, torch tensors (with autograd, see foveal.torch), JAX arrays (foveal.jax) and anything with DLPack.
 """
 
+from . import logging as logging
 from ._core import (
     Error,
     Expr,

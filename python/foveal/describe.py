@@ -6,7 +6,7 @@ import weakref
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from . import _core
+from . import _core, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param
 from .trace import Tracer, mentions, signature
 
@@ -129,6 +129,7 @@ def bind(description: Description, options: Options, heads_first: bool = False) 
     if found is None:
         found = _core.Program(description.attention, description.params, options.backend, options.target, options.threads, heads_first)
         _programs[key] = found
+        logging.compile.debug("%s", key)
     return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
 
 

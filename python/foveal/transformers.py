@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
 
-from . import _core
+from . import _core, logging
 from ._core import Expr
 from .describe import Options, describe
 from .torch.operators import bound, call, draw_seed
@@ -112,6 +112,7 @@ def _shift(offset: int | Tensor) -> Any:
 
 
 def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any]) -> Tensor:
+    logging.route.debug("attention mask of %d x %d: a tensor", arguments["q_length"], arguments["kv_length"])
     rest = {**rest, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     mask = sdpa_mask(**arguments, attention_mask=attention_mask, device=device, **rest)
     assert mask is not None

@@ -118,6 +118,10 @@ void bind_attention(nb::module_& m) {
           },
           nb::arg("score_mod").none(), nb::arg("mask").none(), "The same with another score and mask.");
 
+  m.def(
+      "on_plan", [](nb::object observer) { Program::observer() = std::move(observer); }, nb::arg("observer").none(),
+      "Called with each new Call and the seconds that planning took; None: nobody is.");
+
   nb::class_<TensorView>(m, "TensorView", "A tensor without its data: what a call is planned for.")
       .def(nb::init<>(), "An absent tensor.")
       .def(

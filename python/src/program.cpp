@@ -1,8 +1,10 @@
 #include "program.h"
 
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <functional>
 
@@ -150,8 +152,17 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
   add_results(arguments, tensors);
   std::vector<bool> trained;
   if (arguments.pass == Pass::backward) trained.assign(arguments.wanted.begin() + first_gradient, arguments.wanted.end());
-  return std::make_shared<Call>(attention_, arguments.pass, params_, std::move(tensors), std::move(trained), arguments.max_seqlen_q,
-                                arguments.max_seqlen_kv, options_);
+  const auto begin = std::chrono::steady_clock::now();
+  auto call = std::make_shared<Call>(attention_, arguments.pass, params_, std::move(tensors), std::move(trained), arguments.max_seqlen_q,
+                                     arguments.max_seqlen_kv, options_);
+  if (observer().is_valid() && !observer().is_none())
+    observer()(call, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  return call;
+}
+
+nb::object& Program::observer() {
+  static auto& observer = *new nb::object;  // never destroyed: it outlives the interpreter
+  return observer;
 }
 
 std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, const std::vector<TensorView>& tensors) {

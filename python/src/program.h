@@ -40,6 +40,9 @@ class Program {
   /// Plans without running. out, lse and dout may be absent too: contiguous ones are planned for.
   std::shared_ptr<Call> plan(const Arguments& arguments);
 
+  /// Called with each new Call and the seconds that planning took, when set.
+  static nanobind::object& observer();
+
  private:
   struct Site;
 

@@ -177,3 +177,54 @@ def test_arrays_become_parameters_once_per_shape():
     first, second = step(q, k, v, bias), step(q, k, v, bias * 2)
     close(second, reference(q, k, v, bias * 2), 1e-5)
     assert not np.allclose(first, second)
+
+
+DOOR_CASES = {
+    "plain": {},
+    "causal": dict(is_causal=True),
+    "scale": dict(scale=0.3),
+    "bias": dict(bias=jax.random.normal(jax.random.key(7), (2, 1, 9, 7))),
+    "bias of heads": dict(bias=jax.random.normal(jax.random.key(7), (4, 9, 1))),
+    "mask": dict(mask=jax.random.uniform(jax.random.key(8), (1, 4, 9, 7)) > 0.3),
+    "window": dict(local_window_size=3),
+    "two windows": dict(local_window_size=(4, 1), is_causal=True),
+    "lengths": dict(query_seq_lengths=jnp.array([3, 9]), key_value_seq_lengths=jnp.array([7, 4])),
+    "residual": dict(return_residual=True),
+}
+
+
+@pytest.mark.parametrize("name", DOOR_CASES)
+def test_the_door_of_dot_product_attention(name):
+    """Beside JAX's own: outputs, and gradients of the inputs and of the bias."""
+    q = jax.random.normal(jax.random.key(1), (2, 9, 4, 8))
+    k, v = (jax.random.normal(jax.random.key(i), (2, 7, 2, 8)) for i in (2, 3))
+    arguments = dict(DOOR_CASES[name])
+    bias = arguments.pop("bias", None)
+    jax_bias = bias if bias is None or bias.ndim == 4 else bias[None]
+
+    def run(door, bias):
+        outputs = door(q, k, v, bias, **arguments)
+        traced = (q, k, v) if bias is None else (q, k, v, bias)
+        loss = lambda q, k, v, bias=None: (jax.tree.leaves(door(q, k, v, bias, **arguments))[0] ** 2).sum()  # noqa: E731
+        return outputs, jax.grad(loss, argnums=tuple(range(len(traced))))(*traced)
+
+    found, expected = run(foveal.jax.dot_product_attention, bias), run(jax.nn.dot_product_attention, jax_bias)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b.reshape(a.shape), rtol=2e-4, atol=2e-5)
+    if bias is None and not arguments.keys() & {"query_seq_lengths", "mask"}:
+        one = foveal.jax.dot_product_attention(q[0], k[0], v[0], **arguments)
+        for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(found[0]), strict=True):
+            np.testing.assert_allclose(a, b[0], rtol=1e-6, atol=1e-6)
+
+
+def test_the_door_of_dot_product_attention_refuses_by_name():
+    q = jnp.zeros((2, 9, 4, 8))
+    for change, words in (
+        (dict(mask=jnp.zeros((9, 9))), "mask: dtype float32; expected bool"),
+        (dict(bias=jnp.zeros((9, 8))), r"bias: shape \(1, 1, 9, 8\); expected one that broadcasts to \(2, 4, 9, 9\)"),
+        (dict(query_seq_lengths=jnp.zeros(3, jnp.int32)), r"query_seq_lengths: int32\[3\]; expected integers \[2\]"),
+    ):
+        with pytest.raises(ValueError, match=f"dot_product_attention: {words}"):
+            foveal.jax.dot_product_attention(q, q, q, **change)
+    with pytest.raises(ValueError, match="query, key, value: ranks"):
+        foveal.jax.dot_product_attention(q[0], q, q)

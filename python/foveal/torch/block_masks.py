@@ -9,7 +9,7 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
-from .. import _core
+from .. import _core, logging
 from ..describe import describe
 from ..torch_trace import TorchTracer
 from .errors import CallError
@@ -82,6 +82,7 @@ def _made(block_mask: torch_flex.BlockMask, mask_mod: Mask | None, batch: int, h
     table = _block_classes(block_mask)
     if mask_mod is not None and _says_the_same(mask_mod, table, block_mask, batch, heads):
         return mask_mod
+    logging.route.debug("flex_attention: the lists of a BlockMask of %s become a table of %s blocks", tuple(block_mask.shape), tuple(table.shape))
     block_q, block_kv = block_mask.BLOCK_SIZE
     by_batch, by_head = table.shape[0] > 1, table.shape[1] > 1
 

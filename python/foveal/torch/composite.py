@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .. import _core
+from .. import _core, logging
 from .evaluate import Evaluation
 
 
@@ -22,6 +22,7 @@ def attend(
     program: _core.Program, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], lengths: tuple[Any, ...], seed: int = 0, offset: int = 0
 ) -> tuple[Tensor, Tensor]:
     """(out, lse) of the program's forward pass, in its layouts. Computes in float64 for float64 tensors, else in float32."""
+    logging.route.debug("a derivative beyond the first, or in forward mode, of %s: by torch's operations, with all scores in memory", tuple(q.shape))
     warnings.warn(
         "foveal: a derivative beyond the first, or in forward mode: computed from all seqlen_q x seqlen_kv scores in memory", MaterializedWarning,
         stacklevel=2,

@@ -12,6 +12,7 @@ from typing import Any, Callable, Iterator
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 
+from .. import logging
 from . import operators
 from .flex import flex_attention
 from .sdpa import scaled_dot_product_attention
@@ -38,6 +39,7 @@ _active: list[Routed] = []
 
 
 def _count(name: str, elsewhere: bool = False) -> None:
+    logging.route.debug("%s: %s", name, "not foveal's" if elsewhere else "foveal's")
     for routed in _active:
         (routed.elsewhere if elsewhere else routed.calls)[name] += 1
 
