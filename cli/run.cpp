@@ -17,7 +17,8 @@ struct Options {
   std::string output, score, mask, sink;
   std::vector<std::string> gradients;
   std::optional<double> scale;
-  Dropout dropout;
+  double dropout_p = 0;
+  DropoutRng rng;
   bool reproducible = false, checked = false, quiet = false;
   PlanOptions plan;
 };
@@ -94,7 +95,7 @@ void run(const Options& options) {
   if (!options.mask.empty()) attention.mask = parse(options.mask, declared);
   if (!options.sink.empty()) attention.sink = param_of(inputs.at(options.sink));
   attention.scale = options.scale;
-  attention.dropout = options.dropout;
+  attention.dropout_p = options.dropout_p;
   attention.determinism = options.reproducible ? Determinism::reproducible : Determinism::fast;
   attention.checked = options.checked;
   for (const std::string& name : options.gradients) inputs.at(name);
@@ -118,8 +119,12 @@ void run(const Options& options) {
   const TensorView out = make("out", q.dtype, out_shape);
   const TensorView lse = make("lse", q.dtype == DType::f64 ? DType::f64 : DType::f32, lse_shape);
 
-  const ForwardInputs forward_inputs{
-      .q = inputs.view("q"), .k = inputs.view("k"), .v = inputs.view("v"), .params = bound, .varlen = varlen_of(inputs)};
+  const ForwardInputs forward_inputs{.q = inputs.view("q"),
+                                     .k = inputs.view("k"),
+                                     .v = inputs.view("v"),
+                                     .params = bound,
+                                     .varlen = varlen_of(inputs),
+                                     .rng = options.rng};
   const ForwardOutputs forward_outputs{.out = out, .lse = lse};
   const Plan forward_plan = plan(attention, forward_inputs, forward_outputs, options.plan);
   std::string kernels = forward_plan.kernel();
@@ -135,7 +140,8 @@ void run(const Options& options) {
                                          .dout = inputs.view("dout"),
                                          .dlse = inputs.view("dlse"),
                                          .params = bound,
-                                         .varlen = forward_inputs.varlen};
+                                         .varlen = forward_inputs.varlen,
+                                         .rng = options.rng};
     BackwardOutputs backward_outputs{
         .dq = make("dq", q.dtype, q.shape), .dk = make("dk", q.dtype, inputs.at("k").shape), .dv = make("dv", q.dtype, v.shape)};
     for (const ParamBinding& binding : bound) {
@@ -173,9 +179,9 @@ void add_run(CLI::App& app) {
       ->delimiter(',')
       ->allow_extra_args(false);
   command->add_option("--scale", options->scale, "of q . k; default: 1 / sqrt(head_dim)");
-  command->add_option("--dropout", options->dropout.p, "probability");
-  command->add_option("--dropout-seed", options->dropout.seed);
-  command->add_option("--dropout-offset", options->dropout.offset);
+  command->add_option("--dropout", options->dropout_p, "probability");
+  command->add_option("--dropout-seed", options->rng.seed);
+  command->add_option("--dropout-offset", options->rng.offset);
   command->add_flag("--reproducible", options->reproducible, "the same bits from run to run");
   command->add_flag("--checked", options->checked, "verify every index into a parameter");
   command->add_flag("-q,--quiet", options->quiet, "print nothing");

@@ -186,7 +186,7 @@ std::unique_ptr<Unfused> make_unfused(const problem::CaseData& data, int threads
   const std::int64_t matrices = p.pass == Pass::forward ? threads : p.batch * p.heads_q + threads;
   if (p.varlen) {
     why_not = "packed sequences";
-  } else if (p.has_score_mod() || line.attention.sink || line.attention.dropout.p > 0) {
+  } else if (p.has_score_mod() || line.attention.sink || line.attention.dropout_p > 0) {
     why_not = "a score, a sink or dropout";
   } else if (reads(p.score->mask, scoring::depends_head)) {
     why_not = "a mask that differs between heads or reads a parameter";

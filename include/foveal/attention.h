@@ -38,10 +38,13 @@ FOVEAL_API const char* to_string(BackwardStrategy strategy);
 
 /// Each (batch, query head, q_idx, kv_idx) is dropped with probability p by Philox4x32-10 of its global position, so the same bits
 /// fall on every device, tiling and strategy; what stays is scaled by 1 / (1 - p). Applied after normalisation: lse is not affected.
-struct Dropout {
-  double p = 0.0;  ///< in [0, 1)
+/// The seed and offset belong to a run, so that one plan serves all; a backward pass takes those of its forward pass.
+struct DropoutRng {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
+  /// Instead of the two, when present: i64 [2] of the bits of {seed, offset}, contiguous, on q's device. Read when the kernels run, so that
+  /// a captured CUDA graph drops other pairs on each replay once something has written other numbers there.
+  TensorView state{};
 };
 
 /// What to compute: a cheap value, shared by both passes so that they cannot disagree.
@@ -50,7 +53,7 @@ struct Attention {
   Expr mask{};                    ///< boolean, must not read `score`; absent means everything
   std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
   std::optional<Param> sink{};    ///< real, shape {heads_q}: a logit per query head that joins the denominator
-  Dropout dropout{};
+  double dropout_p = 0;           ///< in [0, 1): the probability that a pair is dropped; which ones is up to a run's DropoutRng
   Determinism determinism = Determinism::fast;
   BackwardStrategy backward = BackwardStrategy::automatic;
   bool checked = false;       ///< verify every parameter index at run time (CPU and reference); slow
@@ -88,6 +91,7 @@ struct ForwardInputs {
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed
+  DropoutRng rng{};
 };
 
 struct ForwardOutputs {
@@ -101,6 +105,7 @@ struct BackwardInputs {
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed; lse and out are those of whole rows
+  DropoutRng rng{};
 };
 
 struct BackwardOutputs {

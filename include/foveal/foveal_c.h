@@ -3,8 +3,8 @@
 /* The C interface: plan, run, explain, targets, errors. C11, no dependencies; callable from Rust, Julia, ctypes and the like.
  *
  * Every struct that may grow begins with its own size: set it with FOVEAL_INIT (or by hand) after zeroing the rest; zero means default
- * everywhere. Functions return FOVEAL_OK or an error code; foveal_last_error() then gives the message of this thread. Nothing prints,
- * nothing exits. */
+ * everywhere. A size must be that of a version of the struct, from the first to this library's. Functions return FOVEAL_OK or an error
+ * code; foveal_last_error() then gives the message of this thread. Nothing prints, nothing exits. */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -52,8 +52,7 @@ typedef struct foveal_attention {
   const char* sink; /* name of the parameter that is the sink */
   double scale;     /* 0: 1 / sqrt(head_dim) */
   double dropout_p;
-  uint64_t dropout_seed;
-  uint64_t dropout_offset;
+  uint64_t reserved_seed, reserved_offset; /* of dropout, before calls had them: 0, or those of a call of the first version */
   int64_t q_offset;
   int64_t kv_offset;
   int32_t determinism;
@@ -81,6 +80,9 @@ typedef struct foveal_call {
   const foveal_tensor *dq, *dk, *dv;                 /* backward only */
   const foveal_tensor *cu_seqlens_q, *cu_seqlens_kv; /* both: packed sequences */
   int64_t max_seqlen_q, max_seqlen_kv;
+  /* From here on: not in the first version. */
+  uint64_t dropout_seed, dropout_offset; /* which pairs this run drops */
+  const foveal_tensor* dropout_state;    /* instead of the two: i64 [2] of their bits on q's device, read when the kernels run */
 } foveal_call;
 
 typedef struct foveal_options {

@@ -8,7 +8,7 @@ from typing import Any, Callable, Mapping
 
 from . import _core, arrays
 from ._core import Pass
-from .describe import Bound, Mask, Options, ScoreMod, trace, wanted_gradients
+from .describe import Bound, Mask, Options, Rng, ScoreMod, trace, wanted_gradients
 
 _ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 _FORWARD_ROLES = _ROLES[:5]
@@ -26,6 +26,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int = 0,
     offset: int = 0,
+    rng_state: Any = None,
     deterministic: bool = False,
     strategy: str = "automatic",
     params: Mapping[str, Any] | None = None,
@@ -45,23 +46,25 @@ def attention(
     Arrays these functions read become parameters; `params` names them. With torch tensors and JAX arrays they get gradients;
     elsewhere use foveal.backward.
     sink: [heads_q], a logit per query head that joins the softmax's denominator.
-    dropout_p, seed, offset: each pair is dropped by a generator of its global position: the same bits on every device.
+    dropout_p, seed, offset: each pair is dropped by a generator of its global position: the same bits on every device. seed and offset are no
+    part of what is compiled and planned. rng_state: int64 [2] on q's device, {seed, offset} in their place, read when the kernels run: in a
+    captured CUDA graph each replay drops other pairs once other numbers are there.
     deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
     [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.
     Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
     """
-    arguments = dict(
-        scale=scale, sink=sink, dropout_p=dropout_p, seed=seed, offset=offset, deterministic=deterministic, strategy=strategy, params=params
-    )
+    arguments = dict(scale=scale, sink=sink, dropout_p=dropout_p, deterministic=deterministic, strategy=strategy, params=params)
     front = _front(q)
     if front is not None:
         return front.attention(
-            q, k, v, score_mod, mask, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, return_lse=return_lse, options=options, **arguments
-        )
+            q, k, v, score_mod, mask, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, seed=seed, offset=offset, rng_state=rng_state,
+            return_lse=return_lse, options=options, **arguments,
+        )  # fmt: skip
     bound = trace(score_mod, mask, options, arguments)
-    out, lse = bound.program.forward(q, k, v, bound.arrays, return_lse, *(cu_seqlens or (None, None)), *max_seqlens)
+    rng = Rng(seed, offset, rng_state)
+    out, lse = bound.program.forward(q, k, v, bound.arrays, return_lse, *(cu_seqlens or (None, None)), *max_seqlens, *rng)
     return (out, lse) if return_lse else out
 
 
@@ -79,9 +82,11 @@ def _front(q: Any) -> Any:
     return None
 
 
-def _split(arguments: dict[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Options, dict[str, Any]]:
+def _split(arguments: dict[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Rng, Options, dict[str, Any]]:
+    """What belongs to a run: cu_seqlens, max_seqlens, seed and offset; the options; the arguments of describe()."""
     rest = dict(arguments)
-    return rest.pop("cu_seqlens", None) or (None, None), rest.pop("max_seqlens", (0, 0)), rest.pop("options", Options()), rest
+    rng = Rng(rest.pop("seed", 0), rest.pop("offset", 0), rest.pop("rng_state", None))
+    return rest.pop("cu_seqlens", None) or (None, None), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
 
 
 def forward(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Any) -> tuple[Any, Any]:
@@ -90,9 +95,9 @@ def forward(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = Non
         from . import jax as front
 
         return front.attention(q, k, v, score_mod, mask, return_lse=True, **arguments)
-    cu_seqlens, max_seqlens, options, described = _split(arguments)
+    cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
-    return bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens)
+    return bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
 
 
 def backward(
@@ -119,10 +124,10 @@ def backward(
         from . import jax as front
 
         return front.backward(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
-    cu_seqlens, max_seqlens, options, described = _split(arguments)
+    cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
-    dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens)
+    dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens, *rng)
     return dq, dk, dv, {name: dparam for name, dparam in zip(bound.names, dparams) if dparam is not None}
 
 
@@ -139,11 +144,14 @@ def _tracer(q: Any) -> Any:
 class Plan:
     """An attention planned for arrays of fixed shapes: made once by foveal.plan(), run many times, with memory that the caller owns."""
 
-    def __init__(self, call: _core.Call, bound: Bound, arrays_by_role: Mapping[str, Any], cu_seqlens: tuple[Any, Any], backward: bool):
+    def __init__(
+        self, call: _core.Call, bound: Bound, arrays_by_role: Mapping[str, Any], cu_seqlens: tuple[Any, Any], rng: Rng, backward: bool
+    ):
         self._call = call
         self._bound = bound
         self._planned = dict(arrays_by_role)
         self._cu_seqlens = cu_seqlens
+        self._rng = rng
         self._roles = _ROLES if backward else _FORWARD_ROLES
 
     @property
@@ -176,6 +184,7 @@ class Plan:
 
         tensors, by name: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse (when planned), dq, dk, dv, with the planned
         shapes, strides, dtypes and device. Packed batches: cu_seqlens=(q's, kv's), by default the planned ones.
+        seed, offset, rng_state: of dropout, as in attention(), by default those that plan() was given.
         params: by name, arrays instead of the captured ones. gradients: by name, where the planned parameters' gradients go.
         Raises ValueError when an array is not what was planned.
         """
@@ -184,6 +193,7 @@ class Plan:
     def bind(self, *, workspace: Any = None, params: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None, **tensors: Any) -> Callable[[], None]:
         """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
         cu_seqlens = tensors.pop("cu_seqlens", self._cu_seqlens)
+        rng = Rng(tensors.pop("seed", self._rng.seed), tensors.pop("offset", self._rng.offset), tensors.pop("rng_state", self._rng.state))
         unknown = set(tensors) - set(self._roles)
         if unknown:
             raise ValueError(f"{sorted(unknown)[0]}: not a tensor of this pass; expected some of {', '.join(self._roles)}")
@@ -197,7 +207,7 @@ class Plan:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
             workspace = self.workspace()
-        return functools.partial(self._call.run, slots, workspace)
+        return functools.partial(self._call.run, slots, workspace, *rng)
 
 
 def plan(
@@ -222,14 +232,14 @@ def plan(
 
     The other arguments are those of attention(). Raises as attention() does, before anything runs.
     """
-    cu_seqlens, max_seqlens, options, described = _split(arguments)
+    cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
     slots: list[Any] = [q, k, v, None, None]
     if backward:
         slots += [None, _like_lse(q) if dlse else None, None, None, None]
     call = bound.program.plan(Pass.backward if backward else Pass.forward, [*slots, *cu_seqlens], bound.arrays, wanted, *max_seqlens)
-    return Plan(call, bound, {"q": q, "k": k, "v": v}, cu_seqlens, backward)
+    return Plan(call, bound, {"q": q, "k": k, "v": v}, cu_seqlens, rng, backward)
 
 
 def _like_lse(q: Any) -> Any:
@@ -291,7 +301,7 @@ def check(
         return Report(**_core.check_line(q))
     if k is None or v is None:
         raise TypeError("check: expected a problem line, or q, k and v")
-    cu_seqlens, max_seqlens, options, described = _split(arguments)
+    cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None
     planned = plan(
@@ -300,4 +310,5 @@ def check(
     )  # fmt: skip
     slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *cu_seqlens, *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
-    return Report(**_core.check_call(planned._call, on_host, options.backend, options.target, options.threads))
+    seed, offset = (rng.seed, rng.offset) if rng.state is None else [int(x) % 2**64 for x in arrays.on_host(rng.state)]
+    return Report(**_core.check_call(planned._call, on_host, seed, offset, options.backend, options.target, options.threads))

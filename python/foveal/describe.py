@@ -22,6 +22,14 @@ class Options(NamedTuple):
     threads: int = 0
 
 
+class Rng(NamedTuple):
+    """Which pairs a run drops: seed and offset, or, in their place, an array of the two that is read when the run executes."""
+
+    seed: int = 0
+    offset: int = 0
+    state: Any = None
+
+
 @dataclass
 class Description:
     attention: _core.Attention
@@ -41,8 +49,6 @@ def describe(
     scale: float | None = None,
     sink: Any = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
-    offset: int = 0,
     deterministic: bool = False,
     strategy: str = "automatic",
     checked: bool = False,
@@ -75,8 +81,6 @@ def describe(
         scale=scale,
         sink=sink_param,
         dropout_p=dropout_p,
-        seed=seed,
-        offset=offset,
         determinism=Determinism.reproducible if deterministic else Determinism.fast,
         strategy=chosen,
         checked=checked,
@@ -88,7 +92,7 @@ def describe(
             f"score_mod={score_expr!r}",
             f"mask={mask_expr!r}",
             f"scale={scale!r} sink={sink_param.name if sink_param else None}",
-            f"dropout={dropout_p!r},{seed},{offset} deterministic={deterministic} strategy={strategy} checked={checked}",
+            f"dropout={dropout_p!r} deterministic={deterministic} strategy={strategy} checked={checked}",
             f"offsets={q_offset},{kv_offset}",
             *(f"{p.name}: {p.type}{p.shape}" for p in tracer.params),
         ]

@@ -24,6 +24,7 @@ _ids: dict[Any, tuple[int, int]] = {}
 _FORWARD_ROLES = ("q", "k", "v", "out", "lse")
 _BACKWARD_ROLES = (*_FORWARD_ROLES, "dout", "dlse", "dq", "dk", "dv")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
+_RNG_STATE = "rng_state"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
             what.options.threads,
         )  # fmt: skip
         workspace = ~len(outputs) if cuda else _core.xla_absent
-        _ids[key] = (_core.xla_register(call, slots, workspace, cuda), call.workspace_bytes)
+        rng_state = arguments.index(_RNG_STATE) if _RNG_STATE in given else _core.xla_absent
+        _ids[key] = (_core.xla_register(call, slots, workspace, rng_state, cuda), call.workspace_bytes)
     return _ids[key]
 
 
@@ -170,11 +172,11 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
-    return _forward(what, q, k, v, cu, params)[0]
+def _attention(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any) -> Any:
+    return _forward(what, q, k, v, cu, rng_state, params)[0]
 
 
-def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
+def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any) -> Any:
     if q.ndim not in (3, 4) or v.ndim != q.ndim:
         raise ValueError(
             f"q: rank {q.ndim}, v: rank {v.ndim}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
@@ -182,17 +184,18 @@ def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any) -> Any:
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
     lse = jax.ShapeDtypeStruct(lse_shape, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
-    found = _run(what, Pass.forward, _given(cu, q=q, k=k, v=v), params, {"out": out, "lse": lse})
-    return (found["out"], found["lse"]), (q, k, v, cu, params, found["out"], found["lse"])
+    found = _run(what, Pass.forward, _given(cu, rng_state, q=q, k=k, v=v), params, {"out": out, "lse": lse})
+    return (found["out"], found["lse"]), (q, k, v, cu, rng_state, params, found["out"], found["lse"])
 
 
-def _given(cu: Any, **tensors: Any) -> dict[str, Any]:
-    return tensors if cu is None else {**tensors, **dict(zip(_LENGTHS, cu))}
+def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
+    lengths = {} if cu is None else dict(zip(_LENGTHS, cu))
+    return {**tensors, **lengths, **({} if rng_state is None else {_RNG_STATE: rng_state})}
 
 
-def _gradients(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any, out: Any, lse: Any, dout: Any, dlse: Any, wanted: Any) -> dict[Any, Any]:
+def _gradients(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any, out: Any, lse: Any, dout: Any, dlse: Any, wanted: Any) -> dict[Any, Any]:
     """dq, dk, dv by name, and the wanted parameters' gradients by position, in float32 or wider."""
-    given = _given(cu, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
+    given = _given(cu, rng_state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
     results: dict[Any, Any] = {role: jax.ShapeDtypeStruct(x.shape, x.dtype) for role, x in (("dq", q), ("dk", k), ("dv", v))}
     for i in wanted:
         results[i] = jax.ShapeDtypeStruct(params[i].shape, jnp.float64 if params[i].dtype == jnp.float64 else jnp.float32)
@@ -200,15 +203,41 @@ def _gradients(what: _What, q: Any, k: Any, v: Any, cu: Any, params: Any, out: A
 
 
 def _backward(what: _What, saved: Any, cotangents: Any) -> Any:
-    q, k, v, cu, params, out, lse = saved
+    q, k, v, cu, rng_state, params, out, lse = saved
     wanted = [i for i, p in enumerate(params) if jnp.issubdtype(p.dtype, jnp.floating)]
-    found = _gradients(what, q, k, v, cu, params, out, lse, *cotangents, wanted)
+    found = _gradients(what, q, k, v, cu, rng_state, params, out, lse, *cotangents, wanted)
     dparams = tuple(found[i].astype(p.dtype) if i in found else np.zeros(p.shape, jax.dtypes.float0) for i, p in enumerate(params))
     dcu = None if cu is None else tuple(np.zeros(c.shape, jax.dtypes.float0) for c in cu)
-    return found["dq"], found["dk"], found["dv"], dcu, dparams
+    drng = None if rng_state is None else np.zeros(rng_state.shape, jax.dtypes.float0)
+    return found["dq"], found["dk"], found["dv"], dcu, drng, dparams
 
 
 _attention.defvjp(_forward, _backward)
+
+
+def _words(value: Any, name: str) -> list[Any]:
+    """The low and the high half of a seed or an offset, an integer that may be traced."""
+    if not isinstance(value, jax.Array):
+        value = int(value)
+        if not 0 <= value < 2**64:
+            raise ValueError(f"{name}: {value}; expected 0 to 2**64 - 1")
+        return [np.uint32(value & 0xFFFFFFFF), np.uint32(value >> 32)]
+    if value.ndim != 0 or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ValueError(f"{name}: {value.dtype}{list(value.shape)}; expected one integer")
+    high = value >> 32 if value.dtype.itemsize == 8 else 0
+    return [value.astype(jnp.uint32), jnp.asarray(high).astype(jnp.uint32)]
+
+
+def _rng_state(described: Description, seed: Any, offset: Any, rng_state: Any) -> Any:
+    """{seed, offset} as one operand, or None where nothing is dropped: a compiled program serves every seed."""
+    if not described.dropout:
+        return None
+    if rng_state is None:
+        return jnp.stack([*_words(seed, "seed"), *_words(offset, "offset")])
+    rng_state = jnp.asarray(rng_state)
+    if (rng_state.shape, str(rng_state.dtype)) not in (((2,), "int64"), ((2,), "uint64"), ((4,), "uint32")):
+        raise ValueError(f"rng_state: {rng_state.dtype}{list(rng_state.shape)}; expected int64 or uint64 [2], or uint32 [4] with low halves first")
+    return rng_state
 
 
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
@@ -228,6 +257,9 @@ def attention(
     *,
     cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
+    seed: Any = 0,
+    offset: Any = 0,
+    rng_state: jax.Array | None = None,
     return_lse: bool = False,
     options: Options = Options(),
     **arguments: Any,
@@ -235,11 +267,12 @@ def attention(
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
     Inside score_mod and mask use Python operators and foveal's functions (foveal.where, foveal.exp, ...), not jnp's.
+    seed and offset may be traced; rng_state: both, int64 [2] or uint32 [4] with low halves first.
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """
     what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
-    out, lse = _attention(what, q, k, v, cu_seqlens, params)
+    out, lse = _attention(what, q, k, v, cu_seqlens, _rng_state(what.described, seed, offset, rng_state), params)
     return (out, lse) if return_lse else out
 
 
@@ -257,13 +290,17 @@ def backward(
     gradients: tuple[str, ...] = (),
     cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
+    seed: Any = 0,
+    offset: Any = 0,
+    rng_state: jax.Array | None = None,
     options: Options = Options(),
     **arguments: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
     """foveal.backward() for JAX arrays."""
     what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
-    found = _gradients(what, q, k, v, cu_seqlens, params, out, lse, dout, dlse, wanted)
+    state = _rng_state(what.described, seed, offset, rng_state)
+    found = _gradients(what, q, k, v, cu_seqlens, state, params, out, lse, dout, dlse, wanted)
     return found["dq"], found["dk"], found["dv"], {names[i]: found[i] for i in wanted}
 
 

@@ -19,8 +19,8 @@ from transformers.masking_utils import causal_mask_function, prepare_padding_mas
 
 from . import _core, logging
 from ._core import Expr
-from .describe import Options, describe
-from .torch.operators import bound, call, draw_seed
+from .describe import Options, Rng, describe
+from .torch.operators import bound, call, draw_rng
 from .torch_trace import TorchTracer
 
 
@@ -171,10 +171,11 @@ def attention_forward(
     mask = expr if expr is not None else " & ".join([f"({mask})" for mask in masks]) or None
 
     arguments: dict[str, Any] = {"scale": scaling, "params": params, "sink": s_aux}
+    rng = Rng()
     if dropout > 0.0:
-        arguments.update(dropout_p=dropout, seed=draw_seed())
+        arguments["dropout_p"], rng = dropout, draw_rng(query.device)
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
-    out, _ = call(program, captured, query, key, value, None, (0, 0))
+    out, _ = call(program, captured, query, key, value, rng=rng)
     return out.transpose(1, 2), None
 
 

@@ -46,7 +46,12 @@ std::vector<bool> flags(nb::handle sequence) {
   return values;
 }
 
-void run_call(const Call& call, const nb::list& arrays, nb::handle workspace) {
+/// state: None, or an array of the bits of seed and offset that counts instead of these.
+DropoutRng rng_of(std::uint64_t seed, std::uint64_t offset, nb::handle state) {
+  return {.seed = seed, .offset = offset, .state = state.is_none() ? TensorView{} : view_of(state, "rng_state")};
+}
+
+void run_call(const Call& call, const nb::list& arrays, nb::handle workspace, std::uint64_t seed, std::uint64_t offset, nb::handle state) {
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) {
     const std::size_t slot = tensors.size();
@@ -55,8 +60,9 @@ void run_call(const Call& call, const nb::list& arrays, nb::handle workspace) {
   }
   void* const scratch = workspace.is_none() ? nullptr : view_of(workspace, "workspace").data;
   const Stream stream = tensors.empty() ? Stream{} : stream_of(arrays[0], tensors[0].device);
+  const DropoutRng rng = rng_of(seed, offset, state);
   const nb::gil_scoped_release release;
-  call.run(tensors, scratch, stream);
+  call.run(tensors, rng, scratch, stream);
 }
 
 }  // namespace
@@ -85,13 +91,13 @@ void bind_attention(nb::module_& m) {
       .def(
           "__init__",
           [](Attention* self, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask, std::optional<double> scale,
-             const std::optional<Param>& sink, double dropout_p, std::uint64_t seed, std::uint64_t offset, Determinism determinism,
-             BackwardStrategy strategy, bool checked, std::int64_t q_offset, std::int64_t kv_offset) {
+             const std::optional<Param>& sink, double dropout_p, Determinism determinism, BackwardStrategy strategy, bool checked,
+             std::int64_t q_offset, std::int64_t kv_offset) {
             new (self) Attention{.score_mod = score_mod.value_or(Expr()),
                                  .mask = mask.value_or(Expr()),
                                  .scale = scale,
                                  .sink = sink,
-                                 .dropout = {dropout_p, seed, offset},
+                                 .dropout_p = dropout_p,
                                  .determinism = determinism,
                                  .backward = strategy,
                                  .checked = checked,
@@ -99,14 +105,13 @@ void bind_attention(nb::module_& m) {
                                  .kv_offset = kv_offset};
           },
           nb::arg("score_mod").none() = nb::none(), nb::arg("mask").none() = nb::none(), nb::arg("scale").none() = nb::none(),
-          nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("seed") = 0, nb::arg("offset") = 0,
-          nb::arg("determinism") = Determinism::fast, nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false,
-          nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0)
+          nb::arg("sink").none() = nb::none(), nb::arg("dropout_p") = 0.0, nb::arg("determinism") = Determinism::fast,
+          nb::arg("strategy") = BackwardStrategy::automatic, nb::arg("checked") = false, nb::arg("q_offset") = 0, nb::arg("kv_offset") = 0)
       .def_prop_ro("score_mod", [](const Attention& a) { return a.score_mod.present() ? std::optional(a.score_mod) : std::nullopt; })
       .def_prop_ro("mask", [](const Attention& a) { return a.mask.present() ? std::optional(a.mask) : std::nullopt; })
       .def_ro("scale", &Attention::scale)
       .def_ro("sink", &Attention::sink)
-      .def_prop_ro("dropout_p", [](const Attention& a) { return a.dropout.p; })
+      .def_prop_ro("dropout_p", [](const Attention& a) { return a.dropout_p; })
       .def_ro("q_offset", &Attention::q_offset)
       .def_ro("kv_offset", &Attention::kv_offset)
       .def(
@@ -143,7 +148,8 @@ void bind_attention(nb::module_& m) {
           },
           nb::arg("attention"), nb::arg("pass_"), nb::arg("params"), nb::arg("tensors"), nb::arg("trained"), nb::arg("max_seqlen_q"),
           nb::arg("max_seqlen_kv"), nb::arg("backend"), nb::arg("target"), nb::arg("threads"))
-      .def("run", &run_call, nb::arg("arrays"), nb::arg("workspace").none(),
+      .def("run", &run_call, nb::arg("arrays"), nb::arg("workspace").none(), nb::arg("seed") = 0, nb::arg("offset") = 0,
+           nb::arg("rng_state").none() = nb::none(),
            "Runs on arrays by slot (None: absent); throws when they are not what was planned. workspace None: the thread's own (CPU).")
       .def_prop_ro("workspace_bytes", [](const Call& c) { return c.plan().workspace_bytes(); })
       .def_prop_ro("kernel", [](const Call& c) { return c.plan().kernel(); })
@@ -161,33 +167,42 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("heads_first", &Program::heads_first)
       .def_prop_ro("attention", &Program::attention)
       .def_prop_ro("params", &Program::params)
+      .def_prop_ro("planned", &Program::planned, "How many calls it keeps planned.")
       .def(
           "forward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,
-             nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv) {
+             nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state) {
             const nb::handle none = Py_None;
-            return program.run({Pass::forward, {q, k, v, none, none, cu_q, cu_kv}, params, {want_lse}, max_q, max_kv});
+            return program.run({.pass = Pass::forward,
+                                .arrays = {q, k, v, none, none, cu_q, cu_kv},
+                                .params = params,
+                                .wanted = {want_lse},
+                                .max_seqlen_q = max_q,
+                                .max_seqlen_kv = max_kv,
+                                .rng = rng_of(seed, offset, rng_state)});
           },
           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("params"), nb::arg("want_lse"), nb::arg("cu_q").none() = nb::none(),
-          nb::arg("cu_kv").none() = nb::none(), nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
-          "(out, lse), newly made; lse None when not wanted.")
+          nb::arg("cu_kv").none() = nb::none(), nb::arg("max_q") = 0, nb::arg("max_kv") = 0, nb::arg("seed") = 0, nb::arg("offset") = 0,
+          nb::arg("rng_state").none() = nb::none(), "(out, lse), newly made; lse None when not wanted.")
       .def(
           "backward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout, nb::handle dlse,
              nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv,
-             bool rounded) {
+             std::uint64_t seed, std::uint64_t offset, nb::handle rng_state, bool rounded) {
             const nb::handle none = Py_None;
-            return program.run({Pass::backward,
-                                {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv},
-                                params,
-                                flags(wanted),
-                                max_q,
-                                max_kv,
-                                rounded});
+            return program.run({.pass = Pass::backward,
+                                .arrays = {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv},
+                                .params = params,
+                                .wanted = flags(wanted),
+                                .max_seqlen_q = max_q,
+                                .max_seqlen_kv = max_kv,
+                                .rounded = rounded,
+                                .rng = rng_of(seed, offset, rng_state)});
           },
           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"), nb::arg("dlse").none(),
           nb::arg("params"), nb::arg("wanted"), nb::arg("cu_q").none() = nb::none(), nb::arg("cu_kv").none() = nb::none(),
-          nb::arg("max_q") = 0, nb::arg("max_kv") = 0, nb::arg("rounded") = false,
+          nb::arg("max_q") = 0, nb::arg("max_kv") = 0, nb::arg("seed") = 0, nb::arg("offset") = 0, nb::arg("rng_state").none() = nb::none(),
+          nb::arg("rounded") = false,
           "(dq, dk, dv, gradient of each parameter...), newly made; None where `wanted`, one bool for each, says so. Gradients of\n"
           "parameters are float32 or wider; rounded: of the parameter's own dtype.")
       .def(
@@ -195,7 +210,12 @@ void bind_attention(nb::module_& m) {
           [](Program& program, Pass pass, const nb::list& arrays, nb::handle params, nb::handle wanted, std::int64_t max_q,
              std::int64_t max_kv) {
             std::vector<nb::handle> handles(arrays.begin(), arrays.end());
-            return program.plan({pass, std::move(handles), params, flags(wanted), max_q, max_kv});
+            return program.plan({.pass = pass,
+                                 .arrays = std::move(handles),
+                                 .params = params,
+                                 .wanted = flags(wanted),
+                                 .max_seqlen_q = max_q,
+                                 .max_seqlen_kv = max_kv});
           },
           nb::arg("pass_"), nb::arg("arrays"), nb::arg("params"), nb::arg("wanted"), nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
           "The call for these arrays by slot (q, k, v, out, lse, then dout, dlse, dq, dk, dv in a backward pass; then both cu_seqlens); "

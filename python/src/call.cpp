@@ -31,7 +31,7 @@ void* cpu_workspace(std::size_t bytes) {
 
 /// use(inputs, outputs) of the pass.
 template <class Do>
-void Call::with_arguments(const std::vector<TensorView>& t, Do&& use) const {
+void Call::with_arguments(const std::vector<TensorView>& t, const DropoutRng& rng, Do&& use) const {
   const std::size_t lengths = slot_count(pass_), params = lengths + 2, dparams = params + params_.size();
   if (t.size() != (pass_ == Pass::forward ? dparams : dparams + params_.size()))
     throw Error(ErrorCode::invalid_argument, "tensors: found " + std::to_string(t.size()) + " of them; expected one for each slot");
@@ -41,7 +41,7 @@ void Call::with_arguments(const std::vector<TensorView>& t, Do&& use) const {
   bound.reserve(params_.size());
   for (std::size_t i = 0; i < params_.size(); ++i) bound.push_back({params_[i], t[params + i]});
   if (pass_ == Pass::forward) {
-    use(ForwardInputs{.q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen},
+    use(ForwardInputs{.q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen, .rng = rng},
         ForwardOutputs{.out = t[slots::out], .lse = t[slots::lse]});
     return;
   }
@@ -56,7 +56,8 @@ void Call::with_arguments(const std::vector<TensorView>& t, Do&& use) const {
                      .dout = t[slots::dout],
                      .dlse = t[slots::dlse],
                      .params = std::move(bound),
-                     .varlen = varlen},
+                     .varlen = varlen,
+                     .rng = rng},
       outputs);
 }
 
@@ -71,12 +72,12 @@ Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std
   trained_.resize(params_.size());
   for (TensorView& tensor : tensors_)  // only how it is aligned counts
     tensor.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(tensor.data) % alignment);
-  with_arguments(tensors_, [&](const auto& inputs, const auto& outputs) { plan_ = foveal::plan(attention, inputs, outputs, options); });
+  with_arguments(tensors_, {}, [&](const auto& inputs, const auto& outputs) { plan_ = foveal::plan(attention, inputs, outputs, options); });
 }
 
-void Call::run(const std::vector<TensorView>& tensors, void* workspace, Stream stream) const {
+void Call::run(const std::vector<TensorView>& tensors, const DropoutRng& rng, void* workspace, Stream stream) const {
   if (workspace == nullptr && tensors[slots::q].device.kind == DeviceKind::cpu) workspace = cpu_workspace(plan_.workspace_bytes());
-  with_arguments(tensors, [&](const auto& inputs, const auto& outputs) { plan_.run(inputs, outputs, workspace, stream); });
+  with_arguments(tensors, rng, [&](const auto& inputs, const auto& outputs) { plan_.run(inputs, outputs, workspace, stream); });
 }
 
 }  // namespace foveal::python

@@ -26,7 +26,7 @@ class Call {
        std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options);
 
   /// Throws when the tensors are not what was planned. workspace null: the calling thread's own (CPU).
-  void run(const std::vector<TensorView>& tensors, void* workspace, Stream stream) const;
+  void run(const std::vector<TensorView>& tensors, const DropoutRng& rng, void* workspace, Stream stream) const;
 
   const Plan& plan() const { return plan_; }
   Pass pass() const { return pass_; }
@@ -36,7 +36,7 @@ class Call {
 
  private:
   template <class Do>
-  void with_arguments(const std::vector<TensorView>& tensors, Do&& use) const;
+  void with_arguments(const std::vector<TensorView>& tensors, const DropoutRng& rng, Do&& use) const;
 
   Pass pass_;
   std::vector<Param> params_;

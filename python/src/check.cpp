@@ -47,13 +47,14 @@ std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const TensorView& 
 }
 
 /// The call's problem with the caller's values: arrays by slot, on the CPU wherever the call runs; what the pass computes is not read.
-check::Report check_call(const Call& call, const nb::list& arrays, const PlanOptions& options) {
+check::Report check_call(const Call& call, const nb::list& arrays, const DropoutRng& rng, const PlanOptions& options) {
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of(array, "check"));
   const std::size_t roles = slot_count(call.pass());
   problem::Line line = problem::parse_line(call.plan().explain().problem);
   line.device = call.tensors()[slots::q].device;
   line.options = options;
+  line.rng = rng;
   if (tensors[roles].present()) line.lengths = lengths_of(tensors[roles], tensors[roles + 1]);
 
   problem::CaseData data(line);
@@ -83,10 +84,13 @@ void bind_check(nb::module_& m) {
       nb::arg("line"));
   m.def(
       "check_call",
-      [](const Call& call, const nb::list& arrays, const std::string& backend, const std::string& target, int threads) {
-        return to_dict(check_call(call, arrays, {.backend = backend, .target = target, .threads = threads}));
+      [](const Call& call, const nb::list& arrays, std::uint64_t seed, std::uint64_t offset, const std::string& backend,
+         const std::string& target, int threads) {
+        return to_dict(
+            check_call(call, arrays, {.seed = seed, .offset = offset}, {.backend = backend, .target = target, .threads = threads}));
       },
-      nb::arg("call"), nb::arg("arrays"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0);
+      nb::arg("call"), nb::arg("arrays"), nb::arg("seed"), nb::arg("offset"), nb::arg("backend") = "", nb::arg("target") = "",
+      nb::arg("threads") = 0);
 }
 
 }  // namespace foveal::python

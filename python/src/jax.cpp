@@ -2,6 +2,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -9,6 +10,7 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "array.h"
 #include "call.h"
 #include "module.h"
 #include "xla_ffi.h"
@@ -21,10 +23,11 @@ namespace {
 /// Which buffer each of the Call's tensors is: >= 0 an argument, < 0 the result ~slot, `absent` none.
 constexpr std::int64_t absent = INT64_MAX;
 constexpr std::uintptr_t workspace_alignment = 256;
+constexpr std::array<std::int64_t, 1> rng_words{2};
 struct Entry {
   std::shared_ptr<const Call> call;
   std::vector<std::int64_t> slots;
-  std::int64_t workspace = absent;
+  std::int64_t workspace = absent, rng_state = absent;
   bool on_stream = false;
 };
 
@@ -77,7 +80,12 @@ void* run(const xla::CallFrame& frame) {
   try {
     std::vector<TensorView> tensors = entry->call->tensors();
     for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].data = address(entry->slots[i]);
-    entry->call->run(tensors, aligned(address(entry->workspace)), stream);
+    DropoutRng rng;
+    if (entry->rng_state != absent) {
+      rng.state = contiguous_view(DType::i64, tensors[slots::q].device, rng_words.data(), 1);
+      rng.state.data = address(entry->rng_state);
+    }
+    entry->call->run(tensors, rng, aligned(address(entry->workspace)), stream);
   } catch (const Error& e) {
     return error(frame.api, e.code() == ErrorCode::invalid_argument ? 3 : 13, e.what());
   } catch (const std::exception& e) {
@@ -105,13 +113,13 @@ void bind_jax(nb::module_& m) {
   m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handler), "xla._CUSTOM_CALL_TARGET"); });
   m.def(
       "xla_register",
-      [](std::shared_ptr<Call> call, std::vector<std::int64_t> slots, std::int64_t workspace, bool on_stream) {
+      [](std::shared_ptr<Call> call, std::vector<std::int64_t> slots, std::int64_t workspace, std::int64_t rng_state, bool on_stream) {
         const std::lock_guard lock(table_mutex);
         const std::int64_t id = next_id();
-        table[id] = std::make_shared<const Entry>(Entry{std::move(call), std::move(slots), workspace, on_stream});
+        table[id] = std::make_shared<const Entry>(Entry{std::move(call), std::move(slots), workspace, rng_state, on_stream});
         return id;
       },
-      nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("on_stream"));
+      nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("rng_state"), nb::arg("on_stream"));
   m.attr("xla_absent") = absent;
   m.attr("workspace_alignment") = workspace_alignment;
 }

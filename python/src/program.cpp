@@ -216,7 +216,7 @@ nb::tuple Program::run(const Arguments& arguments) {
   const Stream stream = stream_of(arguments.arrays[slots::q], tensors[slots::q].device);
   {
     const nb::gil_scoped_release release;
-    site->call->run(tensors, workspace, stream);
+    site->call->run(tensors, arguments.rng, workspace, stream);
   }
   nb::tuple tuple = nb::steal<nb::tuple>(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t i = 0; i < count; ++i) PyTuple_SetItem(tuple.ptr(), static_cast<Py_ssize_t>(i), results[i].release().ptr());

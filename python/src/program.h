@@ -23,6 +23,7 @@ class Program {
   bool heads_first() const { return heads_first_; }
   const Attention& attention() const { return attention_; }
   const std::vector<Param>& params() const { return params_; }
+  std::size_t planned() const { return sites_.size(); }
 
   /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
   struct Arguments {
@@ -32,6 +33,7 @@ class Program {
     std::vector<bool> wanted;  ///< forward: lse; backward: dq, dk, dv, then each parameter's gradient
     std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
     bool rounded = false;  ///< gradients of parameters in their own dtype instead of fp32 or wider
+    DropoutRng rng{};
   };
 
   /// Makes the results in the arrays' own framework and runs. A tuple of (out, lse) or (dq, dk, dv, gradients...), None where not wanted.

@@ -2,6 +2,8 @@
 #include "foveal/foveal_c.h"
 
 #include <algorithm>
+#include <array>
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -38,14 +40,22 @@ int guarded(Fn&& fn) noexcept {
   }
 }
 
-/// A struct of this version from one of this or an earlier version, whose fields are the first ones.
+/// The size of each version of a struct but the last, which is its size now. A version's fields are the first ones of the next.
+template <class Struct>
+constexpr std::array<size_t, 0> earlier_sizes{};
+template <>
+constexpr std::array<size_t, 1> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed)};
+
+/// A struct of this version from one of this or an earlier version; fields that it lacks are zero.
 template <class Struct>
 Struct adopted(const Struct* given, const char* name) {
   FOVEAL_CHECK(given != nullptr, name, ": null");
-  FOVEAL_CHECK(given->struct_size > sizeof(size_t) && given->struct_size <= sizeof(Struct), name, ": struct_size ", given->struct_size,
-               "; expected sizeof(foveal_", name, ") = ", sizeof(Struct));
+  const size_t size = given->struct_size;
+  const auto& earlier = earlier_sizes<Struct>;
+  FOVEAL_CHECK(size == sizeof(Struct) || std::find(earlier.begin(), earlier.end(), size) != earlier.end(), name, ": struct_size ", size,
+               "; expected sizeof(foveal_", name, "), ", sizeof(Struct), " in this version of the library");
   Struct own{};
-  std::memcpy(&own, given, given->struct_size);
+  std::memcpy(&own, given, size);
   return own;
 }
 
@@ -91,12 +101,22 @@ Attention attention_of(const foveal_attention* given, const std::vector<Param>& 
     FOVEAL_CHECK(named != params.end(), "sink: '", a.sink, "' is no parameter of the call");
     attention.sink = *named;
   }
-  attention.dropout = {.p = a.dropout_p, .seed = a.dropout_seed, .offset = a.dropout_offset};
+  attention.dropout_p = a.dropout_p;
   attention.determinism = enumerator("determinism", a.determinism, Determinism::reproducible);
   attention.backward = enumerator("backward", a.backward, BackwardStrategy::two_scan);
   attention.checked = a.checked != 0;
   attention.q_offset = a.q_offset, attention.kv_offset = a.kv_offset;
   return attention;
+}
+
+bool is_first_version(const foveal_call& call) { return call.struct_size == offsetof(foveal_call, dropout_seed); }
+
+/// What calls of the first version draw by.
+DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call) {
+  const foveal_attention a = adopted(attention, "attention");
+  FOVEAL_CHECK(is_first_version(call) || (a.reserved_seed == 0 && a.reserved_offset == 0), "attention: reserved_seed ", a.reserved_seed,
+               ", reserved_offset ", a.reserved_offset, "; expected 0, for a call has its own dropout_seed and dropout_offset");
+  return {.seed = a.reserved_seed, .offset = a.reserved_offset};
 }
 
 PlanOptions options_of(const foveal_options* given) {
@@ -117,9 +137,9 @@ std::optional<Varlen> varlen_of(const foveal_call& call) {
                 .max_seqlen_kv = call.max_seqlen_kv};
 }
 
-/// do_forward(inputs, outputs) or do_backward(inputs, outputs), as the call's pass says.
+/// run(inputs, outputs) of the call's pass. first_rng: what a call of the first version draws by.
 template <class Do>
-void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& run) {
+void dispatch(const foveal_call& call, const std::vector<Param>& params, const DropoutRng& first_rng, Do&& run) {
   const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
   FOVEAL_CHECK(static_cast<std::size_t>(call.param_count) == params.size(), "call: ", call.param_count, " parameters; the plan has ",
                params.size());
@@ -129,10 +149,16 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& ru
     tensors.push_back({params[i], view_of(call.params[i].tensor)});
     if (call.params[i].gradient != nullptr) gradients.push_back({params[i], view_of(call.params[i].gradient)});
   }
+  const DropoutRng rng = is_first_version(call)
+                             ? first_rng
+                             : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of(call.dropout_state)};
   if (pass == Pass::forward) {
-    run(
-        ForwardInputs{
-            .q = view_of(call.q), .k = view_of(call.k), .v = view_of(call.v), .params = std::move(tensors), .varlen = varlen_of(call)},
+    run(ForwardInputs{.q = view_of(call.q),
+                      .k = view_of(call.k),
+                      .v = view_of(call.v),
+                      .params = std::move(tensors),
+                      .varlen = varlen_of(call),
+                      .rng = rng},
         ForwardOutputs{.out = view_of(call.out), .lse = view_of(call.lse)});
   } else {
     run(BackwardInputs{.q = view_of(call.q),
@@ -143,7 +169,8 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, Do&& ru
                        .dout = view_of(call.dout),
                        .dlse = view_of(call.dlse),
                        .params = std::move(tensors),
-                       .varlen = varlen_of(call)},
+                       .varlen = varlen_of(call),
+                       .rng = rng},
         BackwardOutputs{.dq = view_of(call.dq), .dk = view_of(call.dk), .dv = view_of(call.dv), .dparams = std::move(gradients)});
   }
 }
@@ -158,6 +185,7 @@ const std::vector<TargetInfo>& all_targets() {
 struct foveal_plan {
   Plan plan;
   std::vector<Param> params;
+  DropoutRng first_rng;  ///< of calls of the first version
 };
 
 extern "C" {
@@ -171,8 +199,9 @@ int foveal_plan_create(const foveal_attention* attention, const foveal_call* cal
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
     Plan made;
-    dispatch(own, params, [&](const auto& inputs, const auto& outputs) { made = foveal::plan(what, inputs, outputs, how); });
-    *plan = new foveal_plan{std::move(made), std::move(params)};
+    const DropoutRng first_rng = rng_of(attention, own);
+    dispatch(own, params, first_rng, [&](const auto& inputs, const auto& outputs) { made = foveal::plan(what, inputs, outputs, how); });
+    *plan = new foveal_plan{std::move(made), std::move(params), first_rng};
   });
 }
 
@@ -199,7 +228,7 @@ size_t foveal_plan_explain(const foveal_plan* plan, char* text, size_t size) {
 int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* workspace, void* stream) {
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null");
-    dispatch(adopted(call, "call"), plan->params,
+    dispatch(adopted(call, "call"), plan->params, plan->first_rng,
              [&](const auto& inputs, const auto& outputs) { plan->plan.run(inputs, outputs, workspace, Stream{stream}); });
   });
 }
@@ -210,7 +239,7 @@ int foveal_run(const foveal_attention* attention, const foveal_call* call, const
     const std::vector<Param> params = params_of(own);
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
-    dispatch(own, params, [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
+    dispatch(own, params, rng_of(attention, own), [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
       if constexpr (std::is_same_v<Inputs, ForwardInputs>)
         forward(what, inputs, outputs, Stream{stream}, how);
       else

@@ -58,6 +58,7 @@ ForwardInputs DeviceCase::forward_inputs() const {
     inputs.varlen->cu_seqlens_q = moved(inputs.varlen->cu_seqlens_q);
     inputs.varlen->cu_seqlens_kv = moved(inputs.varlen->cu_seqlens_kv);
   }
+  inputs.rng.state = moved(inputs.rng.state);
   return inputs;
 }
 
@@ -77,7 +78,8 @@ BackwardInputs DeviceCase::backward_inputs() const {
           .dout = moved(inputs.dout),
           .dlse = moved(inputs.dlse),
           .params = std::move(forward.params),
-          .varlen = forward.varlen};
+          .varlen = forward.varlen,
+          .rng = forward.rng};
 }
 
 BackwardOutputs DeviceCase::backward_outputs() const {

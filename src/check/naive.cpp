@@ -301,17 +301,17 @@ class Naive {
     Real sum = head.sink == minus_infinity ? Real(0) : std::exp(head.sink - largest);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv)
       if (head.kept[kv]) sum += head.weight[kv] = std::exp(head.modified[kv] - largest);
-    const Dropout& dropout = l_.attention.dropout;
-    const std::uint32_t threshold = base::dropout_threshold(dropout.p);
+    const double drop_p = l_.attention.dropout_p;
+    const std::uint32_t threshold = base::dropout_threshold(drop_p);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
       if (!head.kept[kv]) continue;
       head.weight[kv] /= sum;
       head.dropped[kv] = 1;
-      if (dropout.p == 0) continue;
+      if (drop_p == 0) continue;
       const scoring::Point point = point_of(head, q, kv);
-      const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(point.batch * p_.heads_q + point.head),
+      const auto bits = base::dropout_bits(l_.rng.seed, l_.rng.offset, static_cast<std::uint32_t>(point.batch * p_.heads_q + point.head),
                                            static_cast<std::uint32_t>(point.q_idx), static_cast<std::uint32_t>(point.kv_idx));
-      head.dropped[kv] = bits >= threshold ? Real(1) / static_cast<Real>(1 - dropout.p) : Real(0);
+      head.dropped[kv] = bits >= threshold ? Real(1) / static_cast<Real>(1 - drop_p) : Real(0);
     }
     const Real lse = sum == 0 ? minus_infinity : largest + std::log(sum);
     Real variance = score_rounding(lse) * score_rounding(lse);

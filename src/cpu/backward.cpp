@@ -62,7 +62,7 @@ class Backward final : public planning::Executable {
   }
 
   void run(const problem::Buffers& buffers, void* workspace, Stream) const override {
-    Call call(buffers);
+    Call call(buffers, s_);
     Carver carver(workspace);
     Slot* slots = carve(carver, &call);
     call.data = s_.tape.bind(buffers.params, call.param_memory);
@@ -172,8 +172,10 @@ class Backward final : public planning::Executable {
 
   struct Call {
     Call() = default;
-    explicit Call(const problem::Buffers& b) : q(b.q), k(b.k), v(b.v), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
+    Call(const problem::Buffers& b, const Setup<Real>& s)
+        : q(b.q), k(b.k), v(b.v), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv), dropout(s.dropout(b.rng)) {}
     HeadRows q, k, v, dout, dq, dk, dv;
+    TileDropout dropout{};
     const Work* work = nullptr;
     void* param_memory = nullptr;
     void* grad_memory = nullptr;
@@ -517,7 +519,7 @@ class Backward final : public planning::Executable {
     if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped
       copy_tile(slot.p, range, lanes, slot.dropped);
       Real* second = wants_ds_ ? slot.ds + at : nullptr;
-      apply_dropout<Real>(s_.target, frame, s_.dropout(), slot.dropped + at, second);
+      apply_dropout<Real>(s_.target, frame, call.dropout, slot.dropped + at, second);
     }
     if (own_weights && (dropout || nonfinite)) s_.ops.round_weights(slot.dropped, range, lanes, p_weights);
     if (wants_ds_) {

@@ -52,11 +52,12 @@ class Forward final : public planning::Executable {
 
  private:
   struct Call {
-    Call(const problem::Buffers& b, const Setup<Real>& s) : q(b.q), k(b.k), v(b.v), out(b.out), lse(b.lse) {
+    Call(const problem::Buffers& b, const Setup<Real>& s) : q(b.q), k(b.k), v(b.v), out(b.out), lse(b.lse), dropout(s.dropout(b.rng)) {
       if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
     }
     HeadRows q, k, v, out;
     LaneScalars<Real> lse;
+    TileDropout dropout;
     const TensorView* sink = nullptr;
     void* param_memory = nullptr;
     void* list_memory = nullptr;  ///< for work that depends on the data
@@ -281,7 +282,7 @@ class Forward final : public planning::Executable {
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
     if (dropout) {
       const TileFrame kept = s_.frame(sequence, state.lanes, state.block, range);
-      apply_dropout<Real>(s_.target, kept, s_.dropout(), slot.tile + range.begin * ld, nullptr);
+      apply_dropout<Real>(s_.target, kept, call.dropout, slot.tile + range.begin * ld, nullptr);
     }
     if ((dropout || nonfinite) && weights.mix) s_.ops.round_weights(slot.tile, range, lanes, weights);
     s_.ops.mix(v, slot.weights, range, lanes, s_.dim_v, state.acc);

@@ -312,7 +312,7 @@ class RowPass final : public planning::Executable {
 
 bool row_forward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
   const Attention& attention = problem.attention;
-  if (!ops.rows || problem.dtype != DType::bf16 || attention.checked || attention.dropout.p > 0 || problem.has_score_mod()) return false;
+  if (!ops.rows || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 || problem.has_score_mod()) return false;
   // Decoding reads keys once: packing would not pay, and pieces of the keys can be shared out.
   const std::int64_t rows =
       problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);

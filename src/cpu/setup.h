@@ -59,11 +59,11 @@ struct Setup {
   void refuse_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
     if (const auto fault = tape.find_fault(frame, data, dots)) throw Error(ErrorCode::invalid_argument, tape.describe(*fault));
   }
-  TileDropout dropout() const {
-    const Dropout& d = problem.attention.dropout;
-    return {d.seed, d.offset, base::dropout_threshold(d.p), 1.0 / (1.0 - d.p), static_cast<std::int32_t>(problem.heads_all)};
+  TileDropout dropout(const DropoutRng& rng) const {
+    const double p = problem.attention.dropout_p;
+    return {rng.seed, rng.offset, base::dropout_threshold(p), 1.0 / (1.0 - p), static_cast<std::int32_t>(problem.heads_all)};
   }
-  bool has_dropout() const { return problem.attention.dropout.p > 0; }
+  bool has_dropout() const { return problem.attention.dropout_p > 0; }
   /// Pairs may be dropped even where the mask keeps all: by dropout, or by a score of -inf.
   bool drops_anywhere() const { return tape.has_score() || has_dropout(); }
   /// Of a copy of some rows in the tensors' own type.

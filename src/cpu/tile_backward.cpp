@@ -387,7 +387,7 @@ class TilePass final : public planning::Executable {
 
 bool tile_backward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
   const Attention& attention = problem.attention;
-  if (!ops.backward || problem.dtype != DType::bf16 || attention.dropout.p > 0 || problem.has_score_mod()) return false;
+  if (!ops.backward || problem.dtype != DType::bf16 || attention.dropout_p > 0 || problem.has_score_mod()) return false;
   // A strategy that is asked for is one of the block operations'.
   if (attention.backward != BackwardStrategy::automatic) return false;
   if (!problem.dq.present || !problem.dk.present || !problem.dv.present) return false;

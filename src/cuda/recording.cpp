@@ -147,6 +147,11 @@ class Caller {
       add("cu_seqlens_q", lengths, false, buffers.cu_seqlens_q);
       add("cu_seqlens_kv", lengths, false, buffers.cu_seqlens_kv);
     }
+    if (p.attention.dropout_p > 0) {
+      problem::TensorSpec state{.present = true, .dtype = DType::i64, .rank = 1};
+      state.sizes[0] = 2, state.strides[0] = 1;
+      add("rng_state", state, false, buffers.rng.state);
+    }
     for (const problem::ParamSpec& param : p.params) {
       add("param_" + param.param.name(), param.tensor, false, buffers.params.emplace_back());
       add("dparam_" + param.param.name(), param.gradient, true, buffers.dparams.emplace_back());

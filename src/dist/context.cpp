@@ -2,6 +2,7 @@
 #include "dist/context.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "base/check.h"
@@ -66,9 +67,8 @@ Agreement agreement_of(const Context& c, const problem::Problem& problem, const 
   std::string bound;
   for (const ParamBinding& p : params) bound += p.param.name() + p.tensor.describe();
   a.values[0] = 1;
-  a.values[1] =
-      digest(problem.score->text + (at.sink ? at.sink->name() : "") + std::to_string(problem.scale) + ' ' + std::to_string(at.dropout.p) +
-             base::join(' ', at.dropout.seed, ' ', at.dropout.offset, ' ', at.q_offset, ' ', at.kv_offset));
+  a.values[1] = digest(problem.score->text + (at.sink ? at.sink->name() : "") + std::to_string(problem.scale) + ' ' +
+                       std::to_string(at.dropout_p) + base::join(' ', at.q_offset, ' ', at.kv_offset));
   a.values[2] = digest(shapes);
   a.values[3] = digest(bound);
   a.values[4] = digest(
@@ -89,6 +89,24 @@ void agree(const Context& c, const Agreement& mine) {
       FOVEAL_CHECK(all[rank].values[f] == all[0].values[f], "context parallelism: ranks 0 and ", rank, " differ in ", Agreement::names[f],
                    ": rank 0 has ", static_cast<const char*>(all[0].text), "; rank ", rank, " has ",
                    static_cast<const char*>(all[rank].text));
+}
+
+/// Every rank must drop the same pairs. A state is read here, in host memory.
+void agree_on(const Context& c, const DropoutRng& rng) {
+  if (c.attention.dropout_p == 0) return;
+  using Words = std::array<std::uint64_t, 2>;
+  Words mine{rng.seed, rng.offset};
+  if (rng.state.present()) {
+    FOVEAL_CHECK(
+        rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
+        "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
+    std::memcpy(mine.data(), rng.state.data, sizeof mine);
+  }
+  std::vector<Words> all(static_cast<std::size_t>(c.transport->size()));
+  c.transport->all_gather(mine.data(), sizeof mine, all.data());
+  for (std::size_t rank = 1; rank < all.size(); ++rank)
+    FOVEAL_CHECK(all[rank] == all[0], "rng: ranks 0 and ", rank, " differ in seed and offset: ", all[0][0], ", ", all[0][1], " and ",
+                 all[rank][0], ", ", all[rank][1], "; expected the same on every rank");
 }
 
 std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vector<RankPlan>& ranks, int step) {
@@ -212,6 +230,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   check_rows("v", in.v, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
   check_rows("out", out.out, c, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
   if (out.lse.present()) check_rows("lse", out.lse, c, q, c.shapes.heads_q, 0, c.wide());
+  agree_on(c, in.rng);
   Buffers buffers;
   run_forward(c, in, out, buffers);
   state_->used = buffers.bytes();
@@ -231,6 +250,7 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
   if (out.dq.present()) check_rows("dq", out.dq, c, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
   if (out.dk.present()) check_rows("dk", out.dk, c, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
   if (out.dv.present()) check_rows("dv", out.dv, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+  agree_on(c, in.rng);
   Buffers buffers;
   run_backward(c, in, out, buffers);
   state_->used = buffers.bytes();

@@ -230,6 +230,7 @@ class ForwardPass : Pass {
       finish(keys[i]);
       for (const std::vector<Segment>& launch : step.launches) {
         ForwardInputs in{.q = packed_view(q), .k = packed_view(k[i]), .v = packed_view(v[i]), .params = inputs.params};
+        in.rng = inputs.rng;
         in.segments = segments(launch, step, table);
         foveal::forward(attention, in, {.out = packed_view(part_), .lse = packed_statistics(part_lse_)}, {}, c_.options.plan);
         for (const Segment& s : launch) merge(s);
@@ -353,6 +354,7 @@ class BackwardPass : Pass {
                           .dout = packed_view(dout)};
         if (has_dlse) in.dlse = packed_statistics(dlse);
         in.params = inputs.params;
+        in.rng = inputs.rng;
         in.segments = segments(launch, step, table);
         BackwardOutputs results{.dq = packed_view(part_dq), .dk = packed_view(part_dk), .dv = packed_view(part_dv)};
         results.dparams = parts_;

@@ -82,9 +82,7 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
   writer.add(attention.scale.has_value());
   writer.add(attention.scale.value_or(0));
   writer.add(attention.sink ? attention.sink->info().get() : nullptr);
-  writer.add(attention.dropout.p);
-  writer.add(attention.dropout.seed);
-  writer.add(attention.dropout.offset);
+  writer.add(attention.dropout_p);
   writer.add(attention.determinism);
   writer.add(attention.backward);
   writer.add(attention.checked);

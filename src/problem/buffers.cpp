@@ -126,6 +126,28 @@ void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
   checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
 }
 
+void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {
+  buffers.rng = {};
+  if (problem.attention.dropout_p == 0) return;
+  buffers.rng = *call.rng;
+  TensorView& state = buffers.rng.state;
+  if (!state.present()) return;
+  FOVEAL_CHECK(state.dtype == DType::i64 && state.rank == 1 && state.sizes[0] == 2 && state.strides[0] == 1,
+               "rng.state: ", state.describe(), "; expected i64[2], contiguous: the bits of {seed, offset}");
+  FOVEAL_CHECK(state.device == problem.device, "rng.state: on another device than the plan's");
+  FOVEAL_CHECK(state.data != nullptr, "rng.state: data is null");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(state.data) % sizeof(std::int64_t) == 0, "rng.state: address is not a multiple of ",
+               sizeof(std::int64_t));
+}
+
+/// What lies in host memory is read now: outputs do not overlap it, and backends see numbers only.
+void read_rng(const Problem& problem, Buffers& buffers) {
+  DropoutRng& rng = buffers.rng;
+  if (!rng.state.present() || problem.device.kind != DeviceKind::cpu) return;
+  const auto* words = static_cast<const std::int64_t*>(rng.state.data);
+  rng = {.seed = static_cast<std::uint64_t>(words[0]), .offset = static_cast<std::uint64_t>(words[1])};
+}
+
 /// Calls see(name, view, is_output) for every tensor there is.
 template <class See>
 void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
@@ -140,6 +162,7 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
     see("cu_seqlens_q", buffers.cu_seqlens_q, false);
     see("cu_seqlens_kv", buffers.cu_seqlens_kv, false);
   }
+  if (buffers.rng.state.present()) see("rng.state", buffers.rng.state, false);
 }
 
 void check_overlaps(const Problem& problem, const Buffers& buffers) {
@@ -167,7 +190,9 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
     }
     take_params(problem, call, buffers);
     take_varlen(problem, call, buffers);
+    take_rng(problem, call, buffers);
     check_overlaps(problem, buffers);
+    read_rng(problem, buffers);
   } catch (const Error& error) {
     base::fail(error.code(), error.what(), " [", headline(problem), "]");
   }

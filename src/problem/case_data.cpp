@@ -195,6 +195,13 @@ void CaseData::allocate_lengths() {
   }
 }
 
+void CaseData::allocate_rng_state() {
+  if (!line_.rng_in_memory) return;
+  rng_state_ = allocate("rng_state", DType::i64, {2}, {1});
+  const std::array<std::uint64_t, 2> words{line_.rng.seed, line_.rng.offset};
+  std::memcpy(rng_state_.data, words.data(), sizeof words);
+}
+
 void CaseData::allocate_tensors() {
   const bool backward = line_.pass == Pass::backward, packed = line_.layout == Layout::packed_qkv;
   if (packed) {
@@ -223,6 +230,7 @@ void CaseData::allocate_tensors() {
                                               : TensorView{});
   }
   allocate_lengths();
+  allocate_rng_state();
 }
 
 void CaseData::fill() {
@@ -281,6 +289,7 @@ TensorView CaseData::view(const std::string& role) const {
 
 ForwardInputs CaseData::forward_inputs() const {
   ForwardInputs inputs{.q = view("q"), .k = view("k"), .v = view("v")};
+  inputs.rng = rng_state_.present() ? DropoutRng{.state = rng_state_} : line_.rng;
   for (std::size_t i = 0; i < params_.size(); ++i) inputs.params.push_back({line_.params[i].param, params_[i]});
   if (line_.varlen)
     inputs.varlen = Varlen{
@@ -300,7 +309,8 @@ BackwardInputs CaseData::backward_inputs() const {
           .dout = view("dout"),
           .dlse = view("dlse"),
           .params = std::move(forward.params),
-          .varlen = forward.varlen};
+          .varlen = forward.varlen,
+          .rng = forward.rng};
 }
 
 BackwardOutputs CaseData::backward_outputs() const {
@@ -325,7 +335,7 @@ void CaseData::clear_outputs(Pass pass) {
 }
 
 std::string CaseData::damage() const {
-  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_};
+  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_, rng_state_};
   for (const auto& [role, view] : views_) all.push_back(view);
   all.insert(all.end(), params_.begin(), params_.end());
   all.insert(all.end(), dparams_.begin(), dparams_.end());

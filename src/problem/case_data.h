@@ -56,6 +56,7 @@ class CaseData {
   void allocate_packed(const char* q, const char* k, const char* v);
   void allocate_role(const char* role);
   void allocate_lengths();
+  void allocate_rng_state();
   void fill();
   void clear_unsampled();
   void copy_values(const CaseData& source);
@@ -63,7 +64,7 @@ class CaseData {
   Line line_;
   std::map<std::string, TensorView> views_;  ///< by role; packed tensors in their logical rank 4
   std::vector<TensorView> params_, dparams_;
-  TensorView cu_seqlens_q_, cu_seqlens_kv_;
+  TensorView cu_seqlens_q_, cu_seqlens_kv_, rng_state_;
   std::vector<std::pair<std::string, Block>> blocks_;
 };
 

@@ -197,12 +197,14 @@ void parse_grads(const Token& token, Line& line) {
   }
 }
 
-void parse_dropout(const Token& token, Dropout& dropout) {
+void parse_dropout(const Token& token, Line& line) {
   const auto parts = split_at(token.value, ':');
-  if (parts.size() > 3) fail_at(token, "expected p, p:seed or p:seed:offset");
-  dropout.p = number<double>(token, parts[0]);
-  if (parts.size() > 1) dropout.seed = number<std::uint64_t>(token, parts[1]);
-  if (parts.size() > 2) dropout.offset = number<std::uint64_t>(token, parts[2]);
+  if (parts.size() > 4 || (parts.size() == 4 && parts[3] != "memory"))
+    fail_at(token, "expected p, p:seed, p:seed:offset or p:seed:offset:memory");
+  line.attention.dropout_p = number<double>(token, parts[0]);
+  if (parts.size() > 1) line.rng.seed = number<std::uint64_t>(token, parts[1]);
+  if (parts.size() > 2) line.rng.offset = number<std::uint64_t>(token, parts[2]);
+  line.rng_in_memory = parts.size() > 3;
 }
 
 Device parse_device(const Token& token) {
@@ -280,7 +282,7 @@ class LineParser {
     else if (key == "scale")
       attention.scale = number<double>(token, token.value);
     else if (key == "dropout")
-      parse_dropout(token, attention.dropout);
+      parse_dropout(token, line_);
     else if (key == "determinism")
       attention.determinism = one_of<Determinism>(token, determinisms);
     else if (key == "strategy")
@@ -449,10 +451,11 @@ void write_attention(const Line& l, std::string& text) {
   for (const ParamLine& param : l.params) text += " param=\"" + param_text(param, l.dtype) + "\"";
   if (a.sink) text += " sink=" + a.sink->name();
   if (a.scale) text += " scale=" + number_text(*a.scale);
-  if (a.dropout.p != 0) {
-    text += " dropout=" + number_text(a.dropout.p);
-    if (a.dropout.seed != 0 || a.dropout.offset != 0) text += ":" + std::to_string(a.dropout.seed);
-    if (a.dropout.offset != 0) text += ":" + std::to_string(a.dropout.offset);
+  if (a.dropout_p != 0) {
+    text += " dropout=" + number_text(a.dropout_p);
+    if (l.rng.seed != 0 || l.rng.offset != 0 || l.rng_in_memory) text += ":" + std::to_string(l.rng.seed);
+    if (l.rng.offset != 0 || l.rng_in_memory) text += ":" + std::to_string(l.rng.offset);
+    if (l.rng_in_memory) text += ":memory";
   }
   if (a.determinism != Determinism::fast) text += std::string(" determinism=") + to_string(a.determinism);
   if (a.backward != BackwardStrategy::automatic) text += std::string(" strategy=") + to_string(a.backward);

@@ -58,6 +58,8 @@ struct Line {
   bool dq = true, dk = true, dv = true;  ///< backward: which are asked for
 
   // How to run it; no part of a Problem.
+  DropoutRng rng;              ///< seed and offset; no state
+  bool rng_in_memory = false;  ///< CaseData puts the two into memory and gives them as the state
   std::uint64_t seed = 0;
   Fill fill = Fill::normal;
   std::int64_t sample = 0;  ///< checks look at this many queries alone, and only these have gradients of out and lse; 0: at all

@@ -143,7 +143,7 @@ void check_limits(const Problem& p) {
                "; expected at most ", max_position);
   FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
   FOVEAL_CHECK(std::isfinite(p.scale), "scale: ", p.scale, "; expected a finite number");
-  FOVEAL_CHECK(a.dropout.p >= 0 && a.dropout.p < 1, "dropout.p: ", a.dropout.p, "; expected 0 <= p < 1");
+  FOVEAL_CHECK(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p: ", a.dropout_p, "; expected 0 <= p < 1");
 }
 
 void read_role(Problem& p, const Call& call, const Role& role, std::initializer_list<std::int64_t> expected, const char* layout) {

@@ -66,6 +66,7 @@ struct Buffers {
   std::vector<TensorView> dparams;  ///< like Problem::params; absent where no gradient is wanted
   TensorView cu_seqlens_q, cu_seqlens_kv;
   TensorView segments;
+  DropoutRng rng;  ///< without a state on the CPU: it has been read; without anything where nothing is dropped
 };
 
 /// Checks everything that can be checked without data and normalises. Throws Error as architecture.md section 6.7 says.

@@ -212,8 +212,11 @@ class Generator {
                                                                 BackwardStrategy::fused, BackwardStrategy::split,
                                                                 BackwardStrategy::two_scan};
     if (random_.chance(0.2)) attention.scale = random_.uniform(0.05, 0.6);
-    if (random_.chance(0.15))
-      attention.dropout = {.p = random_.uniform(0.05, 0.6), .seed = random_.bits(), .offset = random_.chance(0.5) ? random_.bits() : 0};
+    if (random_.chance(0.15)) {
+      attention.dropout_p = random_.uniform(0.05, 0.6);
+      line_.rng = {.seed = random_.bits(), .offset = random_.chance(0.5) ? random_.bits() : 0};
+      line_.rng_in_memory = line_.rng.seed % 4 == 0;
+    }
     if (random_.chance(0.2)) attention.determinism = Determinism::reproducible;
     if (random_.chance(0.1)) line_.fill = Fill::adversarial;
     if (line_.pass == Pass::forward) {

@@ -101,8 +101,8 @@ class Rows {
         buffers_(buffers),
         queries_(queries),
         score_(problem, buffers, arena.take(PairScore::doubles(problem))),
-        drop_threshold_(base::dropout_threshold(problem.attention.dropout.p)),
-        keep_scale_(1 / (1 - problem.attention.dropout.p)) {}
+        drop_threshold_(base::dropout_threshold(problem.attention.dropout_p)),
+        keep_scale_(1 / (1 - problem.attention.dropout_p)) {}
 
  protected:
   bool wanted(const Sequence& sequence, std::int64_t q) const {
@@ -121,9 +121,9 @@ class Rows {
 
   /// 0 for a dropped pair, 1 / (1 - p) for one that stays.
   double dropout_factor(const scoring::Point& point) const {
-    const Dropout& dropout = p_.attention.dropout;
-    if (dropout.p == 0) return 1;
-    const auto bits = base::dropout_bits(dropout.seed, dropout.offset, static_cast<std::uint32_t>(point.batch * p_.heads_all + point.head),
+    if (p_.attention.dropout_p == 0) return 1;
+    const DropoutRng& rng = buffers_.rng;
+    const auto bits = base::dropout_bits(rng.seed, rng.offset, static_cast<std::uint32_t>(point.batch * p_.heads_all + point.head),
                                          static_cast<std::uint32_t>(point.q_idx), static_cast<std::uint32_t>(point.kv_idx));
     return bits >= drop_threshold_ ? keep_scale_ : 0;
   }

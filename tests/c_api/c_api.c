@@ -121,6 +121,45 @@ int main(void) {
   forward.struct_size = 1000;
   CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "struct_size 1000") != NULL);
   forward.struct_size = sizeof forward;
+
+  /* a size is that of a version: none that ends within a field, none below the first version's */
+  attention.score_mod = "score", attention.mask = "causal()";
+  const size_t wrong_sizes[] = {0, 8, 9, 13, 16, 24, sizeof attention - 1, sizeof attention + 1, sizeof attention + 8, (size_t)-1};
+  for (size_t i = 0; i < sizeof wrong_sizes / sizeof *wrong_sizes; ++i) {
+    attention.struct_size = wrong_sizes[i];
+    CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+          strstr(foveal_last_error(), "attention: struct_size ") != NULL);
+    foveal_options sized = {.struct_size = wrong_sizes[i] == 24 ? 25 : wrong_sizes[i]};
+    attention.struct_size = sizeof attention;
+    CHECK(foveal_run(&attention, &forward, &sized, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "options: struct_size ") != NULL);
+  }
+  attention.struct_size = sizeof attention, attention.score_mod = NULL, attention.mask = NULL;
+
+  /* dropout: the numbers are the run's; a call of the first version has none and takes its attention's */
+  foveal_attention dropping = attention;
+  dropping.dropout_p = 0.5;
+  float by_call[count];
+  forward.dropout_seed = 5, forward.dropout_offset = 6;
+  CHECK(foveal_plan_create(&dropping, &forward, NULL, &none) == FOVEAL_OK);
+  const size_t drop_bytes = foveal_plan_workspace_bytes(none);
+  void* scratch = aligned_alloc(256, (drop_bytes + 511) / 256 * 256);
+  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK);
+  memcpy(by_call, out, sizeof out);
+  forward.dropout_seed = 7;
+  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) != 0);
+  int64_t words[] = {5, 6};
+  const foveal_tensor state = {.data = words, .dtype = FOVEAL_I64, .rank = 1, .sizes = {2}, .strides = {1}};
+  forward.dropout_state = &state;
+  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) == 0);
+  foveal_plan_destroy(none), free(scratch);
+  forward.dropout_state = NULL;
+  foveal_call first = forward;
+  first.struct_size = offsetof(foveal_call, dropout_seed);
+  dropping.reserved_seed = 5, dropping.reserved_offset = 6;
+  CHECK(foveal_run(&dropping, &first, NULL, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) == 0);
+  CHECK(foveal_run(&dropping, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "reserved_seed 5") != NULL);
+  forward.dropout_seed = forward.dropout_offset = 0;
+
   foveal_tensor odd = tq;
   odd.dtype = 77;
   forward.q = &odd;

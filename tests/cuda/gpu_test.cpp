@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstring>
 #include <thread>
 
@@ -175,7 +176,8 @@ TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
                                            {"dk", buffers.dk.data},
                                            {"dv", buffers.dv.data},
                                            {"cu_seqlens_q", buffers.cu_seqlens_q.data},
-                                           {"cu_seqlens_kv", buffers.cu_seqlens_kv.data}};
+                                           {"cu_seqlens_kv", buffers.cu_seqlens_kv.data},
+                                           {"rng_state", buffers.rng.state.data}};
     for (std::size_t i = 0; i < problem.params.size(); ++i) {
       addresses["param_" + problem.params[i].param.name()] = buffers.params[i].data;
       addresses["dparam_" + problem.params[i].param.name()] = buffers.dparams[i].data;
@@ -190,28 +192,62 @@ TEST_F(Gpu, EmittedProgramsGiveTheSameBits) {
   }
 }
 
+/// A run captured into a graph, and replayed.
+class Graph {
+ public:
+  Graph(const OnGpu& call, Stream stream) : stream_(stream) {
+    const auto begin = find<int (*)(void*, int)>("cuStreamBeginCapture_v2");
+    const auto end = find<int (*)(void*, void**)>("cuStreamEndCapture");
+    const auto instantiate = find<int (*)(void**, void*, unsigned long long)>("cuGraphInstantiateWithFlags");
+    void* graph = nullptr;
+    EXPECT_EQ(begin(stream.handle, 0), 0);  // global mode: a forbidden call anywhere fails the capture
+    call.run(stream);
+    EXPECT_EQ(end(stream.handle, &graph), 0);
+    EXPECT_EQ(instantiate(&executable_, graph, 0), 0);
+  }
+  void replay() const {
+    EXPECT_EQ(find<int (*)(void*, void*)>("cuGraphLaunch")(executable_, stream_.handle), 0);
+    cuda_memory(0).synchronize(stream_);
+  }
+
+ private:
+  template <class Function>
+  static Function find(const char* name) {
+    static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<Function>(dlsym(library, name));
+  }
+  Stream stream_;
+  void* executable_ = nullptr;
+};
+
 TEST_F(Gpu, CapturedIntoAGraph) {
-  void* library = dlopen("libcuda.so.1", RTLD_NOW);
-  ASSERT_NE(library, nullptr);
-  const auto begin = reinterpret_cast<int (*)(void*, int)>(dlsym(library, "cuStreamBeginCapture_v2"));
-  const auto end = reinterpret_cast<int (*)(void*, void**)>(dlsym(library, "cuStreamEndCapture"));
-  const auto instantiate = reinterpret_cast<int (*)(void**, void*, unsigned long long)>(dlsym(library, "cuGraphInstantiateWithFlags"));
-  const auto launch = reinterpret_cast<int (*)(void*, void*)>(dlsym(library, "cuGraphLaunch"));
   for (const auto& [kernel, line] : kinds_of_runs) {
     OnGpu eager(line), captured(line);
     expect_kernel(eager, kernel);
     eager.run({});
-    const Stream stream = new_stream();
-    void *graph = nullptr, *executable = nullptr;
     const driver::Current current(0);
-    ASSERT_EQ(begin(stream.handle, 0), 0);  // global mode: a forbidden call anywhere fails the capture
-    captured.run(stream);
-    ASSERT_EQ(end(stream.handle, &graph), 0) << line;
-    ASSERT_EQ(instantiate(&executable, graph, 0), 0);
-    ASSERT_EQ(launch(executable, stream.handle), 0);
-    ASSERT_EQ(launch(executable, stream.handle), 0);
-    cuda_memory(0).synchronize(stream);
+    const Graph graph(captured, new_stream());
+    graph.replay();
+    graph.replay();
     EXPECT_TRUE(captured.bytes() == eager.bytes()) << line;
+  }
+}
+
+TEST_F(Gpu, AReplayedGraphDropsByTheNumbersOnTheDevice) {
+  for (const char* text : {"forward bf16 b2 h4 q300 d64 mask=\"causal()\"", "backward bf16 b1 h4 q300 d64", "backward f32 b1 h2 q100 d40",
+                           "backward bf16 b1 h2 q200 d192 strategy=split"}) {
+    const std::string line = text;
+    OnGpu captured(line + " dropout=0.3:1:2:memory");
+    const driver::Current current(0);
+    const Graph graph(captured, new_stream());
+    for (const std::uint64_t number : {1, 7, 9}) {
+      const std::array<std::uint64_t, 2> words{number, number + 1};
+      captured.memory.to_device(captured.device.forward_inputs().rng.state.data, words.data(), sizeof words);
+      graph.replay();
+      OnGpu eager(line + " dropout=0.3:" + std::to_string(number) + ":" + std::to_string(number + 1) + ":memory");
+      eager.run({});
+      EXPECT_TRUE(captured.bytes() == eager.bytes()) << line << " " << number;
+    }
   }
 }
 

@@ -89,7 +89,8 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
     return made.view;
   };
   const bool backward = line.pass == Pass::backward;
-  const ForwardInputs forward_in{.q = tensor("q", true), .k = tensor("k", true), .v = tensor("v", true), .params = whole.params};
+  const ForwardInputs forward_in{
+      .q = tensor("q", true), .k = tensor("k", true), .v = tensor("v", true), .params = whole.params, .rng = whole.rng};
   const ForwardOutputs forward_out{.out = tensor("out", false), .lse = line.lse || backward ? tensor("lse", false) : TensorView{}};
   attention.forward(forward_in, forward_out);
   if (before_backward) before_backward(attention);
@@ -102,6 +103,7 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
                       .dout = tensor("dout", true)};
     if (line.dlse) in.dlse = tensor("dlse", true);
     in.params = whole.params;
+    in.rng = whole.rng;
     BackwardOutputs out;
     if (line.dq) out.dq = tensor("dq", false);
     if (line.dk) out.dk = tensor("dk", false);

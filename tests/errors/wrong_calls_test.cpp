@@ -143,9 +143,9 @@ const std::vector<Row> rows{
     {"NothingWanted", [](Calls& c) { c.dq = c.dk = c.dv = {}, c.backward(); },
      "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams"},
     // attention
-    {"DropoutOne", [](Calls& c) { c.attention.dropout.p = 1, c.forward(); }, "dropout.p: 1; expected 0 <= p < 1"},
-    {"DropoutNegative", [](Calls& c) { c.attention.dropout.p = -0.1, c.forward(); }, "dropout.p: -0.1; expected 0 <= p < 1"},
-    {"DropoutNan", [](Calls& c) { c.attention.dropout.p = std::nan(""), c.forward(); }, "dropout.p: nan; expected 0 <= p < 1"},
+    {"DropoutOne", [](Calls& c) { c.attention.dropout_p = 1, c.forward(); }, "dropout_p: 1; expected 0 <= p < 1"},
+    {"DropoutNegative", [](Calls& c) { c.attention.dropout_p = -0.1, c.forward(); }, "dropout_p: -0.1; expected 0 <= p < 1"},
+    {"DropoutNan", [](Calls& c) { c.attention.dropout_p = std::nan(""), c.forward(); }, "dropout_p: nan; expected 0 <= p < 1"},
     {"ScaleInfinite", [](Calls& c) { c.attention.scale = std::numeric_limits<double>::infinity(), c.forward(); },
      "scale: inf; expected a finite number"},
     {"OffsetNegative", [](Calls& c) { c.attention.q_offset = -1, c.forward(); }, "q_offset: -1; expected 0 or more"},

@@ -123,6 +123,22 @@ TEST_P(Meaning, DropoutFallsWherePhiloxSays) {
   EXPECT_EQ(values_of(data.view("lse")), values_of(whole.view("lse")));
 }
 
+TEST_P(Meaning, OnePlanDropsByTheNumbersOfEachRun) {
+  const std::string line = "backward f32 b2 h2 q70 d16 param=\"t: real[70] grad\" score=\"score + t[kv_idx]\" dropout=0.3";
+  const auto results = [&](const std::string& numbers) {
+    CaseData data = make(line + numbers);
+    return run(data) ? bits_of_results(data) : decltype(bits_of_results(data)){};
+  };
+  const auto first = results(":7:9");
+  if (first.empty()) GTEST_SKIP() << "declined";
+  EXPECT_EQ(results(":7:9:memory"), first);
+  const auto high = results(":18446744073709551615:18446744073709551614");
+  EXPECT_EQ(results(":18446744073709551615:18446744073709551614:memory"), high);
+  EXPECT_NE(first, high);
+  EXPECT_NE(results(":8:9"), first);
+  EXPECT_NE(results(":7:10"), first);
+}
+
 TEST_P(Meaning, ASinkIsAKeyWithoutAValue) {
   // The same logit from a real key whose value is zero, put in front of the others.
   constexpr std::size_t seqlen = 30, dim = 16;

@@ -133,8 +133,18 @@ TEST(Signature, DiffersWhereThePlanMay) {
   scaled.scale = 0.5;
   EXPECT_NE(plain, signature_of(data, scaled));
   Attention dropping = attention;
-  dropping.dropout = {.p = 0.1, .seed = 1};
+  dropping.dropout_p = 0.1;
   EXPECT_NE(plain, signature_of(data, dropping));
+}
+
+TEST(Signature, SeedsAreNoPartOfIt) {
+  const auto of = [](const std::string& dropout) {
+    const CaseData data(parse_line("forward f32 b2 h4 q8 d16 dropout=0.1" + dropout));
+    const Attention& attention = data.line().attention;
+    return std::pair{signature_of(data, attention), problem::make_problem(attention, data.forward_inputs(), data.forward_outputs()).key};
+  };
+  const auto plain = of("");
+  for (const char* dropout : {":1", ":1:2", ":18446744073709551615:3", ":5:6:memory"}) EXPECT_EQ(plain, of(dropout)) << dropout;
 }
 
 TEST(Problem, TheKeySaysMoreThanTheLine) {

@@ -33,8 +33,8 @@ TEST(Line, SaysTheWholeProblem) {
   EXPECT_TRUE(line.params[0].grad);
   EXPECT_EQ(line.params[0].grad_dtype, DType::f64);
   EXPECT_EQ(line.attention.sink->name(), "s");
-  EXPECT_EQ(line.attention.dropout.seed, 7u);
-  EXPECT_EQ(line.attention.dropout.offset, 9u);
+  EXPECT_EQ(line.rng.seed, 7u);
+  EXPECT_EQ(line.rng.offset, 9u);
   EXPECT_EQ(line.attention.backward, BackwardStrategy::split);
   EXPECT_TRUE(line.dq && !line.dk && line.dv && line.dlse && line.attention.checked);
   EXPECT_EQ(line.seed, 11u);
@@ -59,7 +59,8 @@ TEST(Line, AProblemPrintsTheLineItWasMadeFrom) {
     const CaseData data(line);
     const Problem problem = line.pass == Pass::forward ? make_problem(line.attention, data.forward_inputs(), data.forward_outputs())
                                                        : make_problem(line.attention, data.backward_inputs(), data.backward_outputs());
-    // What a problem cannot know: data, lengths, and a gradient that is not asked for.
+    // What a problem cannot know: data, lengths, a run's numbers for dropout, and a gradient that is not asked for.
+    line.rng = {}, line.rng_in_memory = false;
     line.seed = 0, line.fill = Fill::normal, line.lengths.clear();
     for (ParamLine& param : line.params) {
       param.fill = {};
@@ -118,7 +119,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"param=\"x: real[2] normal(1\"", "expected name(numbers)"},
                     Wrong{"param=\"x: real[2] gaussian(1)\"", "'gaussian(1)'; expected a dtype, grad, grad=dtype or one of"},
                     Wrong{"sink=s", "sink: 's' is no param of this line"},
-                    Wrong{"dropout=0.1:2:3:4", "expected p, p:seed or p:seed:offset"},
+                    Wrong{"dropout=0.1:2:3:4", "expected p, p:seed, p:seed:offset or p:seed:offset:memory"},
                     Wrong{"grads=dx", "'dx'; expected dq, dk, dv or none"},
                     Wrong{"strategy=fast", "'fast'; expected one of automatic, fused, split, two_scan"},
                     Wrong{"device=tpu", "expected cpu, cuda or cuda:N"}, Wrong{"strides=q", "expected name:stride,stride"},

@@ -87,11 +87,12 @@ def test_the_composite_is_the_forward_pass():
     ]
     for score_mod, mask, rest in cases:
         for heads_first in (False, True):
-            arguments = {"params": {"table": table}, **rest}
+            run = None, None, 0, 0, rest.get("seed", 0), rest.get("offset", 0), None
+            arguments = {"params": {"table": table}, **{name: x for name, x in rest.items() if name not in ("seed", "offset")}}
             key, params = bound(score_mod, mask, foveal.Options(), arguments, heads_first)
             inputs = [t.detach().transpose(1, 2) if heads_first else t.detach() for t in (q, k, v)]
-            expected = program(key).forward(*inputs, params, True)
-            found = composite.attend(program(key), *inputs, params, (None, None, 0, 0), rest.get("seed", 0), rest.get("offset", 0))
+            expected = program(key).forward(*inputs, params, True, *run)
+            found = composite.attend(program(key), *inputs, params, run)
             for a, b in zip(found, expected):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
@@ -201,3 +202,20 @@ def test_an_unknown_operation_is_refused():
     with pytest.raises(NotImplementedError, match="digamma has no differentiable form"):
         Evaluation("digamma(score)", {"score": torch.zeros(3)}, {}, torch.float32, torch.device("cpu")).result()
     assert math.isinf(Evaluation("-inf", {}, {}, torch.float32, torch.device("cpu")).result().item())
+
+
+@pytest.mark.parametrize("seed, offset", [(7, 9), (2**63 + 12345, 2**64 - 3)])
+@pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
+def test_dropout_falls_on_the_same_pairs_everywhere(seed, offset):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 9, 2, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3))
+    state = torch.tensor([x if x < 2**63 else x - 2**64 for x in (seed, offset)])
+    by_number = lambda q: foveal.torch.attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset)  # noqa: E731
+    by_state = lambda q: foveal.torch.attention(q, k, v, dropout_p=0.5, rng_state=state)  # noqa: E731
+    expected = by_number(q)
+    for attend in (by_number, by_state):
+        torch.testing.assert_close(attend(q), expected, rtol=0, atol=0)
+        torch.testing.assert_close(torch.func.jvp(attend, (q,), (torch.ones_like(q),))[0], expected)
+        assert torch.autograd.gradgradcheck(attend, (q,))
+        examples = torch.stack([q, 2 * q]).detach()
+        torch.testing.assert_close(torch.func.vmap(attend)(examples), torch.stack([attend(x) for x in examples]))

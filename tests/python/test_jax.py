@@ -138,6 +138,31 @@ def test_what_does_not_fold_runs_one_by_one():
     close(jax.vmap(packed)(*flat), jnp.stack([packed(*x) for x in zip(*flat)]), 1e-6)
 
 
+def test_seeds_are_traced():
+    q, k, v, _ = inputs()
+    dropped = lambda q, k, v, seed, offset=0: foveal.jax.attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset)  # noqa: E731
+    loss = lambda *x: (dropped(*x) ** 2).sum()  # noqa: E731
+    compiled, gradient = jax.jit(dropped), jax.jit(jax.grad(loss))
+    compiled(q, k, v, 1, 2), gradient(q, k, v, 1, 2)
+    made = len(foveal.jax._ids)
+    for seed in range(50):
+        close(compiled(q, k, v, seed, seed + 1), dropped(q, k, v, seed, seed + 1), 1e-7)
+    close(gradient(q, k, v, 5, 6), jax.grad(loss)(q, k, v, 5, 6), 1e-6)
+    assert len(foveal.jax._ids) == made and compiled._cache_size() == 1
+    seeds = jnp.arange(3)
+    close(jax.vmap(lambda s: dropped(q, k, v, s))(seeds), jnp.stack([dropped(q, k, v, int(s)) for s in seeds]), 1e-7)
+    numbers = [np.asarray(x) for x in (q, k, v)]
+    for seed, offset in ((7, 8), (2**64 - 1, 2**63 + 5)):
+        expected = foveal.attention(*numbers, dropout_p=0.5, seed=seed, offset=offset)
+        close(dropped(q, k, v, seed, offset), expected, 1e-7)
+        words = jnp.array([seed % 2**32, seed // 2**32, offset % 2**32, offset // 2**32], jnp.uint32)
+        close(foveal.jax.attention(q, k, v, dropout_p=0.5, rng_state=words), expected, 1e-7)
+    with pytest.raises(ValueError, match="seed: -1"):
+        dropped(q, k, v, -1)
+    with pytest.raises(ValueError, match="rng_state: float32"):
+        foveal.jax.attention(q, k, v, dropout_p=0.5, rng_state=jnp.zeros(2))
+
+
 def test_lse_gradient_and_sink():
     q, k, v, _ = inputs()
     lse = lambda q: foveal.jax.attention(q, k, v, return_lse=True)[1].sum()  # noqa: E731

@@ -54,10 +54,10 @@ def test_opcheck():
     q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)
     bias = torch.randn(6, requires_grad=True)
     layer = foveal.torch.Attention(lambda s, b, h, i, j: s + bias[j], foveal.causal())
-    torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, 0, 0, layer.key))
+    torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, 0, 0, 1, -2, None, layer.key))
     plain = [t.detach() for t in (q, k, v)]
-    out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, 0, 0, layer.key)
-    arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, 0, 0, layer.key, [True, False, True, True])
+    out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, 0, 0, 1, -2, None, layer.key)
+    arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, 0, 0, 1, -2, None, layer.key, [True, False, True, True])
     torch.library.opcheck(torch.ops.foveal.backward.default, arguments)
 
 
@@ -175,6 +175,52 @@ def test_scaled_dot_product_attention(mask):
         found = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, **arguments).pow(2).sum(), wanted)
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_makes_one_program_and_one_plan():
+    from foveal import describe
+
+    torch.manual_seed(0)
+    q, k, v = tensors(1, 2, 24, 8, dtype=torch.float32)
+    programs, results = len(describe._programs), set()
+    for _ in range(1000):
+        out = foveal.torch.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        results.add(out.sum().item())
+    out.sum().backward()
+    assert len(describe._programs) - programs <= 1 and len(results) > 990
+    key = next(reversed(describe._programs))
+    assert "dropout=0.5" in key and describe.program(key).planned == 2  # one forward, one backward
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_dropout_draws_by_the_run(compiled):
+    q, k, v = tensors(1, 40, 2, 8, dtype=torch.float32)
+    attention = foveal.torch.Attention(dropout_p=0.5)
+    module = torch.compile(attention, fullgraph=True, backend="aot_eager") if compiled else attention
+    seed, offset = 2**64 - 5, 2**63 + 1
+    state = torch.tensor([seed - 2**64, offset - 2**64])
+    expected = foveal.forward(*(x.detach() for x in (q, k, v)), dropout_p=0.5, seed=seed, offset=offset)[0]
+    for rng in (dict(seed=seed, offset=offset), dict(rng_state=state)):
+        out = module(q, k, v, **rng)
+        assert torch.equal(out, expected)
+        found = torch.autograd.grad(out.pow(2).sum(), (q, k, v))
+        detached = [x.detach() for x in (q, k, v)]
+        out, lse = foveal.forward(*detached, dropout_p=0.5, seed=seed, offset=offset)
+        again = foveal.backward(*detached, out, lse, 2 * out, dropout_p=0.5, seed=seed, offset=offset)
+        for a, b in zip(found, again):
+            assert torch.equal(a, b)
+    assert not torch.equal(module(q, k, v, seed=1), expected)
+
+
+def test_dropout_redraws_where_the_forward_pass_is_done_again():
+    q, k, v = tensors(1, 2, 40, 8, dtype=torch.float32)
+    attend = lambda *x: foveal.torch.scaled_dot_product_attention(*x, dropout_p=0.5)  # noqa: E731
+    torch.manual_seed(3)
+    expected = torch.autograd.grad(attend(q, k, v).pow(2).sum(), (q, k, v))
+    torch.manual_seed(3)
+    out = torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=False)
+    for a, b in zip(torch.autograd.grad(out.pow(2).sum(), (q, k, v)), expected):
+        assert torch.equal(a, b)
 
 
 def test_dropout_keeps_the_expected_share():

@@ -19,9 +19,9 @@ class MaterializedWarning(UserWarning):
 
 
 def attend(
-    program: _core.Program, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], lengths: tuple[Any, ...], seed: int = 0, offset: int = 0
+    program: _core.Program, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], run: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:
-    """(out, lse) of the program's forward pass, in its layouts. Computes in float64 for float64 tensors, else in float32."""
+    """(out, lse) of the program's forward pass, in its layouts; run: as the operators have it. Computes in float64 for float64 tensors, else in float32."""
     logging.route.debug("a derivative beyond the first, or in forward mode, of %s: by torch's operations, with all scores in memory", tuple(q.shape))
     warnings.warn(
         "foveal: a derivative beyond the first, or in forward mode: computed from all seqlen_q x seqlen_kv scores in memory", MaterializedWarning,
@@ -30,7 +30,9 @@ def attend(
     named = dict(zip([param.name for param in program.params], params))
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     real = [t.to(dtype) for t in (q, k, v)]
-    cu_q, cu_kv = lengths[:2]
+    cu_q, cu_kv, _, _, seed, offset, state = run
+    if state is not None:
+        seed, offset = state[0], state[1]
     if cu_q is None:
         heads_first = [t if program.heads_first else t.transpose(1, 2) for t in real]
         out, lse = _attend(program.attention, *heads_first, named, seed, offset, first_batch=0)
@@ -44,7 +46,7 @@ def attend(
 
 
 def second_derivatives(
-    program: _core.Program, lengths: tuple[Any, ...], want: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None,
+    program: _core.Program, run: tuple[Any, ...], want: Sequence[bool], q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None,
     params: Sequence[Tensor], cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:  # fmt: skip
     """Of the backward pass, whose inputs are q, k, v, dout, dlse and the parameters: their gradients, None for what has none.
@@ -68,7 +70,7 @@ def second_derivatives(
             tensors = list(primals)
             for i, tensor in zip(asked, chosen):
                 tensors[i] = tensor
-            return attend(program, *tensors[:3], tensors[3:], lengths)
+            return attend(program, *tensors[:3], tensors[3:], run)
 
         (_, lse), pull = torch.func.vjp(forward, *[primals[i] for i in asked])
         return pull((filled[3], torch.zeros_like(lse) if filled[4] is None else filled[4]))
@@ -88,7 +90,7 @@ def in_forward_mode(tensors: Sequence[Tensor]) -> bool:
 
 
 def _attend(
-    attention: _core.Attention, q: Tensor, k: Tensor, v: Tensor, params: dict[str, Tensor], seed: int, offset: int, first_batch: int
+    attention: _core.Attention, q: Tensor, k: Tensor, v: Tensor, params: dict[str, Tensor], seed: Any, offset: Any, first_batch: int
 ) -> tuple[Tensor, Tensor]:
     """On [batch, heads, seqlen, dim] of one real type."""
     batch, heads, _, _ = q.shape
@@ -168,11 +170,11 @@ def _modified(attention: _core.Attention, raw: Tensor, keep: Tensor, symbols: di
     return torch.full_like(raw, -math.inf).index_put(pairs, values.expand(len(pairs[0])))
 
 
-def _kept_by_dropout(p: float, seed: int, offset: int, heads: int, symbols: dict[str, Any]) -> Tensor:
+def _kept_by_dropout(p: float, seed: Any, offset: Any, heads: int, symbols: dict[str, Any]) -> Tensor:
     """The pairs that foveal's dropout keeps: Philox4x32-10 of their global positions, four keys to a call (src/base/philox.h)."""
     low = 0xFFFFFFFF
     kv, q = symbols["kv_idx"], symbols["q_idx"]
-    counter = [kv // 4, q, symbols["batch"] * heads + symbols["head"], torch.full_like(kv, offset & low)]
+    counter = [kv // 4, q, symbols["batch"] * heads + symbols["head"], torch.zeros_like(kv) + (offset & low)]
     counter = list(torch.broadcast_tensors(*counter))
     key = [seed & low, (seed >> 32 & low) ^ (offset >> 32 & low)]
     for _ in range(10):

@@ -11,16 +11,17 @@ from .. import _core
 
 
 def run(
-    function: type[torch.autograd.Function], program: _core.Program, lengths: tuple[Any, ...], static: tuple[Any, ...], size: int,
+    function: type[torch.autograd.Function], program: _core.Program, run: tuple[Any, ...], run_dims: Any, static: tuple[Any, ...], size: int,
     dims: Sequence[int | None], tensors: Sequence[Tensor | None], first_param: int, alone: bool = False,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
-    """The results of function.apply(program, lengths, *static, *tensors) for each of `size` examples, stacked, and where: in front.
+    """The results of function.apply(program, run, *static, *tensors) for each of `size` examples, stacked, and where: in front.
 
-    dims: where each tensor has its examples, None: the same for all. From first_param on they are parameters. alone: results are not by batch row.
+    dims, run_dims: where each tensor has its examples, None: the same for all. From first_param on they are parameters. alone: results are not by batch row.
     """
     tensor_dims = list(dims[-len(tensors) :])
-    if alone or lengths[0] is not None or any([d is not None for d in tensor_dims[first_param:]]) or _looks_at_the_batch(program):
-        found = [_apply(function, program, lengths, static, _example(tensors, tensor_dims, i)) for i in range(size)]
+    run_dims = [None] * len(run) if run_dims is None else list(run_dims)
+    if alone or run[0] is not None or any([d is not None for d in tensor_dims[first_param:]]) or _looks_at_the_batch(program):
+        found = [function.apply(program, tuple(_example(run, run_dims, i)), *static, *_example(tensors, tensor_dims, i)) for i in range(size)]
         results = tuple([torch.stack(parts) for parts in zip(*found)])
     else:
         batch = next(t.shape[0 if d is None else 1 if d == 0 else 0] for t, d in zip(tensors, tensor_dims) if t is not None)
@@ -28,16 +29,12 @@ def run(
             t if t is None or i >= first_param else (t.expand(size, *t.shape) if d is None else t.movedim(d, 0)).flatten(0, 1)
             for i, (t, d) in enumerate(zip(tensors, tensor_dims))
         ]
-        results = tuple([t.unflatten(0, (size, batch)) for t in _apply(function, program, lengths, static, merged)])
+        results = tuple([t.unflatten(0, (size, batch)) for t in function.apply(program, run, *static, *merged)])
     return results, (0,) * len(results)
 
 
-def _apply(function: Any, program: _core.Program, lengths: tuple[Any, ...], static: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Any:
-    return function.apply(program, lengths, *static, *tensors)
-
-
-def _example(tensors: Sequence[Tensor | None], dims: Sequence[int | None], i: int) -> list[Tensor | None]:
-    return [t if t is None or d is None else t.select(d, i) for t, d in zip(tensors, dims)]
+def _example(values: Sequence[Any], dims: Sequence[int | None], i: int) -> list[Any]:
+    return [t if t is None or d is None else t.select(d, i) for t, d in zip(values, dims)]
 
 
 def _looks_at_the_batch(program: _core.Program) -> bool:

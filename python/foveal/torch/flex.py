@@ -51,7 +51,7 @@ def flex_attention(
         program_key, captured = find(score_mod, block_mask, scale, query, key.shape[2])
     else:
         program_key, captured = bound(score_mod, block_mask, Options(), {"scale": scale}, heads_first=True)
-    out, lse = call(program_key, captured, query, key, value, None, (0, 0))
+    out, lse = call(program_key, captured, query, key, value)
     if return_aux is not None:
         highest = _row_maxima(program_key, query, key, captured) if return_aux.max_scores else None
         return out, torch_flex.AuxOutput(lse=lse if return_aux.lse else None, max_scores=highest)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..describe import Mask, Options, ScoreMod, bind, describe
+from ..describe import Mask, Options, Rng, ScoreMod, bind, describe
 from ..torch_trace import TorchTracer
 from .operators import bound, call
 
@@ -41,11 +41,14 @@ class Attention(torch.nn.Module):
         *,
         cu_seqlens: tuple[Tensor, Tensor] | None = None,
         max_seqlens: tuple[int, int] = (0, 0),
+        seed: int = 0,
+        offset: int = 0,
+        rng_state: Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention()."""
+        """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention(). seed, offset, rng_state: of dropout."""
         captured = [getattr(self, name) for name in self.names]
-        out, lse = call(self.key, captured, q, k, v, cu_seqlens, max_seqlens)
+        out, lse = call(self.key, captured, q, k, v, cu_seqlens, max_seqlens, Rng(seed, offset, rng_state))
         return (out, lse) if return_lse else out
 
 
@@ -58,6 +61,9 @@ def attention(
     *,
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
+    seed: int = 0,
+    offset: int = 0,
+    rng_state: Tensor | None = None,
     return_lse: bool = False,
     options: Options = Options(),
     **arguments: Any,
@@ -67,5 +73,5 @@ def attention(
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     """
     key, captured = bound(score_mod, mask, options, arguments, heads_first=False)
-    out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens)
+    out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, Rng(seed, offset, rng_state))
     return (out, lse) if return_lse else out

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from .._core import Expr
-from ..describe import Mask, Options, ScoreMod, program, trace
+from ..describe import Mask, Options, Rng, ScoreMod, program, trace
 from ..torch_trace import TorchTracer
 from . import composite, examples
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
-# Tensors first, then `key`, which names the program.
+# Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers.
 
 
 _runs = [0]  # of the forward operator
@@ -26,23 +26,25 @@ def compiled_runs() -> int:
 
 @torch.library.custom_op("foveal::forward", mutates_args=())
 def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, key: str
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int,
+    offset: int, rng_state: Tensor | None, key: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     _runs[0] += 1
-    return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv)
+    return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
 
 
 @torch.library.custom_op("foveal::backward", mutates_args=())
 def _backward_op(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, params: list[Tensor], cu_q: Tensor | None,
-    cu_kv: Tensor | None, max_q: int, max_kv: int, key: str, want: list[bool],
+    cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, True)
+    rng = seed % 2**64, offset % 2**64, rng_state
+    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
 
 @_forward_op.register_fake
-def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
+def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key):
     heads_first = program(key).heads_first
     if q.dim() == 3:
         lse = q.shape[1], q.shape[0]
@@ -53,7 +55,7 @@ def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, key):
 
 
 @_backward_op.register_fake
-def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, key, want):
+def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key, want):
     heads_first = program(key).heads_first
     gradients = [_new(t, t.shape, heads_first) for t in (q, k, v)] + [_new(t, t.shape, False) for t in params]
     return [gradient for gradient, wanted in zip(gradients, want) if wanted]
@@ -67,34 +69,36 @@ def _new(like: Tensor, shape: Any, heads_first: bool) -> Tensor:
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, params, cu_q, cu_kv, max_q, max_kv, key = inputs
+    q, k, v, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, *params)
-    ctx.rest = (max_q, max_kv, key)
+    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, rng_state, *params)
+    ctx.lengths, ctx.seeds, ctx.key = (max_q, max_kv), (seed, offset), key
     ctx.want = [t.requires_grad for t in (q, k, v, *params)]
 
 
 def _op_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse, cu_q, cu_kv, *params = ctx.saved_tensors
+    q, k, v, out, lse, cu_q, cu_kv, rng_state, *params = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
-    found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, *ctx.rest, ctx.want))
+    run = cu_q, cu_kv, *ctx.lengths, *ctx.seeds, rng_state
+    found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *run, ctx.key, ctx.want))
     gradients = [next(found) if wanted else None for wanted in ctx.want]
-    return (*gradients[:3], gradients[3:], None, None, None, None, None)
+    return (*gradients[:3], gradients[3:], *(None,) * 8)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_op_setup)
 
 
 class _Attention(torch.autograd.Function):
-    """The eager path: the operators' bodies without the dispatcher. lengths: cu_seqlens of q and kv, max_seqlens of both."""
+    """The eager path: the operators' bodies without the dispatcher. run: cu_seqlens of q and kv, max_seqlens of both,
+    seed, offset and state of dropout."""
 
     @staticmethod
-    def forward(program, lengths, q, k, v, *params):
-        return program.forward(q, k, v, params, True, *lengths)
+    def forward(program, run, q, k, v, *params):
+        return program.forward(q, k, v, params, True, *run)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.program, ctx.lengths, q, k, v, *params = inputs
+        ctx.program, ctx.run, q, k, v, *params = inputs
         ctx.save_for_backward(q, k, v, *output, *params)
         ctx.set_materialize_grads(False)
 
@@ -107,26 +111,26 @@ class _Attention(torch.autograd.Function):
                 return (None,) * (2 + len(want))
             dout = torch.zeros_like(out)
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
-            found = iter(_Gradients.apply(ctx.program, ctx.lengths, want, out.detach(), lse.detach(), q, k, v, dout, dlse, *params))
+            found = iter(_Gradients.apply(ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse, *params))
             return (None, None, *[next(found) if wanted else None for wanted in want])
-        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.lengths, True))
+        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.run, True))
 
     @staticmethod
-    def vmap(info, in_dims, program, lengths, *tensors):
-        return examples.run(_Attention, program, lengths, (), info.batch_size, in_dims[2:], tensors, first_param=3)
+    def vmap(info, in_dims, program, run, *tensors):
+        return examples.run(_Attention, program, run, in_dims[1], (), info.batch_size, in_dims[2:], tensors, first_param=3)
 
 
 class _Gradients(torch.autograd.Function):
     """The backward pass as a function of its own: the wanted gradients."""
 
     @staticmethod
-    def forward(program, lengths, want, out, lse, q, k, v, dout, dlse, *params):
-        found = program.backward(q, k, v, out, lse, dout, dlse, params, want, *lengths, True)
+    def forward(program, run, want, out, lse, q, k, v, dout, dlse, *params):
+        found = program.backward(q, k, v, out, lse, dout, dlse, params, want, *run, True)
         return tuple([gradient for gradient in found if gradient is not None])
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.program, ctx.lengths, ctx.want, _, _, *tensors = inputs
+        ctx.program, ctx.run, ctx.want, _, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
@@ -135,33 +139,36 @@ class _Gradients(torch.autograd.Function):
         q, k, v, dout, dlse, *params = ctx.saved_tensors
         given = iter(cotangents)
         every = [next(given) if wanted else None for wanted in ctx.want]
-        found = composite.second_derivatives(ctx.program, ctx.lengths, ctx.want, q, k, v, dout, dlse, params, every)
+        found = composite.second_derivatives(ctx.program, ctx.run, ctx.want, q, k, v, dout, dlse, params, every)
         return (None, None, None, None, None, *found)
 
     @staticmethod
-    def vmap(info, in_dims, program, lengths, want, *tensors):
+    def vmap(info, in_dims, program, run, want, *tensors):
         summed = any(want[3:])  # each example has a gradient of its own
-        return examples.run(_Gradients, program, lengths, (want,), info.batch_size, in_dims[3:], tensors, first_param=7, alone=summed)
+        return examples.run(_Gradients, program, run, in_dims[1], (want,), info.batch_size, in_dims[3:], tensors, first_param=7, alone=summed)
 
 
 _record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
 
 
-def call(key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, max_seqlens: Any) -> tuple[Tensor, Tensor]:
+def call(
+    key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
+) -> tuple[Tensor, Tensor]:
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    lengths = (*(cu_seqlens or (None, None)), *max_seqlens)
     if torch.compiler.is_compiling():
-        return _forward_op(q, k, v, params, *lengths, key)
+        seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
+        return _forward_op(q, k, v, params, *(cu_seqlens or (None, None)), *max_seqlens, *seeds, rng.state, key)
+    run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
     if composite.in_forward_mode((q, k, v, *params)):
-        return composite.attend(program(key), q, k, v, params, lengths)
+        return composite.attend(program(key), q, k, v, params, run)
     if torch._C._are_functorch_transforms_active():
-        return _Attention.apply(program(key), lengths, q, k, v, *params)
+        return _Attention.apply(program(key), run, q, k, v, *params)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
-        return _record(program(key), lengths, q, k, v, *params)
-    return program(key).forward(q, k, v, params, True, *lengths)
+        return _record(program(key), run, q, k, v, *params)
+    return program(key).forward(q, k, v, params, True, *run)
 
 
 @torch.compiler.assume_constant_result
@@ -172,9 +179,9 @@ def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: 
     return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).key
 
 
-def draw_seed() -> int:
-    """The seed of one call's dropout, from torch's CPU generator: torch.manual_seed makes it repeatable, checkpointing restores it."""
-    return int(torch.randint(0, 2**62, (), dtype=torch.int64, device="cpu"))
+def draw_rng(device: torch.device) -> Rng:
+    """Of one call's dropout, from torch's generator of the device: torch.manual_seed makes it repeatable, checkpointing restores it."""
+    return Rng(state=torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device))
 
 
 _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..describe import Options
+from ..describe import Options, Rng
 from .errors import CallError
-from .operators import bound, call, draw_seed
+from .operators import bound, call, draw_rng
 
 
 def varlen_attn(
@@ -75,11 +75,12 @@ def jagged_attention(
         raise CallError("scaled_dot_product_attention: value: other sequence lengths than key's")
     _check_heads("scaled_dot_product_attention", packed[0].shape[1], packed[1].shape[1], enable_gqa)
     arguments: dict[str, Any] = {"scale": scale}
+    rng = Rng()
     if dropout_p > 0.0:
-        arguments.update(dropout_p=dropout_p, seed=draw_seed())
+        arguments["dropout_p"], rng = dropout_p, draw_rng(query.device)
     program, captured = bound(None, "kv_idx <= q_idx" if is_causal else None, Options(), arguments, heads_first=False)
     (cu_q, max_q), (cu_kv, max_kv) = lengths[:2]
-    out, _ = call(program, captured, *packed, (cu_q, cu_kv), (max_q, max_kv))
+    out, _ = call(program, captured, *packed, (cu_q, cu_kv), (max_q, max_kv), rng)
     return torch.nested.nested_tensor_from_jagged(out, offsets=cu_q).transpose(1, 2)
 
 

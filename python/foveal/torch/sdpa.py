@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from ..describe import Options
+from ..describe import Options, Rng
 from .errors import CallError
-from .operators import bound, call, draw_seed
+from .operators import bound, call, draw_rng
 from .packed import jagged_attention
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -35,7 +35,8 @@ def scaled_dot_product_attention(
     dtype (float64, float32, bfloat16, float16) on one device; at least two dimensions; those before seqlen are broadcast. enable_gqa: fewer
     heads of key and value serve groups of query's.
     attn_mask: at least two dimensions, broadcastable to [..., heads_q, seqlen_q, seqlen_kv]; bool (True = keep), or float32 or query's dtype
-    (added to the scores); or a torch.nn.attention.bias.CausalBias. dropout_p: draws its seed from torch's CPU generator.
+    (added to the scores); or a torch.nn.attention.bias.CausalBias. dropout_p: draws from torch's generator of
+    query's device, on that device: a captured CUDA graph drops other pairs on each replay.
 
     Nested tensors of layout torch.jagged: [batch, heads, seqlen, head_dim] with different seqlens, without attn_mask.
 
@@ -77,10 +78,11 @@ def _attend(
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (f"score + {read}", None)
     arguments: dict[str, Any] = {"scale": scale, "params": params}
+    rng = Rng()
     if dropout_p > 0.0:
-        arguments.update(dropout_p=dropout_p, seed=draw_seed())
+        arguments["dropout_p"], rng = dropout_p, draw_rng(query.device)
     program_key, captured = bound(score_mod, mask, Options(), arguments, heads_first=True)
-    return call(program_key, captured, query, key, value, None, (0, 0))[0]
+    return call(program_key, captured, query, key, value, rng=rng)[0]
 
 
 def _number(name: str, value: Any) -> float:

@@ -55,6 +55,7 @@ struct TileRuns {
 
 struct DropoutArgs {
   unsigned long long seed, offset;
+  const unsigned long long* state;  ///< of the device: {seed, offset} instead of the two above; null: there is none
   unsigned threshold;  ///< a pair is kept when its bits are >= this
   float keep_scale;    ///< 1 / (1 - p)
   double keep_scale_f64;

@@ -26,29 +26,31 @@ FOVEAL_DEVICE PhiloxWords philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 key0, u32 k
 /// Is the pair kept? row = batch * heads_q + head; q, kv: global positions.
 class DropoutRow {
  public:
-  FOVEAL_DEVICE DropoutRow(const DropoutArgs& args, u32 row) : args_(args), row_(row) {}
+  FOVEAL_DEVICE DropoutRow(const DropoutArgs& args, u32 row) : threshold_(args.threshold), row_(row) {
+    const u64 seed = args.state ? args.state[0] : args.seed, offset = args.state ? args.state[1] : args.offset;
+    offset_ = u32(offset), key0_ = u32(seed), key1_ = u32(seed >> 32) ^ u32(offset >> 32);
+  }
 
-  FOVEAL_DEVICE bool keep(u32 q, u32 kv) {
-    const PhiloxWords words = philox(kv / 4, q, row_, u32(args_.offset), u32(args_.seed), u32(args_.seed >> 32) ^ u32(args_.offset >> 32));
+  FOVEAL_DEVICE bool keep(u32 q, u32 kv) const {
+    const PhiloxWords words = philox(kv / 4, q, row_, offset_, key0_, key1_);
     const u32 low = kv & 1 ? words.word[1] : words.word[0];
     const u32 high = kv & 1 ? words.word[3] : words.word[2];
-    return (kv & 2 ? high : low) >= args_.threshold;
+    return (kv & 2 ? high : low) >= threshold_;
   }
   /// Pairs (q, kv) and (q, kv + 1).
-  FOVEAL_DEVICE void keep_two(u32 q, u32 kv, bool& first, bool& second) {
+  FOVEAL_DEVICE void keep_two(u32 q, u32 kv, bool& first, bool& second) const {
     if (kv & 1) {
       first = keep(q, kv);
       second = keep(q, kv + 1);
       return;
     }
-    const PhiloxWords words = philox(kv / 4, q, row_, u32(args_.offset), u32(args_.seed), u32(args_.seed >> 32) ^ u32(args_.offset >> 32));
-    first = (kv & 2 ? words.word[2] : words.word[0]) >= args_.threshold;
-    second = (kv & 2 ? words.word[3] : words.word[1]) >= args_.threshold;
+    const PhiloxWords words = philox(kv / 4, q, row_, offset_, key0_, key1_);
+    first = (kv & 2 ? words.word[2] : words.word[0]) >= threshold_;
+    second = (kv & 2 ? words.word[3] : words.word[1]) >= threshold_;
   }
 
  private:
-  const DropoutArgs& args_;
-  u32 row_;
+  u32 threshold_, row_, offset_, key0_, key1_;
 };
 
 }  // namespace foveal::device

@@ -60,7 +60,7 @@ jit::Constants attention_constants(const problem::Problem& p) {
       .set("kHeadDim", static_cast<int>(p.head_dim))
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
-      .set("kDropout", p.attention.dropout.p > 0)
+      .set("kDropout", p.attention.dropout_p > 0)
       .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
       .set("kBinBits", exact_sum_bin_bits(p));
   return constants;
@@ -79,9 +79,13 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   args.q_offset = p.attention.q_offset, args.kv_offset = p.attention.kv_offset;
   args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;
   args.scale = p.scale;
-  const Dropout& dropout = p.attention.dropout;
-  args.dropout = {dropout.seed, dropout.offset, base::dropout_threshold(dropout.p), static_cast<float>(1 / (1 - dropout.p)),
-                  1 / (1 - dropout.p)};
+  const double keep_scale = 1 / (1 - p.attention.dropout_p);
+  args.dropout = {.seed = b.rng.seed,
+                  .offset = b.rng.offset,
+                  .state = static_cast<const unsigned long long*>(b.rng.state.data),
+                  .threshold = base::dropout_threshold(p.attention.dropout_p),
+                  .keep_scale = static_cast<float>(keep_scale),
+                  .keep_scale_f64 = keep_scale};
   for (std::size_t i = 0; i < b.params.size(); ++i) {
     device::ParamView& param = args.score.param[i];
     param.data = b.params[i].data;

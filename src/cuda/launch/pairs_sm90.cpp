@@ -55,7 +55,7 @@ bool PairsSm90::serves(const problem::Problem& p, int number) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
   if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
-  if (std::max(p.head_dim, p.head_dim_v) > 128 || p.varlen || p.attention.dropout.p > 0) return false;
+  if (std::max(p.head_dim, p.head_dim_v) > 128 || p.varlen || p.attention.dropout_p > 0) return false;
   for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
     const Op op = instr_of(p, index).op;
     const auto depends = p.score->backward.depends[static_cast<std::size_t>(index)];

@@ -223,7 +223,7 @@ Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardCo
 /// as many buffers as there is room for.
 std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   constexpr int most_rows = 128;
-  if (p.attention.dropout.p > 0) return std::nullopt;
+  if (p.attention.dropout_p > 0) return std::nullopt;
   if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
   const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
   if (rows > 64 && p.group_size == 1) return std::nullopt;
@@ -249,13 +249,13 @@ std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
 // Chosen by measurement on an H200 (docs/lab/gpu.md).
 std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0;
+  const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0;
   const bool causal = sm90_mask(p).tiles != Sm90Tiles::all;
   const bool helpers = !sm90_line_values(p).empty();
   const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
   if (dim <= 64) {
     const bool bf16 = p.dtype == DType::bf16;
-    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout.p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
+    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout_p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
     const std::vector<PairTile> tiles = sm90_pair_tiles(p);
     if (tiles.size() > 1 || (tiles.size() == 1 && tiles[0].element_bytes > 2)) return {two};  // shared memory is full
     // Fewer and wider tiles, fewer waits for them.
@@ -309,7 +309,7 @@ int backward_helper_registers(const problem::Problem& p, bool helpers) {
 
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout.p == 0 && !p.varlen;
+  const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
   const bool helpers = (sm90_collects(p) && p.head_dim <= 128 && staged_reads(p) > 0) || !sm90_line_values(p).empty();
   const int helper_registers = backward_helper_registers(p, helpers);

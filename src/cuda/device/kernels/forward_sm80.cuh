@@ -65,7 +65,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       }
       state.sum[m][i] = state.sum[m][i] * alpha[m][i] + sum;
       if constexpr (kDropout) {
-        DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+        const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
 #pragma unroll
         for (int n = 0; n < kN8; ++n) {
           bool first, second;

@@ -260,7 +260,7 @@ struct Consumer {
 
   /// Drops probabilities; what stays is scaled at the end.
   FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {
-    DropoutRow dropout(args.attention.dropout, static_cast<u32>(work.task.batch) * args.attention.heads_q + work.task.head);
+    const DropoutRow dropout(args.attention.dropout, static_cast<u32>(work.task.batch) * args.attention.heads_q + work.task.head);
     const u32 kv = static_cast<u32>(args.attention.kv_offset) + work.walk.tile * kBlockKv + fragment_first_column(thread);
     const u32 q = static_cast<u32>(args.attention.q_offset) + row_of(work);
 #pragma unroll

@@ -432,8 +432,8 @@ struct BackwardGroup {
       if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key - args.band_low - pairs.first_q);
       if constexpr (Walk::kLimitLow) low[r] = key - args.band_high - pairs.first_q;
     }
-    DropoutRow dropout(attention.dropout, static_cast<u32>(pairs.base.batch) * attention.heads_q + pairs.base.head);
     if constexpr (kDropout) {
+      const DropoutRow dropout(attention.dropout, static_cast<u32>(pairs.base.batch) * attention.heads_q + pairs.base.head);
 #pragma unroll
       for (int word = 0; word < kBlockQ / 64; ++word) {
         dropped[word] = 0;

@@ -14,6 +14,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
                                R (&dp)[kRowTiles][kBlockQ / 8][4], const R* lse2, const R* delta) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
+  const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
 #pragma unroll
   for (int n = 0; n < kBlockQ / 8; ++n) {
 #pragma unroll
@@ -41,8 +42,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           }
           R dropped = p;
           if constexpr (kDropout) {
-            const bool keep = DropoutRow(args.dropout, u32(at.batch) * args.heads_q + at.head)
-                                  .keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
+            const bool keep = dropout.keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
             dropped = keep ? p * keep_scale(args) : R(0);
             y = keep ? y * keep_scale(args) : R(0);
           }

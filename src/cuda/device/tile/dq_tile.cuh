@@ -14,6 +14,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
                              unsigned char* kept) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
+  const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -24,7 +25,6 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
       for (int n = 0; n < kBlockKv / 8; ++n) {
         bool kept_pair[2] = {true, true};
         if constexpr (kDropout) {
-          DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
           dropout.keep_two(u32(args.q_offset) + row, u32(args.kv_offset) + kv_local + 8 * n + 2 * t, kept_pair[0], kept_pair[1]);
         }
 #pragma unroll
