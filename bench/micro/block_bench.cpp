@@ -101,8 +101,9 @@ void measure(const BlockOps<float>& ops, DType dtype, int dim) {
                   fn();
                 }) - copy);
   };
-  in_place("softmax", [&] { ops.softmax(tile, range, lanes, 1, {}, nullptr, max, sum, factor, for_mix); });
-  in_place("probabilities", [&] { ops.probabilities(tile, range, lanes, 1, {}, max, for_spread); });
+  in_place("softmax", [&] { ops.softmax(tile, range, lanes, cpu::ScoreScale<float>::of_dots(1), {}, nullptr, max, sum, factor, for_mix); });
+  in_place("probabilities",
+           [&] { ops.probabilities(tile, range, lanes, cpu::ScoreScale<float>::of_dots(1), {}, nullptr, max, for_spread); });
   in_place("score_gradient", [&] { ops.score_gradient(scores, tile, range, lanes, sum, weights); });
   other("scale_lanes", nanoseconds([&] { ops.scale_lanes(acc, dim, lanes, factor); }));
   other("prepare dot", nanoseconds([&] { ops.prepare(key_rows, keys, dim, true, false, scratch); }));

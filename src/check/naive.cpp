@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "base/far_row.h"
 #include "base/philox.h"
 #include "problem/problem.h"
 #include "score/evaluate.h"
@@ -213,7 +214,7 @@ class Naive {
     Sequence s;
     std::int64_t head_kv;
     std::vector<Real> k_columns, v_columns;
-    Real sink;
+    Real sink, sink_weight;
     std::vector<Real> raw, modified, weight, dropped, dweight;
     std::vector<Real> k_norm, raw_error, modified_error;  ///< errors: what raw and modified scores may be off by
     std::vector<bool> kept;
@@ -227,6 +228,7 @@ class Naive {
               .k_columns = transposed(k_, s, p_.head_dim),
               .v_columns = transposed(v_, s, p_.head_dim_v),
               .sink = p_.sink < 0 ? minus_infinity : static_cast<Real>(reader_.read(p_.sink, &s.head)),
+              .sink_weight = 0,
               .raw = zeros,
               .modified = zeros,
               .weight = zeros,
@@ -301,6 +303,7 @@ class Naive {
     Real sum = head.sink == minus_infinity ? Real(0) : std::exp(head.sink - largest);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv)
       if (head.kept[kv]) sum += head.weight[kv] = std::exp(head.modified[kv] - largest);
+    head.sink_weight = head.sink == minus_infinity ? Real(0) : std::exp(head.sink - largest) / sum;
     const double drop_p = l_.attention.dropout_p;
     const std::uint32_t threshold = base::dropout_threshold(drop_p);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
@@ -332,8 +335,11 @@ class Naive {
     }
   }
 
-  /// The backward pass is given lse rounded to its type: a neighbour of the computed one, above or below, stands for that.
-  static Real handed_over(Real lse, std::int64_t q) { return std::nextafter(lse, q % 2 == 0 ? minus_infinity : -minus_infinity); }
+  /// The backward pass is given lse rounded to its type: a neighbour of the computed one, above or below, stands for that. Far rows keep
+  /// the weights of the forward pass instead.
+  static Real handed_over(Real lse, std::int64_t q) {
+    return base::is_far(static_cast<double>(lse)) ? lse : std::nextafter(lse, q % 2 == 0 ? minus_infinity : -minus_infinity);
+  }
 
   void gradient_row(Head& head, std::int64_t q, Real lse) {
     const Real *dout = dout_.data() + at_q(head, q, p_.head_dim_v), *out = out_.value.data() + at_q(head, q, p_.head_dim_v);
@@ -348,11 +354,12 @@ class Naive {
       }
     row_times_matrix(dout, p_.head_dim_v, head.v_columns.data(), head.s.len_kv, head.dweight.data());
 
+    const bool far = base::is_far(static_cast<double>(lse));
     const std::size_t at = at_q(head, q, p_.head_dim);
     const Real scale = static_cast<Real>(p_.scale);
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
       if (!head.kept[kv]) continue;
-      const Real dropped = head.dropped[kv], weight = std::exp(head.modified[kv] - lse);
+      const Real dropped = head.dropped[kv], weight = far ? head.weight[kv] : std::exp(head.modified[kv] - lse);
       const Real dmodified = weight * ((dropped == 0 ? Real(0) : dropped * head.dweight[kv]) - delta);
       const Real size = weight * (std::abs(dropped * head.dweight[kv]) + delta_size), size_error = error(size, head.modified_error[kv]);
       const auto [derivative, derivative_error] = score_derivative(head, q, kv, dmodified, size_error);
@@ -365,7 +372,7 @@ class Naive {
               p_.head_dim_v);
     }
     if (p_.sink >= 0) {
-      const Real weight = std::exp(head.sink - lse);
+      const Real weight = far ? head.sink_weight : std::exp(head.sink - lse);
       dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta, error(weight * delta_size, score_rounding(lse)));
     }
     for (Gradient& gradient : dparams_) gradient.end_row();
@@ -376,10 +383,11 @@ class Naive {
   /// What a score of this size is off by when nothing before it was.
   static Real score_rounding(Real score) { return epsilon * (2 + std::abs(score)); }
 
-  /// Expected error of a term: its rounding to the input type, and what its score is off by.
+  /// Expected error of a term: its rounding to the input type, and what its score is off by; no more than itself, for weights are at
+  /// most 1.
   Real error(Real term, Real score_error) const {
     const Real input = sizeof(Real) == sizeof(float) && p_.dtype != DType::f32 ? static_cast<Real>(base::epsilon(p_.dtype) / 2) : Real(0);
-    return std::abs(term) * (input + score_error);
+    return std::abs(term) * (input + std::min(score_error, Real(1)));
   }
 
   /// d score_mod / d score and what it may be off by; adds what the pair gives to every parameter on the way.

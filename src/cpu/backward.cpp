@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "base/check.h"
+#include "cpu/block_scores.h"
 #include "cpu/describe.h"
 #include "cpu/nonfinite.h"
 #include "cpu/row_scalars.h"
@@ -192,12 +193,13 @@ class Backward final : public planning::Executable {
     std::int32_t block;
     bool any_empty;  ///< some lane has nothing to attend
     bool any_nan;    ///< the lse of some lane is NaN
+    bool any_far;    ///< `far` of some lane is not 0
     LaneSymbols* symbols;
     LaneView lanes;
     int first;  ///< lane of the tile that is lane 0 here
     void *q_panel, *dout_panel, *q_rows, *dout_rows;
     NonfiniteRows *nonfinite_q, *nonfinite_dout;  ///< of the tile's rows, where packed for dk and dv
-    Real *lse, *delta, *dq;
+    Real *lse, *delta, *far, *dq;
 
     /// dim: of q; dim_v: of dout.
     LaneState slice(int begin, int end, int dim, int dim_v) const {
@@ -207,7 +209,7 @@ class Backward final : public planning::Executable {
       part.q_panel = static_cast<Real*>(q_panel) + begin, part.dout_panel = static_cast<Real*>(dout_panel) + begin;
       part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(dim);
       part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(dim_v);
-      part.lse += begin, part.delta += begin, part.dq += begin;
+      part.lse += begin, part.delta += begin, part.far += begin, part.dq += begin;
       return part;
     }
   };
@@ -245,8 +247,8 @@ class Backward final : public planning::Executable {
       });
     };
     constexpr std::size_t tiles_per_delta_task = 16;
-    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot&) {
-      fill_rows(buffers, call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task));
+    each((work.tiles.size() + tiles_per_delta_task - 1) / tiles_per_delta_task, [&](std::size_t i, Slot& slot) {
+      fill_rows(buffers, call, i * tiles_per_delta_task, std::min(work.tiles.size(), (i + 1) * tiles_per_delta_task), slot);
     });
     call.rows.write_dsink(s_, buffers);
 
@@ -278,14 +280,38 @@ class Backward final : public planning::Executable {
     grads_.finish(call.grad_memory, buffers.dparams, s_.executor);
   }
 
-  void fill_rows(const problem::Buffers& buffers, const Call& call, std::size_t tile_begin, std::size_t tile_end) const {
+  void fill_rows(const problem::Buffers& buffers, const Call& call, std::size_t tile_begin, std::size_t tile_end, Slot& slot) const {
     const Work& work = *call.work;
     auto group = std::upper_bound(work.groups.begin(), work.groups.end(), static_cast<std::int64_t>(tile_begin),
                                   [](std::int64_t t, const TileGroup& g) { return t < g.tile_end; });
     for (std::size_t t = tile_begin; t < tile_end; ++t) {
       while (static_cast<std::int64_t>(t) >= group->tile_end) ++group;
-      call.rows.fill(buffers, work.sequences[static_cast<std::size_t>(group->sequence)], work.tiles[t], s_.dim_v, s_.ops.row_dots);
+      const Sequence& sequence = work.sequences[static_cast<std::size_t>(group->sequence)];
+      if (call.rows.fill(buffers, sequence, work.tiles[t], s_.dim_v, s_.ops.row_dots))
+        measure(buffers, call, sequence, *group, work.tiles[t], slot);
     }
+  }
+
+  /// A tile with far rows: their scores once more, for maxima and sums.
+  void measure(const problem::Buffers& buffers, const Call& call, const Sequence& sequence, const TileGroup& group, const LaneTile& tile,
+               Slot& slot) const {
+    LaneState& state = slot.states[0];
+    start(call, sequence, tile, false, slot, state);
+    Real *max = state.dq, *sum = max + s_.ops.tile_lanes, *factor = sum + s_.ops.tile_lanes, *lane_max = factor + s_.ops.tile_lanes;
+    start_sums(s_, tile, s_.problem.sink >= 0 ? &buffers.params[static_cast<std::size_t>(s_.problem.sink)] : nullptr, max, sum);
+    for (std::int32_t block = 0; (block = state.cursor.next(block)) != BlockCursor::none; ++block) {
+      const KeyRange all{0, s_.block_keys(sequence, block)};
+      const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
+      const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), all.end, s_.dim, true, false, slot.k_scratch[0]);
+      const bool partial = !state.cursor.full();
+      if (partial && s_.tape.mask_is_ranges())
+        s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, slot.first, slot.last, slot.tape_scratch);
+      const auto found = score_block<Real>(s_, sequence, call.data, {state.lanes, state.q_panel, block, partial}, all, k,
+                                           {slot.p, lane_max, slot.first, slot.last, slot.tape_scratch});
+      if (found.range.begin == found.range.end) continue;
+      s_.ops.softmax(slot.p, found.range, state.lanes.padded(), s_.scale, found.ranges, found.lane_max, max, sum, factor, {});
+    }
+    call.rows.measured(s_, sequence, tile, max, sum);
   }
 
   // ---------------------------------------------------------------------------------------------------------------- planning
@@ -371,6 +397,7 @@ class Backward final : public planning::Executable {
         state.dout_rows = carver.bytes(s_.ops.rows_bytes(s_.dim_v));
         state.lse = carver.take<Real>(lanes);
         state.delta = carver.take<Real>(lanes);
+        state.far = carver.take<Real>(lanes);
         state.dq = carver.take<Real>(lanes * static_cast<std::size_t>(padded_dim(s_.dim)));
         state.nonfinite_q = carver.take<NonfiniteRows>(1);
         state.nonfinite_dout = carver.take<NonfiniteRows>(1);
@@ -416,14 +443,16 @@ class Backward final : public planning::Executable {
     state.cursor = BlockCursor(call.work->runs.data() + tile.run_begin, call.work->runs.data() + tile.run_end);
     state.symbols->fill(tile, sequence, s_.problem);
     state.lanes = {tile.lanes(), state.symbols->head, state.symbols->q_idx};
-    state.any_empty = state.any_nan = false;
+    state.any_empty = state.any_nan = state.any_far = false;
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       state.lse[lane] = call.rows.lse[row];
       state.delta[lane] = call.rows.delta[row];
+      state.far[lane] = call.rows.far[row];
       state.any_nan |= std::isnan(state.lse[lane]);
+      state.any_far |= state.far[lane] != 0;
       if (call.rows.empty(row)) {
         state.any_empty = true;
         return;
@@ -431,7 +460,7 @@ class Backward final : public planning::Executable {
       q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
       dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
     });
-    for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse[lane] = state.delta[lane] = 0;
+    for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse[lane] = state.delta[lane] = state.far[lane] = 0;
     const LaneRows q_rows{q, padded_lanes(tile), call.q.stride, call.q.dtype};
     const LaneRows dout_rows{dout, padded_lanes(tile), call.dout.stride, call.dout.dtype};
     s_.ops.pack_panel(q_rows, s_.dim, s_.sign, state.q_panel);
@@ -513,7 +542,8 @@ class Backward final : public planning::Executable {
     const bool nonfinite = state.any_nan || slot.nonfinite_k->any() || state.nonfinite_q->any() || state.nonfinite_dout->any();
     if (nonfinite) slot.kept->note(slot.p, ld, range, valid, ranges);
     const Weights p_weights{.mix = nullptr, .spread = own_weights ? slot.p_spread : nullptr};
-    s_.ops.probabilities(slot.p, range, lanes, s_.natural_multiplier(), ranges, state.lse, dropout || nonfinite ? Weights{} : p_weights);
+    s_.ops.probabilities(slot.p, range, lanes, s_.scale, ranges, state.any_far ? state.far : nullptr, state.lse,
+                         dropout || nonfinite ? Weights{} : p_weights);
     if (nonfinite) slot.kept->clear_dropped(slot.p, ld, range, valid);
     if (wants_ds_) s_.ops.dot(v, state.dout_panel, range, lanes, s_.dim_v, slot.ds);
     if (dropout) {  // dropped is what dV takes; dS takes P itself, and dP with the same pairs dropped

@@ -10,14 +10,13 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpu/block_scores.h"
 #include "cpu/describe.h"
 #include "cpu/nonfinite.h"
 #include "cpu/row_forward.h"
 
 namespace foveal::cpu {
 namespace {
-
-constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
 
 template <class Real>
 class Forward final : public planning::Executable {
@@ -228,15 +227,7 @@ class Forward final : public planning::Executable {
         tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
     s_.ops.pack_panel({rows, padded_lanes(tile), call.q.stride, call.q.dtype}, s_.dim, s_.sign, state.panel);
     std::fill_n(state.acc, acc_count(), Real(0));
-    std::fill_n(state.max, s_.ops.tile_lanes, std::numeric_limits<Real>::lowest());
-    std::fill_n(state.sum, s_.ops.tile_lanes, Real(0));
-    if (!call.sink || !with_sink) return;
-    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {  // the sink is a score that is there before the first key
-      const double logit = base::load(call.sink->data, call.sink->dtype, head * call.sink->strides[0]) * log2e;
-      if (logit == -std::numeric_limits<double>::infinity()) return;
-      state.max[lane] = static_cast<Real>(logit);
-      state.sum[lane] = 1;
-    });
+    start_sums(s_, tile, with_sink ? call.sink : nullptr, state.max, state.sum);
   }
 
   void visit(const Call& call, const Sequence& sequence, const TileState& state, int keys, const Operand& k, const Operand& v,
@@ -252,32 +243,17 @@ class Forward final : public planning::Executable {
     visit_lanes(call, sequence, state.slice(lower, count), all, k, v, rest);
   }
 
-  void visit_lanes(const Call& call, const Sequence& sequence, const TileState& state, KeyRange range, const Operand& k, const Operand& v,
+  void visit_lanes(const Call& call, const Sequence& sequence, const TileState& state, KeyRange all, const Operand& k, const Operand& v,
                    Slot& slot) const {
     const int ld = s_.ops.tile_lanes, valid = state.lanes.count, lanes = state.lanes.padded();
-    const bool partial = !state.cursor.full();
-    LaneRanges ranges;
-    if (partial && s_.tape.mask_is_ranges()) {
-      range = trim({slot.first, slot.last}, valid, s_.ops.key_multiple, range);
-      if (range.begin == range.end) return;
-      if (!s_.tape.has_score()) ranges = {slot.first, slot.last};
-    }
-    const TileFrame frame = s_.frame(sequence, state.lanes, state.block, range);
-    s_.ops.dot(k, state.panel, range, lanes, s_.dim, slot.tile);
-    if (s_.problem.attention.checked) s_.refuse_fault(frame, call.data, slot.tile + range.begin * ld);
-    const Real* lane_max = nullptr;
-    if (s_.tape.has_score() || (partial && !ranges.first)) {
-      Real* scores = slot.tile + range.begin * ld;
-      std::fill_n(slot.lane_max, lanes, -std::numeric_limits<Real>::infinity());
-      s_.tape.apply(frame, call.data, scores, scores, partial, s_.tape.has_score() ? slot.lane_max : nullptr, slot.tape_scratch);
-      if (s_.tape.has_score()) lane_max = slot.lane_max;
-      if (partial) range = trim(slot.tile, ld, valid, s_.ops.key_multiple, range);
-      if (range.begin == range.end) return;
-    }
+    const BlockLanes at{state.lanes, state.panel, state.block, !state.cursor.full()};
+    const auto [range, ranges, lane_max] =
+        score_block<Real>(s_, sequence, call.data, at, all, k, {slot.tile, slot.lane_max, slot.first, slot.last, slot.tape_scratch});
+    if (range.begin == range.end) return;
     const bool dropout = s_.has_dropout(), nonfinite = slot.nonfinite_v->any();
     if (nonfinite) slot.kept->note(slot.tile, ld, range, valid, ranges);
     const Weights weights{.mix = s_.ops.weights_in_tile ? nullptr : slot.weights};
-    if (s_.ops.softmax(slot.tile, range, lanes, s_.multiplier, ranges, lane_max, state.max, state.sum, slot.factor,
+    if (s_.ops.softmax(slot.tile, range, lanes, s_.scale, ranges, lane_max, state.max, state.sum, slot.factor,
                        dropout || nonfinite ? Weights{} : weights))
       s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
     if (dropout) {
@@ -300,7 +276,7 @@ class Forward final : public planning::Executable {
       place(call, task.tile_begin, piece, part);
       const auto rescale = [&](TileState& state, const Real* max) {
         for (int lane = 0; lane < lanes; ++lane) {
-          slot.factor[lane] = std::exp2(state.max[lane] - max[lane]);
+          slot.factor[lane] = std::exp2(-s_.rise(state.max[lane], max[lane]));
           state.sum[lane] *= slot.factor[lane];
         }
         s_.ops.scale_lanes(state.acc, s_.dim_v, lanes, slot.factor);
@@ -326,8 +302,7 @@ class Forward final : public planning::Executable {
       slot.factor[lane] = empty ? Real(0) : Real(1) / state.sum[lane];
       if (call.lse.present())
         call.lse.at(sequence.batch, head, token) =
-            empty ? -std::numeric_limits<Real>::infinity()
-                  : static_cast<Real>((static_cast<double>(state.max[lane]) + std::log2(static_cast<double>(state.sum[lane]))) * ln2);
+            empty ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(s_.lse(state.max[lane], state.sum[lane]));
     });
     s_.ops.write_lanes(state.acc, s_.dim_v, slot.factor, {rows, padded_lanes(tile), call.out.stride, call.out.dtype});
   }
@@ -345,9 +320,8 @@ std::unique_ptr<planning::Executable> make_forward(const problem::Problem& probl
                                                    const PlanOptions& options) {
   if constexpr (std::is_same_v<Real, float>) {
     if (row_forward_serves(problem, ops)) {
-      if (!problem.has_mask()) return make_row_forward(problem, target, ops, options, nullptr);
       auto otherwise = std::make_unique<Forward<Real>>(problem, target, ops, options);
-      if (!otherwise->mask_is_ranges()) return otherwise;
+      if (problem.has_mask() && !otherwise->mask_is_ranges()) return otherwise;
       return make_row_forward(problem, target, ops, options, std::move(otherwise));
     }
   }

@@ -13,6 +13,8 @@ namespace foveal::cpu {
 namespace {
 
 constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
+constexpr float too_far =
+    16777216;  ///< maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest
 
 class RowPass final : public planning::Executable {
  public:
@@ -26,7 +28,7 @@ class RowPass final : public planning::Executable {
     if (s_.work) tasks_ = s_.work->tasks(tiles_per_task_);
     Carver carver(nullptr);
     carve(carver, nullptr);
-    workspace_bytes_ = std::max(carver.used(), otherwise_ ? otherwise_->workspace_bytes() : 0);
+    workspace_bytes_ = std::max(carver.used(), otherwise_->workspace_bytes());
   }
 
   std::size_t workspace_bytes() const override { return workspace_bytes_; }
@@ -133,7 +135,7 @@ class RowPass final : public planning::Executable {
     return slots;
   }
 
-  /// False, with nothing written, where this pass must not be the one.
+  /// False where this pass must not be the one: what was written by then counts for nothing.
   bool run_work(Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
     std::int64_t blocks = 0, longest = 0;
     for (std::size_t g = 0; g < work.groups.size(); ++g) {
@@ -147,13 +149,14 @@ class RowPass final : public planning::Executable {
     base::parallel_for(s_.executor, static_cast<std::int64_t>(work.groups.size()) * parts, [&](std::int64_t i, int) {
       if (!pack(call, work, static_cast<std::size_t>(i / parts), i % parts, parts)) finite = false;
     });
-    if (!finite && otherwise_) return false;
+    if (!finite && s_.tape.has_mask()) return false;
     if (s_.work) call.data = s_.tape.bind(call.buffers.params, call.param_memory);
+    std::atomic<bool> near = true;
     base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
       const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot]);
+      if (near && !run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot])) near = false;
     });
-    return true;
+    return near;
   }
 
   std::int64_t blocks_of(const Work& work, const TileGroup& group) const {
@@ -180,14 +183,15 @@ class RowPass final : public planning::Executable {
     return finite;
   }
 
-  void run_task(const Call& call, const Work& work, const Task& task, Slot& slot) const {
+  /// False where a maximum is too far for exponents that are one multiply-add.
+  bool run_task(const Call& call, const Work& work, const Task& task, Slot& slot) const {
     const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
     const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
     const std::int64_t first_block = call.first_block[task.group];
     RowVisit visit{};
     visit.k = packed_k(call, first_block), visit.v = packed_v(call, first_block);
     visit.scratch = slot.scratch, visit.spans = slot.spans;
-    visit.multiplier = s_.multiplier, visit.dim = s_.dim, visit.dim_v = s_.dim_v, visit.block = block_;
+    visit.multiplier = s_.scale.log2, visit.dim = s_.dim, visit.dim_v = s_.dim_v, visit.block = block_;
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
     std::int32_t blocks = 0;
     for (int t = 0; t < count; ++t) {
@@ -198,7 +202,9 @@ class RowPass final : public planning::Executable {
     }
     for (std::int32_t chunk = 0; chunk < blocks; chunk += chunk_blocks())
       for (int t = 0; t < count; ++t) pass(call, sequence, chunk, std::min(chunk + chunk_blocks(), blocks), slot.states[t], slot, visit);
-    for (int t = 0; t < count; ++t) finish(call, sequence, slot.states[t]);
+    bool near = true;
+    for (int t = 0; t < count; ++t) near &= finish(call, sequence, slot.states[t]);
+    return near;
   }
 
   /// The rows of the next tile on their way to the cache: hardware does not follow long strides.
@@ -282,14 +288,16 @@ class RowPass final : public planning::Executable {
     return trim({first, last}, view.count, 1, all);
   }
 
-  void finish(const Call& call, const Sequence& sequence, const TileState& state) const {
+  bool finish(const Call& call, const Sequence& sequence, const TileState& state) const {
     alignas(64) float sum[max_lanes], factor[max_lanes] = {};
     void* rows[max_lanes] = {};
+    bool near = true;
     ops_.add_sums(state.sums, sum);
     for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
       const std::int64_t token = sequence.q_begin + q;
       rows[lane] = call.out.row(sequence.batch, token, head);
       const bool empty = sum[lane] == 0;
+      near &= state.max[lane] == -std::numeric_limits<float>::max() || !(std::abs(state.max[lane]) > too_far);
       factor[lane] = empty ? 0.0f : 1 / sum[lane];
       if (call.lse.present())
         call.lse.at(sequence.batch, head, token) =
@@ -297,6 +305,7 @@ class RowPass final : public planning::Executable {
                   : static_cast<float>((static_cast<double>(state.max[lane]) + std::log2(static_cast<double>(sum[lane]))) * ln2);
     });
     ops_.write(state.acc, s_.dim_v, factor, {rows, state.tile->lanes(), call.out.stride, call.out.dtype});
+    return near;
   }
 
   const RowOps& ops_;

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/dtype.h"
+#include "base/far_row.h"
 #include "base/parallel.h"
 #include "cpu/lanes.h"
 #include "cpu/setup.h"
@@ -15,12 +16,14 @@ template <class Real>
 class RowScalars {
  public:
   Real *lse = nullptr, *delta = nullptr;
+  Real* far = nullptr;  ///< in units: what scores of a far row are less before lse, which is log(sum) then. 0 elsewhere
 
   void carve(Carver& carver, const problem::Problem& problem) {
     total_q_ = problem.total_q, seqlen_q_ = problem.seqlen_q, varlen_ = problem.varlen;
     const auto rows = static_cast<std::size_t>(problem.heads_q * problem.total_q);
     lse = carver.take<Real>(rows);
     delta = carver.take<Real>(rows);
+    far = carver.take<Real>(rows);
   }
 
   std::int64_t index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {
@@ -31,8 +34,8 @@ class RowScalars {
 
   using RowDots = void (*)(const LaneRows& a, const LaneRows& b, int dim, Real* result);
 
-  /// For the rows of a tile.
-  void fill(const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile, int dim_v, RowDots row_dots) const {
+  /// For the rows of a tile. Whether some are far, and must be measured.
+  bool fill(const problem::Buffers& buffers, const Sequence& sequence, const LaneTile& tile, int dim_v, RowDots row_dots) const {
     const HeadRows outs(buffers.out), douts(buffers.dout);
     const LaneScalars<Real> lses(buffers.lse), dlses(buffers.dlse);
     const void* out[max_lanes] = {};
@@ -44,12 +47,28 @@ class RowScalars {
     alignas(64) Real dots[max_lanes];
     const int lanes = padded_lanes(tile);
     row_dots({out, lanes, outs.stride, outs.dtype}, {dout, lanes, douts.stride, douts.dtype}, dim_v, dots);
+    bool any_far = false;
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
       const std::int64_t token = sequence.q_begin + q, row = index(sequence, head, q);
       const Real of_row = lses.at(sequence.batch, head, token);
       const bool nothing = of_row == -std::numeric_limits<Real>::infinity();
       lse[row] = nothing ? std::numeric_limits<Real>::infinity() : of_row;
       delta[row] = nothing ? Real(0) : dots[lane] - (dlses.present() ? dlses.at(sequence.batch, head, token) : Real(0));
+      far[row] = 0;
+      any_far |= base::is_far(static_cast<double>(of_row));
+    });
+    return any_far;
+  }
+
+  /// Far rows of a tile, by what softmax() found: the largest score and the sum of exponentials.
+  void measured(const Setup<Real>& s, const Sequence& sequence, const LaneTile& tile, const Real* max, const Real* sum) const {
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      const std::int64_t row = index(sequence, head, q);
+      const auto of_row = static_cast<double>(lse[row]);
+      if (!base::is_far(of_row) || sum[lane] == 0) return;
+      const double largest = s.score_of(static_cast<double>(max[lane])), log_sum = s.log_sum(max[lane], sum[lane]);
+      lse[row] = static_cast<Real>(base::far_log_sum(of_row, largest, log_sum, static_cast<double>(std::numeric_limits<Real>::epsilon())));
+      far[row] = max[lane];
     });
   }
 
@@ -63,7 +82,8 @@ class RowScalars {
       const double sink = base::load(sinks.data, sinks.dtype, head * sinks.strides[0]);
       double sum = 0;
       for (std::int64_t row = head * total_q_; row < (head + 1) * total_q_; ++row) {
-        const double p = std::exp(sink - static_cast<double>(lse[row]));
+        const double above = far[row] == 0 ? sink : s.score_of(static_cast<double>(s.in_units(sink)) - static_cast<double>(far[row]));
+        const double p = std::exp(above - static_cast<double>(lse[row]));
         if (p != 0) sum -= p * static_cast<double>(delta[row]);
       }
       base::store(dsinks.data, dsinks.dtype, head * dsinks.strides[0], sum);

@@ -1,6 +1,7 @@
 #pragma once
 // What forward and backward plans share: the problem, the table of operations, the score tape, threads, and the work when it is known in
 // advance.
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,18 +29,35 @@ struct Setup {
         geometry(geometry),
         planner(this->problem, geometry) {
     dim = static_cast<int>(problem.head_dim), dim_v = static_cast<int>(problem.head_dim_v);
-    constexpr double log2e = 1.4426950408889634074;
-    // The tape gives scores in base 2. Without one the scale waits for the exponential, but for its sign: maxima are taken before. (A scale
-    // of 0 becomes one that is as good as 0, for -inf * 0 would not be -inf.)
+    // Without a tape the scale waits for the exponential, but for its sign: maxima are taken before. (A scale of 0 becomes one that is as
+    // good as 0, for -inf * 0 would not be -inf.)
     if (!tape.has_score()) {
       sign = problem.scale < 0 ? Real(-1) : Real(1);
-      multiplier = static_cast<Real>(std::max(std::abs(problem.scale) * log2e, 1e-30));
+      scale = ScoreScale<Real>::of_dots(std::max(std::abs(problem.scale), 1e-30));
     }
     if (planner.is_static()) work.emplace(planner.plan());
   }
 
-  /// The backward's: its exponential is the natural one, and the tape's scores are in base 2.
-  Real natural_multiplier() const { return static_cast<Real>(static_cast<double>(multiplier) * 0.69314718055994530942); }
+  /// A score in units, rounded as the scores in a tile are.
+  Real in_units(double score) const { return static_cast<Real>(tape.has_score() ? score : score * ScoreScale<Real>::kLog2e / 2); }
+  double score_of(double units) const { return tape.has_score() ? units : units * (2 * ScoreScale<Real>::kLn2); }
+  static bool far(Real max) { return !(std::abs(max) < Real(far_units)); }
+  /// What a maximum is in base 2 to softmax(), unless it is far.
+  double base2(Real max) const { return static_cast<double>(Real(max * scale.unit_log2)); }
+  /// By how much in base 2 one maximum exceeds another.
+  Real rise(Real from, Real to) const {
+    if (from == to) return 0;
+    return static_cast<Real>(far(from) || far(to) ? static_cast<double>(to - from) * static_cast<double>(scale.unit_log2)
+                                                  : base2(to) - base2(from));
+  }
+  /// log(sum of exponentials) of what softmax() has left; and the same less the maximum.
+  double lse(Real max, Real sum) const {
+    return far(max) ? score_of(static_cast<double>(max)) + std::log(static_cast<double>(sum))
+                    : (base2(max) + std::log2(static_cast<double>(sum))) * ScoreScale<Real>::kLn2;
+  }
+  double log_sum(Real max, Real sum) const {
+    return far(max) ? std::log(static_cast<double>(sum)) : lse(max, sum) - score_of(static_cast<double>(max));
+  }
   int slots() const { return std::max(1, executor.concurrency); }
 
   TileFrame frame(const Sequence& sequence, const LaneView& lanes, std::int32_t block, KeyRange range) const {
@@ -79,7 +97,8 @@ struct Setup {
   Geometry geometry;
   WorkPlanner planner;
   int dim = 0, dim_v = 0;
-  Real sign = 1, multiplier = 1;
+  Real sign = 1;
+  ScoreScale<Real> scale = ScoreScale<Real>::of_scores();
   std::optional<Work> work;  ///< when it is static
 };
 

@@ -46,7 +46,7 @@ class Tape {
   TapeData bind(const std::vector<TensorView>& params, void* memory) const;
 
   /// Forward; for has_score(), or partial tiles with has_mask(). dots: raw q . k, unscaled. With a score_mod, scores = score_mod(dots *
-  /// scale) * log2(e), ready for exp2; without one, scores = dots, still unscaled. Where `partial`, pairs that the mask drops become -inf.
+  /// scale); without one, scores = dots, still unscaled. Where `partial`, pairs that the mask drops become -inf.
   /// dots and scores may be the same tile; both have frame.ld. lane_max: when not null, raised to the largest score of each lane
   /// (frame.padded() of them).
   template <class Real>

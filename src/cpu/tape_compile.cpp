@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <numbers>
 
 #include "cpu/tape_lower.h"
 
@@ -66,7 +65,7 @@ CompiledTape compile_forward(const TapeSource& source, bool masked) {
   NodeId score = nodes.dots();
   if (!source.score->forward.empty()) {
     Lowering lowering(nodes, source.score->forward);
-    score = lowering.times(source.score->forward.outputs[0], std::numbers::log2e);
+    score = lowering.times(source.score->forward.outputs[0], 1);
   }
   if (masked && !source.score->mask.empty()) {
     const Lowering lowering(nodes, source.score->mask);

@@ -264,7 +264,7 @@ class TilePass final : public planning::Executable {
     }
     KeyVisit visit{};
     visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.tiles;
-    visit.multiplier = s_.sign * s_.multiplier * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
+    visit.multiplier = s_.sign * s_.scale.log2 * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
     for (std::int32_t from = 0;;) {
       const std::int32_t block = next_block(slot.states, count, from);
       if (block == BlockCursor::none) break;
@@ -291,7 +291,7 @@ class TilePass final : public planning::Executable {
     return finite;
   }
 
-  /// Whether all is finite. Rows with nothing to attend count as zeros: they may hold anything.
+  /// Whether all is finite and no row far. Rows with nothing to attend count as zeros: they may hold anything.
   bool start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
     state.tile = &tile;
     state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
@@ -299,10 +299,9 @@ class TilePass final : public planning::Executable {
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
-    call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);
+    bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // far rows are for others, too
     const void* q[max_lanes] = {};
     const void* dout[max_lanes] = {};
-    bool finite = true;
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       if (call.rows.empty(row)) return;

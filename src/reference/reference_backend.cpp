@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "base/dtype.h"
+#include "base/far_row.h"
 #include "base/parallel.h"
 #include "base/philox.h"
 #include "base/strided.h"
@@ -241,11 +242,38 @@ class BackwardRows : Rows {
     const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
     std::fill_n(dq_, p_.head_dim, 0.0);
     const double lse = base::load(buffers_.lse.data, buffers_.lse.dtype, statistic_offset(buffers_.lse, batch, row.head, token));
-    if (lse != minus_infinity) gradients(row, lse);
+    if (lse != minus_infinity) gradients(row, base::is_far(lse) ? measure(row, lse) : Shift{lse, 0});
     if (p_.dq.present) store_row(buffers_.dq, batch, token, row.head, dq_);
   }
 
-  void gradients(const Row& row, double lse) {
+  /// Probabilities are exp((score - largest) - log_sum).
+  struct Shift {
+    double largest, log_sum;
+    double weight(double score) const { return std::exp((score - largest) - log_sum); }
+  };
+
+  /// Of a far row.
+  Shift measure(const Row& row, double lse) {
+    const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
+    load_row(buffers_.q, batch, token, row.head, q_);
+    const double sink = this->sink(row.head);
+    const auto each_score = [&](const auto& fn) {
+      for (std::int64_t kv = 0; kv < row.sequence.seqlen_kv; ++kv) {
+        scoring::Point point = point_of(row, kv);
+        if (!score_.keeps(point)) continue;
+        point.score = p_.scale * dot(q_, k_ + kv * p_.head_dim, p_.head_dim);
+        if (const double modified = score_.modified(point); modified != minus_infinity) fn(modified);
+      }
+    };
+    double largest = sink;
+    each_score([&](double score) { largest = std::max(score, largest); });
+    long double sum = sink == minus_infinity ? 0 : std::exp(sink - largest);
+    each_score([&](double score) { sum += std::exp(score - largest); });
+    if (sum == 0) return {lse, 0};
+    return {largest, base::far_log_sum(lse, largest, std::log(static_cast<double>(sum)), base::epsilon(buffers_.lse.dtype))};
+  }
+
+  void gradients(const Row& row, const Shift& shift) {
     const std::int64_t batch = row.sequence.tensor_batch, token = row.sequence.first_q + row.q;
     load_row(buffers_.q, batch, token, row.head, q_);
     load_row(buffers_.out, batch, token, row.head, out_);
@@ -262,7 +290,7 @@ class BackwardRows : Rows {
       const double modified = score_.modified(point);
       if (modified == minus_infinity) continue;
       attends = true;
-      const double weight = std::exp(modified - lse), factor = dropout_factor(point);
+      const double weight = shift.weight(modified), factor = dropout_factor(point);
       const double dweight = factor == 0 ? 0 : factor * dot(dout_, v, p_.head_dim_v);
       const double dmodified = weight * (dweight - delta);
       const double draw = dmodified * score_.derivative(point) * p_.scale;
@@ -273,7 +301,7 @@ class BackwardRows : Rows {
         dparams_[p_.score->reads[read].param][score_.element(read)] += dmodified * score_.factor(read);
     }
     if (p_.sink >= 0 && dparams_[p_.sink] != nullptr)  // without keys out is the constant 0, whatever dout holds
-      dparams_[p_.sink][row.head] -= std::exp(sink(row.head) - lse) * (attends ? delta : -dlse);
+      dparams_[p_.sink][row.head] -= shift.weight(sink(row.head)) * (attends ? delta : -dlse);
   }
 
   double *k_, *v_, *dk_, *dv_, *q_, *dq_, *out_, *dout_;

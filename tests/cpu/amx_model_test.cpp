@@ -52,6 +52,9 @@ const Shape shapes[] = {
     {"wide_no_keys", "b1 h1 q100:300 d128 mask=\"kv_idx <= q_idx - 40\""},
     {"wide_chunks", "b1 h1 q32:1300 d256 mask=\"kv_idx <= q_idx + 1260\""},
     {"program_mask", "b1 h1 q100 d32 mask=\"(q_idx + kv_idx) % 3 != 0\"", false},
+    {"huge_scores", "b1 h2 q70:300 d64 scale=1e9 mask=causal()"},
+    {"wide_huge_scores", "b1 h1 q100:400 d96 scale=1e30"},
+    {"soft_mask", "b1 h2 q70:140 d32 score=\"where(q_idx < 20, -1e9, score)\"", false},
     {"large_scores", "b1 h1 q70:300 d64 scale=40 mask=causal()"},
 };
 

@@ -174,29 +174,30 @@ TEST_P(Bf16OpsTest, Softmax) {
   alignas(64) float max[64], sum[64], factor[64];
   alignas(64) std::int32_t first[64], last[64];
   for (int lane = 0; lane < 64; ++lane) {
-    max[lane] = lane % 3 ? -1e30f : 20.0f, sum[lane] = lane % 3 ? 0.0f : 1.0f, factor[lane] = NAN;
+    max[lane] = lane % 3 ? -1e30f : 10.0f, sum[lane] = lane % 3 ? 0.0f : 1.0f, factor[lane] = NAN;
     first[lane] = lane % 5, last[lane] = lane % 7 == 0 ? 0 : keys - lane % 4;
   }
   if (keys > 1) tile[ld] = -INFINITY;
   std::vector<float> scores(tile, tile + keys * ld);
   const Weights weights = weight_memory();
   const float multiplier = 30.0f;  // some lanes exceed their maximum by more than 8
-  const bool grew =
-      ops.softmax(tile, {0, keys}, padded_lanes, multiplier, {first, last}, nullptr, max, sum, factor, {weights.mix, nullptr});
+  const ScoreScale<float> scale{multiplier, multiplier * 0.6931472f, multiplier / 2, 2, 1.3862944f};
+  const bool grew = ops.softmax(tile, {0, keys}, padded_lanes, scale, {first, last}, nullptr, max, sum, factor, {weights.mix, nullptr});
   bool any_growth = false;
   for (int lane = 0; lane < padded_lanes; ++lane) {
-    double old = double{lane % 3 ? -1e30f : 20.0f}, expected = lane % 3 ? 0.0 : 1.0, top = old;
+    double old = lane % 3 ? -2 * double{1e30f} : 20.0, expected = lane % 3 ? 0.0 : 1.0, top = old;
+    const double max2 = 2 * double{max[lane]};
     for (int key = first[lane]; key < last[lane]; ++key)
       top = std::fmax(top, double{scores[static_cast<std::size_t>(key * ld + lane)]} * multiplier);
-    ASSERT_GE(max[lane] + 8.001, top);
-    any_growth |= max[lane] != static_cast<float>(old);
+    ASSERT_GE(max2 + 8.001, top);
+    any_growth |= max2 != old;
     if (grew) {
-      ASSERT_NEAR(factor[lane], std::exp2(old - double{max[lane]}), 1e-4);
+      ASSERT_NEAR(factor[lane], std::exp2(old - max2), 1e-4);
     }
-    expected *= std::exp2(old - double{max[lane]});
+    expected *= std::exp2(old - max2);
     for (int key = 0; key < keys; ++key) {
       const bool kept = key >= first[lane] && key < last[lane];
-      const double p = kept ? std::exp2(double{scores[static_cast<std::size_t>(key * ld + lane)]} * multiplier - double{max[lane]}) : 0;
+      const double p = kept ? std::exp2(double{scores[static_cast<std::size_t>(key * ld + lane)]} * multiplier - max2) : 0;
       expected += p;
       ASSERT_NEAR(mix_weight(weights, key, lane, ld), p, p / 200 + 1e-37) << key << ' ' << lane;
     }
@@ -217,7 +218,8 @@ TEST_P(Bf16OpsTest, BackwardWeights) {
   dp[5] = INFINITY;  // lane 5 begins at row 0, but...
   first[5] = 1;      // ...not for this test: no probability, so no gradient
   const Weights weights = weight_memory(), gradients = weight_memory();
-  ops.probabilities(p, {0, keys}, padded_lanes, 1.5f, {first, last}, lse, {nullptr, weights.spread});
+  ops.probabilities(p, {0, keys}, padded_lanes, {1.5f * 1.442695f, 1.5f, 1.5f, 1.442695f, 1}, {first, last}, nullptr, lse,
+                    {nullptr, weights.spread});
   ops.score_gradient(p, dp, {0, keys}, padded_lanes, delta, gradients);
   for (int key = 0; key < keys; ++key) {
     for (int lane = 0; lane < padded_lanes; ++lane) {

@@ -179,8 +179,7 @@ void check_case(const std::string& text, const std::string& target) {
       for (int lane = 0; lane < frame.lanes; ++lane) {
         Real largest = static_cast<Real>(-1e30);
         for (int row = 0; row < frame.keys; ++row) {
-          double expected = tape.has_score() ? meaning.run(score.forward, point(row, lane)) * std::numbers::log2e
-                                             : static_cast<double>(dots[at(row, lane)]);
+          double expected = tape.has_score() ? meaning.run(score.forward, point(row, lane)) : static_cast<double>(dots[at(row, lane)]);
           if (partial && !keeps(row, lane)) expected = -std::numeric_limits<double>::infinity();
           const double found = static_cast<double>(scores[at(row, lane)]);
           largest = std::max(largest, scores[at(row, lane)]);
@@ -388,7 +387,7 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
       double value[3] = {};
       for (std::size_t k = 0; k < operands.size(); ++k) value[k] = operands[k][at];
       const double exact = row.value(result_type, value[0], value[1], value[2]);
-      const double expected = exact * std::numbers::log2e, found = static_cast<double>(tile[static_cast<std::size_t>(r * lanes + lane)]);
+      const double expected = exact, found = static_cast<double>(tile[static_cast<std::size_t>(r * lanes + lane)]);
       if (std::isnan(expected)) {
         EXPECT_TRUE(std::isnan(found)) << value[0] << ", " << value[1] << ", " << value[2] << ": " << found;
         continue;
@@ -501,8 +500,7 @@ TEST(TapeOperations, DivideByASharedDivisorExactly) {
           const auto n = static_cast<std::int64_t>(numbers[i]), by = std::int64_t{divisor};
           const std::int64_t quotient = by == 0 ? 0 : (n - ((n % by + by) % by)) / by;
           const auto exact = static_cast<double>(c == &data ? quotient : by == 0 ? 0 : n - quotient * by);
-          ASSERT_NEAR(tile[i % 64 * 32 + i / 64], exact * std::numbers::log2e, 1e-14 * std::abs(exact))
-              << target << ": " << n << " by " << by;
+          ASSERT_NEAR(tile[i % 64 * 32 + i / 64], exact, 1e-14 * std::abs(exact)) << target << ": " << n << " by " << by;
         }
       }
     }
@@ -644,7 +642,7 @@ TEST(TapeAddresses, ReachBeyondTwoToTheThirtyOneElements) {
       tape.differentiate<float>(frame, bound, nullptr, ds.data, &grads, scratch.data);
       for (int q = 0; q < 20; ++q)
         for (int kv = 0; kv < 33; ++kv) {
-          ASSERT_NEAR(tile[static_cast<std::size_t>(kv * 32 + q)], (q * 100 + kv) * std::numbers::log2e, 1e-3) << target;
+          ASSERT_NEAR(tile[static_cast<std::size_t>(kv * 32 + q)], (q * 100 + kv), 1e-3) << target;
           ASSERT_EQ(sum[place(q, kv)], static_cast<float>(kv * 100 + q)) << target;
         }
     }
@@ -717,7 +715,7 @@ struct Disagreements {
                                      .seqlen_q = 32,
                                      .seqlen_kv = 29};
           const bool keep = score.mask.empty() || meaning.run(score.mask, point) != 0;
-          const double expected = meaning.run(score.forward, point) * std::numbers::log2e, found = static_cast<double>(scores[at]);
+          const double expected = meaning.run(score.forward, point), found = static_cast<double>(scores[at]);
           meaning.run(score.backward, point);
           const double slope = meaning.value(score.dscore);
           ++pairs;

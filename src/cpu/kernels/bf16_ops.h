@@ -121,18 +121,20 @@ struct Bf16Ops {
     return finite.all();
   }
 
-  static bool softmax(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
-                      float* sum, float* factor, Weights weights) {
-    return ranges.first ? softmax_of<true>(tile, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights)
-                        : softmax_of<false>(tile, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
+  static bool softmax(float* tile, KeyRange range, int lanes, const ScoreScale<float>& scale, LaneRanges ranges, const float* lane_max,
+                      float* max, float* sum, float* factor, Weights weights) {
+    return ranges.first ? softmax_of<true>(tile, range, lanes, scale, ranges, lane_max, max, sum, factor, weights)
+                        : softmax_of<false>(tile, range, lanes, scale, ranges, lane_max, max, sum, factor, weights);
   }
 
-  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse,
-                            Weights weights) {
+  static void probabilities(float* tile, KeyRange range, int lanes, const ScoreScale<float>& scale, LaneRanges ranges, const float* far,
+                            const float* lse, Weights weights) {
+    if (far) subtract_far<Avx512F32>(tile, kTileLanes, range, lanes, scale.unit, far);
+    const float natural = far ? scale.unit_natural : scale.natural;
     if (ranges.first) {
-      probabilities_of<true>(tile, range, lanes, multiplier, ranges, lse, weights);
+      probabilities_of<true>(tile, range, lanes, natural, ranges, lse, weights);
     } else {
-      probabilities_of<false>(tile, range, lanes, multiplier, ranges, lse, weights);
+      probabilities_of<false>(tile, range, lanes, natural, ranges, lse, weights);
     }
   }
 
@@ -259,27 +261,39 @@ struct Bf16Ops {
   }
 
   template <bool kRanges>
-  static bool softmax_of(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
-                         float* sum, float* factor, Weights weights) {
+  static bool softmax_of(float* tile, KeyRange range, int lanes, const ScoreScale<float>& units, LaneRanges ranges, const float* lane_max,
+                         float* max, float* sum, float* factor, Weights weights) {
     const WeightWriter writer(weights);
-    const __m512 c = splat(multiplier), zero = _mm512_setzero_ps(), growth = splat(8.0f), none = splat(-__builtin_inff());
+    const float unit_log2 = units.unit_log2;
+    const __m512 zero = _mm512_setzero_ps(), growth = splat(8.0f / unit_log2);
     bool grew = false;
     for (int lane = 0; lane < lanes; lane += 16) {
       const Lanes<kRanges> limits(ranges, lane);
-      const __m512 top = lane_max ? _mm512_load_ps(lane_max + lane) : _mm512_mul_ps(largest<kRanges>(tile, range, lane, limits), c);
+      const __m512 top =
+          lane_max ? _mm512_load_ps(lane_max + lane) : _mm512_mul_ps(largest<kRanges>(tile, range, lane, limits), splat(units.unit));
       const __m512 old = _mm512_load_ps(max + lane);
       const __mmask16 grows = _mm512_cmp_ps_mask(top, _mm512_add_ps(old, growth), _CMP_GT_OQ);
+      const bool far = any_far<Avx512F32>(top);
       __m512 before = _mm512_load_ps(sum + lane), scale = splat(1.0f), m = old;
       if (grows) {
         m = _mm512_mask_mov_ps(old, grows, top);
         // A first maximum has nothing to rescale; 2^(-inf - m) is the zero that says so.
-        scale = _mm512_mask_mov_ps(scale, grows, Avx512F32::exp2(_mm512_sub_ps(old, m)));
+        const __m512 rise = far ? _mm512_mul_ps(_mm512_sub_ps(old, m), splat(unit_log2))
+                                : _mm512_sub_ps(base2<Avx512F32>(old, unit_log2), base2<Avx512F32>(m, unit_log2));
+        scale = _mm512_mask_mov_ps(scale, grows, Avx512F32::exp2(rise));
         before = _mm512_mul_ps(before, scale);
         _mm512_store_ps(max + lane, m);
         grew = true;
       }
       _mm512_store_ps(factor + lane, scale);
-      const __m512 shift = _mm512_mask_mov_ps(m, _mm512_cmp_ps_mask(m, none, _CMP_EQ_OQ), zero);
+      __m512 shift = base2<Avx512F32>(m, unit_log2);
+      if (far) {
+        alignas(64) float shifts[16];
+        _mm512_store_ps(shifts, shift);
+        subtract_far_maxima<Avx512F32>(tile + lane, kTileLanes, range, 16, units.unit, max + lane, shifts);
+        shift = _mm512_load_ps(shifts);
+      }
+      const __m512 c = splat(far ? unit_log2 : units.log2);
       // Exact to fp32, although the weights are not: lse is fp32. So the sum of a block is made apart, too.
       const auto p = [&](int key) { return limits.keep(key, Avx512F32::exp2(_mm512_fmsub_ps(load(tile, key, lane), c, shift))); };
       __m512 total = zero, more = zero;

@@ -162,6 +162,26 @@ struct TileBackwardOps {
   void (*write_keys)(const float* const* parts, int count, int dim, float factor, const LaneRowsOut& rows);
 };
 
+/// What the numbers in a tile of scores are. Maxima are kept in units that hold every finite score: scores themselves, or half scores in
+/// base 2 where the numbers are dot products that still wait for their scale.
+template <class Real>
+struct ScoreScale {
+  Real log2, natural;            ///< a number times this is a score in base 2, a score
+  Real unit;                     ///< ... a score in units
+  Real unit_log2, unit_natural;  ///< one unit
+
+  static constexpr double kLog2e = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+  static constexpr ScoreScale of_scores() { return {static_cast<Real>(kLog2e), 1, 1, static_cast<Real>(kLog2e), 1}; }
+  static constexpr ScoreScale of_dots(double scale) {
+    const Real log2 = static_cast<Real>(scale * kLog2e);
+    return {log2, static_cast<Real>(static_cast<double>(log2) * kLn2), log2 / 2, 2, static_cast<Real>(2 * kLn2)};
+  }
+};
+
+/// From so many units on a maximum is far: scores less the maximum come first, their way to base 2 after that. One multiplication for both,
+/// as near 0, would show what a maximum in base 2 loses by rounding.
+constexpr int far_units = 4096;
+
 template <class Real>
 struct BlockOps {
   const char* name;  ///< target and type, "avx512.f32": part of kernel()
@@ -189,15 +209,17 @@ struct BlockOps {
   void (*spread)(const void* weights, const void* rows, KeyRange range, int lanes, int dim,
                  Real* acc);  ///< acc rows: padded_dim(dim) apart
 
-  // Softmax, in base 2: p = exp2(score * multiplier - max).
-  /// Turns scores into probabilities in place and adds them to sum. max is lazy: it rises only where a score exceeds it by more than 8;
-  /// then `factor` gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max: the largest scores
-  /// when the caller knows them, else null. Scores of -inf and those outside ranges give exact zeros. weights.mix is written where wanted.
-  bool (*softmax)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum,
-                  Real* factor, Weights weights);
-  /// tile = exp(tile * multiplier - lse[lane]), for the backward. Natural: lse rounded once more, to base 2, would show in dv.
-  /// weights.spread is written where wanted.
-  void (*probabilities)(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse, Weights weights);
+  // Softmax: p = 2^(score - max).
+  /// Turns scores into probabilities in place and adds them to sum. max, in units, is lazy: it rises only where a score exceeds it by more
+  /// than 8 in base 2; then `factor` gets what the accumulators must be multiplied with, sum already is, and the result is true. lane_max:
+  /// the largest scores, in units, when the caller knows them, else null. Scores of -inf and those outside ranges give exact zeros.
+  /// weights.mix is written where wanted.
+  bool (*softmax)(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* lane_max, Real* max,
+                  Real* sum, Real* factor, Weights weights);
+  /// tile = exp(score - far[lane] - lse[lane]), for the backward; far in units, null where all are 0. Natural: lse rounded once more, to
+  /// base 2, would show in dv. weights.spread is written where wanted.
+  void (*probabilities)(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* far,
+                        const Real* lse, Weights weights);
   /// ds = p * (dp - delta[lane]) in place of dp, exact zeros where p is zero. Both weights are written where wanted.
   /// (softmax and score_gradient may leave the tile unspecified when they write weights of their own.)
   void (*score_gradient)(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights);

@@ -91,16 +91,15 @@ struct NeonBf16Ops {
                    range.end - range.begin, padded);
   }
 
-  static bool softmax(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lane_max, float* max,
-                      float* sum, float* factor, Weights weights) {
-    const bool raised =
-        cpu::softmax<V, WeightsInTile<V>>(tile, kLanes, range, lanes, multiplier, ranges, lane_max, max, sum, factor, Weights{});
+  static bool softmax(float* tile, KeyRange range, int lanes, const ScoreScale<float>& scale, LaneRanges ranges, const float* lane_max,
+                      float* max, float* sum, float* factor, Weights weights) {
+    const bool raised = cpu::softmax<V, WeightsInTile<V>>(tile, kLanes, range, lanes, scale, ranges, lane_max, max, sum, factor, Weights{});
     round_weights(tile, range, lanes, {weights.mix, nullptr});
     return raised;
   }
-  static void probabilities(float* tile, KeyRange range, int lanes, float multiplier, LaneRanges ranges, const float* lse,
-                            Weights weights) {
-    cpu::probabilities<V, WeightsInTile<V>>(tile, kLanes, range, lanes, multiplier, ranges, lse, Weights{});
+  static void probabilities(float* tile, KeyRange range, int lanes, const ScoreScale<float>& scale, LaneRanges ranges, const float* far,
+                            const float* lse, Weights weights) {
+    cpu::probabilities<V, WeightsInTile<V>>(tile, kLanes, range, lanes, scale, ranges, far, lse, Weights{});
     round_weights(tile, range, lanes, {nullptr, weights.spread});
   }
   static void score_gradient(const float* p, float* dp, KeyRange range, int lanes, const float* delta, Weights weights) {

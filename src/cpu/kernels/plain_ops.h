@@ -47,12 +47,13 @@ struct PlainOps {
                                           TileLanes, static_cast<const Real*>(rows), ld, acc + std::int64_t{range.begin} * ld, ld);
   }
 
-  static bool softmax(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lane_max, Real* max, Real* sum,
-                      Real* factor, Weights weights) {
-    return cpu::softmax<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lane_max, max, sum, factor, weights);
+  static bool softmax(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* lane_max,
+                      Real* max, Real* sum, Real* factor, Weights weights) {
+    return cpu::softmax<V, Rounding>(tile, TileLanes, range, lanes, scale, ranges, lane_max, max, sum, factor, weights);
   }
-  static void probabilities(Real* tile, KeyRange range, int lanes, Real multiplier, LaneRanges ranges, const Real* lse, Weights weights) {
-    cpu::probabilities<V, Rounding>(tile, TileLanes, range, lanes, multiplier, ranges, lse, weights);
+  static void probabilities(Real* tile, KeyRange range, int lanes, const ScoreScale<Real>& scale, LaneRanges ranges, const Real* far,
+                            const Real* lse, Weights weights) {
+    cpu::probabilities<V, Rounding>(tile, TileLanes, range, lanes, scale, ranges, far, lse, weights);
   }
   static void score_gradient(const Real* p, Real* dp, KeyRange range, int lanes, const Real* delta, Weights weights) {
     cpu::score_gradient<V, Rounding>(p, dp, TileLanes, range, lanes, delta, weights);

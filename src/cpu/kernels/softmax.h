@@ -15,9 +15,9 @@ struct WeightsInTile {
   static void finish(const Weights&, KeyRange, int /*lane*/) {}
 };
 
-/// The largest score of each lane times the multiplier.
+/// The largest score of each lane, in units.
 template <class V>
-void block_max(const typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, const LaneRanges& ranges,
+void block_max(const typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real unit, const LaneRanges& ranges,
                typename V::Real* result) {
   for (int lane = 0; lane < lanes; lane += V::width) {
     typename V::Vec top = V::set(static_cast<typename V::Real>(-__builtin_inff())), other = top;
@@ -32,36 +32,83 @@ void block_max(const typename V::Real* tile, int ld, KeyRange range, int lanes, 
       }
       if (key < range.end) top = V::max(top, V::load(tile + key * ld + lane));
     }
-    V::store(result + lane, V::mul(V::max(top, other), V::set(multiplier)));
+    V::store(result + lane, V::mul(V::max(top, other), V::set(unit)));
   }
 }
 
+/// Some maximum is far. Infinities are not.
+template <class V>
+bool any_far(typename V::Vec max) {
+  const typename V::Vec size = V::max(max, V::sub(V::zero(), max));
+  return V::any_greater(V::fma(size, V::zero(), size), V::set(typename V::Real(far_units)));
+}
+
+/// Maxima in base 2, finite: -inf less -inf is none. A NaN stays.
+template <class V>
+typename V::Vec base2(typename V::Vec max, typename V::Real unit_log2) {
+  const typename V::Real least = sizeof(typename V::Real) == 8 ? -__DBL_MAX__ : -__FLT_MAX__;
+  return V::max(V::set(least), V::mul(max, V::set(unit_log2)));
+}
+
+/// Numbers of a tile -> scores in units, less `far`. In two passes: one multiply-add would not round the score, as the maximum is rounded.
+template <class V>
+[[gnu::noinline]] void subtract_far(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real unit,
+                                    const typename V::Real* far) {
+  for (int key = range.begin; key < range.end; ++key)
+    for (int lane = 0; lane < lanes; lane += V::width)
+      V::store(tile + key * ld + lane, V::mul(V::load(tile + key * ld + lane), V::set(unit)));
+  asm volatile("" ::: "memory");
+  for (int key = range.begin; key < range.end; ++key)
+    for (int lane = 0; lane < lanes; lane += V::width)
+      V::store(tile + key * ld + lane, V::sub(V::load(tile + key * ld + lane), V::load(far + lane)));
+}
+/// The same where maxima are far; top becomes 0 there.
+template <class V>
+[[gnu::noinline]] void subtract_far_maxima(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real unit,
+                                           const typename V::Real* max, typename V::Real* top) {
+  alignas(64) typename V::Real far[128];
+  for (int lane = 0; lane < lanes; ++lane) {
+    far[lane] = 0;
+    if (max[lane] < far_units && max[lane] > -far_units) continue;
+    far[lane] = max[lane];
+    top[lane] = 0;
+  }
+  subtract_far<V>(tile, ld, range, lanes, unit, far);
+}
+
 template <class V, class Rounding>
-bool softmax(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, LaneRanges ranges,
+bool softmax(typename V::Real* tile, int ld, KeyRange range, int lanes, const ScoreScale<typename V::Real>& scale, LaneRanges ranges,
              const typename V::Real* lane_max, typename V::Real* max, typename V::Real* sum, typename V::Real* factor,
              const Weights& weights) {
   using Real = typename V::Real;
   using Vec = typename V::Vec;
-  alignas(64) Real own_max[128];
+  alignas(64) Real own_max[128], tops[128];
   if (!lane_max) {
-    block_max<V>(tile, ld, range, lanes, multiplier, ranges, own_max);
+    block_max<V>(tile, ld, range, lanes, scale.unit, ranges, own_max);
     lane_max = own_max;
   }
-  bool raised = false;
-  for (int lane = 0; lane < lanes; lane += V::width)
-    raised |= V::any_greater(V::load(lane_max + lane), V::add(V::load(max + lane), V::set(Real(lazy_growth))));
+  const Real unit_log2 = scale.unit_log2;
+  const Vec growth = V::set(Real(lazy_growth) / unit_log2);
+  bool raised = false, far = false;
+  for (int lane = 0; lane < lanes; lane += V::width) {
+    raised |= V::any_greater(V::load(lane_max + lane), V::add(V::load(max + lane), growth));
+    far |= any_far<V>(V::load(lane_max + lane));
+  }
   if (raised) {
     for (int lane = 0; lane < lanes; lane += V::width) {
       const Vec before = V::load(max + lane), after = V::max(before, V::load(lane_max + lane));
-      const Vec scale = V::exp2(V::sub(before, after));
+      const Vec rescale =
+          V::exp2(far ? V::mul(V::sub(before, after), V::set(unit_log2)) : V::sub(base2<V>(before, unit_log2), base2<V>(after, unit_log2)));
       V::store(max + lane, after);
-      V::store(factor + lane, scale);
-      V::store(sum + lane, V::mul(V::load(sum + lane), scale));
+      V::store(factor + lane, rescale);
+      V::store(sum + lane, V::mul(V::load(sum + lane), rescale));
     }
   }
-  const Vec m = V::set(multiplier);
+  for (int lane = 0; lane < lanes; lane += V::width) V::store(tops + lane, base2<V>(V::load(max + lane), unit_log2));
+  if (far) subtract_far_maxima<V>(tile, ld, range, lanes, scale.unit, max, tops);
+  const Vec m = V::set(far ? unit_log2 : scale.log2);
   for (int lane = 0; lane < lanes; lane += V::width) {
-    const Vec top = V::load(max + lane);
+    const Vec top = V::load(tops + lane);
     Vec total = V::zero();
     Real* column = tile + lane;
     for (int key = range.begin; key < range.end; ++key) {
@@ -79,10 +126,11 @@ bool softmax(typename V::Real* tile, int ld, KeyRange range, int lanes, typename
 }
 
 template <class V, class Rounding>
-void probabilities(typename V::Real* tile, int ld, KeyRange range, int lanes, typename V::Real multiplier, LaneRanges ranges,
-                   const typename V::Real* lse, const Weights& weights) {
+void probabilities(typename V::Real* tile, int ld, KeyRange range, int lanes, const ScoreScale<typename V::Real>& scale, LaneRanges ranges,
+                   const typename V::Real* far, const typename V::Real* lse, const Weights& weights) {
   using Vec = typename V::Vec;
-  const Vec m = V::set(multiplier), log2e = V::set(static_cast<typename V::Real>(1.4426950408889634074));
+  if (far) subtract_far<V>(tile, ld, range, lanes, scale.unit, far);
+  const Vec m = V::set(far ? scale.unit_natural : scale.natural), log2e = V::set(static_cast<typename V::Real>(1.4426950408889634074));
   for (int lane = 0; lane < lanes; lane += V::width) {
     const Vec top = V::load(lse + lane);
     typename V::Real* column = tile + lane;

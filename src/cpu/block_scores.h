@@ -1,0 +1,69 @@
+#pragma once
+// Scores of some lanes and a block of keys, ready for softmax(): dot products, score_mod, and masks where they are no ranges of keys.
+#include "cpu/lanes.h"
+#include "cpu/setup.h"
+
+namespace foveal::cpu {
+
+/// Lanes of a tile and a block that they meet.
+struct BlockLanes {
+  LaneView lanes;
+  const void* panel;
+  std::int32_t block;
+  bool partial;
+};
+
+/// Where scores are made: lanes are columns. first, last: of a partial block whose mask is ranges, given.
+template <class Real>
+struct ScoreBuffers {
+  Real *tile, *lane_max;
+  std::int32_t *first, *last;
+  void* tape_scratch;
+};
+
+/// What was made: keys that take part (none: an empty range), ranges of lanes where the mask is still to be applied, maxima where they are
+/// known.
+template <class Real>
+struct BlockScores {
+  KeyRange range;
+  LaneRanges ranges;
+  const Real* lane_max = nullptr;
+};
+
+template <class Real>
+BlockScores<Real> score_block(const Setup<Real>& s, const Sequence& sequence, const TapeData& data, const BlockLanes& at, KeyRange range,
+                              const Operand& k, const ScoreBuffers<Real>& to) {
+  const int ld = s.ops.tile_lanes, valid = at.lanes.count, lanes = at.lanes.padded();
+  BlockScores<Real> found{range, {}};
+  if (at.partial && s.tape.mask_is_ranges()) {
+    found.range = trim({to.first, to.last}, valid, s.ops.key_multiple, range);
+    if (found.range.begin == found.range.end) return found;
+    if (!s.tape.has_score()) found.ranges = {to.first, to.last};
+  }
+  const TileFrame frame = s.frame(sequence, at.lanes, at.block, found.range);
+  Real* scores = to.tile + found.range.begin * ld;
+  s.ops.dot(k, at.panel, found.range, lanes, s.dim, to.tile);
+  if (s.problem.attention.checked) s.refuse_fault(frame, data, scores);
+  if (!s.tape.has_score() && (!at.partial || found.ranges.first)) return found;
+  std::fill_n(to.lane_max, lanes, -std::numeric_limits<Real>::infinity());
+  s.tape.apply(frame, data, scores, scores, at.partial, s.tape.has_score() ? to.lane_max : nullptr, to.tape_scratch);
+  if (s.tape.has_score()) found.lane_max = to.lane_max;
+  if (at.partial) found.range = trim(to.tile, ld, valid, s.ops.key_multiple, found.range);
+  return found;
+}
+
+/// Maxima and sums before the first key: the sink is a score that is there before all others. `sink` may be null.
+template <class Real>
+void start_sums(const Setup<Real>& s, const LaneTile& tile, const TensorView* sink, Real* max, Real* sum) {
+  std::fill_n(max, s.ops.tile_lanes, std::numeric_limits<Real>::lowest());
+  std::fill_n(sum, s.ops.tile_lanes, Real(0));
+  if (!sink) return;
+  for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {
+    const double logit = base::load(sink->data, sink->dtype, head * sink->strides[0]);
+    if (logit == -std::numeric_limits<double>::infinity()) return;
+    max[lane] = s.in_units(logit);
+    sum[lane] = 1;
+  });
+}
+
+}  // namespace foveal::cpu
