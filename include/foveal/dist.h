@@ -38,6 +38,9 @@ class FOVEAL_API Transport {
   virtual void all_gather(const void* mine, std::size_t bytes, void* all) = 0;
 };
 
+/// For a transport's all_gather: one message to and from every other rank.
+FOVEAL_API void all_gather_by_messages(Transport& transport, const void* mine, std::size_t bytes, void* all);
+
 struct ThreadOptions {
   double time_limit = 60;        ///< seconds that a wait may take
   std::uint64_t delay_seed = 0;  ///< for tests: not 0 delays messages at random
@@ -69,10 +72,14 @@ struct ContextOptions {
   PlanOptions plan{};              ///< how a rank computes
 };
 
+/// The tokens of one sequence that a rank holds, by a deal that does not look at the mask: contiguous or zigzag.
+FOVEAL_API std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit = 128,
+                                               int head_groups = 1);
+
 class FOVEAL_API ContextAttention {
  public:
   /// Collective. params: all that the score and the mask read, whole, the same on every rank; the data of those that the mask reads decide
-  /// the plan. Throws invalid_argument on every rank when ranks disagree, naming what differs.
+  /// the plan, and a pass with other data is refused. Throws invalid_argument on every rank when ranks disagree, naming what differs.
   ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                    const std::vector<ParamBinding>& params = {}, const ContextOptions& options = {});
   ~ContextAttention();

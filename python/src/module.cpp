@@ -35,5 +35,6 @@ NB_MODULE(_core, m) {
   foveal::python::bind_attention(m);
   foveal::python::bind_check(m);
   foveal::python::bind_mask(m);
+  foveal::python::bind_context(m);
   foveal::python::bind_jax(m);
 }

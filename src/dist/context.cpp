@@ -6,7 +6,10 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/dtype.h"
 #include "base/hash.h"
+#include "base/strided.h"
+#include "dist/deal.h"
 
 namespace foveal::dist {
 namespace {
@@ -109,6 +112,25 @@ void agree_on(const Context& c, const DropoutRng& rng) {
                  all[rank][0], ", ", all[rank][1], "; expected the same on every rank");
 }
 
+/// Of all values of the parameters that the mask reads: they decide who computes what.
+std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& params) {
+  std::string bytes;
+  for (const std::string& name : c.mask_reads)
+    for (const ParamBinding& p : params) {
+      if (!p.param.present() || p.param.name() != name) continue;
+      base::each_element(p.tensor, [&](std::int64_t, std::int64_t offset) {
+        const double value = base::load(p.tensor.data, p.tensor.dtype, offset);
+        bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
+      });
+    }
+  return digest(bytes);
+}
+
+void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {
+  FOVEAL_CHECK(c.mask_reads.empty() || digest_of_mask(c, params) == c.mask_digest, "params: the mask reads ", c.mask_reads.front(),
+               ", whose data differ from those that the plan was made for; make a ContextAttention for these");
+}
+
 std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vector<RankPlan>& ranks, int step) {
   std::vector<Sending> list;
   for (int target = 0; target < plan.ranks; ++target) {
@@ -146,6 +168,17 @@ void check_rows(const char* name, const TensorView& view, const Context& c, std:
 
 }  // namespace
 
+std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit, int head_groups) {
+  FOVEAL_CHECK(seqlen >= 0 && ranks >= 1 && rank >= 0 && rank < ranks && unit >= 1 && head_groups >= 1 && ranks % head_groups == 0,
+               "tokens_of: seqlen ", seqlen, ", rank ", rank, " of ", ranks, ", unit ", unit, ", head groups ", head_groups,
+               "; expected a length, a rank below ranks, a unit of 1 or more, and head groups that divide the ranks");
+  const Deal how = deal_named(deal);
+  FOVEAL_CHECK(how == Deal::contiguous || how == Deal::zigzag, "deal: ", deal, "; expected contiguous or zigzag, which no mask decides");
+  const int groups = ranks / head_groups;
+  const Dealt dealt = how == Deal::contiguous ? deal_contiguous({seqlen}, unit, groups) : deal_zigzag({seqlen}, unit, groups);
+  return Layout({seqlen}, cut_for_members({seqlen}, dealt.chunks, unit, groups, head_groups), ranks).tokens_of(rank);
+}
+
 struct ContextAttention::State {
   Context context;
   std::size_t used = 0;
@@ -171,6 +204,16 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     for (const ParamBinding& p : params) data.push_back(p.tensor);
     c.workload = make_workload(problem, shapes.lengths, data, options.unit);
     c.plan = make_plan(c.workload, c.request);
+    for (const scoring::Instr& instr : problem.score->mask.code) {
+      if (instr.op != scoring::Op::read) continue;
+      const auto read = static_cast<std::size_t>(instr.param);
+      FOVEAL_CHECK(data[read].data != nullptr && data[read].device.kind == DeviceKind::cpu, "params: the mask reads ",
+                   problem.params[read].param.name(), ", which has no data in host memory");
+      c.mask_reads.push_back(problem.params[read].param.name());
+    }
+    std::sort(c.mask_reads.begin(), c.mask_reads.end());
+    c.mask_reads.erase(std::unique(c.mask_reads.begin(), c.mask_reads.end()), c.mask_reads.end());
+    c.mask_digest = digest_of_mask(c, params);
     mine = agreement_of(c, problem, params);
   } catch (const Error& error) {  // the others wait for this rank to agree
     failure = error.what(), code = error.code();
@@ -231,6 +274,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   check_rows("out", out.out, c, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
   if (out.lse.present()) check_rows("lse", out.lse, c, q, c.shapes.heads_q, 0, c.wide());
   agree_on(c, in.rng);
+  check_mask_data(c, in.params);
   Buffers buffers;
   run_forward(c, in, out, buffers);
   state_->used = buffers.bytes();
@@ -251,6 +295,7 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
   if (out.dk.present()) check_rows("dk", out.dk, c, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
   if (out.dv.present()) check_rows("dv", out.dv, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
   agree_on(c, in.rng);
+  check_mask_data(c, in.params);
   Buffers buffers;
   run_backward(c, in, out, buffers);
   state_->used = buffers.bytes();

@@ -29,6 +29,8 @@ struct Context {
   std::vector<std::vector<Sending>> keys_to;  ///< for each step of the receivers
   std::vector<Sending> queries_to;            ///< of this rank's group
   std::vector<std::int64_t> q_tokens, kv_tokens;
+  std::vector<std::string> mask_reads;  ///< parameters
+  std::uint64_t mask_digest = 0;        ///< of their data when the plan was made
 
   bool packed() const { return !shapes.lengths.empty(); }
   int rank() const { return mine.rank; }

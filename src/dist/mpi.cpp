@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "base/check.h"
-#include "dist/transport.h"
+#include "foveal/dist.h"
 
 namespace foveal::dist {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "base/check.h"
 #include "base/random.h"
-#include "dist/transport.h"
+#include "foveal/dist.h"
 
 namespace foveal::dist {
 namespace {

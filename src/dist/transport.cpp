@@ -1,6 +1,6 @@
-#include "dist/transport.h"
-
 #include <cstring>
+
+#include "foveal/dist.h"
 
 namespace foveal::dist {
 

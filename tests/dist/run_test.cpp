@@ -226,6 +226,24 @@ TEST(Dist, MasksOfDifferentDataAreFound) {
   for (const std::string& error : errors) EXPECT_NE(error.find("differ in plan (tensors that the mask reads)"), std::string::npos) << error;
 }
 
+TEST(Dist, PassesWithOtherDataOfTheMaskAreRefused) {
+  const Param ids("ids", {8}, Type::integer);
+  std::vector<std::int32_t> data{0, 0, 0, 0, 1, 1, 1, 1};
+  std::vector<float> memory(8 * 4, 0.5f), results(8 * 4);
+  const std::vector<ParamBinding> params{{ids, TensorView(data.data(), DType::i32, {8})}};
+  const WholeShapes shapes{.seqlen_q = 8, .seqlen_kv = 8, .head_dim = 4, .head_dim_v = 4};
+  ContextAttention attention(thread_ranks(1)[0], {.mask = document(ids)}, shapes, params);
+  const TensorView rows(memory.data(), DType::f32, {1, 8, 1, 4}), out(results.data(), DType::f32, {1, 8, 1, 4});
+  attention.forward({.q = rows, .k = rows, .v = rows, .params = params}, {.out = out});
+  data[3] = 1;
+  try {
+    attention.forward({.q = rows, .k = rows, .v = rows, .params = params}, {.out = out});
+    FAIL() << "a plan for other documents computed something";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("the mask reads ids, whose data differ"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Dist, ARankThatStallsOrDiesIsAnErrorOnTheOthers) {
   problem::CaseData data(problem::parse_line("backward f32 h2 q64 d8 mask=\"causal()\""));
   ContextOptions options;

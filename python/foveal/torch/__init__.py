@@ -7,6 +7,7 @@
 """
 
 from .composite import MaterializedWarning
+from .context_parallel import ContextParallel, context_parallel
 from .errors import CallError
 from .flex import flex_attention
 from .native import Attention, attention
@@ -14,4 +15,4 @@ from .packed import varlen_attn
 from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "CallError", "MaterializedWarning", "Routed", "attention", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]
+__all__ = ["Attention", "CallError", "ContextParallel", "MaterializedWarning", "Routed", "attention", "context_parallel", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]

@@ -13,6 +13,7 @@ from .. import _core, logging
 from ..describe import describe
 from ..torch_trace import TorchTracer
 from .errors import CallError
+from .operators import whole_seqlens
 
 Mask = Callable[..., Any]
 
@@ -35,6 +36,7 @@ def as_mask(block_mask: torch_flex.BlockMask, query: Tensor, seqlen_kv: int) -> 
     if tuple(block_mask.BLOCK_SIZE) == (_EVERYTHING, _EVERYTHING):
         return mask_mod
     batch, heads, seqlen_q = query.shape[:3]
+    seqlen_q, seqlen_kv = whole_seqlens(seqlen_q, seqlen_kv)
     _check(block_mask, batch, heads, seqlen_q, seqlen_kv, query.device)
     known = _known.get(block_mask)
     state = _state(block_mask, batch, heads)

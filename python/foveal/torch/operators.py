@@ -151,6 +151,9 @@ class _Gradients(torch.autograd.Function):
 _record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
 
 
+context: Any = None  # what context_parallel() has entered: calls take and give local shards
+
+
 def call(
     key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
 ) -> tuple[Tensor, Tensor]:
@@ -158,6 +161,8 @@ def call(
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if context is not None:
+        return context.attend(key, params, q, k, v, cu_seqlens, rng)
     if torch.compiler.is_compiling():
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         return _forward_op(q, k, v, params, *(cu_seqlens or (None, None)), *max_seqlens, *seeds, rng.state, key)
@@ -181,7 +186,13 @@ def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: 
 
 def draw_rng(device: torch.device) -> Rng:
     """Of one call's dropout, from torch's generator of the device: torch.manual_seed makes it repeatable, checkpointing restores it."""
-    return Rng(state=torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device))
+    state = torch.randint(0, 2**62, (2,), dtype=torch.int64, device=device)
+    return Rng(state=state if context is None else context.agreed(state))
+
+
+def whole_seqlens(seqlen_q: int, seqlen_kv: int) -> tuple[int, int]:
+    """Of the whole tensors, where these are shards."""
+    return (seqlen_q, seqlen_kv) if context is None else context.whole_seqlens(seqlen_q, seqlen_kv)
 
 
 _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break

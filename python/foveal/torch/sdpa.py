@@ -11,7 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..describe import Options, Rng
 from .errors import CallError
-from .operators import bound, call, draw_rng
+from .operators import bound, call, draw_rng, whole_seqlens
 from .packed import jagged_attention
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -73,7 +73,7 @@ def _attend(
         return _attend(query, key, value, attn_mask, mask, 0.0, scale, batch_shape) * 0.0
     score_mod, params = None, {}
     if attn_mask is not None:
-        bias = _as_rank_four(attn_mask, batch_shape, query.shape[-2], key.shape[-2])
+        bias = _as_rank_four(attn_mask, batch_shape, *whole_seqlens(query.shape[-2], key.shape[-2]))
         read = f"attn_mask[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(bias.shape, _SYMBOLS)])}]"
         params = {"attn_mask": bias}
         score_mod, mask = (None, read) if bias.dtype == torch.bool else (f"score + {read}", None)

@@ -1,0 +1,223 @@
+"""Context parallelism over a process group of torch.distributed: the doors of this package take local shards and give local shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+from .. import _core
+from ..describe import Rng, program
+from . import operators
+
+_MAX_PLANS = 64
+_DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+def context_parallel(
+    group: Any, seqlen: int, *, seq_dim: int = 1, deal: str = "zigzag", head_groups: int = 1, unit: int = 128, threads: int = 0
+) -> ContextParallel:
+    """A context under which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
+
+        with foveal.torch.context_parallel(group, seqlen=4096, seq_dim=1) as context:
+            tokens, labels, positions = context.shard(tokens), context.shard(labels), context.shard(torch.arange(4096), dim=0)
+            loss = model(tokens, positions, labels)
+
+    group: a process group of torch.distributed that carries host memory (Gloo, MPI), or a DeviceMesh of one dimension. seqlen: of the whole
+    sequence, of any length; q, k and v are shards of it, self attention. seq_dim: where shard() and unshard() find it. Scores and masks see global
+    positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
+    already: they must not be summed over the group again. deal: zigzag, which is even for causal masks, or contiguous, for windows. head_groups:
+    shares of the heads. unit: chunks are multiples of so many tokens. threads: of each rank, 0 for all.
+
+    All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
+    ValueError that names the difference. Raises NotImplementedError for tensors on a GPU, packed sequences and second derivatives.
+    """
+    return ContextParallel(group, seqlen, seq_dim, deal, head_groups, unit, threads)
+
+
+class ContextParallel:
+    """See context_parallel()."""
+
+    def __init__(self, group: Any, seqlen: int, seq_dim: int, deal: str, head_groups: int, unit: int, threads: int):
+        self._group = group.get_group() if hasattr(group, "get_group") else group
+        self._transport = _Transport(self._group)
+        self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
+        if self.rank < 0:
+            raise ValueError("context_parallel: group: this process is not in it; expected a group that it belongs to")
+        if seqlen < 1:
+            raise ValueError(f"context_parallel: seqlen: {seqlen}; expected 1 or more")
+        if head_groups < 1 or self.size % head_groups != 0:
+            raise ValueError(f"context_parallel: head_groups: {head_groups}; expected a number that divides the {self.size} ranks")
+        self.seqlen, self.seq_dim = seqlen, seq_dim
+        self._options = deal, head_groups, unit, threads
+        self._plans: dict[Any, tuple[_core.ContextAttention, list[Tensor]]] = {}
+        self._outer: list[Any] = []
+        of_ranks = [_core.context_tokens(seqlen, self.size, rank, deal, unit, head_groups) for rank in range(self.size)]
+        self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
+        if any(len(tokens) == 0 for tokens in of_ranks):
+            raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
+
+    @property
+    def positions(self) -> Tensor:
+        """The tokens of this rank, in the order of its rows: int64 [rows]."""
+        return self._of_ranks[self.rank]
+
+    def __enter__(self) -> ContextParallel:
+        self._outer.append(operators.context)
+        operators.context = self
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        operators.context = self._outer.pop()
+
+    def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """This rank's rows of a whole tensor along dim (seq_dim), in memory of their own. Differentiable."""
+        dim = self.seq_dim if dim is None else dim
+        if tensor.shape[dim] != self.seqlen:
+            raise ValueError(f"shard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected the whole sequence, {self.seqlen}")
+        return tensor.index_select(dim, self.positions.to(tensor.device))
+
+    def unshard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
+        """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
+        all ranks go on to compute the same loss from it."""
+        dim = self.seq_dim if dim is None else dim
+        if tensor.shape[dim] != len(self.positions):
+            raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
+        return _Unshard.apply(self, tensor, dim)
+
+    def whole_seqlens(self, seqlen_q: int, seqlen_kv: int) -> tuple[int, int]:
+        mine = len(self.positions)
+        if (seqlen_q, seqlen_kv) != (mine, mine):
+            raise ValueError(
+                f"context_parallel: query and key have {seqlen_q} and {seqlen_kv} tokens; expected this rank's {mine} of {self.seqlen}"
+            )
+        return self.seqlen, self.seqlen
+
+    def agreed(self, state: Tensor) -> Tensor:
+        """Rank 0's, so that all ranks drop the same pairs."""
+        distributed.broadcast(state, distributed.get_global_rank(self._group, 0), group=self._group)
+        return state
+
+    @torch.compiler.disable
+    def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
+        if cu_seqlens is not None or q.dim() != 4:
+            raise NotImplementedError("context_parallel: packed sequences; expected tensors with a batch dimension")
+        for name, tensor in (("q", q), ("k", k), ("v", v)):
+            if tensor.device.type != "cpu":
+                raise NotImplementedError(f"context_parallel: {name}: on {tensor.device}; expected a tensor in host memory")
+        heads_first = program(key).heads_first
+        seq, head = (2, 1) if heads_first else (1, 2)
+        self.whole_seqlens(q.shape[seq], k.shape[seq])
+        return _Attend.apply(self, key, heads_first, (q.shape[head], k.shape[head]), rng, q, k, v, *params)
+
+    def explain(self) -> list[str]:
+        """The plans made so far."""
+        return [plan.explain() for plan, _ in self._plans.values()]
+
+    def plan(self, key: str, heads: tuple[int, int], q: Tensor, v: Tensor, params: list[Tensor]) -> _core.ContextAttention:
+        found = program(key)
+        looks = key, tuple(q.shape[:1]), heads, q.shape[-1], v.shape[-1], q.dtype, tuple((tuple(p.shape), p.dtype) for p in params)
+        # Integer and boolean tensors may decide the mask, and with it the plan: equal ones are told by identity and version.
+        reads = tuple((id(p), p._version) for p in params if not p.is_floating_point())
+        known = self._plans.get((looks, reads))
+        if known is None:
+            deal, head_groups, unit, threads = self._options
+            sizes = [q.shape[0], *heads, self.seqlen, self.seqlen, q.shape[-1], v.shape[-1]]
+            dtype = getattr(_core.DType, _DTYPES[q.dtype])
+            made = _core.ContextAttention(
+                self.rank, self.size, self._transport, found.attention, dtype, sizes, found.params, list(params), deal, head_groups, unit, threads
+            )
+            if made.q_tokens() != self.positions.tolist():
+                raise RuntimeError("context_parallel: the plan holds other tokens than shard() gave")
+            while len(self._plans) >= _MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[(looks, reads)] = known = (made, list(params))  # which keeps their identities
+        return known[0]
+
+
+class _Transport:
+    """Messages by a process group: isend and irecv, in order between two ranks by their tags."""
+
+    def __init__(self, group: Any):
+        backend = distributed.get_backend(group)
+        if "gloo" not in backend and "mpi" not in backend:
+            raise NotImplementedError(f"context_parallel: group: backend {backend}; expected one that carries host memory: gloo or mpi")
+        self._group = group
+        self._sent: dict[int, int] = {}
+        self._received: dict[int, int] = {}
+        self._under_way: dict[int, list[Any]] = {}
+        self._last = 0
+
+    def start(self, sends: list[Any], receives: list[Any]) -> int:
+        works = []
+        for peer, memory in receives:
+            tag = self._received[peer] = self._received.get(peer, 0) + 1
+            works.append(distributed.irecv(torch.frombuffer(memory, dtype=torch.uint8), self._global(peer), self._group, tag))
+        for peer, memory in sends:
+            tag = self._sent[peer] = self._sent.get(peer, 0) + 1
+            works.append(distributed.isend(torch.frombuffer(memory, dtype=torch.uint8), self._global(peer), self._group, tag))
+        self._last += 1
+        self._under_way[self._last] = works
+        return self._last
+
+    def wait(self, ticket: int) -> None:
+        for work in self._under_way.pop(ticket):
+            work.wait()
+
+    def _global(self, rank: int) -> int:
+        return distributed.get_global_rank(self._group, rank)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, context, key, heads_first, heads, rng, q, k, v, *params):
+        plan, names = context.plan(key, heads, q, v, params), program(key).params
+        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+        rows = q.shape[2] if heads_first else q.shape[1]
+        lse = q.new_empty((q.shape[0], heads[0], rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+        plan.forward([q, k, v, out, lse], names, list(params), heads_first, *rng)
+        ctx.plan, ctx.names, ctx.heads_first, ctx.rng = plan, names, heads_first, rng
+        ctx.save_for_backward(q, k, v, out, lse, *params)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout, dlse):
+        q, k, v, out, lse, *params = ctx.saved_tensors
+        want = ctx.needs_input_grad[5:]
+        dout = torch.zeros_like(out) if dout is None else dout
+        # lse's gradient is given on all ranks or on none: zeros say nothing wrong.
+        dlse = torch.zeros_like(lse) if dlse is None else dlse
+        gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+        trained = [i for i, wanted in enumerate(want[3:]) if wanted]
+        sums = [torch.empty(params[i].shape, dtype=torch.float64 if params[i].dtype == torch.float64 else torch.float32) for i in trained]
+        ctx.plan.backward(
+            [q, k, v, out, lse, dout, dlse, *gradients], ctx.names, params, [ctx.names[i] for i in trained], sums, ctx.heads_first, *ctx.rng
+        )
+        of_params = dict(zip(trained, sums))
+        found = [g if wanted else None for g, wanted in zip(gradients, want)]
+        found += [of_params[i].to(p.dtype) if i in of_params else None for i, p in enumerate(params)]
+        return (None, None, None, None, None, *found)
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, context, tensor, dim):
+        ctx.context, ctx.dim = context, dim
+        rows_first = tensor.detach().movedim(dim, 0).contiguous()
+        most = max(len(tokens) for tokens in context._of_ranks)
+        padded = rows_first.new_zeros((most, *rows_first.shape[1:]))
+        padded[: rows_first.shape[0]] = rows_first
+        shards = [torch.empty_like(padded) for _ in range(context.size)]
+        distributed.all_gather(shards, padded, group=context._group)
+        whole = rows_first.new_empty((context.seqlen, *rows_first.shape[1:]))
+        for tokens, rows in zip(context._of_ranks, shards):
+            whole[tokens] = rows[: len(tokens)]
+        return whole.movedim(0, dim).contiguous()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, ctx.context.shard(gradient, ctx.dim), None

@@ -1,0 +1,144 @@
+// dist.h: a context attention over a group of processes whose messages Python carries.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "array.h"
+#include "foveal/dist.h"
+#include "module.h"
+
+namespace nb = nanobind;
+
+namespace foveal::python {
+namespace {
+
+/// Calls an object's start(sends, receives) and wait(ticket). Messages are (rank, memoryview).
+class PythonTransport final : public dist::Transport {
+ public:
+  PythonTransport(int rank, int size, nb::object group) : rank_(rank), size_(size), group_(std::move(group)) {}
+  ~PythonTransport() override {
+    const nb::gil_scoped_acquire gil;
+    group_.reset();
+  }
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+
+  std::uint64_t start(const std::vector<dist::Message>& sends, const std::vector<dist::Message>& receives) override {
+    const nb::gil_scoped_acquire gil;
+    return guarded([&] { return nb::cast<std::uint64_t>(group_.attr("start")(messages(sends), messages(receives))); });
+  }
+  void wait(std::uint64_t ticket) override {
+    const nb::gil_scoped_acquire gil;
+    guarded([&] { group_.attr("wait")(ticket); });
+  }
+  void all_gather(const void* mine, std::size_t bytes, void* all) override { dist::all_gather_by_messages(*this, mine, bytes, all); }
+
+ private:
+  static nb::list messages(const std::vector<dist::Message>& messages) {
+    nb::list list;
+    for (const dist::Message& m : messages) {
+      const nb::object memory =
+          nb::steal(PyMemoryView_FromMemory(static_cast<char*>(m.data), static_cast<Py_ssize_t>(m.bytes), PyBUF_WRITE));
+      list.append(nb::make_tuple(m.peer, memory));
+    }
+    return list;
+  }
+  /// What the group throws is a failure of communication.
+  template <class Fn>
+  static auto guarded(Fn&& fn) -> decltype(fn()) {
+    try {
+      return fn();
+    } catch (nb::python_error& error) {
+      throw Error(ErrorCode::communication, std::string("context parallelism: ") + error.what());
+    }
+  }
+
+  int rank_, size_;
+  nb::object group_;
+};
+
+std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::list& arrays) {
+  std::vector<ParamBinding> bound;
+  for (std::size_t i = 0; i < params.size(); ++i) bound.push_back({params[i], view_of(arrays[i], "params")});
+  return bound;
+}
+
+/// By slot; None is absent. heads_first: [batch, heads, seqlen, dim] becomes [batch, seqlen, heads, dim].
+TensorView tensor(const nb::list& arrays, std::size_t slot, bool heads_first) {
+  if (slot >= arrays.size() || arrays[slot].is_none()) return {};
+  TensorView view = view_of(arrays[slot], "tensors");
+  if (heads_first && view.rank == 4) std::swap(view.sizes[1], view.sizes[2]), std::swap(view.strides[1], view.strides[2]);
+  return view;
+}
+
+}  // namespace
+
+void bind_context(nb::module_& m) {
+  using dist::ContextAttention;
+  nb::class_<ContextAttention>(m, "ContextAttention", "One attention over tensors whose tokens are dealt to ranks.")
+      .def(
+          "__init__",
+          [](ContextAttention* self, int rank, int size, nb::object group, const Attention& attention, DType dtype,
+             const std::vector<std::int64_t>& sizes, const std::vector<Param>& params, const nb::list& arrays, const std::string& deal,
+             int head_groups, std::int64_t unit, int threads) {
+            dist::WholeShapes shapes{.dtype = dtype,
+                                     .batch = sizes.at(0),
+                                     .heads_q = sizes.at(1),
+                                     .heads_kv = sizes.at(2),
+                                     .seqlen_q = sizes.at(3),
+                                     .seqlen_kv = sizes.at(4),
+                                     .head_dim = sizes.at(5),
+                                     .head_dim_v = sizes.at(6)};
+            dist::ContextOptions options;
+            options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan.threads = threads;
+            const std::vector<ParamBinding> bound = bindings(params, arrays);
+            auto transport = std::make_shared<PythonTransport>(rank, size, std::move(group));
+            const nb::gil_scoped_release release;
+            new (self) ContextAttention(std::move(transport), attention, shapes, bound, options);
+          },
+          nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("params"),
+          nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("threads"),
+          "Collective. group: start([(rank, memoryview)...], [...]) -> ticket, wait(ticket). sizes: of the whole: batch, heads_q, "
+          "heads_kv,\n"
+          "seqlen_q, seqlen_kv, head_dim, head_dim_v.")
+      .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
+      .def("explain", &ContextAttention::explain)
+      .def(
+          "forward",
+          [](ContextAttention& c, const nb::list& tensors, const std::vector<Param>& params, const nb::list& arrays, bool heads_first,
+             std::uint64_t seed, std::uint64_t offset, nb::handle state) {
+            const auto at = [&](std::size_t slot) { return tensor(tensors, slot, heads_first); };
+            ForwardInputs in{.q = at(0), .k = at(1), .v = at(2), .params = bindings(params, arrays)};
+            in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
+            const ForwardOutputs out{.out = at(3), .lse = tensor(tensors, 4, false)};
+            const nb::gil_scoped_release release;
+            c.forward(in, out);
+          },
+          nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("heads_first"), nb::arg("seed"), nb::arg("offset"),
+          nb::arg("state").none(), "Collective. tensors: q, k, v, out, lse.")
+      .def(
+          "backward",
+          [](ContextAttention& c, const nb::list& tensors, const std::vector<Param>& params, const nb::list& arrays,
+             const std::vector<Param>& trained, const nb::list& gradients, bool heads_first, std::uint64_t seed, std::uint64_t offset,
+             nb::handle state) {
+            const auto at = [&](std::size_t slot) { return tensor(tensors, slot, heads_first); };
+            BackwardInputs in{.q = at(0), .k = at(1), .v = at(2), .out = at(3), .lse = tensor(tensors, 4, false), .dout = at(5)};
+            in.dlse = tensor(tensors, 6, false), in.params = bindings(params, arrays);
+            in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
+            const BackwardOutputs out{.dq = at(7), .dk = at(8), .dv = at(9), .dparams = bindings(trained, gradients)};
+            const nb::gil_scoped_release release;
+            c.backward(in, out);
+          },
+          nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("trained"), nb::arg("gradients"), nb::arg("heads_first"),
+          nb::arg("seed"), nb::arg("offset"), nb::arg("state").none(),
+          "Collective. tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv; None: absent.");
+  m.def(
+      "context_tokens",
+      [](std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit, int head_groups) {
+        return dist::tokens_of(seqlen, ranks, rank, deal, unit, head_groups);
+      },
+      nb::arg("seqlen"), nb::arg("ranks"), nb::arg("rank"), nb::arg("deal"), nb::arg("unit"), nb::arg("head_groups"),
+      "The tokens of one sequence that a rank holds, by a deal that does not look at the mask.");
+}
+
+}  // namespace foveal::python

@@ -1,0 +1,165 @@
+"""foveal.torch.context_parallel on two processes of Gloo: every door, values and gradients as on one."""
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="no Gloo here")
+
+PRELUDE = """
+import os, sys
+import torch, torch.distributed as dist
+import foveal.torch as ft
+from torch.nn.attention.flex_attention import create_block_mask
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+
+def tensors(*shape, count=3, dtype=torch.float32):
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(count)]
+
+def compare(context, door, whole, captured=(), dim=2, tolerance=2e-5):
+    '''door(q, k, v) on shards under the context, and on the whole without it: out, gradients of q, k, v and of what was captured.'''
+    expected = door(*whole)
+    upstream = torch.randn_like(expected)
+    want = torch.autograd.grad(expected, (*whole, *captured), upstream)
+    with context:
+        shards = [context.shard(t.detach(), dim).requires_grad_() for t in whole]
+        out = door(*shards)
+        found = torch.autograd.grad(out, (*shards, *captured), context.shard(upstream, dim))
+        torch.testing.assert_close(context.unshard(out.detach(), dim), expected.detach(), atol=tolerance, rtol=tolerance)
+        for a, b in zip(found[:3], want[:3]):
+            torch.testing.assert_close(context.unshard(a, dim), b, atol=tolerance, rtol=tolerance)
+        for a, b in zip(found[3:], want[3:]):
+            torch.testing.assert_close(a, b, atol=10 * tolerance, rtol=10 * tolerance)
+"""
+
+
+def run(body: str, ranks: int = 2) -> list[str]:
+    """The body on so many processes; what each wrote."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
+    text = PRELUDE + textwrap.dedent(body) + "\ndist.barrier()\ndist.destroy_process_group()\n"
+    started = [
+        subprocess.Popen([sys.executable, "-c", text], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for rank in range(ranks)
+    ]
+    outputs = []
+    try:
+        for process in started:
+            out, err = process.communicate(timeout=120)
+            assert process.returncode == 0, err[-3000:]
+            outputs.append(out)
+    finally:
+        for process in started:
+            process.kill()
+    return outputs
+
+
+DOORS = """
+for deal, head_groups in (("zigzag", 1), ("contiguous", 1), ("zigzag", 2)):
+    context = ft.context_parallel(dist.group.WORLD, 101, seq_dim=2, deal=deal, head_groups=head_groups, unit=8, threads=1)
+    whole = tensors(2, 4, 101, 16)
+    compare(context, lambda q, k, v: ft.scaled_dot_product_attention(q, k, v, is_causal=True), whole)
+    kv = tensors(2, 2, 101, 16, count=2)
+    compare(context, lambda q, k, v: ft.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), [whole[0], *kv])
+    bias = torch.randn(101, 101, requires_grad=True)
+    compare(context, lambda q, k, v: ft.scaled_dot_product_attention(q, k, v, attn_mask=bias), whole, [bias])
+    table = torch.randn(4, 101, requires_grad=True)
+    documents = torch.arange(101) // 30
+    block_mask = create_block_mask(lambda b, h, q, k: (documents[q] == documents[k]) & (k <= q), 2, 4, 101, 101, device="cpu")
+    scored = lambda q, k, v: ft.flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, (i - j).clamp(0, 100)], block_mask)
+    compare(context, scored, whole, [table])
+    rows = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
+    sink = torch.randn(4, requires_grad=True)
+    compare(context, lambda q, k, v: ft.attention(q, k, v, None, "window(20)", sink=sink), rows, [sink], dim=1)
+"""
+
+DROPOUT = """
+context = ft.context_parallel(dist.group.WORLD, 64, seq_dim=1, unit=8, threads=1)
+q, k, v = tensors(1, 64, 2, 8)
+whole = ft.attention(q, k, v, None, "causal()", dropout_p=0.5, seed=11)
+with context:
+    shards = [context.shard(t) for t in (q, k, v)]
+    torch.testing.assert_close(context.unshard(ft.attention(*shards, None, "causal()", dropout_p=0.5, seed=11)), whole)
+    torch.manual_seed(rank)  # the seed is rank 0's
+    drawn = [t.transpose(1, 2) for t in shards]
+    out = context.unshard(ft.scaled_dot_product_attention(*drawn, dropout_p=0.5).transpose(1, 2))
+torch.manual_seed(0)
+alone = ft.scaled_dot_product_attention(*[t.transpose(1, 2) for t in (q, k, v)], dropout_p=0.5).transpose(1, 2)
+if rank == 0:
+    torch.testing.assert_close(out, alone)
+"""
+
+TRAINING = """
+x = torch.arange(2 * 50 * 3.0).reshape(2, 50, 3).requires_grad_()
+context = ft.context_parallel(dist.group.WORLD, 50, unit=4, threads=1)
+same = context.unshard(context.shard(x))
+assert torch.equal(same, x)
+same.sum().backward()
+total = x.grad.clone()
+dist.all_reduce(total)
+assert torch.equal(total, torch.ones_like(x))
+assert torch.equal(context.positions, context.shard(torch.arange(50), dim=0))
+
+model = torch.nn.Linear(8, 24)
+tokens, labels = torch.randn(1, 50, 8), torch.randn(1, 50, 8)
+def loss_of(tokens, labels):
+    q, k, v = model(tokens).reshape(1, -1, 3, 2, 4).unbind(2)
+    return ((ft.attention(q, k, v, None, "causal()").reshape(1, -1, 8) - labels) ** 2).sum()
+alone = loss_of(tokens, labels)
+alone.backward()
+want = model.weight.grad.clone()
+model.zero_grad()
+with context:
+    loss = loss_of(context.shard(tokens), context.shard(labels))
+    loss.backward()
+together = torch.stack([loss.detach(), torch.tensor(0.0)])
+dist.all_reduce(together)
+dist.all_reduce(model.weight.grad)
+torch.testing.assert_close(together[0], alone.detach())
+torch.testing.assert_close(model.weight.grad, want, atol=1e-4, rtol=1e-4)
+"""
+
+
+def test_every_door_dropout_and_training_are_those_of_one_process():
+    run(DOORS + DROPOUT + TRAINING)
+
+
+def test_wrong_calls_are_refused_on_every_rank():
+    outputs = run(
+        """
+        def message(fn):
+            try:
+                fn()
+            except Exception as error:
+                print(type(error).__name__, error)
+        context = ft.context_parallel(dist.group.WORLD, 64, seq_dim=1, unit=8, threads=1)
+        q, k, v = tensors(1, 64, 2, 8)
+        with context:
+            shards = [context.shard(t) for t in (q, k, v)]
+            message(lambda: ft.attention(q, k, v))
+            message(lambda: ft.attention(*shards, None, "causal()" if rank == 0 else "window(3)"))
+            message(lambda: context.shard(shards[0]))
+        message(lambda: ft.context_parallel(dist.group.WORLD, 64, deal="pieces"))
+        message(lambda: ft.context_parallel(dist.group.WORLD, 64))
+        message(lambda: ft.context_parallel(dist.group.WORLD, 64, head_groups=3))
+        torch.testing.assert_close(ft.attention(q, k, v), ft.attention(q, k, v))  # outside, tensors are whole again
+        """
+    )
+    for out in outputs:
+        lines = out.splitlines()
+        assert "query and key have 64 and 64 tokens; expected this rank's 32 of 64" in lines[0]
+        assert lines[1].startswith("ValueError") and "ranks 0 and 1 differ in description" in lines[1]
+        assert "shard: tensor: 32 tokens in dimension 1; expected the whole sequence, 64" in lines[2]
+        assert "expected contiguous or zigzag" in lines[3]
+        assert "leaves a rank of 2 without tokens; lower unit" in lines[4]
+        assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[5]
