@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/far_row.h"
 #include "base/strided.h"
 #include "dist/context.h"
 
@@ -248,9 +249,27 @@ class ForwardPass : Pass {
     transport_.wait(back.ticket);
     take_own(c_.mine.queries, results, false);
     for (const auto& [sending, message] : back.arriving) take_back(*sending, message, results, false);
+    refuse_far_rows();
   }
 
  private:
+  /// Two sums of exponentials whose logarithms are both far from 0, and near each other: which is the larger is lost in rounding.
+  bool cannot_tell(double a, double b) const {
+    const double largest = std::max(a, b), lost = 4 * base::epsilon(lse_.dtype) * std::abs(largest);
+    return base::is_far(largest) && lost > base::far_lse * 4 * base::epsilon(DType::f32) / 2 && std::abs(a - b) < 32 + lost;
+  }
+
+  /// Collective, so that every rank refuses.
+  void refuse_far_rows() {
+    std::vector<std::int64_t> all(static_cast<std::size_t>(c_.plan.ranks));
+    transport_.all_gather(&far_rows_, sizeof far_rows_, all.data());
+    for (std::size_t rank = 0; rank < all.size(); ++rank)
+      if (all[rank] > 0)
+        base::fail(ErrorCode::unsupported, "score_mod: ", all[rank], " rows of rank ", rank,
+                   " have keys in several launches and scores that are all about one number of 4096 or more in size; ",
+                   to_string(lse_.dtype), " cannot weigh these launches by lse. Expected a mask where a score is a large negative number");
+  }
+
   template <class See>
   void each_lse(See&& see) const {
     for (std::int64_t b = 0; b < lse_.batch; ++b)
@@ -267,7 +286,7 @@ class ForwardPass : Pass {
     }
   }
 
-  void merge(const Segment& s) const {
+  void merge(const Segment& s) {
     for (std::int64_t b = 0; b < lse_.batch; ++b)
       for (std::int64_t t = s.q_row; t < s.q_row + s.q_rows; ++t)
         for (std::int64_t h = 0; h < lse_.heads; ++h) {
@@ -279,17 +298,19 @@ class ForwardPass : Pass {
             base::store(sum, lse_.dtype, 0, other);
             continue;
           }
+          if (cannot_tell(mine, other)) ++far_rows_;
           const double largest = std::max(mine, other), a = std::exp(mine - largest), c = std::exp(other - largest);
           mix(b, t, h, a / (a + c), c / (a + c));
           base::store(sum, lse_.dtype, 0, largest + std::log(a + c));
         }
   }
 
-  void join_sink(const std::vector<ParamBinding>& params) const {
+  void join_sink(const std::vector<ParamBinding>& params) {
     each_lse([&](std::int64_t b, std::int64_t t, std::int64_t h, std::byte* place) {
       const double logit = sink(params, heads(false).begin + h), lse = base::load(place, lse_.dtype, 0);
       if (logit == minus_infinity) return;
       if (lse == minus_infinity) return base::store(place, lse_.dtype, 0, logit);
+      if (cannot_tell(lse, logit)) ++far_rows_;
       const double largest = std::max(lse, logit), sum = std::exp(lse - largest) + std::exp(logit - largest);
       const double keep = std::exp(lse - largest) / sum;
       std::byte* out = out_.at(b, t, h);
@@ -299,6 +320,7 @@ class ForwardPass : Pass {
   }
 
   Rows out_, part_, lse_, part_lse_;
+  std::int64_t far_rows_ = 0;  ///< whose parts cannot be merged
 };
 
 class BackwardPass : Pass {

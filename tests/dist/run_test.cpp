@@ -244,6 +244,20 @@ TEST(Dist, PassesWithOtherDataOfTheMaskAreRefused) {
   }
 }
 
+TEST(Dist, SoftlyMaskedRowsOverSeveralLaunchesAreRefusedOnEveryRank) {
+  const auto run = [](const char* text) {
+    problem::CaseData data(problem::parse_line(text));
+    ContextOptions options;
+    options.unit = 8, options.deal = "contiguous";
+    return errors_of(2, {.time_limit = 20}, [&](int, std::shared_ptr<Transport> t) { run_rank(std::move(t), data, options); });
+  };
+  for (const std::string& error : run("forward f32 h2 q64 d8 score=\"where(kv_idx > q_idx, score, -1000000000.0)\""))
+    EXPECT_EQ(error.rfind("unsupported: score_mod: ", 0), 0u) << error;  // the last row's scores are all -1e9, on both ranks
+  // Where some launch has ordinary scores, it decides; and f64 can tell.
+  for (const std::string& error : run("forward f32 h2 q64 d8 score=\"where(kv_idx <= q_idx, score, -1000000000.0)\"")) EXPECT_EQ(error, "");
+  for (const std::string& error : run("forward f64 h2 q64 d8 score=\"where(kv_idx > q_idx, score, -1000000000.0)\"")) EXPECT_EQ(error, "");
+}
+
 TEST(Dist, ARankThatStallsOrDiesIsAnErrorOnTheOthers) {
   problem::CaseData data(problem::parse_line("backward f32 h2 q64 d8 mask=\"causal()\""));
   ContextOptions options;
