@@ -24,7 +24,19 @@ enum {
   FOVEAL_INTERNAL = 6 /* an exception that is none of foveal's: out of memory, say */
 };
 
-enum { FOVEAL_F64, FOVEAL_F32, FOVEAL_BF16, FOVEAL_F16, FOVEAL_I64, FOVEAL_I32, FOVEAL_I16, FOVEAL_I8, FOVEAL_U8, FOVEAL_BOOLEAN };
+/* A tensor whose dtype was forgotten is refused: 0 is none. */
+enum {
+  FOVEAL_F32 = 1,
+  FOVEAL_BF16 = 2,
+  FOVEAL_F16 = 3,
+  FOVEAL_I64 = 4,
+  FOVEAL_I32 = 5,
+  FOVEAL_I16 = 6,
+  FOVEAL_I8 = 7,
+  FOVEAL_U8 = 8,
+  FOVEAL_BOOLEAN = 9,
+  FOVEAL_F64 = 10
+};
 enum { FOVEAL_CPU, FOVEAL_CUDA };
 enum { FOVEAL_FORWARD, FOVEAL_BACKWARD };
 enum { FOVEAL_FAST, FOVEAL_REPRODUCIBLE };
@@ -33,12 +45,12 @@ enum { FOVEAL_AUTOMATIC, FOVEAL_FUSED, FOVEAL_SPLIT, FOVEAL_TWO_SCAN };
 #define FOVEAL_MAX_RANK 6
 #define FOVEAL_INIT(type) ((type){.struct_size = sizeof(type)})
 
-/* A strided view of the caller's memory; strides are in elements. */
+/* A strided view of the caller's memory; strides are in elements. foveal_contiguous() and foveal_packed_qkv() fill one. */
 typedef struct foveal_tensor {
   void* data;
-  int32_t dtype;
-  int32_t device_kind;
-  int32_t device_index;
+  int32_t dtype;        /* FOVEAL_F32, ... */
+  int32_t device_kind;  /* FOVEAL_CPU or FOVEAL_CUDA */
+  int32_t device_index; /* -1: the device of this thread's CUDA context */
   int32_t rank;
   int64_t sizes[FOVEAL_MAX_RANK];
   int64_t strides[FOVEAL_MAX_RANK];
@@ -58,7 +70,8 @@ typedef struct foveal_attention {
   int32_t determinism;
   int32_t backward; /* strategy */
   int32_t checked;
-  int32_t reserved;
+  int32_t
+      accumulate; /* backward: 1 adds dq, dk, dv and the gradients of parameters to what is there; else they are overwritten. On the CPU */
 } foveal_attention;
 
 /* A parameter, its data, and where its gradient goes (null: not wanted). */
@@ -68,7 +81,20 @@ typedef struct foveal_param {
   const foveal_tensor* gradient;
 } foveal_param;
 
-/* The tensors of one call; null means absent. Shapes as in foveal/attention.h. */
+/* The tensors of one call; null means absent. Any strides; sizes:
+ *
+ *   q             [batch, seqlen_q, heads_q, head_dim]          packed sequences:  [total_q, heads_q, head_dim]
+ *   k             [batch, seqlen_kv, heads_kv, head_dim]                           [total_kv, heads_kv, head_dim]
+ *   v             [batch, seqlen_kv, heads_kv, head_dim_v]                         [total_kv, heads_kv, head_dim_v]
+ *   out, dout     [batch, seqlen_q, heads_q, head_dim_v]                           [total_q, heads_q, head_dim_v]
+ *   lse, dlse     [batch, heads_q, seqlen_q], F32 (F64 for F64 inputs)             [heads_q, total_q]
+ *   dq, dk, dv    as q, k, v                                                       as q, k, v
+ *   cu_seqlens    none                                                             I32 or I64 [batch + 1]: 0, then cumulative lengths
+ *
+ * Rules. q, k, v, out, dout, dq, dk, dv have one dtype (F64, F32, BF16, F16), and all tensors lie on one device. heads_q is a multiple of
+ * heads_kv; query head h reads kv head h / (heads_q / heads_kv). lse is the natural logarithm of the softmax's denominator; forward may
+ * leave it out, backward needs what forward wrote. dq, dk, dv and the gradients of parameters are each optional. Outputs may not overlap
+ * each other or an input. Forward leaves dout to dv null. */
 typedef struct foveal_call {
   size_t struct_size;
   int32_t pass;
@@ -116,6 +142,14 @@ FOVEAL_API int foveal_plan_run(const foveal_plan* plan, const foveal_call* call,
 
 /* Plans (or finds the plan made before), takes workspace from a pool, runs. */
 FOVEAL_API int foveal_run(const foveal_attention* attention, const foveal_call* call, const foveal_options* options, void* stream);
+
+/* *tensor: contiguous, the last dimension fastest, on the CPU (set device_kind and device_index for a GPU). Refuses a rank above
+ * FOVEAL_MAX_RANK and sizes below 0. */
+FOVEAL_API int foveal_contiguous(foveal_tensor* tensor, void* data, int32_t dtype, int32_t rank, const int64_t* sizes);
+/* qkv[0], qkv[1], qkv[2]: q, k and v [batch, seqlen, heads, channels / heads] as views of one buffer [batch, seqlen, 3 * channels], what a
+ * linear layer of 3 * channels outputs writes. The same views serve dq, dk, dv. Refuses channels that heads do not divide. */
+FOVEAL_API int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t batch, int64_t seqlen, int64_t channels,
+                                 int64_t heads);
 
 /* Rows of the table of backends and targets. */
 FOVEAL_API size_t foveal_target_count(void);

@@ -8,7 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "api/gradient_sum.h"
 #include "base/check.h"
+#include "cuda/jit/driver.h"
 #include "foveal/foveal.h"
 #include "foveal/version.h"
 
@@ -16,7 +18,8 @@ namespace {
 
 using namespace foveal;
 
-static_assert(FOVEAL_F64 == static_cast<int>(DType::f64) && FOVEAL_BOOLEAN == static_cast<int>(DType::boolean));
+static_assert(FOVEAL_F32 == static_cast<int>(DType::f32) && FOVEAL_BOOLEAN == static_cast<int>(DType::boolean));
+static_assert(static_cast<int>(DType::f64) == 0 && FOVEAL_F64 == FOVEAL_BOOLEAN + 1);  // dtype_of()
 static_assert(FOVEAL_CUDA == static_cast<int>(DeviceKind::cuda) && FOVEAL_BACKWARD == static_cast<int>(Pass::backward));
 static_assert(FOVEAL_REPRODUCIBLE == static_cast<int>(Determinism::reproducible));
 static_assert(FOVEAL_TWO_SCAN == static_cast<int>(BackwardStrategy::two_scan));
@@ -65,13 +68,27 @@ Enum enumerator(const char* name, int32_t value, Enum last) {
   return static_cast<Enum>(value);
 }
 
+DType dtype_of(int32_t dtype) {
+  FOVEAL_CHECK(dtype != 0, "tensor: dtype is not set; expected FOVEAL_F32 or another");
+  FOVEAL_CHECK(dtype > 0 && dtype <= FOVEAL_F64, "tensor: dtype: ", dtype, "; expected 1 to ", static_cast<int>(FOVEAL_F64));
+  return dtype == FOVEAL_F64 ? DType::f64 : static_cast<DType>(dtype);
+}
+
+Device device_of(const foveal_tensor& tensor) {
+  const DeviceKind kind = enumerator("tensor: device_kind", tensor.device_kind, DeviceKind::cuda);
+  FOVEAL_CHECK(tensor.device_index >= -1, "tensor: device_index ", tensor.device_index,
+               "; expected 0 or more, or -1 for the current device");
+  if (tensor.device_index == -1) return {kind, kind == DeviceKind::cuda ? cuda::driver::current_device() : 0};
+  return {kind, tensor.device_index};
+}
+
 TensorView view_of(const foveal_tensor* tensor) {
   TensorView view;
   if (tensor == nullptr) return view;
   FOVEAL_CHECK(tensor->rank >= 0 && tensor->rank <= FOVEAL_MAX_RANK, "tensor: rank ", tensor->rank, "; expected 0 to ", FOVEAL_MAX_RANK);
   view.data = tensor->data;
-  view.dtype = enumerator("tensor: dtype", tensor->dtype, DType::boolean);
-  view.device = {enumerator("tensor: device_kind", tensor->device_kind, DeviceKind::cuda), tensor->device_index};
+  view.dtype = dtype_of(tensor->dtype);
+  view.device = device_of(*tensor);
   view.rank = tensor->rank;
   std::copy_n(tensor->sizes, tensor->rank, view.sizes.begin());
   std::copy_n(tensor->strides, tensor->rank, view.strides.begin());
@@ -175,6 +192,27 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   }
 }
 
+bool accumulates(const foveal_attention* given) {
+  const foveal_attention a = adopted(given, "attention");
+  FOVEAL_CHECK(a.accumulate == 0 || a.accumulate == 1, "attention: accumulate ", a.accumulate, "; expected 0 or 1");
+  return a.accumulate == 1;
+}
+
+/// run(inputs, outputs), whose gradients are added to those of the call where it accumulates.
+template <class Inputs, class Outputs, class Run>
+void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run) {
+  if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
+    if (accumulate) {
+      api::GradientSum sum(outputs);
+      sum.allocate();
+      run(inputs, sum.parts());
+      sum.add();
+      return;
+    }
+  }
+  run(inputs, outputs);
+}
+
 const std::vector<TargetInfo>& all_targets() {
   static const std::vector<TargetInfo> all = targets();
   return all;
@@ -186,6 +224,7 @@ struct foveal_plan {
   Plan plan;
   std::vector<Param> params;
   DropoutRng first_rng;  ///< of calls of the first version
+  bool accumulates;
 };
 
 extern "C" {
@@ -200,8 +239,14 @@ int foveal_plan_create(const foveal_attention* attention, const foveal_call* cal
     const PlanOptions how = options_of(options);
     Plan made;
     const DropoutRng first_rng = rng_of(attention, own);
-    dispatch(own, params, first_rng, [&](const auto& inputs, const auto& outputs) { made = foveal::plan(what, inputs, outputs, how); });
-    *plan = new foveal_plan{std::move(made), std::move(params), first_rng};
+    const bool accumulate = accumulates(attention);
+    dispatch(own, params, first_rng, [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
+      if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
+        if (accumulate) return void(made = foveal::plan(what, inputs, api::GradientSum(outputs).parts(), how));
+      }
+      made = foveal::plan(what, inputs, outputs, how);
+    });
+    *plan = new foveal_plan{std::move(made), std::move(params), first_rng, accumulate};
   });
 }
 
@@ -228,8 +273,10 @@ size_t foveal_plan_explain(const foveal_plan* plan, char* text, size_t size) {
 int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* workspace, void* stream) {
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null");
-    dispatch(adopted(call, "call"), plan->params, plan->first_rng,
-             [&](const auto& inputs, const auto& outputs) { plan->plan.run(inputs, outputs, workspace, Stream{stream}); });
+    dispatch(adopted(call, "call"), plan->params, plan->first_rng, [&](const auto& inputs, const auto& outputs) {
+      run_into(plan->accumulates, inputs, outputs,
+               [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); });
+    });
   });
 }
 
@@ -239,12 +286,57 @@ int foveal_run(const foveal_attention* attention, const foveal_call* call, const
     const std::vector<Param> params = params_of(own);
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
-    dispatch(own, params, rng_of(attention, own), [&]<class Inputs, class Outputs>(const Inputs& inputs, const Outputs& outputs) {
-      if constexpr (std::is_same_v<Inputs, ForwardInputs>)
-        forward(what, inputs, outputs, Stream{stream}, how);
-      else
-        backward(what, inputs, outputs, Stream{stream}, how);
+    dispatch(own, params, rng_of(attention, own), [&](const auto& inputs, const auto& outputs) {
+      run_into(accumulates(attention), inputs, outputs, [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
+        if constexpr (std::is_same_v<Inputs, ForwardInputs>)
+          forward(what, in, out, Stream{stream}, how);
+        else
+          backward(what, in, out, Stream{stream}, how);
+      });
     });
+  });
+}
+
+int foveal_contiguous(foveal_tensor* tensor, void* data, int32_t dtype, int32_t rank, const int64_t* sizes) {
+  return guarded([&] {
+    FOVEAL_CHECK(tensor != nullptr, "tensor: null; expected a place for the tensor");
+    dtype_of(dtype);
+    FOVEAL_CHECK(rank >= 0 && rank <= FOVEAL_MAX_RANK, "rank: ", rank, "; expected 0 to ", FOVEAL_MAX_RANK);
+    FOVEAL_CHECK(rank == 0 || sizes != nullptr, "sizes: null; expected ", rank, " sizes");
+    foveal_tensor made{
+        .data = data, .dtype = dtype, .device_kind = FOVEAL_CPU, .device_index = 0, .rank = rank, .sizes = {}, .strides = {}};
+    int64_t stride = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      FOVEAL_CHECK(sizes[d] >= 0, "sizes: ", sizes[d], " of dimension ", d, "; expected 0 or more");
+      made.sizes[d] = sizes[d], made.strides[d] = stride;
+      FOVEAL_CHECK(!__builtin_mul_overflow(stride, sizes[d], &stride), "sizes: more than 2^63 elements");
+    }
+    *tensor = made;
+  });
+}
+
+int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype, int64_t batch, int64_t seqlen, int64_t channels, int64_t heads) {
+  return guarded([&] {
+    FOVEAL_CHECK(qkv != nullptr, "qkv: null; expected a place for three tensors");
+    FOVEAL_CHECK(batch >= 0 && seqlen >= 0, "batch ", batch, ", seqlen ", seqlen, "; expected 0 or more");
+    FOVEAL_CHECK(heads > 0 && channels > 0 && channels % heads == 0, "channels: ", channels, " with ", heads,
+                 " heads; expected a multiple of heads");
+    int64_t elements = 3;
+    for (const int64_t size : {batch, seqlen, channels})
+      FOVEAL_CHECK(!__builtin_mul_overflow(elements, size, &elements), "qkv: more than 2^63 elements");
+    const int64_t head_dim = channels / heads;
+    for (int i = 0; i < 3; ++i) {
+      char* first = static_cast<char*>(data);
+      if (first != nullptr) first += i * channels * static_cast<int64_t>(size_of(dtype_of(dtype)));
+      qkv[i] = {.data = first,
+                .dtype = dtype,
+                .device_kind = FOVEAL_CPU,
+                .device_index = 0,
+                .rank = 4,
+                .sizes = {batch, seqlen, heads, head_dim, 0, 0},
+                .strides = {seqlen * 3 * channels, 3 * channels, head_dim, 1, 0, 0}};
+    }
+    dtype_of(dtype);
   });
 }
 

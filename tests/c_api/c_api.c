@@ -184,6 +184,60 @@ int main(void) {
   CHECK(foveal_set_num_threads(1) == FOVEAL_OK && foveal_num_threads() == 1);
   CHECK(foveal_set_num_threads(-1) == FOVEAL_INVALID_ARGUMENT);
   CHECK(strlen(foveal_version()) > 0);
+  /* helpers */
+  foveal_tensor filled, three[3];
+  const int64_t sizes[] = {2, 3, 4}, negative[] = {2, -1};
+  CHECK(foveal_contiguous(&filled, q, FOVEAL_F64, 3, sizes) == FOVEAL_OK && filled.strides[0] == 12 && filled.strides[2] == 1);
+  CHECK(foveal_contiguous(&filled, q, 0, 3, sizes) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype is not set"));
+  CHECK(foveal_contiguous(&filled, q, FOVEAL_F32, 7, sizes) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "rank: 7"));
+  CHECK(foveal_contiguous(&filled, q, FOVEAL_F32, 2, negative) == FOVEAL_INVALID_ARGUMENT);
+  CHECK(foveal_packed_qkv(three, q, FOVEAL_BF16, 1, 2, 6, 2) == FOVEAL_OK && three[1].sizes[3] == 3 && three[1].strides[1] == 18 &&
+        (char*)three[2].data - (char*)three[0].data == 24);
+  CHECK(foveal_packed_qkv(three, q, FOVEAL_F32, 1, 2, 7, 2) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "channels: 7 with 2 heads"));
+
+  /* a dtype that was forgotten, a device that is none, the current device where there is no GPU */
+  foveal_tensor wrong = tq;
+  foveal_call refused = forward;
+  refused.q = &wrong;
+  wrong.dtype = 0;
+  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "dtype is not set"));
+  wrong.dtype = FOVEAL_F32, wrong.device_index = -2;
+  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "device_index -2"));
+  wrong.device_index = -1;
+  CHECK(foveal_run(&attention, &refused, NULL, NULL) == FOVEAL_OK);
+
+  /* gradients added to what is there, by foveal_run() and by a plan; strided, and of a parameter */
+  static float sum_q[2 * count], sum_v[count], sum_bias[heads];
+  for (int i = 0; i < 2 * count; ++i) sum_q[i] = (float)i;
+  for (int i = 0; i < count; ++i) sum_v[i] = 2;
+  sum_bias[0] = 1, sum_bias[1] = -1;
+  foveal_tensor added_q = tensor(sum_q, 4, token_sizes), added_v = tensor(sum_v, 4, token_sizes),
+                added_bias = tensor(sum_bias, 1, bias_sizes);
+  for (int d = 0; d < 4; ++d) added_q.strides[d] *= 2;
+  const foveal_param summed = {"slope: real[2]", &tbias, &added_bias};
+  foveal_call adding = backward;
+  adding.params = &summed, adding.dq = &added_q, adding.dk = NULL, adding.dv = &added_v;
+  foveal_call writing = backward;
+  writing.params = &trained;
+  CHECK(foveal_run(&attention, &writing, NULL, NULL) == FOVEAL_OK);
+  foveal_attention accumulating = attention;
+  accumulating.accumulate = 1;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_OK);
+  foveal_plan* adder = NULL;
+  CHECK(foveal_plan_create(&accumulating, &adding, NULL, &adder) == FOVEAL_OK);
+  void* scratch = aligned_alloc(256, (foveal_plan_workspace_bytes(adder) + 256) / 256 * 256);
+  CHECK(foveal_plan_run(adder, &adding, scratch, NULL) == FOVEAL_OK);
+  free(scratch);
+  foveal_plan_destroy(adder);
+  for (int i = 0; i < count; ++i) {
+    CHECK(fabsf(sum_q[2 * i] - (2 * i + 2 * dq[i])) < 1e-4f && sum_q[2 * i + 1] == 2 * i + 1);
+    CHECK(fabsf(sum_v[i] - (2 + 2 * dv[i])) < 1e-5f);
+  }
+  for (int h = 0; h < heads; ++h) CHECK(fabsf(sum_bias[h] - ((h == 0 ? 1 : -1) + 2 * dbias[h])) < 1e-4f);
+  accumulating.accumulate = 2;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "accumulate 2"));
+
   if (failures == 0) puts("c_api: all checks hold");
   return failures != 0;
 }

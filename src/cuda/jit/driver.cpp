@@ -84,6 +84,19 @@ int device_count() {
   return count;
 }
 
+int current_device() {
+  Context context = nullptr;
+  check(api().context_current(&context), "cuCtxGetCurrent");
+  if (context == nullptr) return 0;
+  DeviceHandle current = 0, handle = 0;
+  check(api().context_device(&current), "cuCtxGetDevice");
+  for (int device = 0; device < device_count(); ++device) {
+    check(api().device_get(&handle, device), "cuDeviceGet");
+    if (handle == current) return device;
+  }
+  return 0;
+}
+
 const DeviceFacts& device_facts(int device) {
   if (redirection.facts) return *redirection.facts;
   static std::mutex mutex;

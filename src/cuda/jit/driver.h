@@ -73,6 +73,7 @@ struct alignas(64) TensorMap {
   X(context_push, cuCtxPushCurrent_v2, (Context))                                                                       \
   X(context_pop, cuCtxPopCurrent_v2, (Context*))                                                                        \
   X(context_current, cuCtxGetCurrent, (Context*))                                                                       \
+  X(context_device, cuCtxGetDevice, (DeviceHandle*))                                                                    \
   X(library_load, cuLibraryLoadData, (Library*, const void*, void*, void*, unsigned, void*, void*, unsigned))           \
   X(library_unload, cuLibraryUnload, (Library))                                                                         \
   X(library_kernel, cuLibraryGetKernel, (KernelHandle*, Library, const char*))                                          \
@@ -117,7 +118,8 @@ struct DeviceFacts {
   Context context = nullptr;  ///< the primary context, retained for the life of the process
   int capability() const { return major * 10 + minor; }
 };
-int device_count();                           ///< 0 when there is no driver
+int device_count();    ///< 0 when there is no driver
+int current_device();  ///< of this thread's context, 0 when it has none; throws Error{device} when there is no driver
 const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
 
 /// While it lives, this thread's calls go to another table of functions and find devices with these facts: a plan runs and shows what it

@@ -1,0 +1,94 @@
+#include "api/gradient_sum.h"
+
+#include <array>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/dtype.h"
+#include "base/parallel.h"
+
+namespace foveal::api {
+namespace {
+
+/// Calls fn(to, from) for each pair of tensors, the absent ones left out.
+template <class To, class From, class Fn>
+void each(To& to, From& from, Fn&& fn) {
+  const std::array<std::pair<decltype(&to.dq), decltype(&from.dq)>, 3> views{{{&to.dq, &from.dq}, {&to.dk, &from.dk}, {&to.dv, &from.dv}}};
+  for (const auto& [a, b] : views)
+    if (a->rank > 0 || a->present()) fn(*a, *b);
+  for (std::size_t i = 0; i < to.dparams.size(); ++i) fn(to.dparams[i].tensor, from.dparams[i].tensor);
+}
+
+std::int64_t elements(const TensorView& view) {
+  std::int64_t count = 1;
+  for (int d = 0; d < view.rank; ++d) count *= view.sizes[static_cast<std::size_t>(d)];
+  return count;
+}
+
+template <class T>
+void add_row(void* to, std::int64_t stride, const void* from, std::int64_t count) {
+  T* sum = static_cast<T*>(to);
+  const T* part = static_cast<const T*>(from);
+  for (std::int64_t i = 0; i < count; ++i) sum[i * stride] += part[i];
+}
+
+/// to += from, which is contiguous, row by row of the last dimension.
+void add_tensor(const TensorView& to, const TensorView& from, const Executor& executor) {
+  const std::int64_t columns = to.rank == 0 ? 1 : to.sizes[static_cast<std::size_t>(to.rank - 1)];
+  const std::int64_t stride = to.rank == 0 ? 1 : to.strides[static_cast<std::size_t>(to.rank - 1)];
+  if (columns == 0) return;
+  const std::int64_t rows = elements(to) / columns, grain = 256;
+  const auto bytes = static_cast<std::int64_t>(size_of(to.dtype));
+  base::parallel_for(executor, (rows + grain - 1) / grain, [&](std::int64_t task, int) {
+    for (std::int64_t row = task * grain; row < rows && row < (task + 1) * grain; ++row) {
+      std::int64_t rest = row, offset = 0;
+      for (int d = to.rank - 2; d >= 0; --d) {
+        const auto i = static_cast<std::size_t>(d);
+        offset += rest % to.sizes[i] * to.strides[i];
+        rest /= to.sizes[i];
+      }
+      char* sum = static_cast<char*>(to.data) + offset * bytes;
+      const char* part = static_cast<const char*>(from.data) + row * columns * bytes;
+      if (to.dtype == DType::f32) {
+        add_row<float>(sum, stride, part, columns);
+      } else if (to.dtype == DType::f64) {
+        add_row<double>(sum, stride, part, columns);
+      } else {
+        for (std::int64_t i = 0; i < columns; ++i)
+          base::store(sum, to.dtype, i * stride, base::load(sum, to.dtype, i * stride) + base::load(part, to.dtype, i));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), parts_(outputs) {
+  each(parts_, outputs_, [](TensorView& part, const TensorView& output) {
+    if (output.device.kind != DeviceKind::cpu)
+      base::fail(ErrorCode::unsupported,
+                 "accumulate: gradients on a GPU; expected on the CPU, or overwritten gradients that you add yourself");
+    if (part.rank > 0) part.data = nullptr;  // a scalar without data would count as absent
+    std::int64_t stride = 1;
+    for (int d = part.rank - 1; d >= 0; --d) {
+      part.strides[static_cast<std::size_t>(d)] = stride;
+      stride *= part.sizes[static_cast<std::size_t>(d)];
+    }
+  });
+}
+
+void GradientSum::allocate() {
+  each(parts_, outputs_, [this](TensorView& part, const TensorView& output) {
+    FOVEAL_CHECK(output.data != nullptr || elements(output) == 0, "accumulate: a gradient has no data");
+    const std::size_t bytes = static_cast<std::size_t>(elements(part)) * size_of(part.dtype);
+    memory_.push_back(std::make_unique_for_overwrite<std::byte[]>(bytes + 64));
+    part.data = memory_.back().get();
+  });
+}
+
+void GradientSum::add(int threads) const {
+  const Executor executor = base::default_executor(threads);
+  each(outputs_, parts_, [&](const TensorView& output, const TensorView& part) { add_tensor(output, part, executor); });
+}
+
+}  // namespace foveal::api
