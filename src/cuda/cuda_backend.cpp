@@ -108,7 +108,7 @@ std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, co
   const Choice choice = choose(problem, facts, target);
   if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
   auto executable = choice.candidate->make(problem, facts);
-  executable->set_arch(arch);
+  executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA are of the latter; no device is the former alone
   return executable;
 }
 

@@ -133,6 +133,11 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
   }
 }
 
+TEST_F(EmitC, Sm90MeansSm90a) {
+  const auto p = problem::problem_of(problem::parse_line("forward bf16 b1 h2 q64 d64"), {DeviceKind::cuda, 0});
+  for (const auto& source : kernels_of(p, "sm_90", "")) EXPECT_EQ(source.arch, "sm_90a");
+}
+
 TEST_F(EmitC, NamesMustBeIdentifiers) {
   const Recording recording = record(problem_of("forward bf16 b1 h1 q64 d64"), "sm_80", "");
   for (const char* name : {"", "2nd", "a-b", "a b"}) EXPECT_THROW(emit_c(recording, name), Error) << name;
