@@ -26,7 +26,7 @@ enum class Sm90Dealing {
 };
 const char* to_string(Sm90Dealing dealing);
 
-/// What was measured of a kernel on an H200 (docs/gpu-performance.md), by which its schedule is chosen.
+/// What was measured of a kernel on an H200 (docs/lab/gpu.md), by which its schedule is chosen.
 struct Sm90Habits {
   double spilling_cost;  ///< of its time, for each doubling of a section beyond what fits in L2: in rounds
   double one_each_from =
