@@ -24,7 +24,7 @@ def attention(
     scale: float | None = None,
     sink: Any = None,
     dropout_p: float = 0.0,
-    seed: int = 0,
+    seed: int | None = None,
     offset: int = 0,
     rng_state: Any = None,
     deterministic: bool = False,
@@ -48,7 +48,8 @@ def attention(
     sink: [heads_q], a logit per query head that joins the softmax's denominator.
     dropout_p, seed, offset: each pair is dropped by a generator of its global position: the same bits on every device. seed and offset are no
     part of what is compiled and planned. rng_state: int64 [2] on q's device, {seed, offset} in their place, read when the kernels run: in a
-    captured CUDA graph each replay drops other pairs once other numbers are there.
+    captured CUDA graph each replay drops other pairs once other numbers are there. With neither, torch's generator of q's device gives them,
+    NumPy's for other arrays; JAX has none: there a seed is needed. (forward() and backward() take them as given, 0 by default.)
     deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
@@ -63,7 +64,11 @@ def attention(
             return_lse=return_lse, options=options, **arguments,
         )  # fmt: skip
     bound = trace(score_mod, mask, options, arguments)
-    rng = Rng(seed, offset, rng_state)
+    if dropout_p > 0.0 and seed is None and rng_state is None:
+        import numpy
+
+        seed = int(numpy.random.randint(0, 2**62, dtype=numpy.int64))
+    rng = Rng(seed or 0, offset, rng_state)
     out, lse = bound.program.forward(q, k, v, bound.arrays, return_lse, *(cu_seqlens or (None, None)), *max_seqlens, *rng)
     return (out, lse) if return_lse else out
 

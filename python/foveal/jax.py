@@ -124,7 +124,18 @@ def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...
         stacked = _stacked(size, given, given_flags, [True] * len(given)), _stacked(size, params, params_flags, [True] * len(params))
         return jax.lax.map(lambda one: call(*one), stacked), every
 
-    return dict(zip(results, call(tuple(given.values()), tuple(params))))
+    @jax.custom_jvp
+    def underived(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
+        return call(given, params)
+
+    @underived.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(
+            "foveal.jax: a derivative beyond the first, or in forward mode (jax.hessian, jvp, grad of grad): JAX's front end has first derivatives in "
+            "reverse mode; foveal.torch has the others"
+        )
+
+    return dict(zip(results, underived(tuple(given.values()), tuple(params))))
 
 
 def _stacked(size: int, values: tuple[Any, ...], batched: Any, wanted: list[bool]) -> tuple[Any, ...]:
@@ -185,6 +196,7 @@ def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, param
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
     lse = jax.ShapeDtypeStruct(lse_shape, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
     found = _run(what, Pass.forward, _given(cu, rng_state, q=q, k=k, v=v), params, {"out": out, "lse": lse})
+    found = {role: _like(x, q) for role, x in found.items()}
     return (found["out"], found["lse"]), (q, k, v, cu, rng_state, params, found["out"], found["lse"])
 
 
@@ -206,10 +218,26 @@ def _backward(what: _What, saved: Any, cotangents: Any) -> Any:
     q, k, v, cu, rng_state, params, out, lse = saved
     wanted = [i for i, p in enumerate(params) if jnp.issubdtype(p.dtype, jnp.floating)]
     found = _gradients(what, q, k, v, cu, rng_state, params, out, lse, *cotangents, wanted)
-    dparams = tuple(found[i].astype(p.dtype) if i in found else np.zeros(p.shape, jax.dtypes.float0) for i, p in enumerate(params))
-    dcu = None if cu is None else tuple(np.zeros(c.shape, jax.dtypes.float0) for c in cu)
-    drng = None if rng_state is None else np.zeros(rng_state.shape, jax.dtypes.float0)
-    return found["dq"], found["dk"], found["dv"], dcu, drng, dparams
+    dparams = tuple(_like(found[i].astype(p.dtype), p) if i in found else None for i, p in enumerate(params))
+    return _like(found["dq"], q), _like(found["dk"], k), _like(found["dv"], v), None, None, dparams
+
+
+def _varying_with(x: Any, axes: frozenset[str]) -> Any:
+    """Inside shard_map: x, said to differ along these axes of the mesh too."""
+    missing = tuple(sorted(axes - _axes(x)))
+    return jax.lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _axes(x: Any) -> frozenset[str]:
+    """Of the mesh, along which x differs inside shard_map."""
+    kind = jax.typeof(x) if hasattr(jax, "typeof") else None
+    if hasattr(kind, "manual_axis_type"):
+        return frozenset(kind.manual_axis_type.varying)
+    return frozenset(getattr(kind, "vma", ()))
+
+
+def _like(x: Any, other: Any) -> Any:
+    return _varying_with(x, _axes(other))
 
 
 _attention.defvjp(_forward, _backward)
@@ -232,6 +260,8 @@ def _rng_state(described: Description, seed: Any, offset: Any, rng_state: Any) -
     """{seed, offset} as one operand, or None where nothing is dropped: a compiled program serves every seed."""
     if not described.dropout:
         return None
+    if rng_state is None and seed is None:
+        raise ValueError("attention: seed: found None; expected an integer, as dropout_p is not 0: JAX has no generator to draw one from")
     if rng_state is None:
         return jnp.stack([*_words(seed, "seed"), *_words(offset, "offset")])
     rng_state = jnp.asarray(rng_state)
@@ -257,7 +287,7 @@ def attention(
     *,
     cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
-    seed: Any = 0,
+    seed: Any = None,
     offset: Any = 0,
     rng_state: jax.Array | None = None,
     return_lse: bool = False,
@@ -267,12 +297,15 @@ def attention(
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
     Inside score_mod and mask use Python operators and foveal's functions (foveal.where, foveal.exp, ...), not jnp's.
-    seed and offset may be traced; rng_state: both, int64 [2] or uint32 [4] with low halves first.
+    seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """
     what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
-    out, lse = _attention(what, q, k, v, cu_seqlens, _rng_state(what.described, seed, offset, rng_state), params)
+    operands = (q, k, v, cu_seqlens, _rng_state(what.described, seed, offset, rng_state), params)
+    # Inside shard_map all differ along the same axes, so that the gradient of one that is the same everywhere is summed over the shards.
+    axes = frozenset().union(*map(_axes, jax.tree.leaves(operands)))
+    out, lse = _attention(what, *jax.tree.map(lambda x: _varying_with(x, axes), operands))
     return (out, lse) if return_lse else out
 
 

@@ -253,3 +253,45 @@ def test_the_door_of_dot_product_attention_refuses_by_name():
             foveal.jax.dot_product_attention(q, q, q, **change)
     with pytest.raises(ValueError, match="query, key, value: ranks"):
         foveal.jax.dot_product_attention(q[0], q, q)
+
+
+def test_derivatives_that_do_not_exist_are_refused():
+    q, k, v = (jax.random.normal(jax.random.key(i), (1, 3, 1, 8)) for i in range(3))
+    loss = lambda q: (foveal.jax.attention(q, k, v) ** 2).sum()  # noqa: E731
+    with pytest.raises(NotImplementedError, match="a derivative beyond the first"):
+        jax.hessian(loss)(q)
+    with pytest.raises(NotImplementedError, match="a derivative beyond the first"):
+        jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(loss, (q,), (q,))
+
+
+def test_shard_map_with_gradients():
+    """Over batch and heads on four devices of one process, with the check of what differs between them; shared parameters sum over shards."""
+    code = """
+import jax, jax.numpy as jnp, numpy as np, foveal, foveal.jax
+from jax.sharding import Mesh, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("b", "h"))
+q, k, v = (jax.random.normal(jax.random.key(i), (4, 16, 4, 8)) for i in range(3))
+slopes, gate = jnp.arange(4.0) / 10, jnp.float32(1.2)
+def attend(q, k, v, slopes, gate):
+    return foveal.jax.attention(q, k, v, "score * gate[] + slopes[head] * kv_idx", foveal.causal(), params={"slopes": slopes, "gate": gate})
+def dense(q, k, v, slopes, gate):
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / 8 ** 0.5 * gate + slopes[:, None, None] * jnp.arange(16)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((16, 16), bool)), scores, -jnp.inf)), v)
+spec = P("b", None, "h", None)
+sharded = jax.shard_map(attend, mesh=mesh, in_specs=(spec, spec, spec, P("h"), P()), out_specs=spec)
+arguments = (q, k, v, slopes, gate)
+for wrap in (lambda f: f, jax.jit):
+    found = wrap(jax.grad(lambda *a: (sharded(*a) ** 2).sum(), argnums=tuple(range(5))))(*arguments)
+    expected = jax.grad(lambda *a: (dense(*a) ** 2).sum(), argnums=tuple(range(5)))(*arguments)
+    for a, b in zip(found, expected):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+"""
+    import os
+    import subprocess
+    import sys
+
+    if not hasattr(jax, "shard_map"):
+        pytest.skip("this JAX has no jax.shard_map")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})

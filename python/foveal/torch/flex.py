@@ -93,5 +93,5 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
         )
     if query.shape[1] != key.shape[1] and not enable_gqa:
         raise CallError(f"flex_attention: key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0:
+    if query.shape[1] != key.shape[1] and (key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0):
         raise CallError(f"flex_attention: key: {key.shape[1]} heads; expected a number that divides query's {query.shape[1]}")

@@ -9,26 +9,44 @@ from torch import Tensor
 
 from ..describe import Mask, Options, Rng, ScoreMod, bind, describe
 from ..torch_trace import TorchTracer
-from .operators import bound, call
+from .operators import bound, call, draw_rng
 
 
 class Attention(torch.nn.Module):
     """A score and a mask, traced once: call it on q, k, v as often as you like, also inside torch.compile (no graph break).
 
     Tensors that the functions capture become parameters (torch.nn.Parameter) or buffers (the others, not in the state dict) of this module,
-    under their names in `params`, or p0, p1, ... in the order of their first read. Arguments as in foveal.attention().
+    under their names in `params`, or p0, p1, ... in the order of their first read. Arguments as in foveal.attention(). Drops pairs in training
+    mode only, other ones at each call. Can be copied, and saved as a whole with torch.save.
     """
 
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Any):
         super().__init__()
-        found = bind(describe(score_mod, mask, tracer=TorchTracer(), **arguments), options)
-        self.key = found.key
-        self.names = found.names
-        for name, array in zip(found.names, found.arrays):
+        described = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
+        for param, array in zip(described.params, described.arrays):
             if isinstance(array, torch.nn.Parameter):
-                self.register_parameter(name, array)
+                self.register_parameter(param.name, array)
             else:
-                self.register_buffer(name, array, persistent=False)
+                self.register_buffer(param.name, array, persistent=False)
+        self.names = tuple([param.name for param in described.params])
+        self._texts = tuple([None if expr is None else repr(expr) for expr in (described.score_mod, described.mask)])
+        self._sink = None if described.sink is None else described.sink.name
+        self._arguments = {name: value for name, value in arguments.items() if name not in ("params", "sink")}
+        self._options = options
+        self._bind()
+
+    def _bind(self) -> None:
+        """Finds the programs, from text: the same in every process."""
+        given = {"params": {name: getattr(self, name) for name in self.names}, "sink": None if self._sink is None else getattr(self, self._sink)}
+        keys = []
+        for dropout_p in (self._arguments.get("dropout_p", 0.0), 0.0):
+            described = describe(*self._texts, tracer=TorchTracer(), **{**self._arguments, **given, "dropout_p": dropout_p})
+            keys.append(bind(described, self._options).key)
+        self._dropping_key, self.key = keys
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._bind()
 
     def extra_repr(self) -> str:
         return self.key
@@ -41,15 +59,22 @@ class Attention(torch.nn.Module):
         *,
         cu_seqlens: tuple[Tensor, Tensor] | None = None,
         max_seqlens: tuple[int, int] = (0, 0),
-        seed: int = 0,
+        seed: int | None = None,
         offset: int = 0,
         rng_state: Tensor | None = None,
         return_lse: bool = False,
     ) -> Any:
-        """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention(). seed, offset, rng_state: of dropout."""
+        """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention(). seed, offset, rng_state: of dropout; drawn
+        from torch's generator of q's device when none is given."""
         captured = [getattr(self, name) for name in self.names]
-        out, lse = call(self.key, captured, q, k, v, cu_seqlens, max_seqlens, Rng(seed, offset, rng_state))
+        drops = self.training and self._dropping_key != self.key
+        rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
+        out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, cu_seqlens, max_seqlens, rng)
         return (out, lse) if return_lse else out
+
+
+def _rng(seed: int | None, offset: int, rng_state: Tensor | None, device: torch.device) -> Rng:
+    return draw_rng(device) if seed is None and rng_state is None else Rng(seed or 0, offset, rng_state)
 
 
 def attention(
@@ -61,7 +86,8 @@ def attention(
     *,
     cu_seqlens: tuple[Tensor, Tensor] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
-    seed: int = 0,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
     offset: int = 0,
     rng_state: Tensor | None = None,
     return_lse: bool = False,
@@ -71,7 +97,9 @@ def attention(
     """foveal.attention() with autograd: gradients reach q, k, v, the sink and every captured tensor that requires one, and flow through lse.
 
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
+    dropout_p: without a seed or rng_state one is drawn from torch's generator of q's device.
     """
-    key, captured = bound(score_mod, mask, options, arguments, heads_first=False)
-    out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, Rng(seed, offset, rng_state))
+    key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False)
+    rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
+    out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, rng)
     return (out, lse) if return_lse else out

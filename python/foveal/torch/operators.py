@@ -157,6 +157,8 @@ context: Any = None  # what context_parallel() has entered: calls take and give 
 def call(
     key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
 ) -> tuple[Tensor, Tensor]:
+    if 0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape:
+        return _nothing(program(key), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
@@ -174,6 +176,21 @@ def call(
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
         return _record(program(key), run, q, k, v, *params)
     return program(key).forward(q, k, v, params, True, *run)
+
+
+def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """What tensors without elements give: zeros, with gradients of zero; lse is -inf, the sink where there is one."""
+    connected = sum([t[..., :0].sum() for t in (q, k, v, *params) if t.is_floating_point()])
+    lead, heads = q.shape[:-2], q.shape[-2]  # [batch, seqlen] or packed [total]
+    if program.heads_first and q.dim() == 4:
+        lead, heads = (q.shape[0], q.shape[2]), q.shape[1]
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1])) + connected
+    sink = program.attention.sink
+    at_head = q.new_full((heads,), -torch.inf, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
+    if sink is not None:
+        at_head = params[[param.name for param in program.params].index(sink.name)].to(at_head.dtype)
+    lse = at_head.reshape(heads, 1).expand(*lead[:-1], heads, lead[-1]) + connected
+    return out.to(q.dtype), lse.to(at_head.dtype)
 
 
 @torch.compiler.assume_constant_result
