@@ -35,6 +35,10 @@ std::unique_ptr<AttentionLayer<T>> make_fused_attention(const AttentionShape& sh
 template <class T>
 std::unique_ptr<AttentionLayer<T>> make_unfused_attention(const AttentionShape& shape, Machine<T>& machine);
 
+class Ranks;
+/// foveal over several processes; shape: of the whole. The arrays hold this process's tokens.
+std::unique_ptr<AttentionLayer<float>> make_shared_attention(const AttentionShape& shape, Machine<float>& machine, const Ranks& ranks);
+
 template <class T>
 std::unique_ptr<AttentionLayer<T>> make_attention(AttentionKind kind, const AttentionShape& shape, Machine<T>& machine) {
   return kind == AttentionKind::fused ? make_fused_attention<T>(shape, machine) : make_unfused_attention<T>(shape, machine);

@@ -24,6 +24,7 @@ struct Options {
   std::int64_t unfused_steps = 10;
   std::int64_t sample_tokens = 160;
   bool costs = true;
+  bool mpi = false;
 };
 
 void add_options(CLI::App& app, Options& o) {
@@ -48,6 +49,7 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--prompt", o.prompt, "what the sample begins with")->capture_default_str();
   app.add_option("--sample", o.sample_tokens, "tokens of the sample")->capture_default_str();
   app.add_flag("!--no-costs", o.costs, "leave out the table of speed and memory at long contexts");
+  app.add_flag("--mpi", o.mpi, "all processes of mpirun share each sequence (on the host)");
   app.add_option("--measure", o.measure, "only print the speed and the memory of one layer: fused or unfused")->group("");
 }
 
@@ -69,6 +71,7 @@ void compare_with_unfused(const gpt::Checkpoint& fused, const gpt::Tokenizer& to
   gpt::TrainingOptions training = o.training;
   training.attention = gpt::AttentionKind::unfused;
   training.place = gpt::Place::host;
+  training.ranks = {};
   training.stop_after = std::min<std::int64_t>(o.unfused_steps, static_cast<std::int64_t>(fused.history.size()));
   gpt::Checkpoint state = gpt::start(o.config, o.seed, tokenizer);
   gpt::train(state, data, training, [](const gpt::Progress&) {});
@@ -97,6 +100,7 @@ int run(const Options& given) {
     fmt::print("{}", gpt::to_line(gpt::measure_attention(kind, o.config.attention(1))));
     return 0;
   }
+  if (o.mpi && o.training.place == gpt::Place::gpu) throw std::runtime_error("--mpi: not on a GPU; expected --place host");
   std::filesystem::create_directories(o.out);
   const std::string text = gpt::read_text(o.text);
 
@@ -112,6 +116,12 @@ int run(const Options& given) {
     tokenizer = gpt::Tokenizer(state.merges);
     o.config = state.config;
     o.seed = state.seed;
+  }
+  if (o.mpi) o.training.ranks = gpt::Ranks(foveal::dist::mpi_world(), o.config.context);
+  if (o.training.ranks.rank() > 0) {  // works along; rank 0 tells
+    const gpt::Dataset data(tokenizer.encode(text), o.config.context);
+    gpt::train(state, data, o.training, [](const gpt::Progress&) {});
+    return 0;
   }
   const gpt::Dataset data(tokenizer.encode(text), o.config.context);
   fmt::print("{} bytes of text, {} word pieces, {} training tokens, {} validation tokens, {} parameters\n", text.size(), tokenizer.size(),

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <random>
 #include <stdexcept>
+#include <type_traits>
 
 namespace gpt {
 namespace {
@@ -78,15 +79,20 @@ std::vector<float> initial_parameters(const Config& config, std::uint64_t seed) 
 
 template <class T>
 Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, std::unique_ptr<Machine<T>> machine,
-                std::vector<T> parameters)
+                std::vector<T> parameters, const Ranks& ranks)
     : config_(config),
-      rows_(batch * config.context),
+      rows_(batch * config.context / ranks.size()),
       machine_(std::move(machine)),
       parameters_(std::move(parameters)),
       gradients_(parameters_.size()) {
   config.validate();
   parameters_there_ = machine_->allocate(count_parameters(config));
   gradients_there_ = machine_->allocate(count_parameters(config));
+  const auto attention = [&]() -> std::unique_ptr<AttentionLayer<T>> {
+    if constexpr (std::is_same_v<T, float>)
+      if (ranks.size() > 1) return make_shared_attention(config.attention(batch), *machine_, ranks);
+    return make_attention<T>(kind, config.attention(batch), *machine_);
+  };
   const auto sized = [this](std::int64_t width) { return machine_->allocate(rows_ * width); };
   const std::int64_t width = config.width, hidden = config.hidden();
   for (std::int64_t i = 0; i < config.layers; ++i) {
@@ -102,7 +108,7 @@ Model<T>::Model(const Config& config, std::int64_t batch, AttentionKind kind, st
                        .norm2 = sized(width),
                        .up = sized(hidden),
                        .active = sized(hidden),
-                       .attention = make_attention<T>(kind, config.attention(batch), *machine_)});
+                       .attention = attention()});
   }
   output_ = sized(width), mean_ = sized(1), rstd_ = sized(1), norm_ = sized(width), logits_ = sized(config.vocabulary);
   dx_ = sized(width), dwidth_ = sized(width), dqkv_ = sized(3 * width), dhidden_ = sized(hidden);

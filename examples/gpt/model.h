@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "data.h"
+#include "ranks.h"
 
 namespace gpt {
 
@@ -44,8 +45,9 @@ std::vector<float> initial_parameters(const Config& config, std::uint64_t seed);
 template <class T>
 class Model {
  public:
-  /// Computes on the machine; parameters and gradients are the host's.
-  Model(const Config& config, std::int64_t batch, AttentionKind kind, std::unique_ptr<Machine<T>> machine, std::vector<T> parameters);
+  /// Computes on the machine; parameters and gradients are the host's. ranks: who shares the sequences; batches are this one's shards.
+  Model(const Config& config, std::int64_t batch, AttentionKind kind, std::unique_ptr<Machine<T>> machine, std::vector<T> parameters,
+        const Ranks& ranks = {});
 
   /// The mean loss in nats per token; keeps what backward() needs.
   double forward(const Batch& batch);
@@ -55,6 +57,7 @@ class Model {
   const Config& config() const { return config_; }
   std::vector<T>& parameters() { return parameters_; }
   const std::vector<T>& parameters() const { return parameters_; }
+  std::vector<T>& gradients() { return gradients_; }
   const std::vector<T>& gradients() const { return gradients_; }
 
  private:
@@ -64,7 +67,7 @@ class Model {
   };
 
   Config config_;
-  std::int64_t rows_;  // batch * context
+  std::int64_t rows_;  // batch * context, of this rank
   std::unique_ptr<Machine<T>> machine_;
   std::vector<T> parameters_, gradients_;
   T *parameters_there_, *gradients_there_;  // on the machine, as everything below

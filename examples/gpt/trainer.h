@@ -17,6 +17,7 @@ struct TrainingOptions {
   AttentionKind attention = AttentionKind::fused;
   Place place = Place::host;
   std::int64_t stop_after = 0;  ///< 0: at the schedule's end
+  Ranks ranks{};                ///< who shares each sequence
 };
 
 /// A fresh run of this seed.

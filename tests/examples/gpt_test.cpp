@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <random>
+#include <thread>
 
 #include "checkpoint.h"
 #include "data.h"
@@ -149,6 +150,44 @@ TEST(Training, TheGpusGradientsAreTheHosts) {
   exact.backward(batch);
   for (std::size_t i = 0; i < parameters.size(); ++i)
     EXPECT_NEAR(gpu.gradients()[i], exact.gradients()[i], 1e-5 + 1e-4 * std::abs(exact.gradients()[i])) << "parameter " << i;
+}
+
+TEST(Training, RanksThatShareEverySequenceLoseWhatOneDoes) {
+  const std::string text = some_text();
+  const Tokenizer tokenizer = Tokenizer::learn(text, 260);
+  Config config = tiny;
+  config.vocabulary = tokenizer.size(), config.context = 24;
+  const Dataset data(tokenizer.encode(text), config.context);
+  TrainingOptions options;
+  options.batch = 2, options.schedule.steps = 6, options.validate_every = 3, options.validation_batches = 2;
+  Checkpoint alone = start(config, 7, tokenizer);
+  train(alone, data, options, [](const Progress&) {});
+
+  const auto transports = foveal::dist::thread_ranks(2);
+  std::vector<Checkpoint> states(2, start(config, 7, tokenizer));
+  std::vector<std::thread> threads;
+  for (std::size_t rank = 0; rank < 2; ++rank)
+    threads.emplace_back([&, rank] {
+#ifdef _OPENMP
+      omp_set_num_threads(1);
+#endif
+      TrainingOptions mine = options;
+      mine.ranks = Ranks(transports[rank], config.context);
+      train(states[rank], data, mine, [](const Progress&) {});
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(states[0].parameters, states[1].parameters) << "ranks must not part";
+  for (std::size_t step = 0; step < alone.history.size(); ++step) {
+    EXPECT_NEAR(states[0].history[step].training, alone.history[step].training, 1e-5) << step;
+    if (!std::isnan(alone.history[step].validation)) {
+      EXPECT_NEAR(states[0].history[step].validation, alone.history[step].validation, 1e-5);
+    }
+  }
+  double moved = 0;  // the bias was trained as on one
+  for (std::size_t i = 0; i < alone.parameters.size(); ++i)
+    moved = std::max(moved, static_cast<double>(std::abs(alone.parameters[i] - states[0].parameters[i])));
+  EXPECT_LT(moved, 1e-3);
+  EXPECT_THROW(Ranks(transports[0], 22), std::runtime_error);
 }
 
 TEST(Training, LossFalls) {
