@@ -7,6 +7,8 @@ example    README: the first example, word for word
 speed      README: six rows of what follows
 support    the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
              (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
+architectures  portable GPU kernels on every architecture, compiled without a device, from bench/results/architectures.md; to make that again:
+             (echo "<!-- COMPILER, commit HASH, cuda_architectures -->"; build/release/tests/cuda/cuda_architectures) > bench/results/architectures.md
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
 gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
 few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
@@ -54,6 +56,11 @@ def support():
     lines = [f"| {features} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(origins)
+
+
+def architectures():
+    origin, *table = (ROOT / "bench/results/architectures.md").read_text().splitlines()
+    return "\n".join(table) + "\n\n" + origin.removeprefix("<!-- ").removesuffix(" -->")
 
 
 def geometric_mean(values):
@@ -163,7 +170,7 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support,), "docs/performance.md": (cpu, gpu, few, scores)}
+PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores)}
 
 
 def replaced(page, text, name, body):
