@@ -9,12 +9,16 @@
 namespace foveal::cuda {
 namespace {
 
+/// Kernels hand on what was read for a pair as words of 32 bits.
+bool fits_word(DType integer) { return size_of(integer) <= 4; }
+
 /// Reads of one element per pair whose place is known without the score: a kernel may load them ahead, but for those that it gets as tiles.
-std::vector<ValueId> find_pair_reads(const Program& program, const std::vector<ValueId>& tiled) {
+std::vector<ValueId> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled) {
   std::vector<ValueId> found;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Instr& instr = program.code[i];
-    if (instr.op != Op::read || instr.type != Type::real) continue;
+    if (instr.op != Op::read || instr.type == Type::boolean) continue;
+    if (instr.type == Type::integer && !fits_word(p.params[static_cast<std::size_t>(instr.param)].tensor.dtype)) continue;
     if (std::find(tiled.begin(), tiled.end(), static_cast<ValueId>(i)) != tiled.end()) continue;
     int rows = 0, columns = 0;
     bool mixed = false;
@@ -94,6 +98,40 @@ std::string emit_pair_reads(const Problem& p, const Program& program, const std:
          numbered("template <int i>\nFOVEAL_DEVICE i64 pair_step(const Position& at, const ScoreArgs& args)", steps, "  return 0;\n");
 }
 
+std::string emit_tables(const Problem& p, const Program& program, const std::vector<ReadTable>& tables) {
+  const auto instr = [&](std::size_t t) -> const Instr& { return program.code[static_cast<std::size_t>(tables[t].read)]; };
+  std::string text = base::join("constexpr int kTables = ", tables.size(), ";\n");
+  text += list("constexpr int kTableParam", tables.size(), [&](std::size_t t) { return std::to_string(instr(t).param); });
+  text += list("constexpr int kTableRank", tables.size(), [&](std::size_t t) { return std::to_string(instr(t).index.size()); });
+  text += list("constexpr int kTableEntries", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].entries); });
+  text += list("constexpr int kTableCopies", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].copies); });
+  text += list("constexpr int kTableDims", tables.size(), [&](std::size_t t) {
+    int dimensions = 0;
+    for (std::size_t d = 0; d < instr(t).index.size(); ++d) dimensions |= is_pair_dimension(program, instr(t).index[d]) ? 1 << d : 0;
+    return std::to_string(dimensions);
+  });
+  text += "template <int i>\nstruct TableElementOf;\n";
+  std::vector<std::string> indices;
+  const Writer writer(p, program);
+  for (std::size_t t = 0; t < tables.size(); ++t) {
+    const auto param = static_cast<std::size_t>(instr(t).param);
+    text +=
+        base::join("template <>\nstruct TableElementOf<", t, "> {\n  using type = ", device_type(p.params[param].tensor.dtype), ";\n};\n");
+    std::vector<ValueId> needed;
+    std::string body;
+    for (std::size_t d = 0; d < instr(t).index.size(); ++d) {
+      if (is_pair_dimension(program, instr(t).index[d])) continue;
+      needed.push_back(instr(t).index[d]);
+      body += base::join("  index[", d, "] = ", writer.index_text(instr(t).index[d], param, d), ";\n");
+    }
+    indices.push_back(writer.body(needed) + body);
+  }
+  return text +
+         numbered(
+             "template <int i>\nFOVEAL_DEVICE void table_index(const Position& at, const ScoreArgs& args, int (&index)[kMaxParamRank])",
+             indices, "");
+}
+
 std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles) {
   std::string text = base::join("constexpr int kPairTiles = ", tiles.size(), ";\ntemplate <int i>\nstruct PairTileElementOf;\n");
   std::vector<std::string> places;
@@ -117,7 +155,14 @@ std::string emit_pair_tiles(const Problem& p, const Program& program, const std:
                          places, "");
 }
 
-std::string emit_reads(const Problem& p, const Given& given) {
+/// Exact sums of an element for each pair: as for a read that follows no line of a tile.
+bool is_scattered(const Problem& p, const scoring::TrainableRead& read) {
+  const bool summed = read.reduction == scoring::Reduction::element &&
+                      gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::exact_sums;
+  return summed || read.reduction == scoring::Reduction::scatter;
+}
+
+std::string emit_reads(const Problem& p, const Given& given, const std::vector<ReadBins>& bins_of_reads) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
   const std::size_t count = reads.size();
@@ -125,10 +170,8 @@ std::string emit_reads(const Problem& p, const Given& given) {
   const auto storage = [&](std::size_t r) { return gradient_storage(p, param(r)); };
   const auto truth = [](bool value) { return value ? "true" : "false"; };
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
-  text += list("constexpr int kReadKind", count, [&](std::size_t r) {
-    const bool summed = reads[r].reduction == scoring::Reduction::element && storage(r) == GradientStorage::exact_sums;
-    return summed ? "kScatter" : kind_text(reads[r].reduction);
-  });
+  text += list("constexpr int kReadKind", count,
+               [&](std::size_t r) { return is_scattered(p, reads[r]) ? "kScatter" : kind_text(reads[r].reduction); });
   text += list("constexpr int kReadParam", count, [&](std::size_t r) { return std::to_string(reads[r].param); });
   text += list("constexpr int kReadRank", count, [&](std::size_t r) { return std::to_string(reads[r].index.size()); });
   const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it
@@ -142,6 +185,16 @@ std::string emit_reads(const Problem& p, const Given& given) {
   text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
   text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
   text += list("constexpr bool kFollowsFromDk", count, [&](std::size_t r) { return truth(follows_from_dk(p, reads[r])); });
+  const auto bins_of = [&](std::size_t r) { return r < bins_of_reads.size() ? bins_of_reads[r] : ReadBins{}; };
+  const auto copies = [&](std::size_t r) { return bins_of(r).copies; };
+  text += list("constexpr int kBinCopies", count, [&](std::size_t r) { return std::to_string(copies(r)); });
+  text += list("constexpr int kBinEntries", count, [&](std::size_t r) { return std::to_string(bins_of(r).entries); });
+  text += list("constexpr bool kBinWindow", count, [&](std::size_t r) { return truth(bins_of(r).entries < bin_entries(p, reads[r])); });
+  text += list("constexpr int kBinDims", count, [&](std::size_t r) {
+    int dimensions = 0;
+    for (std::size_t d = 0; d < reads[r].index.size(); ++d) dimensions |= is_pair_dimension(program, reads[r].index[d]) ? 1 << d : 0;
+    return std::to_string(dimensions);
+  });
   const std::vector<Interval> bounds = bounds_of(program, p);
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
@@ -155,7 +208,7 @@ std::string emit_reads(const Problem& p, const Given& given) {
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n";
 
-  std::vector<std::string> factors, units, indices;
+  std::vector<std::string> factors, units, indices, bins;
   std::vector<bool> ones;
   if (count > 0) {
     const Writer writer(p, program), with_given(p, program, given);
@@ -168,12 +221,20 @@ std::string emit_reads(const Problem& p, const Given& given) {
       for (std::size_t d = 0; d < read.index.size(); ++d)
         body += base::join("  index[", d, "] = ", writer.index_text(read.index[d], static_cast<std::size_t>(read.param), d), ";\n");
       indices.push_back(body);
+      Instr place;
+      place.param = read.param;
+      place.index = read.index;
+      const std::string bin = writer.element_text(place);
+      bins.push_back(copies(static_cast<std::size_t>(&read - reads.data())) > 0
+                         ? with_given.body(read.index) + base::join("  return ", bin, ";\n")
+                         : "  return 0;\n");
     }
   }
   text += list("constexpr bool kFactorIsOne", count, [&](std::size_t r) { return truth(ones[r]); });
   text += numbered(base::join("template <int i, class At>\n", linkage_of(p), " real read_factor_in_units", pair_signature), factors,
                    "  return 0;\n");
   text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real read_unit", head_signature), units, "  return 0;\n");
+  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE int read_bin", pair_signature), bins, "  return 0;\n");
   text += numbered(
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
       "(&index)[kMaxParamRank])",
@@ -187,7 +248,11 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
   const auto functions = [&](const char* name, const std::vector<ValueId>& values) {
     std::vector<std::string> bodies;
     bodies.reserve(values.size());
-    for (const ValueId value : values) bodies.push_back(Writer(p, program_of(p)).result(value));
+    for (const ValueId value : values) {
+      const bool integer = program_of(p).code[static_cast<std::size_t>(value)].type == Type::integer;  // its bits
+      bodies.push_back(Writer(p, program_of(p)).body({value}) +
+                       base::join("  return ", integer ? "__int_as_float(v" : "(v", value, ");\n"));
+    }
     text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
                      "  return 0;\n");
   };
@@ -227,6 +292,26 @@ std::vector<PairTile> find_pair_tiles(const Problem& p) {
   return tiles;
 }
 
+std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<PairTile>& tiles) {
+  const Program& program = program_of(p);
+  std::vector<ReadTable> tables;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const Instr& instr = program.code[i];
+    constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<ValueId>(i); };
+    const bool at_pairs = (program.depends[i] & (pair | scoring::depends_score)) == pair && !program.along_diagonals[i];
+    if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
+    if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
+    const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
+    std::int64_t entries = 1;
+    for (std::size_t d = 0; d < instr.index.size() && entries <= most; ++d)
+      if (is_pair_dimension(program, instr.index[d])) entries *= p.params[static_cast<std::size_t>(instr.param)].param.shape()[d];
+    if (entries <= most) tables.push_back({static_cast<ValueId>(i), entries});
+  }
+  std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
+  return tables;
+}
+
 bool covers_parameter(const Problem& p, const scoring::TrainableRead& read) {
   const std::vector<Interval> bounds = index_bounds(p, read);
   unsigned seen = 0;
@@ -236,6 +321,31 @@ bool covers_parameter(const Problem& p, const scoring::TrainableRead& read) {
     seen |= depends;
   }
   return read.reduction == scoring::Reduction::element;
+}
+
+std::int64_t bin_entries(const Problem& p, const scoring::TrainableRead& read) {
+  if (!is_scattered(p, read)) return 0;
+  constexpr std::int64_t most = std::int64_t{1} << 30;
+  std::int64_t entries = 1;
+  for (std::size_t d = 0; d < read.index.size(); ++d)
+    if (is_pair_dimension(p.score->backward, read.index[d]))
+      entries = std::min(most, entries * p.params[static_cast<std::size_t>(read.param)].param.shape()[d]);
+  return entries;
+}
+
+bool bins_lie_together(const Problem& p, const scoring::TrainableRead& read) {
+  const Program& program = p.score->backward;
+  Instr place;
+  place.param = read.param;
+  place.index = read.index;
+  std::vector<bool> reads(program.code.size(), false);
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto is = [&](ValueId id) { return id >= 0 && reads[static_cast<std::size_t>(id)]; };
+    const Instr& instr = program.code[i];
+    reads[i] = instr.op == Op::read || std::any_of(instr.arg.begin(), instr.arg.end(), is);
+  }
+  const bool by_data = std::any_of(read.index.begin(), read.index.end(), [&](ValueId id) { return reads[static_cast<std::size_t>(id)]; });
+  return !by_data && bin_entries(p, read) <= 32 * p.seqlen_kv && Writer(p, program).element_by_lines(place).has_value();
 }
 
 GradientStorage gradient_storage(const Problem& p, std::size_t param) {
@@ -343,7 +453,10 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::Program& program = program_of(p);
   Given given{.lines = ahead.lines};
   for (const PairTile& tile : ahead.tiles) given.tiled.push_back(tile.read);
-  if (ahead.pairs) given.pair_reads = find_pair_reads(program, given.tiled);
+  given.tables = ahead.tables;
+  std::vector<ValueId> elsewhere = given.tiled;
+  for (const ReadTable& table : ahead.tables) elsewhere.push_back(table.read);
+  if (ahead.pairs) given.pair_reads = find_pair_reads(p, program, elsewhere);
   const bool uniform = !(ahead.several_heads && score_depends_on_head(p));
   if (ahead.tanh && uniform) given.tanh = Writer(p, program).tanh_of_score();
 
@@ -393,7 +506,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
-         emit_reads(p, given);
+         emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead.bins);
 }
 
 }  // namespace foveal::cuda

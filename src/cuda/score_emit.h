@@ -6,7 +6,7 @@
 
 namespace foveal::cuda {
 
-/// A read of one element per pair that the copy engine can bring as tiles: 16-bit or fp32, with the elements of neighbouring keys side by
+/// A read of one element per pair that the copy engine can bring as tiles: of 16 or 32 bits, with the elements of neighbouring keys side by
 /// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with
 /// q, both stay inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {
@@ -17,17 +17,33 @@ struct PairTile {
   std::int64_t columns, rows;  ///< how many of them some pair touches, from the first element on
   std::vector<int> others;     ///< dimensions in which the index is not always the same element, at most two
 };
+/// A read at a place that differs from pair to pair, of a parameter that may stand in shared memory: the elements that pairs of one batch
+/// and head can touch.
+struct ReadTable {
+  scoring::ValueId read;
+  std::int64_t entries;
+  int copies = 0;  ///< for one lane in so many each
+};
+/// Those of the pass's program that no line of a tile shares and no tile brings, the smallest first.
+std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles);
+
+/// Where the terms of a trained read are summed in shared memory (device/tile/read_bins.cuh).
+struct ReadBins {
+  int entries = 0, copies = 0;  ///< elements, or those of a window; of each, for one lane in so many. 0: summed elsewhere
+};
 constexpr std::size_t max_pair_tiles = 2;
 /// Those of the pass's program.
 std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
 
 /// What a kernel has before it evaluates the score of a pair.
 struct Ahead {
-  LineValues lines{};             ///< it evaluates these for whole lines of a tile
-  bool pairs = false;             ///< it loads reads of one element per pair ahead
-  std::vector<PairTile> tiles{};  ///< those that it gets as tiles instead
-  bool tanh = false;              ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
-  bool several_heads = false;     ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
+  LineValues lines{};               ///< it evaluates these for whole lines of a tile
+  bool pairs = false;               ///< it loads reads of one element per pair ahead
+  std::vector<PairTile> tiles{};    ///< those that it gets as tiles instead
+  std::vector<ReadTable> tables{};  ///< reads from tables in shared memory
+  bool tanh = false;                ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
+  std::vector<ReadBins> bins{};     ///< of each trained read; empty: of none
+  bool several_heads = false;       ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 
 /// Is the score the tanh of the raw score times a factor, but for another factor?
@@ -66,6 +82,14 @@ enum class GradientStorage {
   added,       ///< one address per pair, several (batch, head) add to it: a kernel of its own, in a fixed order
 };
 GradientStorage gradient_storage(const problem::Problem& problem, std::size_t param);
+
+/// How many elements of the parameter the pairs of one batch and head can touch with this read, which follows no line of a tile; 0 where
+/// its terms are summed otherwise.
+std::int64_t bin_entries(const problem::Problem& problem, const scoring::TrainableRead& read);
+
+/// Do the pairs of a tile touch elements that lie together, so that a window of the parameter can follow the tiles? Where indices are sums
+/// of what positions are alone, and there are not many elements for each key.
+bool bins_lie_together(const problem::Problem& problem, const scoring::TrainableRead& read);
 
 /// Do the pairs of a problem touch every element of the parameter with this read, and each of them only once for each batch and head?
 bool covers_parameter(const problem::Problem& problem, const scoring::TrainableRead& read);

@@ -12,8 +12,8 @@ constexpr std::size_t most = 4;  ///< of each kind: they take shared memory and 
 
 class Search {
  public:
-  Search(const Program& program, const std::vector<bool>& stepped, std::uint8_t along_walk)
-      : program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
+  Search(const problem::Problem& problem, const Program& program, const std::vector<bool>& stepped, std::uint8_t along_walk)
+      : problem_(problem), program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
 
   void visit(ValueId id) {
     const auto at = static_cast<std::size_t>(id);
@@ -33,11 +33,20 @@ class Search {
   std::vector<ValueId>* kind_of(std::size_t at) {
     constexpr std::uint8_t positions = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
     const std::uint8_t depends = program_.depends[at] & positions;
-    if (program_.code[at].type != Type::real || depends == 0) return nullptr;
+    const Type type = program_.code[at].type;
+    if (type == Type::integer && depends == along_walk_ && is_read(at)) return &found.walk;
+    if (type != Type::real || depends == 0) return nullptr;
     if (depends == along_walk_) return &found.walk;
     return depends == (scoring::depends_q | scoring::depends_kv) && program_.along_diagonals[at] ? &found.diagonal : nullptr;
   }
 
+  /// Of an integer: one that a word holds. What is computed from a position takes few instructions.
+  bool is_read(std::size_t at) const {
+    const scoring::Instr& instr = program_.code[at];
+    return instr.op == scoring::Op::read && size_of(problem_.params[static_cast<std::size_t>(instr.param)].tensor.dtype) <= 4;
+  }
+
+  const problem::Problem& problem_;
   const Program& program_;
   const std::vector<bool>& stepped_;
   std::uint8_t along_walk_;
@@ -50,14 +59,18 @@ LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& 
   if (!p.has_score_mod()) return {};
   const scoring::ScoreProgram& score = *p.score;
   if (p.pass == Pass::forward) {
-    Search search(score.forward, stepped, scoring::depends_kv);
+    Search search(p, score.forward, stepped, scoring::depends_kv);
     search.visit(score.forward.outputs[0]);
     return search.found;
   }
-  Search search(score.backward, stepped, scoring::depends_q);
+  Search search(p, score.backward, stepped, scoring::depends_q);
   search.visit(score.modified);
   search.visit(score.dscore);
-  for (const scoring::TrainableRead& read : score.reads) search.visit(read.factor);
+  for (const scoring::TrainableRead& read : score.reads) {
+    search.visit(read.factor);
+    if (read.reduction != scoring::Reduction::scatter) continue;  // others have one for many pairs
+    for (const scoring::ValueId index : read.index) search.visit(index);
+  }
   return search.found;
 }
 

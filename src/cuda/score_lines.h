@@ -6,8 +6,8 @@
 
 namespace foveal::cuda {
 
-/// Real values of the pass's program that pairs use and that are the same for all pairs of one position along the walk of a task (a key in
-/// the forward pass, a query in the backward pass), or for all pairs of one diagonal.
+/// Real values, and integers that are read, of the pass's program that pairs use and that are the same for all pairs of one position along
+/// the walk of a task (a key in the forward pass, a query in the backward pass), or for all pairs of one diagonal.
 struct LineValues {
   std::vector<scoring::ValueId> walk, diagonal;
   bool empty() const { return walk.empty() && diagonal.empty(); }

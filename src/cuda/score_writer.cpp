@@ -201,6 +201,18 @@ bool Writer::is_straight(ValueId value) const {
   return std::all_of(sum.terms.begin(), sum.terms.end(), [&](const auto& term) { return is_uniform(term.first); });
 }
 
+std::string Writer::element_text(const Instr& instr) const {
+  if (const auto lines = element_by_lines(instr)) return text_of(*lines);
+  const auto param = static_cast<std::size_t>(instr.param);
+  std::string element;
+  for (std::size_t d = 0; d < instr.index.size(); ++d) {
+    if (!is_pair_dimension(program_, instr.index[d])) continue;
+    const std::string index = index_text(instr.index[d], param, d);
+    element = element.empty() ? index : base::join("(", element, ") * ", problem_.params[param].param.shape()[d], " + ", index);
+  }
+  return element.empty() ? "0" : element;
+}
+
 std::string Writer::index_text(ValueId index, std::size_t param, std::size_t dimension) const {
   const auto& size = problem_.params[param].param.shape()[dimension];
   const Interval& bounds = bounds_[at(index)];
@@ -231,7 +243,8 @@ std::string Writer::given_text(std::size_t i) const {
                                      {"diagonal", &given_.lines.diagonal},
                                      {"loaded", &given_.pair_reads},
                                      {"tiled", &given_.tiled}})
-    if (std::string text = find(name, *values); !text.empty()) return text;
+    if (std::string text = find(name, *values); !text.empty())
+      return program_.code[i].type == Type::integer ? base::join("__float_as_int(", text, ")") : text;
   return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
 }
 
@@ -340,6 +353,14 @@ std::string Writer::real_text(double x) {
 
 std::string Writer::read_text(const Instr& instr) const {
   const auto param = static_cast<std::size_t>(instr.param);
+  for (std::size_t t = 0; t < given_.tables.size(); ++t)
+    if (&program_.code[at(given_.tables[t].read)] == &instr) {
+      const int bytes = 4 * given_.tables[t].copies;
+      if (const auto element = element_by_lines(instr))
+        return base::join("load_table(fv_kept(at.table[", t, "] + ", bytes, " * (", element->row, ")), fv_kept(", bytes, " * (",
+                          element->column, ")))");
+      return base::join("load_table(at.table[", t, "], ", bytes, " * (", element_text(instr), "))");
+    }
   const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
   const std::string text =
       base::join(load, "<", device_type(problem_.params[param].tensor.dtype), ">(args.param[", param, "].data, ", offset_text(instr), ")");
@@ -365,10 +386,10 @@ std::string Writer::offset_text(const Instr& instr) const {
 
 std::optional<PairTile> Writer::tile_of(ValueId id) const {
   const Instr& instr = program_.code[at(id)];
-  if (instr.op != Op::read || instr.type != Type::real) return {};
+  if (instr.op != Op::read || instr.type == Type::boolean) return {};
   const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
-  const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16;
-  if ((!narrow && tensor.dtype != DType::f32) || !tensor.aligned) return {};
+  const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16 || tensor.dtype == DType::i16;
+  if ((!narrow && tensor.dtype != DType::f32 && tensor.dtype != DType::i32) || !tensor.aligned) return {};
   PairTile tile{id, static_cast<std::size_t>(instr.param), narrow ? 2 : 4, -1, -1, 0, 0, {}};
   const std::int64_t piece = 16 / tile.element_bytes;  // where boxes of the copy engine may begin
   const auto aligned = [&](std::size_t d) {
@@ -459,6 +480,7 @@ std::string Writer::value_text(std::size_t i) const {
       return base::join("fv_small_integer(v", instr.arg[0], ")");
     case Op::add:
     case Op::sub:
+      if (const auto sum = sum_of_lines(static_cast<ValueId>(i))) return text_of(*sum);
       if (const auto sum = sum_of_places(static_cast<ValueId>(i))) return base::join("(", sum->origin, " + (", sum->step, "))");
       return operation_text(i);
     case Op::mul:
@@ -501,6 +523,62 @@ std::optional<Writer::SumOfPlaces> Writer::sum_of_places(ValueId id) const {
   return places;
 }
 
+std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
+  constexpr double limit = 1 << 30;
+  Sum sum;
+  if (program_.code[at(id)].type != Type::integer || is_wide(at(id)) || !add_to_sum(sum, id, 1)) return {};
+  const scoring::Box box = whole_problem(problem_);
+  const auto size = [](const Interval& value) { return std::max(std::abs(value.low), std::abs(value.high)); };
+  double reach = std::abs(static_cast<double>(sum.constant));  // of either part
+  const auto append = [&](std::string& text, std::int64_t factor, const std::string& value, double most) {
+    if (factor == 0) return;
+    reach += std::abs(static_cast<double>(factor)) * most;
+    text += base::join(text.empty() ? "" : " + ", value, factor == 1 ? "" : base::join(" * ", factor));
+  };
+  std::string row, column;
+  bool of_places = true;
+  append(row, sum.q, "at.q", size(box.q_idx));
+  append(column, sum.kv, "at.kv", size(box.kv_idx));
+  for (const auto& [atom, factor] : sum.terms) {
+    const unsigned depends = program_.depends[at(atom)] & (scoring::depends_q | scoring::depends_kv | scoring::depends_score);
+    if (depends != 0 && depends != scoring::depends_q && depends != scoring::depends_kv) return {};
+    of_places = of_places && depends == 0;
+    append(depends == scoring::depends_kv ? column : row, factor, base::join("v", atom), size(bounds_[at(atom)]));
+  }
+  if (of_places || row.empty() || column.empty() || !(reach <= limit)) return {};
+  if (sum.constant != 0) row += base::join(" + ", sum.constant);
+  return SumOfLines{row, column};
+}
+
+std::string Writer::text_of(const SumOfLines& sum) { return base::join("(fv_kept(", sum.row, ") + fv_kept(", sum.column, "))"); }
+
+std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr) const {
+  const auto param = static_cast<std::size_t>(instr.param);
+  SumOfLines element;
+  std::int64_t step = 1;
+  for (std::size_t d = instr.index.size(); d-- > 0;) {
+    const unsigned depends = program_.depends[at(instr.index[d])] & (scoring::depends_q | scoring::depends_kv | scoring::depends_score);
+    if (depends == 0) continue;
+    const std::string index = index_text(instr.index[d], param, d);
+    const auto add = [&](std::string& text, const std::string& value) {
+      text += base::join(text.empty() ? "(" : " + (", value, ")", step == 1 ? "" : base::join(" * ", step));
+    };
+    if (depends == scoring::depends_q) {
+      add(element.row, index);
+    } else if (depends == scoring::depends_kv) {
+      add(element.column, index);
+    } else {
+      const auto lines = sum_of_lines(instr.index[d]);
+      if (!lines || index.compare(0, 4, "int(") != 0) return {};
+      add(element.row, lines->row);
+      add(element.column, lines->column);
+    }
+    step *= problem_.params[param].param.shape()[d];
+  }
+  if (element.row.empty() || element.column.empty()) return {};
+  return element;
+}
+
 bool Writer::add_to_sum(Sum& sum, ValueId id, std::int64_t factor) const {
   if (std::abs(factor) > 1 << 20 || is_wide(at(id))) return false;
   const Instr& instr = program_.code[at(id)];
@@ -540,6 +618,11 @@ bool Writer::is_small_integer(ValueId id) const {
 
 std::string Writer::operation_text(std::size_t i) const {
   const Instr& instr = program_.code[i];
+  if ((instr.op == Op::floor_div || instr.op == Op::mod) && instr.type == Type::integer) {
+    const Interval &a = bounds_[at(instr.arg[0])], &b = bounds_[at(instr.arg[1])];
+    if (a.low >= 0 && b.low > 0 && fits_int(a) && fits_int(b))  // one instruction for a power of two, three for others
+      return base::join("int(u32(v", instr.arg[0], instr.op == Op::mod ? ") % u32(v" : ") / u32(v", instr.arg[1], "))");
+  }
   const scoring::OpRow& row = scoring::row(instr.op);
   const int first = row.arity == 3 ? 1 : 0;  // a select's condition has no say
   const Type operands = program_.code[at(instr.arg[static_cast<std::size_t>(first)])].type;

@@ -28,6 +28,12 @@ const char* device_type(DType dtype);
 /// The score program of the pass.
 inline const Program& program_of(const Problem& p) { return p.pass == Pass::forward ? p.score->forward : p.score->backward; }
 
+/// Does an index differ between pairs of one batch and head?
+inline bool is_pair_dimension(const Program& program, ValueId index) {
+  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv | scoring::depends_score;
+  return (program.depends[static_cast<std::size_t>(index)] & pair) != 0;
+}
+
 /// Of each value of a program, over all pairs of a problem and all values that the types of parameters hold.
 std::vector<Interval> bounds_of(const Program& program, const Problem& p);
 
@@ -35,6 +41,7 @@ std::vector<Interval> bounds_of(const Program& program, const Problem& p);
 struct Given {
   LineValues lines{};
   std::vector<ValueId> pair_reads{}, tiled{};
+  std::vector<ReadTable> tables{};
   std::optional<ValueId> tanh{};
 };
 
@@ -89,6 +96,16 @@ class Writer {
 
   /// Is the result of the forward pass the tanh that the kernel has, but for factors?
   bool is_capped(ValueId value) const { return is_tanh(product_of(value)); }
+
+  /// An integer sum of values of rows and values of columns: these are added apart, so that a pair costs one addition.
+  struct SumOfLines {
+    std::string row, column;  ///< what is uniform belongs to the row
+  };
+  /// The number of a read's element as such a sum, if it is one.
+  std::optional<SumOfLines> element_by_lines(const Instr& instr) const;
+
+  /// The number of a read's element among those that differ in the dimensions of pairs.
+  std::string element_text(const Instr& instr) const;
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const;
 
@@ -160,6 +177,9 @@ class Writer {
     std::string origin, step;
   };
   std::optional<SumOfPlaces> sum_of_places(ValueId id) const;
+
+  std::optional<SumOfLines> sum_of_lines(ValueId id) const;
+  static std::string text_of(const SumOfLines& sum);
 
   struct Sum {
     std::int64_t q = 0, kv = 0, constant = 0;

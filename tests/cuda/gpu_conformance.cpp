@@ -141,6 +141,15 @@ json check_all(const Options& options) {
   return {{"counts", counts}, {"results", results}};
 }
 
+/// A backward pass is given out and lse of its forward pass: what terms of gradients are like decides how they are summed.
+void run_forward(const problem::Line& line, const check::DeviceCase& on_device) {
+  const Plan plan = foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options);
+  const auto workspace = std::shared_ptr<void>(cuda::cuda_memory(0).allocate(std::max<std::size_t>(1, plan.workspace_bytes())),
+                                               [](void* memory) { cuda::cuda_memory(0).release(memory); });
+  plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace.get());
+  cuda::cuda_memory(0).synchronize({});
+}
+
 /// Runs a line again and again; after each run all bytes of all tensors, gaps included, are those of the first.
 json repeat_one(const problem::Line& line, int runs) {
   json result{{"line", problem::to_string(line)}, {"runs", runs}};
@@ -157,6 +166,7 @@ json repeat_one(const problem::Line& line, int runs) {
     for (int run = 0; run < runs; ++run) {
       data.clear_outputs(line.pass);
       on_device.upload();
+      if (!forward) run_forward(line, on_device);
       if (forward)
         plan.run(on_device.forward_inputs(), on_device.forward_outputs(), workspace.get());
       else
@@ -192,6 +202,7 @@ json time_one(const problem::Line& line) {
     const Plan plan = forward ? foveal::plan(line.attention, on_device.forward_inputs(), on_device.forward_outputs(), line.options)
                               : foveal::plan(line.attention, on_device.backward_inputs(), on_device.backward_outputs(), line.options);
     result["plan_seconds"] = std::chrono::duration<double>(Clock::now() - begin_plan).count();
+    if (!forward) run_forward(line, on_device);
     void* workspace = memory.allocate(plan.workspace_bytes());
     const auto run = [&] {
       if (forward)

@@ -7,6 +7,7 @@
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
+#include "cuda/launch/read_plan.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
@@ -18,16 +19,6 @@ namespace {
 
 constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
 constexpr int prepare_threads = 256, convert_threads = 128;
-
-/// Reads that the kernel for pairs adds up.
-std::vector<int> reads_of_pairs(const problem::Problem& p) {
-  std::vector<int> reads;
-  for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
-    const bool added = gradient_storage(p, static_cast<std::size_t>(p.score->reads[r].param)) == GradientStorage::added;
-    if (added && PairsSm90::serves(p, static_cast<int>(r))) reads.push_back(static_cast<int>(r));
-  }
-  return reads;
-}
 
 std::vector<int> params_of(const problem::Problem& p, const std::vector<int>& reads) {
   std::vector<int> params;
@@ -51,9 +42,10 @@ class BackwardSm90 : public GpuExecutable {
         config_(sm90_backward_candidates(problem).front()),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
-        gradients_(problem, workspace_, params_of(problem, reads_of_pairs(problem))),
-        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of_pairs(problem)) {
-    for (const int read : reads_of_pairs(problem_)) {
+        read_plan_(sm90_read_plan(problem, config_)),
+        gradients_(problem, workspace_, params_of(problem, reads_of(read_plan_, Collector::pairs))),
+        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of(read_plan_, Collector::pairs)) {
+    for (const int read : reads_of(read_plan_, Collector::pairs)) {
       pairs_.emplace_back(problem_, read, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
@@ -127,6 +119,10 @@ class BackwardSm90 : public GpuExecutable {
     e.details.emplace_back("tasks", schedule_.text());
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
+    for (const PlannedRead& read : read_plan_) {
+      const auto param = static_cast<std::size_t>(problem_.score->reads[static_cast<std::size_t>(read.read)].param);
+      e.details.emplace_back(base::join("gradient of ", problem_.params[param].param.name()), read.text());
+    }
     if (collect_) collect_->describe(e);
     for (const PairsSm90& pairs : pairs_) pairs.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -192,6 +188,7 @@ class BackwardSm90 : public GpuExecutable {
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
+  std::vector<PlannedRead> read_plan_;
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;
@@ -241,7 +238,12 @@ const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, config.kernel(),
-                   emit_score(p, {.lines = sm90_line_values(p), .pairs = true, .tiles = config.pair_tiles(p), .tanh = true}));
+                   emit_score(p, {.lines = sm90_line_values(p),
+                                  .pairs = true,
+                                  .tiles = config.pair_tiles(p),
+                                  .tables = config.tables,
+                                  .tanh = true,
+                                  .bins = config.bins}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, "backward_prepare_sm90", emit_score(p));

@@ -150,6 +150,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
                            .score = emit_score(problem, {.lines = config.line_values(problem),
                                                          .pairs = config.consumers == 2 && config.packed_heads == 1,
                                                          .tiles = config.pair_tiles(problem),
+                                                         .tables = config.tables,
                                                          .tanh = true,
                                                          .several_heads = config.packed_heads > 1}),
                            .arch = {}};

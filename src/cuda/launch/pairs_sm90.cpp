@@ -32,13 +32,14 @@ bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read)
 
 // Two warpgroups, although three would read less of q, k, v and dout for each pair: their registers spill, and take a fifth longer.
 Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
-  const bool narrow = std::max(p.head_dim, p.head_dim_v) <= 64;
-  Sm90PairsConfig loads{narrow ? 128 : 64, narrow ? 3 : 2, {}, 0};
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  const int stages = dim <= 128 ? 2 : 1;  // shared memory holds no more
+  Sm90PairsConfig loads{dim <= 64 ? 128 : 64, dim <= 64 ? 3 : stages, {}, 0};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   if (tiles.empty()) return loads;
   constexpr unsigned limit = 232448;  // bytes of shared memory of a CTA
   for (const int pair_stages : {4, 3, 2, 1})
-    if (Sm90PairsConfig config{loads.block_kv, 2, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
+    if (Sm90PairsConfig config{loads.block_kv, stages, tiles, pair_stages}; config.shared_bytes(p) <= limit) return config;
   return loads;
 }
 
@@ -55,7 +56,7 @@ bool PairsSm90::serves(const problem::Problem& p, int number) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
   if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
-  if (std::max(p.head_dim, p.head_dim_v) > 128 || p.varlen || p.attention.dropout_p > 0) return false;
+  if (std::max(p.head_dim, p.head_dim_v) > 256 || p.varlen || p.attention.dropout_p > 0) return false;
   for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
     const Op op = instr_of(p, index).op;
     const auto depends = p.score->backward.depends[static_cast<std::size_t>(index)];

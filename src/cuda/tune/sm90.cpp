@@ -1,6 +1,7 @@
 #include "cuda/tune/sm90.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda/tune/score_facts.h"
@@ -54,6 +55,34 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
 
 namespace {
 
+std::size_t bytes_of_tables(const std::vector<ReadTable>& tables) {
+  std::size_t bytes = 0;
+  for (const ReadTable& table : tables) bytes += 4 * static_cast<std::size_t>(table.entries) * static_cast<std::size_t>(table.copies);
+  return bytes;
+}
+
+std::string text_of(const std::vector<ReadTable>& tables) {
+  std::string text;
+  for (const ReadTable& table : tables)
+    text += base::join(text.empty() ? ", reads in shared memory: " : ", ", table.entries, " x ", table.copies);
+  return text;
+}
+
+/// Are twice as many copies worth their room? Large tables seldom make lanes wait for each other, and are filled or emptied for every task.
+bool more_copies(std::int64_t entries, int copies) { return copies < 32 && 2 * copies * entries <= 4096; }
+
+/// Of the sums of reads that follow no line of a tile (ReadBins of tile/read_bins.cuh).
+std::size_t bytes_of_bins(const problem::Problem& p, const std::vector<ReadBins>& reads) {
+  std::size_t bytes = 0;
+  for (std::size_t r = 0; r < reads.size(); ++r) {
+    const int words = reads[r].entries < bin_entries(p, p.score->reads[r]) ? 9 : 3;  // what a tile says of itself
+    if (reads[r].copies > 0)
+      bytes +=
+          4 * (static_cast<std::size_t>(reads[r].entries) * static_cast<std::size_t>(reads[r].copies) + static_cast<std::size_t>(words));
+  }
+  return bytes;
+}
+
 /// A ring of tiles and its barriers.
 std::size_t bytes_of_pairs(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
   if (tiles.empty()) return 0;
@@ -76,13 +105,13 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
   const int barriers = 16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16;  // and a word
   const std::size_t lines = 2 * 4 * line_values(p).count(block_q(), block_kv);
   return tiles + static_cast<std::size_t>(barriers) + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
-         static_cast<std::size_t>(p.has_mask() ? block_kv : 0);
+         static_cast<std::size_t>(p.has_mask() ? block_kv : 0) + bytes_of_tables(tables);
 }
 
 std::string Sm90ForwardConfig::text() const {
   return base::join(block_q(), "x", block_kv, packed_heads > 1 ? base::join(" of ", packed_heads, " heads") : "", " stages ", stages,
                     query_stages > 1 ? " queries ahead" : "", take_turns ? " in turns" : "",
-                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
+                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
 }
 
 void Sm90ForwardConfig::set(jit::Constants& constants) const {
@@ -120,12 +149,69 @@ std::size_t Sm90BackwardConfig::bytes_without_lines(const problem::Problem& p) c
                             2 * tile_bytes(block_kv, block_q);
   const int barriers_and_statistics = 80 + 48 * stages + 2 * stages * 4 * block_q;
   return tiles + static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
-         static_cast<std::size_t>(sm90_collects(p) && p.head_dim <= 128 ? staged_reads(p) : 0) * staged_read_bytes(block_kv, block_q);
+         static_cast<std::size_t>(sm90_collects(p) && p.head_dim <= 128 ? staged_reads(p) : 0) * staged_read_bytes(block_kv, block_q) +
+         bytes_of_bins(p, bins) + bytes_of_tables(tables);
 }
+
+std::vector<ReadBins> sm90_bins(const problem::Problem& p, std::size_t room) {
+  std::vector<std::size_t> wanted;
+  std::vector<ReadBins> bins(p.score->reads.size());
+  const auto entries = [&](std::size_t r) { return bin_entries(p, p.score->reads[r]); };
+  for (std::size_t r = 0; r < bins.size(); ++r)
+    if (entries(r) > 0) wanted.push_back(r);
+  std::stable_sort(wanted.begin(), wanted.end(), [&](std::size_t a, std::size_t b) { return entries(a) < entries(b); });
+  const auto try_one = [&](std::size_t r, ReadBins tried) {
+    const ReadBins before = std::exchange(bins[r], tried);
+    const bool fits = bytes_of_bins(p, bins) <= room;
+    if (!fits) bins[r] = before;
+    return fits;
+  };
+  std::size_t placed = 0;
+  for (const std::size_t r : wanted) {
+    constexpr std::int64_t most = 16640;  // a larger table has room for what is read, too, if a part of it moves along with the tiles
+    if (entries(r) > most || !try_one(r, {static_cast<int>(entries(r)), 1})) break;
+    ++placed;
+  }
+  for (std::size_t i = placed; i < wanted.size(); ++i) {
+    constexpr int most = 16384, least = 2048;
+    const std::size_t taken = bytes_of_bins(p, bins);
+    const auto share = room > taken ? static_cast<std::int64_t>((room - taken) / 4 / (wanted.size() - i)) - 9 : 0;
+    const auto window = static_cast<int>(std::min({share, std::int64_t{most}, entries(wanted[i]) - 1}) / 32 * 32);
+    if (window >= least && bins_lie_together(p, p.score->reads[wanted[i]])) try_one(wanted[i], {window, 1});
+  }
+  for (const std::size_t r : wanted)
+    while (bins[r].copies > 0 && more_copies(bins[r].entries, bins[r].copies) && try_one(r, {bins[r].entries, 2 * bins[r].copies}))
+      continue;
+  return bins;
+}
+
+namespace {
+
+/// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
+std::vector<ReadTable> fitting_tables(const problem::Problem& p, const std::vector<PairTile>& tiles, std::size_t room) {
+  std::vector<ReadTable> tables;
+  if (p.has_score_mod())
+    for (ReadTable table : find_read_tables(p, tiles)) {
+      table.copies = 1;
+      tables.push_back(table);
+      if (bytes_of_tables(tables) > room) tables.pop_back();
+    }
+  for (ReadTable& table : tables) {
+    while (more_copies(table.entries, table.copies)) {
+      table.copies *= 2;
+      if (bytes_of_tables(tables) <= room) continue;
+      table.copies /= 2;
+      break;
+    }
+  }
+  return tables;
+}
+
+}  // namespace
 
 std::string Sm90BackwardConfig::text() const {
   return base::join(block_q, "x", task_keys(), " stages ", stages, cluster_size() > 1 ? " in clusters" : "",
-                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "");
+                    pair_stages > 0 ? base::join(", stages of pairs ", pair_stages) : "", text_of(tables));
 }
 
 void Sm90BackwardConfig::set(jit::Constants& constants) const {
@@ -140,9 +226,18 @@ namespace {
 
 std::optional<Sm90CollectConfig> fitting_collect_config(const problem::Problem& p) {
   for (const int stages : {2, 1}) {
-    const Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
-    if (config.shared_bytes(p) <= shared_limit) return config;
-    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return without_lines;
+    Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
+    const auto with_bins = [&](Sm90CollectConfig& fitting) {
+      fitting.bins = sm90_bins(p, shared_limit - fitting.shared_bytes(p));
+      return fitting;
+    };
+    if (config.shared_bytes(p) <= shared_limit) {
+      const std::vector<ReadBins> bins = with_bins(config).bins;
+      bool all = true;
+      for (std::size_t r = 0; r < bins.size(); ++r) all = all && bins[r].entries == bin_entries(p, p.score->reads[r]);
+      if (all || stages == 1) return config;
+    }
+    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return with_bins(without_lines);
   }
   return std::nullopt;
 }
@@ -170,7 +265,7 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t of_stage =
       tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) + 2 * 4 * block_q + 4 * lines.count(block_kv, block_q) + 48;
   return tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) + static_cast<std::size_t>(stages) * of_stage + 80 +
-         static_cast<std::size_t>(staged_reads(p)) * staged_read_bytes(block_kv, block_q);
+         static_cast<std::size_t>(staged_reads(p)) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(p, bins);
 }
 
 LineValues sm90_line_values(const problem::Problem& p) {
@@ -197,7 +292,11 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
   if (sm90_collects(p)) {
     const auto late = [&](const PairTile& tile) {
       const scoring::Program& program = p.score->backward;
-      const auto uses = [&](const scoring::TrainableRead& read) { return comes_from(program, read.factor, tile.read); };
+      const auto uses = [&](const scoring::TrainableRead& read) {
+        return comes_from(program, read.factor, tile.read) ||
+               std::any_of(read.index.begin(), read.index.end(),
+                           [&](scoring::ValueId index) { return comes_from(program, index, tile.read); });
+      };
       return comes_from(program, p.score->dscore, tile.read) || std::any_of(p.score->reads.begin(), p.score->reads.end(), uses);
     };
     tiles.erase(std::remove_if(tiles.begin(), tiles.end(), late), tiles.end());
@@ -217,6 +316,20 @@ Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardCo
     if (tried.shared_bytes(p) <= shared_limit) return tried;
   }
   return config;
+}
+
+/// Parameters that are read at any place stand in shared memory where they fit, if need be instead of the next task's queries.
+Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  Sm90ForwardConfig best = config;
+  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) {
+    Sm90ForwardConfig tried = config;
+    tried.query_stages = query_stages;
+    if (const std::size_t taken = tried.shared_bytes(p); taken < shared_limit) {
+      tried.tables = fitting_tables(p, tried.pair_tiles(p), shared_limit - taken);
+      if (tried.tables.size() > best.tables.size()) best = tried;
+    }
+  }
+  return best;
 }
 
 /// Fewer queries than a tile has rows: keys and values are what takes time, so that they are read once for all heads that share them, into
@@ -266,6 +379,7 @@ std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
     if (!helpers && evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false}, two};
     if (!is_light(p)) return {two};
     if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
+    if (sm90_line_values(p).walk.size() > 1) return {two};  // beside values of rows, which registers hold, a wide tile spills
     if (bf16 && is_sum(p) && sm90_pair_tiles(p).empty()) return {wide, three};
     return {three, two};
   }
@@ -290,7 +404,7 @@ bool sm90_has_few_queries(const problem::Problem& p) { return for_few_queries(p)
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
   if (const auto config = for_few_queries(p)) return {*config};
   std::vector<Sm90ForwardConfig> candidates = forward_candidates(p);
-  for (Sm90ForwardConfig& candidate : candidates) candidate = with_pair_tiles(p, candidate);
+  for (Sm90ForwardConfig& candidate : candidates) candidate = with_tables(p, with_pair_tiles(p, candidate));
   return candidates;
 }
 
@@ -305,9 +419,7 @@ int backward_helper_registers(const problem::Problem& p, bool helpers) {
   return sm90_collects(p) && reads_along(p, scoring::Reduction::diagonal) > 0 && early_reads(p) == 0 ? 56 : 40;
 }
 
-}  // namespace
-
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
+std::vector<Sm90BackwardConfig> backward_candidates(const problem::Problem& p) {
   const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
   const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
@@ -338,6 +450,19 @@ std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem&
       if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, more, pair_stages});
   }
   if (candidates.empty()) candidates.push_back({64, 128, 2, helper_registers});
+  return candidates;
+}
+
+}  // namespace
+
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
+  std::vector<Sm90BackwardConfig> candidates = backward_candidates(p);
+  for (Sm90BackwardConfig& config : candidates)
+    if (const std::size_t taken = config.shared_bytes(p); sm90_collects(p) && config.cluster_size() == 1 && taken < shared_limit)
+      config.bins = sm90_bins(p, shared_limit - taken);
+  for (Sm90BackwardConfig& config : candidates)
+    if (const std::size_t taken = config.shared_bytes(p); config.cluster_size() == 1 && taken < shared_limit)
+      config.tables = fitting_tables(p, config.pair_tiles(p), shared_limit - taken);
   return candidates;
 }
 

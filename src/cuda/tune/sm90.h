@@ -28,12 +28,13 @@ struct Sm90ForwardConfig {
   int consumers;  ///< warpgroups of 64 rows
   int stages;     ///< of keys and values
   int query_stages;
-  bool take_turns;       ///< warpgroups issue their products one after the other
-  bool ordered;          ///< exponentials before the wait for the product that runs beside them
-  bool helpers = false;  ///< a warp beside the one that loads has work too
-  int pair_stages = 0;   ///< of reads that come as tiles; 0: none does
-  int packed_heads = 1;  ///< of a kv head, whose queries are rows of one tile
-  bool split = false;    ///< tasks take a part of the keys each
+  bool take_turns;                  ///< warpgroups issue their products one after the other
+  bool ordered;                     ///< exponentials before the wait for the product that runs beside them
+  bool helpers = false;             ///< a warp beside the one that loads has work too
+  int pair_stages = 0;              ///< of reads that come as tiles; 0: none does
+  int packed_heads = 1;             ///< of a kv head, whose queries are rows of one tile
+  bool split = false;               ///< tasks take a part of the keys each
+  std::vector<ReadTable> tables{};  ///< in shared memory
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
   LineValues line_values(const problem::Problem& problem) const;           ///< that a helping warp evaluates
@@ -47,10 +48,12 @@ struct Sm90ForwardConfig {
 };
 
 struct Sm90BackwardConfig {
-  int block_q, block_kv;  ///< of a CTA
-  int stages;             ///< of queries and gradients of the output
-  int helper_registers;   ///< of a thread of the warps that load and help; the others share the rest
-  int pair_stages = 0;    ///< of reads that come as tiles; 0: none does
+  int block_q, block_kv;            ///< of a CTA
+  int stages;                       ///< of queries and gradients of the output
+  int helper_registers;             ///< of a thread of the warps that load and help; the others share the rest
+  int pair_stages = 0;              ///< of reads that come as tiles; 0: none does
+  std::vector<ReadBins> bins{};     ///< see sm90_bins
+  std::vector<ReadTable> tables{};  ///< in shared memory
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
 
@@ -69,9 +72,14 @@ struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
   int stages;
   LineValues lines;
+  std::vector<ReadBins> bins{};
 
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
+
+/// Where each trained read that follows no line of a tile is summed in `room` bytes of shared memory: all its elements with some copies, or
+/// a window of them, or nowhere.
+std::vector<ReadBins> sm90_bins(const problem::Problem& problem, std::size_t room);
 
 /// Do the Hopper kernels collect gradients of parameters themselves, but for those that several batches or heads add up for each pair?
 bool sm90_collects(const problem::Problem& problem);

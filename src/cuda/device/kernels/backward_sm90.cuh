@@ -43,6 +43,7 @@ struct Consumer : BackwardGroup {
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
+    TableFilling filling;
     while (work.next(round, args)) {
       float dk[kDim / 2], dv[kDimV / 2];
 #pragma unroll
@@ -50,15 +51,16 @@ struct Consumer : BackwardGroup {
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       bool partial;
-      if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv);
+      if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv, filling);
       write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
       write_dk(work, dk);
     }
   }
 
   /// Walks along the query tiles of a task. Each round leaves the scores of the next tile under way.
-  FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2]) const {
-    constexpr u32 kScoresBarrier = 1;
+  FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
+                                TableFilling& filling) const {
+    constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
     const bool leader = kEveryLaneArrives || thread == 0;
     float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kPartColumns / 2];
     u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
@@ -68,6 +70,7 @@ struct Consumer : BackwardGroup {
     sums.clear();
 
     OfHead factors = of_head(work);
+    filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
     load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
     rings.query.wait_full(tile);
@@ -105,7 +108,11 @@ struct Consumer : BackwardGroup {
       } else {
         score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       }
-      if constexpr (kSumsTerms && kCollectsFirst) collect_terms(warp_pairs(work, tile, ahead), grad_p, early, tile);
+      if constexpr (kBinnedReads > 0) {
+        warp_pairs(work, tile, ahead).tell_facts(sums, rings.read_bins(), tile);
+        if constexpr (kCollectsFirst) named_barrier_sync(kBinsBarrier, kBinThreads);
+      }
+      if constexpr (kSumsTerms && kCollectsFirst) collect_terms(warp_pairs(work, tile, ahead), grad_p, early, sums, tile);
       const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
       store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
       fence_async_proxy();
@@ -120,18 +127,21 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       float* sum = dq_sum(work);
       const WarpPairs pairs = warp_pairs(work, tile, ahead);
-      if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, grad_p, early, tile);
+      if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, grad_p, early, sums, tile);
       if constexpr (kHasLines) release(rings.line_values, tile);
       const bool more = work.next_tile(args, partial);
       if (!more && leader) rings.value.release(use);
       if (more) load_ahead(ahead, work, tile + 1, partial);
       if constexpr (kSumsTerms) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
-          pairs.finish<0>(sums);
+          pairs.finish<0>(sums, rings.read_bins());
           sums.clear();
         }
       }
-      if (more) follow_head(factors, work);
+      if (more) {
+        follow_head(factors, work);
+        filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
+      }
       // Before dQ is added, which takes long to read its registers: the address of a barrier would get one of them and wait, and the scores behind it.
       if (more) rings.query.wait_full(tile + 1);
       wgmma_wait<1>();

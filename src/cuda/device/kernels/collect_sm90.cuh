@@ -84,11 +84,15 @@ struct TermCollector : BackwardGroup {
       }
       release(rings.grad_out, tile);
       const WarpPairs pairs = warp_pairs(work, tile, ahead);
-      collect_terms(pairs, grad_p, early, tile);
+      if constexpr (kBinnedReads > 0) {
+        pairs.tell_facts(sums, rings.read_bins(), tile);
+        named_barrier_sync(kBinsBarrier, kBinThreads);
+      }
+      collect_terms(pairs, grad_p, early, sums, tile);
       if constexpr (kHasLines) release(rings.line_values, tile);
       more = work.next_tile(args, partial);
       if (!more || work.head_q(args.attention) != pairs.base.head) {
-        pairs.finish<0>(sums);
+        pairs.finish<0>(sums, rings.read_bins());
         sums.clear();
       }
       if (more) follow_head(factors, work);

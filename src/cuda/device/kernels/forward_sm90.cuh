@@ -29,6 +29,7 @@ constexpr u32 kTurnBarrier = 1;  // one for each group
 constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
 constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
 constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
+constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
@@ -190,6 +191,7 @@ struct Consumer {
       ahead[kPairReads > 0 ? i : 0].put_into(at);
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       tiled.put_into(at, i);
+      rings.tables().put_into(at);
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
@@ -414,6 +416,11 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
+    TableFilling filling;
+    const auto follow_tables = [&] {
+      const Position base{next.task.batch, next.task.head, 0, 0, next.sequence.len_q, next.sequence.len_kv};
+      filling.follow(rings.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
+    };
     const auto take_scores = [&](bool partial) {
       if (leader) rings.key.release(tile);
       if (kGivesQueriesEarly && leader && next.walk.is_last()) rings.query.release(query);
@@ -504,6 +511,7 @@ struct Consumer {
       score_product();
       if constexpr (!kValuesFirst) start_values(tile - 1);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
+      if (!kInside && new_task) follow_tables();
       load_ahead(ahead, next, !kInside && partial);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
@@ -532,6 +540,7 @@ struct Consumer {
     rings.query.wait_full(query);
     rings.key.wait_full(tile);
     score_product();
+    follow_tables();
     load_ahead(ahead, next, partial);
     lasted = guessing = false;
     wgmma_wait<0>();

@@ -8,7 +8,7 @@
 // the tiles that the mask leaves out, and nothing else clears it: with each task those of the row as far from the other end, so that, under a causal mask, the
 // memory has as much to write at any time. At once they would keep it from everything else.
 //
-// config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 128), kBlockKv (64 or 128), kConsumers, kStages,
+// config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv (64 or 128), kConsumers, kStages,
 // kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells
 // apart), kPairsDiffer (what is read for each pair is not the same for all that share it), kHoldPairs (what is read for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"

@@ -152,11 +152,26 @@ FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
 FOVEAL_DEVICE float fv_pow(float x, float y) { return powf(x, y); }
 FOVEAL_DEVICE double fv_pow(double x, double y) { return pow(x, y); }
 
+/// What the compiler must not take apart: a sum of a value of the row and one of the column would be factored anew for each pair.
+FOVEAL_DEVICE int fv_kept(int x) {
+  int kept;
+  asm("mov.b32 %0, %1;" : "=r"(kept) : "r"(x));
+  return kept;
+}
+
 /// An integer between -2^22 and 2^22 as a real, exactly: an addition, where a conversion would take a slot of the unit that exponentials need.
 FOVEAL_DEVICE real fv_small_integer(int x) {
   if constexpr (sizeof(real) == 8) return x;
   return real(__int_as_float(0x4b400000 + x) - 12582912.0f);  // 3 * 2^22
 }
+
+#if __CUDA_ARCH__ >= 900
+FOVEAL_DEVICE int fv_clamp(int index, int size) {
+  int clamped;
+  asm("min.s32.relu %0, %1, %2;" : "=r"(clamped) : "r"(index), "r"(size - 1));
+  return clamped;
+}
+#endif
 
 /// An index clamped into [0, size).
 template <class T>

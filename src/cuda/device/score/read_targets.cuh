@@ -26,6 +26,12 @@ FOVEAL_DEVICE void add_to_read(const AttentionArgs& args, real score, const Posi
   Bins::add(gradient.bins, gradient.elements, read_element<r>(args, score, at), term);
 }
 
+template <int r>
+FOVEAL_DEVICE void add_to_element(const AttentionArgs& args, i64 element, real term) {
+  const ParamGradient& gradient = args.gradient[kReadParam[r]];
+  Bins::add(gradient.bins, gradient.elements, element, term);
+}
+
 /// The same for a whole warp, whose lanes often mean one element: the far buckets of a table of distances, the ends of a clamped one.
 template <int r>
 FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, i64 element, real term) {

@@ -15,6 +15,8 @@
 //                                              kFollowsFromDk[r]: it is the raw score, and the sum of all terms that of k . dk
 //   real read_unit<r>(score, at, args)         for the sum over pairs to take in: the same for all pairs of a head
 //   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
+//   int read_bin<r>(score, at, args)           where its terms are summed in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the number of
+//                                              the element among those that differ in the dimensions kBinDims[r], a bit each
 // kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.
 // kSinkParam: the sink's position when its gradient is wanted, else -1.
 // `score` is the raw score q . k with its scale; real is float, or double for f64 inputs.
@@ -25,7 +27,9 @@
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
 // is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
-// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
+// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.table[t], t < kTables: where a parameter's elements for one
+// batch and head are in shared memory (tile/read_tables.cuh), those that differ in the dimensions kTableDims[t], a bit each; table_index<t>(at, args, index): those
+// that differ not. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
 // tanh_times,
 //   real tanh_factor(score, at, args), tanh_times(score, at, args)
 // kCappedScore: the modified score / score_unit is at.tanh itself. kSumScore: the modified score is raw score * score_gain + offset_in_units * offset_unit,
@@ -50,6 +54,13 @@ struct Score {
   FOVEAL_DEVICE Score(real raw, real scale) : raw(raw), scale(scale) {}
   FOVEAL_DEVICE operator real() const { return raw * scale; }
 };
+
+/// A word of a table in shared memory, `bytes` from its first; nothing else is written there while pairs are evaluated.
+FOVEAL_DEVICE float load_table(u32 table, int bytes) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(table + bytes));
+  return value;
+}
 
 /// How the gradient of a read is reduced (scoring::Reduction).
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
@@ -77,12 +88,17 @@ FOVEAL_DEVICE real read_factor(const Score& score, const At& at, const ScoreArgs
   return read_factor_in_units<r>(score, at, args) * read_unit<r>(score, at, args);
 }
 
+template <class T>
+constexpr bool kIsInteger = kSame<T, int> || kSame<T, short> || kSame<T, signed char> || kSame<T, unsigned char>;
+
 constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
 constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1, kPairTileSlots = kPairTiles > 0 ? kPairTiles : 1;
+constexpr int kTableSlots = kTables > 0 ? kTables : 1;
 
-/// A pair with what is known before its score.
+/// A pair with what is known before its score. Integers that were read stand there as bits.
 struct Pair : Position {
   real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tiled[kPairTileSlots], tanh;
+  u32 table[kTableSlots];
 };
 
 struct PairValues {
@@ -97,7 +113,11 @@ FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const
   if constexpr (v < kPairReads) {
     using PairElement = typename PairElementOf<v>::type;
     const PairElement* origin = static_cast<const PairElement*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args);
-    pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
+    if constexpr (kIsInteger<PairElement>) {
+      pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(origin, pair_step<v>(at, args)));
+    } else {
+      pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
+    }
     load_pair_values<v + 1>(pairs, at, args);
   }
 }

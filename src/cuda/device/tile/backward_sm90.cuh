@@ -14,6 +14,7 @@
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
 #include "tile/pair_tiles.cuh"
+#include "tile/read_tables.cuh"
 #include "tile/store_fragment.cuh"
 #include "tile/tanh_ahead.cuh"
 
@@ -54,7 +55,9 @@ struct SharedLayout {
   static constexpr int kPairBarriers = kBarriers + (kClusterSize > 1 ? 5 : 4) * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
   static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
   static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
-  static constexpr int kBytes = kReadStage + ReadStage::kBytes;
+  static constexpr int kReadBins = kReadStage + ReadStage::kBytes;
+  static constexpr int kTable = kReadBins + ReadBins::kBytes;
+  static constexpr int kBytes = kTable + ReadTables::kBytes;
 };
 
 struct Rings {
@@ -93,6 +96,7 @@ struct Rings {
       fence_mbarrier_init();
     }
     read_stage().clear();
+    read_bins().clear();
     if constexpr (kClusterSize > 1) cluster_sync();
     __syncthreads();
   }
@@ -107,6 +111,8 @@ struct Rings {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
   FOVEAL_DEVICE ReadStage read_stage() const { return {reinterpret_cast<float*>(memory + SharedLayout::kReadStage)}; }
+  FOVEAL_DEVICE ReadTables tables() const { return {base + SharedLayout::kTable}; }
+  FOVEAL_DEVICE ReadBins read_bins() const { return {base + SharedLayout::kReadBins}; }
   FOVEAL_DEVICE u32 lse(u32 use) const { return base + SharedLayout::kLse + query.index(use) * SharedLayout::kStatBytes; }
   FOVEAL_DEVICE u32 delta(u32 use) const { return base + SharedLayout::kDelta + query.index(use) * SharedLayout::kStatBytes; }
 };
@@ -334,7 +340,7 @@ struct BackwardGroup {
   /// The warp's place in a tile; `use` of the rings.
   FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const AheadValues& ahead) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread);
-    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead};
+    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead, rings.tables()};
   }
 
   /// What is the same for all pairs of a query head, found once a task; for the plain pass once, in the constructor.
@@ -528,7 +534,8 @@ struct BackwardGroup {
   }
 
   /// Terms of a tile for gradients of parameters, to those who sum them up.
-  FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, u32 tile) const {
+  FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, u32 tile) const {
+    pairs.add_to_bins(terms, early, sums, rings.read_bins(), tile);
     if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
     pairs.collect<0>(terms, early, rings.read_stage());
     if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);

@@ -9,6 +9,8 @@
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
 #include "tile/line_values.cuh"
+#include "tile/read_bins.cuh"
+#include "tile/read_tables.cuh"
 
 namespace foveal::device {
 
@@ -36,6 +38,7 @@ FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, f
 /// Does some read have terms of pairs to sum up?
 constexpr bool has_terms(int r) { return r < kReads && (!kFollowsFromDk[r] || has_terms(r + 1)); }
 constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
+constexpr u32 kBinsBarrier = 2, kBinThreads = 256;  // of the two warpgroups that compute
 
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
@@ -71,10 +74,22 @@ struct ReadStage {
 struct ReadSums {
   float uniform[kReadSlots];
   float column[kReadSlots][2];  // the thread's two keys
+  BinUnit unit[kBinSlots];
+  float largest[kBinSlots];  // of the thread's terms in a tile
+  int window[kBinSlots];     // its first bin
+  int low[kBinSlots], high[kBinSlots];  // of the thread's bins in a tile
 
   FOVEAL_DEVICE void clear() {
 #pragma unroll
     for (int r = 0; r < kReadSlots; ++r) uniform[r] = column[r][0] = column[r][1] = 0;
+#pragma unroll
+    for (int b = 0; b < kBinSlots; ++b) {
+      unit[b].top = 0;
+      largest[b] = 0;
+      window[b] = 0;
+      low[b] = 0x7fffffff;
+      high[b] = 0;
+    }
   }
 };
 
@@ -117,6 +132,7 @@ struct WarpPairs {
   int first_q, first_key;
   LineView<kBlockQ> lines;
   const AheadValues& ahead;
+  ReadTables tables;
 
   /// partial: some pairs of the tile may not exist.
   template <bool partial = true>
@@ -137,6 +153,7 @@ struct WarpPairs {
   FOVEAL_DEVICE Pair pair(int i) const {
     Pair pair = lines.pair(i, position<partial>(i));
     ahead[kPairReads > 0 ? i : 0].put_into(pair);
+    tables.put_into(pair);
     return pair;
   }
 
@@ -156,6 +173,15 @@ struct WarpPairs {
     if constexpr (r < kReads) {
       if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) tile.uniform[r][i % 4] += term<r, partial>(gradient, early, i);
       if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial>(gradient, early, i);
+      if constexpr (is_binned(r)) {
+        constexpr int b = binned_before(r);
+        sums.largest[b] = larger_size(sums.largest[b], term<r, partial>(gradient, early, i));
+        if constexpr (kBinWindow[r]) {
+          const int bin = read_bin<r>(0.0f, pair<partial>(i), args.score);
+          sums.low[b] = min(sums.low[b], bin);
+          sums.high[b] = max(sums.high[b], bin);
+        }
+      }
       sum_up<partial, r + 1>(gradient, early, i, tile, sums);
     }
   }
@@ -164,7 +190,7 @@ struct WarpPairs {
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadStage stage) const {
     const auto term = [&](int i) { return this->term<r, true>(gradients[i], early, i); };
-    if constexpr (kReadKind[r] == kScatter || (kReadKind[r] == kElement && kReadStores[r])) {
+    if constexpr ((kReadKind[r] == kScatter && !is_binned(r)) || (kReadKind[r] == kElement && kReadStores[r])) {
 #pragma unroll
       for (int i = 0; i < kBlockQ / 2; ++i) {
         if constexpr (kReadKind[r] == kScatter) add_to_read<r>(args, 0.0f, pair(i), sum_of_read<r>(args, base, term(i)));
@@ -193,9 +219,163 @@ struct WarpPairs {
     if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, stage);
   }
 
+  /// Tells the others how large a tile's terms are, and where. A barrier follows.
+  template <int r = 0>
+  FOVEAL_DEVICE void tell_facts(ReadSums& sums, ReadBins bins, u32 tile) const {
+    if constexpr (r < kReads) {
+      if constexpr (is_binned(r)) {
+        constexpr int b = binned_before(r);
+        bins.tell(bins.fact<r>(tile, 0), __float_as_uint(sums.largest[b]));
+        sums.largest[b] = 0;
+        if constexpr (kBinWindow[r]) {
+          bins.tell(bins.fact<r>(tile, 1), 0x7fffffff - sums.low[b]);
+          bins.tell(bins.fact<r>(tile, 2), sums.high[b]);
+          sums.low[b] = 0x7fffffff;
+          sums.high[b] = 0;
+        }
+      }
+      tell_facts<r + 1>(sums, bins, tile);
+    }
+  }
+
+  /// After that barrier.
+  template <int r = 0>
+  FOVEAL_DEVICE void add_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadBins bins, u32 tile) const {
+    if constexpr (r < kReads) {
+      if constexpr (is_binned(r)) {
+        constexpr int b = binned_before(r), kFacts = kBinWindow[r] ? 3 : 1;
+        BinUnit& unit = sums.unit[b];
+        const u32 largest = load_word(bins.fact<r>(tile, 0));
+        bool inside = BinUnit::exponent(largest) != BinUnit::kNotFinite, moves = false;
+        int low = 0, high = 0;
+        if constexpr (kBinWindow[r]) {
+          low = 0x7fffffff - load_word(bins.fact<r>(tile, 1));
+          high = load_word(bins.fact<r>(tile, 2));
+          inside = inside && high - low < kBinEntries[r];
+          moves = low < sums.window[b] || high >= sums.window[b] + kBinEntries[r];
+        }
+        if (threadIdx.x == 128) {
+          for (int fact = 0; fact < kFacts; ++fact) store_word(bins.fact<r>(tile + 2, fact), 0);
+        }
+        if (!inside) {
+          add_whole<r>(gradients, early);
+        } else if (largest != 0) {
+          if (unit.top != 0 && (moves || !unit.holds(largest))) {
+            empty_bins<r>(unit, sums.window[b], bins);
+            named_barrier_sync(kBinsBarrier, kBinThreads);
+          }
+          if (moves) sums.window[b] = max(0, low - (kBinEntries[r] - 1 - (high - low)) / 2);
+          if (!unit.holds(largest)) unit.grow(largest);
+          add_to_bins_of<r>(gradients, early, unit, sums.window[b], bins);
+        }
+      }
+      add_to_bins<r + 1>(gradients, early, sums, bins, tile);
+    }
+  }
+
+  static constexpr int kBinsAtOnce = 8;
+  template <int r>
+  FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window, ReadBins bins) const {
+    const float inverse = unit.inverse();
+    const u32 first = bins.bins<r>() + 4 * (lane_id() % kBinCopies[r]);
+#pragma unroll
+    for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
+      int bin[kBinsAtOnce], value[kBinsAtOnce];
+      u32 before[kBinsAtOnce];
+      u32 wraps = 0;  // the highest bit
+#pragma unroll
+      for (int j = 0; j < kBinsAtOnce; ++j) {
+        bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
+        value[j] = BinUnit::rounded(term<r, true>(gradients[i + j], early, i + j), inverse);
+        before[j] = add_to_bin(first + 4 * kBinCopies[r] * (kBinWindow[r] ? bin[j] - window : bin[j]), value[j]);
+      }
+#pragma unroll
+      for (int j = 0; j < kBinsAtOnce; ++j) wraps |= wrap(before[j], value[j]);
+      if (int(wraps) < 0) {
+        float turns[kBinsAtOnce];
+#pragma unroll
+        for (int j = 0; j < kBinsAtOnce; ++j) {
+          const float turn = (value[j] < 0 ? -0x1p32f : 0x1p32f) * unit.value();
+          turns[j] = int(wrap(before[j], value[j])) < 0 ? turn : 0.0f;
+        }
+        add_to_elements<r>(bin, turns);
+      }
+    }
+  }
+  /// Has an addition of integers wrapped around? The highest bit says so.
+  FOVEAL_DEVICE static u32 wrap(u32 before, u32 value) { return (before ^ (before + value)) & (value ^ (before + value)); }
+
+  /// Terms of a tile that are not all finite, or reach beyond a window.
+  template <int r>
+  FOVEAL_DEVICE void add_whole(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early) const {
+#pragma unroll
+    for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
+      int bin[kBinsAtOnce];
+      float terms[kBinsAtOnce];
+#pragma unroll
+      for (int j = 0; j < kBinsAtOnce; ++j) {
+        bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
+        terms[j] = term<r, true>(gradients[i + j], early, i + j);
+      }
+      if constexpr (kBinWindow[r]) {
+        const i64 first = first_element_of_bins<r>(args, base);
+#pragma unroll
+        for (int j = 0; j < kBinsAtOnce; ++j) add_to_element<r>(args, first + element_of_bin<r>(args, bin[j]), sum_of_read<r>(args, base, terms[j]));
+      } else {
+        add_to_elements<r>(bin, terms);
+      }
+    }
+  }
+
+  /// To the exact sums; seldom, so that a loop does.
+  template <int r>
+  FOVEAL_DEVICE void add_to_elements(const int (&bin)[kBinsAtOnce], const float (&terms)[kBinsAtOnce]) const {
+    int bins[kBinsAtOnce];
+    float sums[kBinsAtOnce];
+#pragma unroll
+    for (int j = 0; j < kBinsAtOnce; ++j) {
+      bins[j] = bin[j];
+      sums[j] = terms[j];
+    }
+    const i64 first = first_element_of_bins<r>(args, base);
+#pragma unroll 1
+    for (int j = 0; j < kBinsAtOnce; ++j) add_to_element<r>(args, first + element_of_bin<r>(args, bins[j]), sum_of_read<r>(args, base, sums[j]));
+  }
+
+  /// By all warps that added to them, when they have.
+  template <int r>
+  FOVEAL_DEVICE void empty_bins(BinUnit unit, int window, ReadBins bins) const {
+    constexpr int kCount = kBinEntries[r] * kBinCopies[r];
+    const i64 first_element = first_element_of_bins<r>(args, base);
+    const float value = unit.value();
+#pragma unroll 1
+    for (int first = 0; first < kCount; first += kBinThreads) {
+      const int i = first + threadIdx.x - 128;
+      const u32 at = bins.bins<r>() + 4 * i;
+      const int sum = i < kCount ? static_cast<int>(load_word(at)) : 0;
+      if (sum != 0) store_word(at, 0);
+      if (__any_sync(~0u, sum != 0))
+        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kBinCopies[r]), sum_of_read<r>(args, base, static_cast<float>(sum) * value));
+    }
+  }
+
+  template <int r = 0>
+  FOVEAL_DEVICE void finish_bins(const ReadSums& sums, ReadBins bins) const {
+    if constexpr (r < kReads) {
+      if constexpr (is_binned(r)) {
+        if (sums.unit[binned_before(r)].top != 0) empty_bins<r>(sums.unit[binned_before(r)], sums.window[binned_before(r)], bins);
+      }
+      finish_bins<r + 1>(sums, bins);
+    }
+  }
+
   /// Adds what was summed over all tiles.
   template <int r>
-  FOVEAL_DEVICE void finish(const ReadSums& sums) const {
+  FOVEAL_DEVICE void finish(const ReadSums& sums, ReadBins bins) const {
+    if constexpr (r == 0 && kBinnedReads > 0) {
+      named_barrier_sync(kBinsBarrier, kBinThreads);
+      finish_bins(sums, bins);
+    }
     if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) add_warp_sum<r>(args, base, sums.uniform[r]);
     if constexpr (kReadKind[r] == kColumn) {
 #pragma unroll
@@ -205,7 +385,7 @@ struct WarpPairs {
         if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum_of_read<r>(args, base, sum));
       }
     }
-    if constexpr (r + 1 < kReads) finish<r + 1>(sums);
+    if constexpr (r + 1 < kReads) finish<r + 1>(sums, bins);
   }
 };
 

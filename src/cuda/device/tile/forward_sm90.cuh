@@ -6,6 +6,7 @@
 #include "score/score.cuh"
 #include "tile/line_values.cuh"
 #include "tile/pair_tiles.cuh"
+#include "tile/read_tables.cuh"
 
 namespace foveal::device {
 
@@ -47,7 +48,8 @@ struct SharedLayout {
   static constexpr int kLines = kMaxima + 16;
   static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
   static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
-  static constexpr int kBytes = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
+  static constexpr int kTable = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
+  static constexpr int kBytes = kTable + ReadTables::kBytes;
 };
 
 /// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
@@ -87,6 +89,7 @@ struct Rings {
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
   }
+  FOVEAL_DEVICE ReadTables tables() const { return {base + SharedLayout::kTable}; }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
   FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + SharedLayout::kKey + key.index(use) * SharedLayout::kKeyBytes}; }
   FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + SharedLayout::kValue + value.index(use) * SharedLayout::kValueBytes}; }

@@ -39,8 +39,11 @@ struct LineTile {
   /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
   template <class ColumnAt, class DiagonalAt>
   FOVEAL_DEVICE void fill(const ScoreArgs& args, LineTile before, ColumnAt&& column_at, DiagonalAt&& diagonal_at) const {
-#pragma unroll 2
-    for (int column = lane_id(); kWalkValues > 0 && column < kWalked; column += kWarp) fill_walk<0>(column, column_at(column), args);
+#pragma unroll 3
+    for (int first = 0; first < kWalked; first += kWarp) {
+      const int column = first + lane_id();
+      if (kWalkValues > 0 && (kWalked % kWarp == 0 || column < kWalked)) fill_walk<0>(column, column_at(column), args);
+    }
     const int known = before.data == nullptr ? kDiagonals : kWalked;
     for (int d = known + lane_id(); d < kDiagonals; d += kWarp) {
 #pragma unroll

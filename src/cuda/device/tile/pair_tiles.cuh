@@ -73,7 +73,13 @@ struct TiledValues {
         pair.tiled[v] = __uint_as_float(word[v][i % 8]);
       } else {
         const u32 two = word[v][i % 8 / 2];
-        pair.tiled[v] = to_real(typename PairTileElementOf<v>::type{static_cast<u16>(i % 2 == 0 ? two : two >> 16)});
+        using TileElement = typename PairTileElementOf<v>::type;
+        const u16 one = static_cast<u16>(i % 2 == 0 ? two : two >> 16);
+        if constexpr (kIsInteger<TileElement>) {
+          pair.tiled[v] = __int_as_float(static_cast<short>(one));
+        } else {
+          pair.tiled[v] = to_real(TileElement{one});
+        }
       }
       put_into<v + 1>(pair, i);
     }

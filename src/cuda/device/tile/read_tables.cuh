@@ -1,0 +1,95 @@
+#pragma once
+// Parameters that pairs read wherever an index says, in shared memory: the elements that pairs of one batch and head can touch, as fp32. Few of them have several
+// copies, for one lane in so many each, so that lanes seldom want different words of one bank.
+#include "ptx/mbarrier.cuh"
+#include "score/score.cuh"
+
+namespace foveal::device {
+
+constexpr int table_words_before(int end) {
+  int words = 0;
+  for (int t = 0; t < end; ++t) words += kTableEntries[t] * kTableCopies[t];
+  return words;
+}
+
+struct ReadTables {
+  static constexpr int kBytes = 4 * table_words_before(kTables);
+  u32 address;
+
+  template <int t = 0>
+  FOVEAL_DEVICE void put_into(Pair& pair) const {
+    if constexpr (t < kTables) {
+      pair.table[t] = address + 4 * (table_words_before(t) + lane_id() % kTableCopies[t]);
+      put_into<t + 1>(pair);
+    }
+  }
+};
+
+/// What the tables hold, as those know who fill them: warps that all do this at the same tasks.
+struct TableFilling {
+  i64 first[kTableSlots];  // offset of the parameter's element
+
+  FOVEAL_DEVICE TableFilling() {
+#pragma unroll
+    for (int t = 0; t < kTableSlots; ++t) first[t] = -(1ll << 62);
+  }
+
+  /// By `threads` threads, which nobody else reads tables for; base: any pair of the batch and head.
+  FOVEAL_DEVICE void follow(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
+    if constexpr (kTables > 0) {
+      i64 next[kTableSlots];
+      if (!find<0>(next, base, args)) return;
+      named_barrier_sync(barrier, threads);
+      fill<0>(tables, next, args, thread, threads);
+      named_barrier_sync(barrier, threads);
+    }
+  }
+
+ private:
+  /// Does some table need other elements?
+  template <int t>
+  FOVEAL_DEVICE bool find(i64 (&next)[kTableSlots], const Position& base, const ScoreArgs& args) const {
+    int index[kMaxParamRank];
+    table_index<t>(base, args, index);
+    next[t] = 0;
+#pragma unroll
+    for (int d = 0; d < kTableRank[t]; ++d) next[t] += kTableDims[t] >> d & 1 ? 0 : index[d] * args.param[kTableParam[t]].stride[d];
+    const bool differs = next[t] != first[t];
+    if constexpr (t + 1 < kTables) return find<t + 1>(next, base, args) || differs;
+    return differs;
+  }
+
+  template <int t>
+  FOVEAL_DEVICE void fill(ReadTables tables, const i64 (&next)[kTableSlots], const ScoreArgs& args, int thread, int threads) {
+    using TableElement = typename TableElementOf<t>::type;
+    const ParamView& param = args.param[kTableParam[t]];
+    if (next[t] != first[t]) {
+      first[t] = next[t];
+      constexpr int kCount = kTableEntries[t] * kTableCopies[t];
+#pragma unroll 16
+      for (int i = thread; i < kCount; i += threads) {
+        const float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, i / kTableCopies[t]));
+        store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
+      }
+    }
+    if constexpr (t + 1 < kTables) fill<t + 1>(tables, next, args, thread, threads);
+  }
+
+  /// Of an element of the table, from the first.
+  template <int t>
+  FOVEAL_DEVICE static i64 offset_of(const ParamView& param, int element) {
+    constexpr bool kOne = (kTableDims[t] & (kTableDims[t] - 1)) == 0;
+    i64 offset = 0;
+#pragma unroll
+    for (int d = kTableRank[t] - 1; d >= 0; --d) {
+      if (kTableDims[t] >> d & 1) {
+        const int rest = kOne ? 0 : element / param.size[d];
+        offset += (element - rest * param.size[d]) * param.stride[d];
+        element = rest;
+      }
+    }
+    return offset;
+  }
+};
+
+}  // namespace foveal::device

@@ -1,0 +1,39 @@
+#pragma once
+// The read plan of a backward pass on Hopper: for each trained read of the score who sums its terms, in which kernel, and why. Made once
+// for a problem; launches take from it what they run, and explain() prints it.
+#include <string>
+#include <vector>
+
+#include "cuda/tune/sm90.h"
+
+namespace foveal::cuda {
+
+enum class Collector {
+  keys,       ///< from dk: the sum of k . dk over keys
+  registers,  ///< each warp sums along its walk
+  lines,      ///< sums along rows or diagonals of a tile, in shared memory
+  bins,       ///< an integer for each element in shared memory (device/tile/read_bins.cuh)
+  window,     ///< the same for the elements around a tile
+  scatter,    ///< exact sums in L2, a term for each pair
+  stored,     ///< each element is written by the pair that it belongs to
+  pairs,      ///< a kernel of its own, which owns pairs and walks whoever shares them
+  portable,   ///< portable kernels
+};
+const char* to_string(Collector collector);
+
+struct PlannedRead {
+  int read;  ///< number in the score program
+  Collector collector;
+  const char* kernel;
+  std::string why;
+
+  std::string text() const;  ///< "bins in backward_sm90: ..."
+};
+
+/// config: of the backward kernel.
+std::vector<PlannedRead> sm90_read_plan(const problem::Problem& problem, const Sm90BackwardConfig& config);
+
+/// The numbers of the reads that a collector sums.
+std::vector<int> reads_of(const std::vector<PlannedRead>& plan, Collector collector);
+
+}  // namespace foveal::cuda

@@ -1,0 +1,86 @@
+// Who sums the terms of each trained read on Hopper, and in how much shared memory.
+#include "cuda/launch/read_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "cuda/launch/backward_sm90.h"
+#include "cuda/launch/forward_sm90.h"
+#include "problems.h"
+
+namespace foveal::cuda {
+namespace {
+
+using test::problem_of;
+
+std::vector<PlannedRead> plan_of(const std::string& line) {
+  const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 " + line);
+  return sm90_read_plan(p, sm90_backward_candidates(p).front());
+}
+Collector collector_of(const std::string& line) { return plan_of(line).front().collector; }
+
+const std::string image =  // of 64 x 64
+    "score=\"score + t[head, (q_idx // 64 - kv_idx // 64 + 63) * 127 + q_idx % 64 - kv_idx % 64 + 63]\" param=\"t: real[4, 16129] grad\"";
+const std::string volume =  // of 16 x 16 x 16
+    "score=\"score + t[head, (q_idx // 256 - kv_idx // 256 + 15) * 961 + (q_idx // 16 % 16 - kv_idx // 16 % 16 + 15) * 31 + q_idx % 16 - "
+    "kv_idx % 16 + 15]\" param=\"t: real[4, 29791] grad\"";
+const std::string kinds =
+    "score=\"score + e[kind[q_idx, kv_idx], head]\" param=\"e: real[40, 4] grad\" param=\"kind: integer[4096, 4096] i8 integers(0, 39)\"";
+
+TEST(ReadPlan, ReadsOfAnyIndexAreSummedInSharedMemoryWhereTheyFit) {
+  for (const char* dim : {"d64 ", "d128 "}) {
+    EXPECT_EQ(collector_of(dim + image), Collector::bins) << dim;
+    EXPECT_EQ(collector_of(dim + kinds), Collector::bins) << dim;
+    EXPECT_EQ(collector_of(dim + volume), Collector::window) << dim;
+  }
+  EXPECT_EQ(collector_of("d256 " + kinds), Collector::bins);
+  EXPECT_EQ(collector_of("d256 " + image), Collector::window);
+  EXPECT_STREQ(plan_of("d256 " + image).front().kernel, "collect_sm90");
+  EXPECT_STREQ(plan_of("d64 " + image).front().kernel, "backward_sm90");
+}
+
+TEST(ReadPlan, ElementsThatLieApartAreSummedInL2) {
+  EXPECT_EQ(collector_of("d64 score=\"score + t[(q_idx * 37 + kv_idx * 101) % 100000]\" param=\"t: real[100000] grad\""),
+            Collector::scatter);
+  EXPECT_EQ(collector_of("d64 score=\"score + r[batch, head, q_idx, kv_idx // 64]\" param=\"r: real[4, 4, 4096, 64] grad\""),
+            Collector::scatter);
+  EXPECT_EQ(collector_of("d64 score=\"score + t[perm[q_idx], perm[kv_idx]]\" param=\"t: real[300, 300] grad\" "
+                         "param=\"perm: integer[4096] integers(0, 299)\""),
+            Collector::scatter);
+}
+
+TEST(ReadPlan, LinesOfATileNeedNoBins) {
+  EXPECT_EQ(collector_of("d64 score=\"score * g[head]\" param=\"g: real[4] grad\""), Collector::keys);
+  EXPECT_EQ(collector_of("d64 score=\"score + b[kv_idx]\" param=\"b: real[4096] grad\""), Collector::registers);
+  EXPECT_EQ(collector_of("d64 score=\"score + r[clamp(q_idx - kv_idx, -8, 8) + 8]\" param=\"r: real[17] grad\""), Collector::lines);
+  for (const char* dim : {"d64", "d128", "d192", "d256"})
+    EXPECT_EQ(collector_of(std::string(dim) + " score=\"score + b[head, q_idx, kv_idx]\" param=\"b: real[4, 4096, 4096] grad\""),
+              Collector::pairs);
+}
+
+TEST(ReadPlan, FewElementsHaveACopyForEachLane) {
+  const auto bins_of = [](const std::string& line) {
+    const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 d64 " + line);
+    return sm90_backward_candidates(p).front().bins.front();
+  };
+  EXPECT_EQ(bins_of(kinds).copies, 32);
+  EXPECT_EQ(bins_of(kinds).entries, 40);
+  EXPECT_EQ(bins_of(image).copies, 1);
+}
+
+TEST(ReadPlan, WhatPairsReadStandsInSharedMemory) {
+  const auto tables = [](const std::string& line) {
+    const problem::Problem p = problem_of("forward bf16 b4 h4 q4096 " + line);
+    const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
+    EXPECT_LE(config.shared_bytes(p), 232448u);
+    return config.tables.size();
+  };
+  const auto untrained = [](std::string line) { return line.erase(line.find(" grad"), 5); };
+  EXPECT_EQ(tables("d64 " + untrained(image)), 1u);
+  EXPECT_EQ(tables("d128 " + untrained(image)), 1u);
+  EXPECT_EQ(tables("d256 " + untrained(image)), 0u);
+  EXPECT_EQ(tables("d256 " + untrained(kinds)), 1u);
+  EXPECT_EQ(tables("d64"), 0u);
+}
+
+}  // namespace
+}  // namespace foveal::cuda
