@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cuda/kernels_of.h"
 #include "emitted_program.h"
 #include "foveal/error.h"
 #include "nvrtc_here.h"
