@@ -50,6 +50,8 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       high = max_real(high, __shfl_xor_sync(~0u, high, 1));
       high = max_real(high, __shfl_xor_sync(~0u, high, 2));
       const R base = high == -infinity() ? R(0) : high;
+      // One multiply-add would show what a far maximum loses by rounding, and base 2 may not hold it.
+      const bool far = kTensorCores<Element> && __any_sync(~0u, fabsf(float(base * kappa)) >= 4096.0f);
       alpha[m][i] = exp2_real((state.max[m][i] - base) * kappa);
       rescale = rescale || alpha[m][i] != 1;
       state.max[m][i] = high;
@@ -59,7 +61,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
           R& x = s[m][n][2 * i + j];
-          x = kTensorCores<Element> ? exp2_real(fma_real(x, kappa, -base * kappa)) : exp2_real((x - base) * kappa);
+          x = kTensorCores<Element> && !far ? exp2_real(fma_real(x, kappa, -base * kappa)) : exp2_real((x - base) * kappa);
           sum += x;
         }
       }
@@ -147,10 +149,11 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       R factor = sum == 0 ? R(0) : R(1) / sum;
       if constexpr (kHasSink) {
         const R sink = sink_logit(at.head, args.score);
-        const R high = max_real(row_lse, sink);
-        const R joined = high == -infinity() ? high : high + log_real(exp_real(row_lse - high) + exp_real(sink - high));
-        factor *= sum == 0 ? R(0) : exp_real(row_lse - joined);
-        row_lse = joined;
+        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not of lse, which has no digits left for log(sum) in a far row
+        const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
+        const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
+        factor = joined == 0 ? R(0) : of_keys / joined;
+        row_lse = joined == 0 ? -infinity() : high + log_real(joined);
       }
       if constexpr (kDropout) factor *= keep_scale(args);
 #pragma unroll

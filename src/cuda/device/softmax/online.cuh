@@ -14,6 +14,10 @@ constexpr float kRescaleThreshold = 8.0f;
 /// reaches kTooHigh tells that this came too late.
 constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
 
+/// From here on, in base 2, a reference is far: a fused multiply-add would show what it loses in rounding, and base 2 may not hold it at all. So scores less the
+/// reference come first.
+constexpr float kFarReference = 4096.0f;
+
 struct OnlineSoftmax {
   float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
   float sum[2];        ///< of this thread's columns only
@@ -31,7 +35,8 @@ struct OnlineSoftmax {
   template <bool may_grow>
   FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
     const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowing);
-    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting && !grows);
+    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting &&
+                               fmaxf(reference[0], reference[1]) * scale_log2 < kFarReference && !grows);
   }
 
   /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
@@ -59,6 +64,11 @@ struct OnlineSoftmax {
     float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
+    if (__any_sync(~0u, fmaxf(fabsf(shift[0]), fabsf(shift[1])) >= kFarReference)) {
+#pragma unroll
+      for (int i = 0; i < count; ++i) scores[i] -= reference[fragment_row(i)] == -infinity() ? 0.0f : reference[fragment_row(i)];
+      shift[0] = shift[1] = 0;
+    }
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       scores[i] = exp2_real(fmaf(scores[i], scale_log2, -shift[fragment_row(i)]));
@@ -88,7 +98,7 @@ struct OnlineSoftmax {
       const float total = quad_sum(sum[r]);
       const bool empty = reference[r] == -infinity();
       inverse[r] = empty ? 0.0f : 1.0f / total;
-      lse[r] = empty ? -infinity() : (reference[r] * scale_log2 + log2_approx(total)) * kLn2;
+      lse[r] = empty ? -infinity() : natural(reference[r], scale_log2, log2_approx(total));
     }
   }
 
@@ -96,13 +106,22 @@ struct OnlineSoftmax {
   FOVEAL_DEVICE void finish(float scale_log2, const float (&sink)[2], float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float sink_log2 = sink[r] * kLog2e;
-      const float shift = reference[r] * scale_log2;
-      const float top = fmaxf(shift, sink_log2);
-      const float total = quad_sum(sum[r]) * exp2_real(shift - top) + exp2_real(sink_log2 - top);
-      inverse[r] = exp2_real(shift - top) / total;
-      lse[r] = (top + log2_approx(total)) * kLn2;
+      const bool far = fmaxf(fabsf(reference[r] * scale_log2), fabsf(sink[r])) >= kFarReference;
+      const float unit = far ? kLog2e : 1.0f;  // far ones meet as they are, others in base 2
+      const float shift = reference[r] * (far ? scale_log2 * kLn2 : scale_log2), sink_shift = far ? sink[r] : sink[r] * kLog2e;
+      const float top = fmaxf(shift, sink_shift);
+      const float of_keys = exp2_real((shift - top) * unit);
+      const float total = quad_sum(sum[r]) * of_keys + exp2_real((sink_shift - top) * unit);
+      inverse[r] = of_keys / total;
+      lse[r] = far ? top + log2_approx(total) * kLn2 : (top + log2_approx(total)) * kLn2;
     }
+  }
+
+ private:
+  /// reference + log(sum), of which the former may be too much for base 2.
+  FOVEAL_DEVICE static float natural(float reference, float scale_log2, float log2_sum) {
+    const float shift = reference * scale_log2;
+    return fabsf(shift) < kFarReference ? (shift + log2_sum) * kLn2 : fmaf(reference, scale_log2 * kLn2, log2_sum * kLn2);
   }
 };
 
