@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,9 +271,25 @@ def _rng_state(described: Description, seed: Any, offset: Any, rng_state: Any) -
     return rng_state
 
 
+def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any]) -> Description:
+    """With a scale that is an array, perhaps traced: a parameter of the score, which may be trained."""
+    if scale.ndim != 0 or not jnp.issubdtype(scale.dtype, jnp.floating):
+        raise ValueError(f"scale: {scale.dtype}{list(scale.shape)}; expected a number")
+    text = "score" if description.score_mod is None else repr(description.score_mod)
+    given = {param.name: array for param, array in zip(description.params, description.arrays)}
+    return describe(
+        re.sub(r"\bscore\b", "(score * scale_[])", text), description.mask, tracer=Tracer(),
+        **{**arguments, "scale": 1.0, "params": {**given, "scale_": scale}},
+    )  # fmt: skip
+
+
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
     """(what to do, the arrays of its parameters, their names)."""
-    description = describe(score_mod, mask, tracer=Tracer(), **arguments)
+    scale = arguments.get("scale")
+    traced = isinstance(scale, jax.Array)
+    description = describe(score_mod, mask, tracer=Tracer(), **{**arguments, "scale": 1.0 if traced else scale})
+    if traced:
+        description = _scaled(description, scale, arguments)
     params = tuple(jnp.asarray(array) for array in description.arrays)
     what = _What(_Described(description), max_seqlens, options, _on_cuda(q))
     return what, params, [param.name for param in description.params]
@@ -297,7 +314,7 @@ def attention(
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
     Inside score_mod and mask use Python operators and foveal's functions (foveal.where, foveal.exp, ...), not jnp's.
-    seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
+    scale may be an array, traced and trained. seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """

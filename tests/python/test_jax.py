@@ -295,3 +295,16 @@ for wrap in (lambda f: f, jax.jit):
     if not hasattr(jax, "shard_map"):
         pytest.skip("this JAX has no jax.shard_map")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+
+
+def test_a_traced_scale():
+    q, k, v = (jax.random.normal(jax.random.key(i), (2, 7, 2, 8)) for i in range(3))
+    sink = jnp.array([0.3, -0.2])
+    for score_mod, rest in ((None, {}), ("3.0 * tanh(score / 3.0) + gate[head]", {"params": {"gate": jnp.array([0.1, 0.2])}, "sink": sink})):
+        attend = lambda scale, score_mod=score_mod, rest=rest: foveal.jax.attention(q, k, v, score_mod, scale=scale, **rest)  # noqa: E731
+        np.testing.assert_allclose(jax.jit(attend)(jnp.float32(0.3)), attend(0.3), rtol=1e-5, atol=1e-6)
+        slope = jax.grad(lambda scale, attend=attend: (attend(scale) ** 2).sum())(jnp.float32(0.3))
+        difference = ((attend(0.301) ** 2).sum() - (attend(0.299) ** 2).sum()) / 0.002
+        np.testing.assert_allclose(slope, difference, rtol=2e-2)
+    with pytest.raises(ValueError, match=r"scale: float32\[2\]; expected a number"):
+        foveal.jax.attention(q, k, v, scale=jnp.ones(2))
