@@ -440,6 +440,20 @@ bool is_long(const Problem& p) {
   return instructions > limit;
 }
 
+bool slope_has_unit(const Problem& p) {
+  if (!p.has_score_mod() || p.pass != Pass::backward) return false;
+  const scoring::Instr& slope = p.score->backward.code[static_cast<std::size_t>(p.score->dscore)];
+  if (slope.op == Op::real_const && slope.real == 1) return false;
+  return Writer(p, program_of(p)).slope_apart_from_uniform(p.score->dscore).uniform != "1";
+}
+
+std::string emit_sink(const Problem& p, bool of_gradient) {
+  Problem rows = p;
+  rows.score = std::make_shared<const scoring::ScoreProgram>();
+  if (rows.sink >= 0 && of_gradient && !p.params[static_cast<std::size_t>(p.sink)].gradient.present) rows.sink = -1;
+  return emit_score(rows);
+}
+
 std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;

@@ -72,6 +72,11 @@ bool is_long(const problem::Problem& problem);
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
 /// a clamp superfluous, and on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
+/// The same for kernels that know rows, not pairs: of a program the sink alone, so that one binary serves all scores and masks.
+/// of_gradient: only if that of the sink is wanted.
+std::string emit_sink(const problem::Problem& problem, bool of_gradient);
+/// Does the slope of the score_mod leave a factor to what is summed up with it (slope_unit)?
+bool slope_has_unit(const problem::Problem& problem);
 
 /// How much of the gradients a parameter's reads are stored in, decided together with the text.
 enum class GradientStorage {

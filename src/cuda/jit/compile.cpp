@@ -66,51 +66,88 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
 
 using Future = std::shared_future<std::shared_ptr<const Image>>;
 std::mutex images_mutex;
-std::map<std::string, Future> images;
+std::map<std::string, Future> images;  // by what a source consists of
+Compilations counted;
 
-}  // namespace
+/// What tells a source from all others, short beside its whole text: a plan for one more length finds its kernels by it.
+std::string parts_of(const KernelSource& source) {
+  return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
+}
 
-std::shared_ptr<const Image> compile(const KernelSource& source) {
-  if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
+std::optional<Future> find_image(const KernelSource& source) {
+  const std::string parts = parts_of(source);
+  std::lock_guard lock(images_mutex);
+  const auto found = images.find(parts);
+  return found == images.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::shared_ptr<const Image> read_or_compile(const KernelSource& source) {
   const std::string text = assemble(source);
   std::string identity = base::join("foveal kernel abi 1\n", nvrtc_identity(), "\n", source.entry, "\n");
   for (const auto& option : options_for(source.arch)) identity += option + "\n";
   const std::string key = sha256(identity + text);
+  auto cached = cache_read(key);
+  {
+    std::lock_guard lock(images_mutex);
+    ++(cached ? counted.read : counted.compiled);
+  }
+  if (cached) return std::make_shared<Image>(std::move(*cached));
+  auto image = std::make_shared<Image>(compile_now(source, text, key));
+  cache_write(*image);
+  return image;
+}
 
+}  // namespace
+
+Compilations compilations() {
+  std::lock_guard lock(images_mutex);
+  return counted;
+}
+
+std::shared_ptr<const Image> compile(const KernelSource& source) {
+  if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
+  const std::string parts = parts_of(source);
   std::promise<std::shared_ptr<const Image>> promise;
   {
     std::unique_lock lock(images_mutex);
-    if (const auto found = images.find(key); found != images.end()) {
-      const Future future = found->second;
+    const auto [place, is_new] = images.try_emplace(parts);
+    if (!is_new) {
+      const Future future = place->second;
       lock.unlock();
       return future.get();
     }
-    images.emplace(key, promise.get_future().share());
+    place->second = promise.get_future().share();
   }
   try {
-    auto image = std::make_shared<Image>();
-    if (auto cached = cache_read(key)) {
-      *image = std::move(*cached);
-    } else {
-      *image = compile_now(source, text, key);
-      cache_write(*image);
-    }
+    auto image = read_or_compile(source);
     promise.set_value(image);
     return image;
   } catch (...) {
     promise.set_exception(std::current_exception());
     std::lock_guard lock(images_mutex);
-    images.erase(key);
+    images.erase(parts);
     throw;
   }
 }
 
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources) {
+  std::vector<std::optional<Future>> known;
+  known.reserve(sources.size());
+  std::vector<std::size_t> missing;  // threads are for these alone
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    known.push_back(find_image(sources[i]));
+    if (!known[i]) missing.push_back(i);
+  }
   std::vector<std::shared_ptr<const Image>> results(sources.size());
-  const auto count = static_cast<std::int64_t>(sources.size());
-  const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
-  base::parallel_for(base::default_executor(threads), count,
-                     [&](std::int64_t i, int) { results[static_cast<std::size_t>(i)] = compile(sources[static_cast<std::size_t>(i)]); });
+  if (const auto count = static_cast<std::int64_t>(missing.size()); count > 0) {
+    const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
+    base::parallel_for(base::default_executor(threads), count, [&](std::int64_t i, int) {
+      const std::size_t at = missing[static_cast<std::size_t>(i)];
+      results[at] = compile(sources[at]);
+    });
+  }
+  for (std::size_t i = 0; i < sources.size(); ++i)
+    if (known[i]) results[i] = known[i]->get();
   return results;
 }
 

@@ -33,6 +33,12 @@ std::shared_ptr<const Image> compile(const KernelSource& source);
 /// The same for many, on several threads; the order is kept.
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources);
 
+/// Kernels of this process that were not in memory: read from the disk cache, and compiled.
+struct Compilations {
+  int read = 0, compiled = 0;
+};
+Compilations compilations();
+
 /// The arch to compile for: the device's own ("sm_90a" for 9.0) or, when NVRTC does not know it, the newest PTX it can write.
 std::string arch_of(int major, int minor);
 

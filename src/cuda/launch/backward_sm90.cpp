@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/collect_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
@@ -245,11 +246,24 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tanh = true,
                                   .bins = config.bins}));
 }
+// These know rows, not pairs, and little of what a call is: most calls share them.
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_prepare_sm90", emit_score(p));
+  jit::KernelSource source{.stem = "backward_prepare_sm90",
+                           .entry = "backward_prepare_sm90",
+                           .constants = attention_constants(p),
+                           .score = emit_sink(p, true),
+                           .arch = {}};
+  source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
+  return source;
 }
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, "backward_convert_sm90", emit_score(p));
+  jit::KernelSource source{.stem = "backward_convert_sm90",
+                           .entry = "backward_convert_sm90",
+                           .constants = attention_constants(p),
+                           .score = slope_has_unit(p) ? emit_score(p) : emit_sink(p, true),
+                           .arch = {}};
+  source.constants.set("kBlockQ", config.block_q);
+  return source;
 }
 
 }  // namespace foveal::cuda

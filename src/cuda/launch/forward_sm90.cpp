@@ -1,6 +1,7 @@
 #include "cuda/launch/forward_sm90.h"
 
 #include "base/check.h"
+#include "cuda/launch/attention_args.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
@@ -161,8 +162,8 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
 jit::KernelSource merge_splits_sm90_source(const problem::Problem& problem) {
   return {.stem = "merge_splits_sm90",
           .entry = "merge_splits_sm90",
-          .constants = sm90_constants(problem),
-          .score = emit_score(problem),
+          .constants = attention_constants(problem),
+          .score = emit_sink(problem, false),
           .arch = {}};
 }
 

@@ -22,6 +22,9 @@ constexpr bool kBounded = kCappedScore && kAnyExponent;
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
 /// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
 constexpr bool kLooksAhead = !kHasScore && !kOrdered;
+/// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
+/// is to compile, stands once. Without a score there is little of it, and registers are short.
+constexpr bool kPartialOutside = kHasScore && (kSource == TileSource::causal || kSource == TileSource::band);
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 
@@ -158,7 +161,8 @@ struct Consumer {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
+    constexpr bool kRare = kBounded && partial;  // not worth a text of its own
+    if (kTanhAhead && !kRare && all_small(most, TanhPolynomial<5>::limit(factor))) {
       with(TanhPolynomial<5>(factor, times));
     } else {
       with(AnyTanhAhead{factor, times});
@@ -520,7 +524,7 @@ struct Consumer {
         end_values();
         wgmma_wait<0>();
       }
-      take_scores(!kInside && partial);
+      take_scores(!kInside && (kPartialOutside || partial));
       if constexpr (kOrdered) {
         take_exponentials();
         softmax.complete();
@@ -544,7 +548,7 @@ struct Consumer {
     load_ahead(ahead, next, partial);
     lasted = guessing = false;
     wgmma_wait<0>();
-    take_scores(partial);
+    take_scores(kPartialOutside || partial);
     take_probabilities();
 
     for (;;) {
