@@ -120,13 +120,15 @@ struct Executor {
   std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;
 };
 
-/// Threads that the CPU backend uses when no executor is given: 0 means all that the process may use (affinity and cgroup quota).
+/// Threads that the CPU backend uses when no executor is given: 0 means what FOVEAL_NUM_THREADS or OMP_NUM_THREADS said when first asked, else
+/// all that the process may use (affinity and cgroup quota).
 FOVEAL_API void set_num_threads(int threads);
 FOVEAL_API int num_threads();
 
 struct PlanOptions {
   std::string backend{};  ///< "" = the first that can; or "reference", "cpu", "cuda"
   std::string target{};   ///< "" = the best here; or "scalar", "avx2", "avx512", "avx512bf16", "amx" (cpu), "sm80", "sm90" (cuda)
+  std::string exclude{};  ///< back ends that must not be chosen, with commas between: "reference"
   int threads = 0;        ///< CPU: 0 = num_threads()
   std::shared_ptr<const Executor> executor{};  ///< CPU: instead of threads of our own
 };

@@ -117,6 +117,7 @@ typedef struct foveal_options {
   const char* target;
   int32_t threads; /* 0: all */
   int32_t reserved;
+  const char* exclude; /* not in the first version: back ends that must not be chosen, with commas between */
 } foveal_options;
 
 typedef struct foveal_target {

@@ -316,4 +316,4 @@ def check(
     slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *cu_seqlens, *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
     seed, offset = (rng.seed, rng.offset) if rng.state is None else [int(x) % 2**64 for x in arrays.on_host(rng.state)]
-    return Report(**_core.check_call(planned._call, on_host, seed, offset, options.backend, options.target, options.threads))
+    return Report(**_core.check_call(planned._call, on_host, seed, offset, *options))

@@ -20,6 +20,7 @@ class Options(NamedTuple):
     backend: str = ""
     target: str = ""
     threads: int = 0
+    exclude: str = ""  # back ends that must not be chosen, with commas between: "reference"
 
 
 class Rng(NamedTuple):
@@ -131,7 +132,7 @@ def bind(description: Description, options: Options, heads_first: bool = False) 
     key = f"{description.text} {options}{' heads first' if heads_first else ''}"
     found = _programs.get(key)
     if found is None:
-        found = _core.Program(description.attention, description.params, options.backend, options.target, options.threads, heads_first)
+        found = _core.Program(description.attention, description.params, *options, heads_first)
         _programs[key] = found
         logging.compile.debug("%s", key)
     return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))

@@ -91,8 +91,7 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
             views += [_view(results[i], cuda) if wanted else TensorView() for i, wanted in enumerate(trained)]
             slots += [~outputs.index(i) if wanted else _core.xla_absent for i, wanted in enumerate(trained)]
         call = _core.Call(
-            described.attention, pass_, described.params, views, trained, *what.max_seqlens, what.options.backend, what.options.target,
-            what.options.threads,
+            described.attention, pass_, described.params, views, trained, *what.max_seqlens, *what.options
         )  # fmt: skip
         workspace = ~len(outputs) if cuda else _core.xla_absent
         rng_state = arguments.index(_RNG_STATE) if _RNG_STATE in given else _core.xla_absent

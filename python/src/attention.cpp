@@ -142,12 +142,12 @@ void bind_attention(nb::module_& m) {
           "__init__",
           [](Call* self, const Attention& attention, Pass pass, const std::vector<Param>& params, const std::vector<TensorView>& tensors,
              const std::vector<bool>& trained, std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const std::string& backend,
-             const std::string& target, int threads) {
+             const std::string& target, int threads, const std::string& exclude) {
             new (self) Call(attention, pass, params, tensors, trained, max_seqlen_q, max_seqlen_kv,
-                            {.backend = backend, .target = target, .threads = threads});
+                            {.backend = backend, .target = target, .exclude = exclude, .threads = threads});
           },
           nb::arg("attention"), nb::arg("pass_"), nb::arg("params"), nb::arg("tensors"), nb::arg("trained"), nb::arg("max_seqlen_q"),
-          nb::arg("max_seqlen_kv"), nb::arg("backend"), nb::arg("target"), nb::arg("threads"))
+          nb::arg("max_seqlen_kv"), nb::arg("backend"), nb::arg("target"), nb::arg("threads"), nb::arg("exclude"))
       .def("run", &run_call, nb::arg("arrays"), nb::arg("workspace").none(), nb::arg("seed") = 0, nb::arg("offset") = 0,
            nb::arg("rng_state").none() = nb::none(),
            "Runs on arrays by slot (None: absent); throws when they are not what was planned. workspace None: the thread's own (CPU).")
@@ -159,11 +159,12 @@ void bind_attention(nb::module_& m) {
       .def(
           "__init__",
           [](Program* self, const Attention& attention, const std::vector<Param>& params, const std::string& backend,
-             const std::string& target, int threads, bool heads_first) {
-            new (self) Program(attention, params, {.backend = backend, .target = target, .threads = threads}, heads_first);
+             const std::string& target, int threads, const std::string& exclude, bool heads_first) {
+            new (self)
+                Program(attention, params, {.backend = backend, .target = target, .exclude = exclude, .threads = threads}, heads_first);
           },
           nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0,
-          nb::arg("heads_first") = false)
+          nb::arg("exclude") = "", nb::arg("heads_first") = false)
       .def_prop_ro("heads_first", &Program::heads_first)
       .def_prop_ro("attention", &Program::attention)
       .def_prop_ro("params", &Program::params)

@@ -85,12 +85,12 @@ void bind_check(nb::module_& m) {
   m.def(
       "check_call",
       [](const Call& call, const nb::list& arrays, std::uint64_t seed, std::uint64_t offset, const std::string& backend,
-         const std::string& target, int threads) {
-        return to_dict(
-            check_call(call, arrays, {.seed = seed, .offset = offset}, {.backend = backend, .target = target, .threads = threads}));
+         const std::string& target, int threads, const std::string& exclude) {
+        return to_dict(check_call(call, arrays, {.seed = seed, .offset = offset},
+                                  {.backend = backend, .target = target, .exclude = exclude, .threads = threads}));
       },
       nb::arg("call"), nb::arg("arrays"), nb::arg("seed"), nb::arg("offset"), nb::arg("backend") = "", nb::arg("target") = "",
-      nb::arg("threads") = 0);
+      nb::arg("threads") = 0, nb::arg("exclude") = "");
 }
 
 }  // namespace foveal::python

@@ -49,6 +49,9 @@ constexpr std::array<size_t, 0> earlier_sizes{};
 template <>
 constexpr std::array<size_t, 1> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed)};
 
+template <>
+constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
+
 /// A struct of this version from one of this or an earlier version; fields that it lacks are zero.
 template <class Struct>
 Struct adopted(const Struct* given, const char* name) {
@@ -142,6 +145,7 @@ PlanOptions options_of(const foveal_options* given) {
   const foveal_options o = adopted(given, "options");
   if (o.backend != nullptr) options.backend = o.backend;
   if (o.target != nullptr) options.target = o.target;
+  if (o.exclude != nullptr) options.exclude = o.exclude;
   options.threads = o.threads;
   return options;
 }

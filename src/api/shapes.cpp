@@ -14,7 +14,11 @@ TensorView contiguous(const std::vector<std::int64_t>& sizes, DType dtype, Devic
   TensorView view;
   view.dtype = dtype, view.device = device, view.rank = static_cast<int>(sizes.size());
   std::int64_t stride = 1;
-  for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) view.sizes[d] = sizes[d], view.strides[d] = stride;
+  for (std::size_t d = sizes.size(); d-- > 0;) {
+    view.sizes[d] = sizes[d], view.strides[d] = stride;
+    FOVEAL_CHECK(!__builtin_mul_overflow(stride, sizes[d], &stride), "sizes: ", sizes[d], " in dimension ", d,
+                 "; the elements of a tensor cannot be counted in 64 bits");
+  }
   return view;
 }
 

@@ -5,12 +5,12 @@
 #include <exception>
 #include <limits>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #if defined(_OPENMP)
 #include <omp.h>
-#else
-#include <thread>
+#include <pthread.h>
 #endif
 
 #include "base/check.h"
@@ -20,29 +20,14 @@ namespace {
 
 using Task = std::function<void(std::int64_t task, int slot)>;
 
-#if defined(_OPENMP)
-
-void run_on_threads(int threads, std::int64_t tasks, const Task& fn) {
-  if (omp_in_parallel()) {
-    for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
-    return;
-  }
-  std::atomic<std::int64_t> next{0};
-#pragma omp parallel num_threads(threads)
-  {
-    const int slot = omp_get_thread_num();
-    for (std::int64_t task = next++; task < tasks; task = next++) fn(task, slot);
-  }
+void run_inline(std::int64_t tasks, const Task& fn) {
+  for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
 }
 
-#else
-
-void run_on_threads(int threads, std::int64_t tasks, const Task& fn) {
+/// Threads made for one call. They end with it, so that a process may fork between calls.
+void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
   thread_local bool inside = false;
-  if (inside) {
-    for (std::int64_t task = 0; task < tasks; ++task) fn(task, 0);
-    return;
-  }
+  if (inside) return run_inline(tasks, fn);
   std::atomic<std::int64_t> next{0};
   const auto work = [&](int slot) {
     inside = true;
@@ -55,12 +40,33 @@ void run_on_threads(int threads, std::int64_t tasks, const Task& fn) {
   for (std::thread& thread : others) thread.join();
 }
 
+#if defined(_OPENMP)
+
+/// OpenMP keeps its threads, and a child process has none of them: there a parallel region would wait for ever.
+std::atomic<bool> in_child{false};
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { in_child = true; });
+
+void run_on_threads(int threads, std::int64_t tasks, const Task& fn) {
+  if (in_child) return run_on_own_threads(threads, tasks, fn);
+  if (omp_in_parallel()) return run_inline(tasks, fn);
+  std::atomic<std::int64_t> next{0};
+#pragma omp parallel num_threads(threads)
+  {
+    const int slot = omp_get_thread_num();
+    for (std::int64_t task = next++; task < tasks; task = next++) fn(task, slot);
+  }
+}
+
+#else
+
+void run_on_threads(int threads, std::int64_t tasks, const Task& fn) { run_on_own_threads(threads, tasks, fn); }
+
 #endif
 
 }  // namespace
 
 Executor default_executor(int threads) {
-  FOVEAL_CHECK(threads >= 0 && threads <= 4096, "threads: ", threads, "; expected 0 (all) to 4096");
+  FOVEAL_CHECK(threads >= 0 && threads <= max_threads, "threads: ", threads, "; expected 0 (all) to ", max_threads);
   const int concurrency = threads > 0 ? threads : num_threads();
   return {concurrency, [concurrency](std::int64_t tasks, const Task& fn) {
             run_on_threads(static_cast<int>(std::min<std::int64_t>(concurrency, tasks)), tasks, fn);

@@ -8,11 +8,13 @@
 
 namespace foveal::base {
 
+constexpr int max_threads = 4096;
+
 /// Threads this process may use: affinity mask and cgroup quota, at least 1.
 int available_threads();
 
-/// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise; inside a parallel region
-/// of the caller it runs serially. concurrency 1 runs inline.
+/// The executor for `threads` threads (0 = num_threads()): OpenMP when built with it, std::thread otherwise and in a process that was forked;
+/// inside a parallel region of the caller it runs serially. concurrency 1 runs inline.
 Executor default_executor(int threads);
 
 /// Runs the tasks on the executor; the exception of the lowest failing task is rethrown after all have ended.

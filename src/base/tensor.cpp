@@ -14,7 +14,9 @@ TensorView::TensorView(void* data_, DType dtype_, std::initializer_list<std::int
   std::int64_t stride = 1;
   for (int d = rank - 1; d >= 0; --d) {
     strides[static_cast<std::size_t>(d)] = stride;
-    stride *= sizes[static_cast<std::size_t>(d)];
+    FOVEAL_CHECK(!__builtin_mul_overflow(stride, sizes[static_cast<std::size_t>(d)], &stride),
+                 "sizes: ", sizes[static_cast<std::size_t>(d)], " in dimension ", d,
+                 "; the elements of a tensor cannot be counted in 64 bits");
   }
 }
 

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -54,6 +57,18 @@ double cgroup_quota() {
 
 std::atomic<int> chosen_threads{0};
 
+/// Of FOVEAL_NUM_THREADS, or the first number of OMP_NUM_THREADS (one for each level of nesting); 0 without. Wrong ones do not count.
+int environment_threads() {
+  for (const char* name : {"FOVEAL_NUM_THREADS", "OMP_NUM_THREADS"}) {
+    const char* text = std::getenv(name);
+    if (text == nullptr) continue;
+    int threads = 0;
+    const auto [end, error] = std::from_chars(text, text + std::strlen(text), threads);
+    if (error == std::errc{} && (*end == '\0' || *end == ',') && threads >= 1) return std::min(threads, max_threads);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int available_threads() {
@@ -65,16 +80,27 @@ int available_threads() {
   return count;
 }
 
+namespace {
+
+int default_threads() {
+  static const int count = [] {
+    const int asked = environment_threads();
+    return asked > 0 ? asked : available_threads();
+  }();
+  return count;
+}
+
+}  // namespace
 }  // namespace base
 
 void set_num_threads(int threads) {
-  FOVEAL_CHECK(threads >= 0 && threads <= 4096, "threads: ", threads, "; expected 0 (all) to 4096");
+  FOVEAL_CHECK(threads >= 0 && threads <= base::max_threads, "threads: ", threads, "; expected 0 (all) to ", base::max_threads);
   base::chosen_threads = threads;
 }
 
 int num_threads() {
   const int chosen = base::chosen_threads;
-  return chosen > 0 ? chosen : base::available_threads();
+  return chosen > 0 ? chosen : base::default_threads();
 }
 
 }  // namespace foveal

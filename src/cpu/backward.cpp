@@ -5,10 +5,10 @@
 //
 // in one of three ways:
 //   fused     a task takes the tiles of one kv head (or a fixed share of them: a split) past the kv blocks. dQ stays with its tile; dK and
-//   dV are
-//             accumulated over the task, and over splits in order. Five products.
+//             dV are accumulated over the task, and over splits in order. Five products.
 //   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven
-//   products. two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
+//             products.
+//   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
 // What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads. (Where a
 // target has TileBackwardOps, tile_backward.cpp runs instead of fused if it can.)
 #include "cpu/backward.h"

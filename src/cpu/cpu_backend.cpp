@@ -42,7 +42,7 @@ class CpuBackend final : public planning::Backend {
   }
 
   std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
-    constexpr std::int64_t max_dim = 512, max_position = std::int64_t{1} << 30;
+    constexpr std::int64_t max_dim = 1024, max_position = std::int64_t{1} << 30;
     std::string reason;
     if (!choose_target(problem, options, reason)) return reason;
     if (problem.head_dim > max_dim) return base::join("head_dim ", problem.head_dim, " exceeds ", max_dim);

@@ -1,8 +1,10 @@
 #include "plan/choose.h"
 
 #include <algorithm>
+#include <sstream>
 
 #include "base/check.h"
+#include "base/parallel.h"
 
 namespace foveal::planning {
 namespace {
@@ -13,10 +15,22 @@ std::string names(const Backends& backends) {
   return text;
 }
 
+std::vector<std::string> excluded(const PlanOptions& options) {
+  std::vector<std::string> names;
+  std::istringstream text(options.exclude);
+  for (std::string name; std::getline(text, name, ',');) names.push_back(name);
+  return names;
+}
+
 void check_options(const PlanOptions& options, const Backends& backends) {
-  FOVEAL_CHECK(options.threads >= 0 && options.threads <= 4096, "options.threads: ", options.threads, "; expected 0 (all) to 4096");
+  FOVEAL_CHECK(options.threads >= 0 && options.threads <= base::max_threads, "options.threads: ", options.threads, "; expected 0 (all) to ",
+               base::max_threads);
   FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
                "options.executor: expected a concurrency of at least 1 and a function");
+  for (const std::string& name : excluded(options)) {
+    const bool known = std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->name() == name; });
+    FOVEAL_CHECK(known, "options.exclude: there is no '", name, "'; expected some of ", names(backends), " with commas between");
+  }
   const bool known = options.backend.empty() ||
                      std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->name() == options.backend; });
   FOVEAL_CHECK(known, "options.backend: there is no '", options.backend, "'; expected one of ", names(backends));
@@ -34,6 +48,8 @@ void check_options(const PlanOptions& options, const Backends& backends) {
 /// Why this backend is not even asked; empty when it is.
 std::string not_asked(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
   if (!options.backend.empty() && options.backend != backend.name()) return "another backend was asked for by name";
+  for (const std::string& name : excluded(options))
+    if (name == backend.name()) return "it was excluded";
   if (backend.device_kind() != problem.device.kind)
     return problem.device.kind == DeviceKind::cpu ? "the tensors are on the CPU" : "the tensors are on a GPU";
   if (options.target.empty()) return {};

@@ -90,6 +90,7 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
   writer.add(attention.kv_offset);
   writer.add(options.backend);
   writer.add(options.target);
+  writer.add(options.exclude);
   writer.add(options.threads == 0 ? num_threads() : options.threads);
   writer.add(options.executor.get());
 }
@@ -99,6 +100,7 @@ std::string options_key(const PlanOptions& options) {
   Writer writer(key);
   writer.add(options.backend);
   writer.add(options.target);
+  writer.add(options.exclude);
   writer.add(options.threads == 0 ? num_threads() : options.threads);
   writer.add(options.executor.get());
   return key;

@@ -22,6 +22,24 @@ std::string shape_text(const std::int64_t* sizes, int rank) {
 }
 std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
+/// Everything that is computed from sizes and strides later fits into 64 bits: elements, offsets in bytes, workspaces of a few such tensors.
+void check_reach(const char* name, const TensorView& view) {
+  constexpr std::int64_t max_elements = std::int64_t{1} << 48, max_bytes = std::int64_t{1} << 60;
+  std::int64_t elements = 1, reach = static_cast<std::int64_t>(size_of(view.dtype));
+  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
+    const std::int64_t size = view.sizes[d], stride = view.strides[d];
+    FOVEAL_CHECK(!__builtin_mul_overflow(elements, std::max<std::int64_t>(size, 1), &elements) && elements <= max_elements, name,
+                 ": shape ", shape_text(view.sizes.data(), view.rank), " has too many elements; expected at most 2^48");
+    std::int64_t steps = 0;
+    if (size <= 1) continue;
+    FOVEAL_CHECK(!__builtin_mul_overflow(stride, size - 1, &steps) &&
+                     !__builtin_mul_overflow(steps, static_cast<std::int64_t>(size_of(view.dtype)), &steps) &&
+                     steps != std::numeric_limits<std::int64_t>::min() && !__builtin_add_overflow(reach, std::abs(steps), &reach) &&
+                     reach <= max_bytes,
+                 name, ": strides ", shape_text(view.strides.data(), view.rank), " reach too far; expected at most 2^60 bytes");
+  }
+}
+
 TensorSpec spec_of(const TensorView& logical) {
   return {.present = true,
           .dtype = logical.dtype,
@@ -39,6 +57,7 @@ TensorSpec checked_spec(const char* name, const TensorView& view, int rank, cons
     FOVEAL_CHECK(view.sizes[static_cast<std::size_t>(d)] >= 1, name, ": size ", view.sizes[static_cast<std::size_t>(d)], " in dimension ",
                  d, "; expected at least 1");
   FOVEAL_CHECK(view.device == call.q->device, name, ": on another device than q");
+  check_reach(name, view);
   return spec_of(logical_view(view, call.packed()));
 }
 
@@ -137,9 +156,9 @@ void check_limits(const Problem& p) {
   FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
   FOVEAL_CHECK(a.kv_offset >= 0, "kv_offset: ", a.kv_offset, "; expected 0 or more");
   const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
-  FOVEAL_CHECK(a.q_offset <= max_position - std::min(last_q, max_position), "q: last position ", a.q_offset, " + ", last_q,
+  FOVEAL_CHECK(last_q <= max_position && a.q_offset <= max_position - last_q, "q: last position ", a.q_offset, " + ", last_q,
                "; expected at most ", max_position);
-  FOVEAL_CHECK(a.kv_offset <= max_position - std::min(last_kv, max_position), "k: last position ", a.kv_offset, " + ", last_kv,
+  FOVEAL_CHECK(last_kv <= max_position && a.kv_offset <= max_position - last_kv, "k: last position ", a.kv_offset, " + ", last_kv,
                "; expected at most ", max_position);
   FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
   FOVEAL_CHECK(std::isfinite(p.scale), "scale: ", p.scale, "; expected a finite number");
@@ -210,6 +229,7 @@ TensorSpec param_spec(const std::string& what, const Param& param, const TensorV
   const bool same = tensor.rank == static_cast<int>(shape.size()) && std::equal(shape.begin(), shape.end(), tensor.sizes.begin());
   FOVEAL_CHECK(same, what, ": shape ", shape_text(tensor.sizes.data(), tensor.rank), "; expected ", shape_text(shape), " as declared");
   FOVEAL_CHECK(tensor.device == call.q->device, what, ": on another device than q");
+  check_reach(what.c_str(), tensor);
   return spec_of(logical_view(tensor, false));
 }
 

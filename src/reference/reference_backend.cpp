@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/check.h"
 #include "base/dtype.h"
 #include "base/far_row.h"
 #include "base/parallel.h"
@@ -390,7 +391,13 @@ class ReferenceBackend : public planning::Backend {
   std::string name() const override { return "reference"; }
   DeviceKind device_kind() const override { return DeviceKind::cpu; }
   std::vector<TargetInfo> targets() const override { return {{"reference", "f64", true, "exact, slow: the definition of correct"}}; }
-  std::optional<std::string> refuses(const Problem&, const PlanOptions&) const override { return std::nullopt; }
+  std::optional<std::string> refuses(const Problem& problem, const PlanOptions& options) const override {
+    constexpr std::int64_t max_dim = 1024;  // the kernels' own: what they serve is never slow without a word
+    if (options.backend == name() || std::max(problem.head_dim, problem.head_dim_v) <= max_dim) return std::nullopt;
+    const bool qk = problem.head_dim > max_dim;
+    return base::join(qk ? "head_dim " : "head_dim_v ", qk ? problem.head_dim : problem.head_dim_v,
+                      " is beyond every kernel; it runs when it is asked for by name");
+  }
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
     return std::make_unique<Reference>(problem, options);
   }

@@ -1,8 +1,11 @@
 #include "base/parallel.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <vector>
 
 #include "base/check.h"
@@ -62,7 +65,46 @@ TEST(Parallel, ThreadsAreThoseThatTheProcessMayUse) {
   EXPECT_EQ(num_threads(), 3);
   EXPECT_EQ(default_executor(0).concurrency, 3);
   set_num_threads(0);
-  EXPECT_EQ(num_threads(), available_threads());
+  if (std::getenv("FOVEAL_NUM_THREADS") == nullptr && std::getenv("OMP_NUM_THREADS") == nullptr) {
+    EXPECT_EQ(num_threads(), available_threads());
+  }
+}
+
+TEST(Parallel, TheEnvironmentSaysHowManyThreads) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // each in a process of its own, for the environment is read once
+  const auto threads_with = [](const char* own, const char* omp) {
+    own == nullptr ? unsetenv("FOVEAL_NUM_THREADS") : setenv("FOVEAL_NUM_THREADS", own, 1);
+    omp == nullptr ? unsetenv("OMP_NUM_THREADS") : setenv("OMP_NUM_THREADS", omp, 1);
+    set_num_threads(0);
+    std::_Exit(num_threads() == available_threads() ? 100 : num_threads());
+  };
+  EXPECT_EXIT(threads_with(nullptr, "37"), testing::ExitedWithCode(37), "");
+  EXPECT_EXIT(threads_with(nullptr, "37,2"), testing::ExitedWithCode(37), "");
+  EXPECT_EXIT(threads_with("41", "37"), testing::ExitedWithCode(41), "");
+  EXPECT_EXIT(threads_with("many", "37"), testing::ExitedWithCode(37), "");
+  EXPECT_EXIT(threads_with("-3", "0"), testing::ExitedWithCode(100), "");
+  EXPECT_EXIT(threads_with(nullptr, nullptr), testing::ExitedWithCode(100), "");
+}
+
+TEST(Parallel, RunsInAForkedChildOfAProcessThatRan) {
+  std::atomic<int> runs{0};
+  const auto run = [&] {
+    parallel_for(default_executor(3), 100, [&](std::int64_t, int) { ++runs; });
+    parallel_for(default_executor(3), 10,
+                 [&](std::int64_t, int) { parallel_for(default_executor(3), 10, [&](std::int64_t, int) { ++runs; }); });
+    return runs.exchange(0);
+  };
+  ASSERT_EQ(run(), 200);
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(30);  // a child that waits for threads it does not have would wait for ever
+    std::_Exit(run() == 200 && run() == 200 ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(run(), 200);
 }
 
 }  // namespace

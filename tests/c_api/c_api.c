@@ -123,7 +123,7 @@ int main(void) {
   forward.struct_size = sizeof forward;
 
   /* a size is that of a version: none that ends within a field, none below the first version's */
-  attention.score_mod = "score", attention.mask = "causal()";
+  attention.mask = "causal()";
   const size_t wrong_sizes[] = {0, 8, 9, 13, 16, 24, sizeof attention - 1, sizeof attention + 1, sizeof attention + 8, (size_t)-1};
   for (size_t i = 0; i < sizeof wrong_sizes / sizeof *wrong_sizes; ++i) {
     attention.struct_size = wrong_sizes[i];
@@ -133,7 +133,7 @@ int main(void) {
     attention.struct_size = sizeof attention;
     CHECK(foveal_run(&attention, &forward, &sized, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "options: struct_size ") != NULL);
   }
-  attention.struct_size = sizeof attention, attention.score_mod = NULL, attention.mask = NULL;
+  attention.struct_size = sizeof attention, attention.mask = NULL;
 
   /* dropout: the numbers are the run's; a call of the first version has none and takes its attention's */
   foveal_attention dropping = attention;
@@ -142,16 +142,16 @@ int main(void) {
   forward.dropout_seed = 5, forward.dropout_offset = 6;
   CHECK(foveal_plan_create(&dropping, &forward, NULL, &none) == FOVEAL_OK);
   const size_t drop_bytes = foveal_plan_workspace_bytes(none);
-  void* scratch = aligned_alloc(256, (drop_bytes + 511) / 256 * 256);
-  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK);
+  void* drop_scratch = aligned_alloc(256, (drop_bytes + 511) / 256 * 256);
+  CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_OK);
   memcpy(by_call, out, sizeof out);
   forward.dropout_seed = 7;
-  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) != 0);
+  CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) != 0);
   int64_t words[] = {5, 6};
   const foveal_tensor state = {.data = words, .dtype = FOVEAL_I64, .rank = 1, .sizes = {2}, .strides = {1}};
   forward.dropout_state = &state;
-  CHECK(foveal_plan_run(none, &forward, scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) == 0);
-  foveal_plan_destroy(none), free(scratch);
+  CHECK(foveal_plan_run(none, &forward, drop_scratch, NULL) == FOVEAL_OK && memcmp(by_call, out, sizeof out) == 0);
+  foveal_plan_destroy(none), free(drop_scratch);
   forward.dropout_state = NULL;
   foveal_call first = forward;
   first.struct_size = offsetof(foveal_call, dropout_seed);

@@ -91,6 +91,8 @@ const Shape shapes[] = {
     {"sink", "b2 h4:2 q80:100 d32 sink=s param=\"s: real[4] normal(2) grad\""},
     {"sink_empty_rows", "b1 h2 q150:70 d16 sink=s param=\"s: real[2] grad\" mask=causal_bottom_right()"},
     {"dropout", "b2 h4:2 q80:100 d32 dropout=0.3:77:5"},
+    {"wide_heads", "b1 h4:2 q20:33 d1024:600 mask=\"causal()\""},
+    {"odd_wide_heads", "b1 h1 q33:20 d513:1023 score=\"5.0 * tanh(score / 5.0)\""},
     {"everything",
      "b2 h4:2 q130:150 d24:40 layout=bhsd score=\"score + rel[head, clamp(kv_idx - q_idx, -9, 9) + 9]\" "
      "param=\"rel: real[4, 19] normal(0.3) grad\" param=\"s: real[4] normal(1) grad\" sink=s dropout=0.2:9 mask=\"causal_bottom_right() & "
@@ -172,14 +174,14 @@ TEST(CpuPlans, ForcedTargetsThatAreMissingAreRefusedWithTheReason) {
   }
 }
 
-TEST(CpuPlans, HeadDimsAbove512AreRefused) {
-  const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d513:8");
+TEST(CpuPlans, HeadDimsAbove1024AreRefused) {
+  const problem::Line line = problem::parse_line("forward f32 b1 h1 q8 d1025:8");
   problem::CaseData data(line);
   try {
     plan(line.attention, data.forward_inputs(), data.forward_outputs(), {.backend = "cpu"});
     FAIL();
   } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find("head_dim 513 exceeds 512"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("head_dim 1025 exceeds 1024"), std::string::npos) << error.what();
   }
 }
 

@@ -321,7 +321,45 @@ const std::vector<Row> rows{
     {"MaxNegative", [](Calls& c) { c.pack(), c.varlen->max_seqlen_q = -1, c.forward(); },
      "max_seqlen_q: -1; expected a length, or 0 to find out"},
     {"PackedTotals", [](Calls& c) { c.pack(), c.v.sizes[0] = 11, c.forward(); }, "v: total 11 differs from k's 12"},
+    // sizes and strides whose products leave 64 bits
+    {"HugeHeadDim", [](Calls& c) { c.q.sizes[3] = c.k.sizes[3] = std::int64_t{1} << 61, c.q.strides = c.k.strides = {}, c.forward(); },
+     "q: shape [2, 8, 4, 2305843009213693952] has too many elements; expected at most 2^48"},
+    {"HugeStride",
+     [](Calls& c) {
+       c.k = {c.at(2048), DType::f32, {2, 6, 2, 16}, {192, std::numeric_limits<std::int64_t>::min(), 16, 1}}, c.forward();
+     },
+     "k: strides [192, -9223372036854775808, 16, 1] reach too far; expected at most 2^60 bytes"},
+    {"FarStrides",
+     [](Calls& c) {
+       const std::int64_t far = std::int64_t{1} << 56;
+       c.v = {c.at(3072), DType::f32, {2, 6, 2, 12}, {far, far, far, 1}}, c.forward();
+     },
+     "v: strides [72057594037927936, 72057594037927936, 72057594037927936, 1] reach too far; expected at most 2^60 bytes"},
+    {"HugeParam",
+     [](Calls& c) {
+       const Param huge{"huge", {std::int64_t{1} << 40, std::int64_t{1} << 40}};
+       TensorView data{c.at(0), DType::f32, {1, 1}};
+       data.sizes = {std::int64_t{1} << 40, std::int64_t{1} << 40}, data.strides = {0, 0};
+       c.attention.score_mod = score + huge(0, 0), c.params = {{huge, data}}, c.forward();
+     },
+     "parameter huge: shape [1099511627776, 1099511627776] has too many elements; expected at most 2^48"},
+    {"HugeSizes",
+     [](Calls& c) {
+       c.q = {c.at(0), DType::f32, {std::int64_t{1} << 40, std::int64_t{1} << 40}}, c.forward();
+     },
+     "sizes: 1099511627776 in dimension 0; the elements of a tensor cannot be counted in 64 bits"},
+    {"LongSequencesWithoutAMask",
+     [](Calls&) { plan({}, Shapes{.seqlen_q = 1, .seqlen_kv = std::int64_t{1} << 40, .head_dim = 8, .head_dim_v = 8}, Pass::forward); },
+     "k: last position 0 + 1099511627776; expected at most 2147483647"},
+    {"HugeShapes", [](Calls&) { plan({}, Shapes{.seqlen_q = std::int64_t{1} << 62, .seqlen_kv = std::int64_t{1} << 62}, Pass::forward); },
+     "sizes: 4611686018427387904 in dimension 1; the elements of a tensor cannot be counted in 64 bits"},
+
     // options and plans
+    {"ExcludeUnknown", [](Calls& c) { c.options.exclude = "cuda,tpu", c.forward(); },
+     "options.exclude: there is no 'tpu'; expected some of cpu, cuda, reference with commas between"},
+    {"ExcludeAll", [](Calls& c) { c.options.exclude = "reference,cpu", c.forward(); }, "cpu: it was excluded", ErrorCode::unsupported},
+    {"HeadDimForTheReferenceOnly", [](Calls&) { plan({}, Shapes{.head_dim = 1025}, Pass::forward); },
+     "reference: head_dim 1025 is beyond every kernel; it runs when it is asked for by name", ErrorCode::unsupported},
     {"UnknownBackend", [](Calls& c) { c.options.backend = "tpu", c.forward(); }, "options.backend: there is no 'tpu'; expected one of "},
     {"UnknownTarget", [](Calls& c) { c.options.target = "sse9", c.forward(); }, "options.target: there is no 'sse9'; expected one of "},
     {"Threads", [](Calls& c) { c.options.threads = -2, c.forward(); }, "options.threads: -2; expected 0 (all) to 4096"},

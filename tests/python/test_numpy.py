@@ -1,5 +1,8 @@
 """foveal on NumPy arrays, without any framework."""
 
+import os
+import signal
+
 import numpy as np
 import pytest
 
@@ -71,3 +74,29 @@ def test_wrong_calls_name_the_argument(change, message):
     call = dict(q=np.zeros((1, 4, 2, 8)), k=np.zeros((1, 4, 2, 8)), v=np.zeros((1, 4, 2, 8)))
     with pytest.raises((ValueError, TypeError), match=message):
         foveal.attention(**{**call, **change})
+
+
+def test_back_ends_can_be_excluded():
+    q, k, v = arrays(1, 5, 2, 1030)
+    with pytest.raises(NotImplementedError, match="head_dim 1030 is beyond every kernel"):
+        foveal.attention(q, k, v)
+    by_name = foveal.attention(q, k, v, options=foveal.Options(backend="reference"))
+    np.testing.assert_allclose(by_name, softmax_attention(q, k, v), rtol=1e-10)
+    q, k, v = arrays(1, 5, 2, 1000)
+    assert foveal.explain(q, k, v)["backend"] == "cpu"
+    np.testing.assert_allclose(foveal.attention(q, k, v, options=foveal.Options(exclude="reference")), softmax_attention(q, k, v), rtol=1e-10)
+    assert foveal.explain(q, k, v, options=foveal.Options(exclude="cpu"))["backend"] == "reference"
+    with pytest.raises(NotImplementedError, match="reference: it was excluded"):
+        foveal.attention(q, k, v, options=foveal.Options(exclude="cpu,reference"))
+    with pytest.raises(ValueError, match="options.exclude: there is no 'gpu'"):
+        foveal.attention(q, k, v, options=foveal.Options(exclude="gpu"))
+
+
+def test_runs_in_a_forked_child():
+    q, k, v = arrays(1, 300, 2, 16)
+    expected = foveal.attention(q, k, v, options=foveal.Options(threads=3))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(0 if np.array_equal(foveal.attention(q, k, v, options=foveal.Options(threads=3)), expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -352,8 +352,10 @@ std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   while (config.shared_bytes(p) > shared_limit) {
     if (config.stages > 2) {
       --config.stages;
-    } else {
+    } else if (config.query_stages > 1) {
       config.query_stages = 1;
+    } else {
+      return std::nullopt;  // no room even so: tiles of one head
     }
   }
   return config;
