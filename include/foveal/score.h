@@ -98,16 +98,18 @@ FOVEAL_API Expr operator<(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator<=(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator>(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator>=(const Expr& a, const Expr& b);
-FOVEAL_API Expr operator&(const Expr& a, const Expr& b);  ///< logical and of booleans
-FOVEAL_API Expr operator|(const Expr& a, const Expr& b);  ///< logical or of booleans
-FOVEAL_API Expr operator^(const Expr& a, const Expr& b);  ///< exclusive or of booleans
-FOVEAL_API Expr operator!(const Expr& a);
-FOVEAL_API Expr operator~(const Expr& a);  ///< the same as !
+FOVEAL_API Expr operator&(const Expr& a, const Expr& b);   ///< and: of two booleans logical, of integers bit by bit
+FOVEAL_API Expr operator|(const Expr& a, const Expr& b);   ///< or: likewise
+FOVEAL_API Expr operator^(const Expr& a, const Expr& b);   ///< exclusive or: likewise
+FOVEAL_API Expr operator<<(const Expr& a, const Expr& b);  ///< a * 2^b of integers, b from 0 to 63
+FOVEAL_API Expr operator>>(const Expr& a, const Expr& b);  ///< floor_div(a, 2^b) of integers, b from 0 to 63
+FOVEAL_API Expr operator!(const Expr& a);                  ///< of a boolean
+FOVEAL_API Expr operator~(const Expr& a);                  ///< ! of a boolean, -1 - a of an integer
 
 FOVEAL_API Expr floor_div(const Expr& a, const Expr& b);
 FOVEAL_API Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false);
-FOVEAL_API Expr min(const Expr& a, const Expr& b);                        ///< a tie takes a's derivative
-FOVEAL_API Expr max(const Expr& a, const Expr& b);                        ///< a tie takes a's derivative
+FOVEAL_API Expr min(const Expr& a, const Expr& b);                        ///< of a tie, each takes half of the derivative
+FOVEAL_API Expr max(const Expr& a, const Expr& b);                        ///< of a tie, each takes half of the derivative
 FOVEAL_API Expr clamp(const Expr& x, const Expr& low, const Expr& high);  ///< min(max(x, low), high)
 FOVEAL_API Expr abs(const Expr& x);                                       ///< derivative 0 at 0
 FOVEAL_API Expr exp(const Expr& x);
@@ -124,6 +126,7 @@ FOVEAL_API Expr tan(const Expr& x);
 FOVEAL_API Expr erf(const Expr& x);
 FOVEAL_API Expr floor(const Expr& x);  ///< real to real; derivative 0
 FOVEAL_API Expr pow(const Expr& x, const Expr& exponent);
+FOVEAL_API Expr stop_gradient(const Expr& x);  ///< x itself; its derivative is 0, also that of parameters that it reads
 FOVEAL_API Expr to_real(const Expr& x);
 FOVEAL_API Expr to_integer(const Expr& x);  ///< truncates towards zero; no derivative
 FOVEAL_API Expr to_boolean(const Expr& x);  ///< x != 0

@@ -37,6 +37,7 @@ from ._core import (
     sigmoid,
     sin,
     sqrt,
+    stop_gradient,
     tan,
     tanh,
     targets,

@@ -39,7 +39,10 @@ def framework(array: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """JAX's tracers count: they have no memory yet, but shape and dtype."""
-    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    try:
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            return False
+    except Exception:  # an attribute of the user's that runs code
         return False
     return hasattr(value, "__dlpack__") or framework(value) == "jax"
 
@@ -67,6 +70,14 @@ def type_of(array: Any) -> Type:
     if dtype in _REAL:
         return Type.real
     return Type.boolean if dtype == DType.boolean else Type.integer
+
+
+def check_plain(array: Any, argument: str) -> None:
+    """Refuses arrays whose memory does not hold their elements."""
+    if hasattr(array, "is_neg") and (array.is_neg() or array.is_conj()):
+        raise ValueError(f"{argument}: a view that negates or conjugates when it is read; expected a plain tensor: resolve_neg(), resolve_conj()")
+    if hasattr(array, "mask") and framework(array) == "numpy":
+        raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
 
 
 def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:

@@ -8,7 +8,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param
-from .trace import Tracer, mentions, signature
+from .guards import key_of
+from .trace import Tracer
 
 ScoreMod = Callable[..., Any] | Expr | str | None
 Mask = Callable[..., Any] | Expr | str | None
@@ -68,6 +69,7 @@ def describe(
         tracer.param(array)
     score_expr = tracer.expression(score_mod, "score_mod")
     mask_expr = tracer.expression(mask, "mask")
+    tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=len(params or {}))
     sink_param = None
     if sink is not None:
         tracer.names.setdefault(id(sink), "sink")
@@ -143,18 +145,18 @@ def trace(
     mask: Mask,
     options: Options,
     arguments: Mapping[str, Any],
-    tracer: Callable[[], Tracer] = Tracer,
+    tracer: type[Tracer] = Tracer,
     heads_first: bool = False,
 ) -> Bound:
-    """describe() and bind(), done anew only when something that the functions see has changed."""
-    parts = (signature(score_mod), signature(mask))
+    """describe() and bind(), done anew only when something that the functions can read has changed, or when that cannot be known (guards)."""
+    reads = key_of((score_mod, mask), tracer.tensors)
     given, rest = _split(arguments)
     found_key = None
-    if None not in parts:
+    if reads is not None:
         # Given arrays count by their look, unless a function may have captured the very same one.
         captures = given and (callable(score_mod) or callable(mask))
         looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
-        found_key = (parts, tracer, looks, options, heads_first, tuple(rest.items()))
+        found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, tuple(rest.items()))
         hit = _traces.get(found_key)
         if hit is not None:
             bound, sources = hit
@@ -163,10 +165,11 @@ def trace(
             found = [given[source] if type(source) is str else source() for source in sources]
             if not any([array is None for array in found]):
                 return Bound(bound.program, bound.key, bound.names, found)
-    description = describe(score_mod, mask, tracer=tracer(), **arguments)
+    tracing = tracer()
+    description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None:
-        sources = [_source(array, parts, given) for array in bound.arrays]
+    if found_key is not None and not tracing.saw_values:
+        sources = [_source(array, reads.arrays, given) for array in bound.arrays]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
                 _traces.pop(next(iter(_traces)))
@@ -183,12 +186,13 @@ def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return {**(params or {}), **({} if sink is None else {"sink": sink})}, rest
 
 
-def _source(array: Any, parts: Any, given: Mapping[str, Any]) -> Any:
-    """Where a later call finds this array: under its name among the given ones, or by a weak reference; None when nowhere."""
+def _source(array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    """Where a later call finds this array: under its name among the given ones, or by a weak reference; None when nowhere, as for an array that
+    was made while tracing."""
     for name, candidate in given.items():
         if candidate is array:
             return name
     try:
-        return weakref.ref(array) if mentions(parts, array) else None
+        return weakref.ref(array) if any([other is array for other in reached]) else None
     except TypeError:
         return None

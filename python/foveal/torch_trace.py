@@ -1,265 +1,753 @@
 """Tracing of functions written with torch: FlexAttention's score_mod and mask_mod run unchanged on symbols.
 
-A symbol in a torch call is noticed through __torch_function__; a captured tensor indexed with a symbol through a TorchFunctionMode.
+A symbol is a tensor of expressions with torch's shape and dtype. Every call of torch on one is first made on meta tensors: torch itself checks
+the arguments and says the shape and dtype of the result. What the call means for expressions stands in the table below; a function or an
+argument that is not there is refused. A symbol in a torch call is noticed through __torch_function__; a captured tensor indexed with a symbol
+through a TorchFunctionMode, and so are elements of tensors that become Python numbers.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 import operator
-from typing import Any, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core
+from . import _core, arrays, formulas, guards
 from ._core import Expr, Type
-from .trace import Capture, Tracer, Vector
+from .trace import Capture, Symbols, Tracer, broadcast, groups
 
-_REALS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
-_INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
-
-
-def _cast(x: Any, dtype: Any = None, *_: Any, **kwargs: Any) -> Any:
-    dtype = kwargs.get("dtype", dtype)
-    if dtype in _REALS:
-        return _core.to_real(x)
-    if dtype in _INTEGERS:
-        return _core.to_integer(x) if x.type == Type.real else x + 0
-    return _core.to_boolean(x) if dtype is torch.bool else x
+_NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
+_META = torch.device("meta")
 
 
-def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
-    x = x if min is None else _core.maximum(x, min)
-    return x if max is None else _core.minimum(x, max)
+def _type_of(dtype: torch.dtype) -> Type:
+    if dtype == torch.bool:
+        return Type.boolean
+    return Type.real if dtype.is_floating_point else Type.integer
 
 
-def _where(condition: Any, if_true: Any, if_false: Any) -> Any:
-    return _core.where(condition, if_true, if_false)
+def _dtype_of(expr: Expr) -> torch.dtype:
+    return {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}[expr.type]
 
 
-def _div(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+class Symbol(Symbols):
+    """A tensor of expressions."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self._shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._tracer.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self._shape)
+
+    @property
+    def data(self) -> "Symbol":
+        return _call(self._tracer, torch.Tensor.detach, (self,), {})
+
+    @property
+    def T(self) -> "Symbol":  # noqa: N802 - torch's name
+        return _call(self._tracer, torch.t, (self,), {})
+
+    requires_grad = is_leaf = False
+    is_cuda = property(lambda self: self.device.type == "cuda")
+
+    def __score__(self) -> Expr:
+        expr = super().__score__()
+        return _core.stop_gradient(expr) if self._tracer.gradient_stopped() else expr
+
+    def __getitem__(self, index: Any) -> Any:
+        return _call(self._tracer, torch.Tensor.__getitem__, (self, index), {})
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)")
+
+    def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
+        return _call(self._tracer, fn, operands, {})
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        return _call(None, func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(torch.Tensor, name, None)
+        if name.startswith("_") or not callable(method):
+            raise AttributeError(f"{name}: no attribute of a tensor in a score or mask")
+        return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
+
+    def item(self) -> "Symbol":
+        return self
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    def numel(self) -> int:
+        return len(self._items)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def is_floating_point(self) -> bool:
+        return self._dtype.is_floating_point
+
+
+def _symbolic(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_symbolic(item) for item in value)
+    return isinstance(value, (Symbols, Capture, Expr))
+
+
+# ---- what calls mean for expressions ----
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of torch: the function, what it was given, and, from the call on meta tensors, what its result looks like."""
+
+    tracer: "TorchTracer"
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any  # meta tensors
+
+    def refuse(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"torch.{self.name} in a score or mask: {what}")
+
+    def bind(self, signature: inspect.Signature) -> dict[str, Any]:
+        """The arguments by their names, defaults included."""
+        given = {name: value for name, value in self.kwargs.items() if value is not None or name in signature.parameters}  # out=None
+        try:
+            bound = signature.bind(*self.args, **given)
+        except TypeError as error:
+            raise self.refuse(f"argument not understood ({error}); expected {_accepted(signature)}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def symbol(self, value: Any) -> Symbol:
+        """An operand: tensors that meet a symbol become reads, numbers constants."""
+        if isinstance(value, Symbol):
+            return value
+        if isinstance(value, (bool, int, float)):
+            expr = _core.constant(value)
+            return Symbol(self.tracer, [expr], (), _dtype_of(expr))
+        if isinstance(value, Expr):
+            return Symbol(self.tracer, [value], (), _dtype_of(value))
+        if isinstance(value, torch.Tensor):
+            value = self.tracer.capture(value)
+        if isinstance(value, Capture):
+            return value.expand()
+        raise self.refuse(f"found {type(value).__name__} as an operand; expected a tensor, a symbol or a number")
+
+    def made(self, items: Sequence[Expr], like: torch.Tensor) -> Symbol:
+        return self.tracer.finished(items, tuple(like.shape), like.dtype)
+
+
+def _accepted(signature: inspect.Signature) -> str:
+    return ", ".join(name for name in signature.parameters) or "no arguments"
+
+
+_Meaning = Callable[[_Call], Any]
+
+
+def _elementwise(fn: Callable[..., Any], operands: int = 1) -> _Meaning:
+    """fn(x, ..., options): the first `operands` arguments are expressions (or None), the others numbers and flags."""
+
+    signature = inspect.signature(fn)
+    names = list(signature.parameters)
+
+    def meaning(call: _Call) -> Any:
+        arguments = call.bind(signature)
+        if arguments.get("inplace"):
+            raise call.refuse("inplace=True; expected inplace=False")
+        given = list(arguments.values())
+        if any(_symbolic(value) for value in given[operands:]):
+            raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
+        narrow = _NARROW.get(call.result.dtype)
+        if narrow is not None:  # numbers become tensors of the dtype, too
+            given = [(value + narrow[0]) % narrow[1] - narrow[0] if type(value) is int else value for value in given]
+        symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
+        shape = tuple(call.result.shape)
+        present = [(x._items, x._shape) for x in symbols if x is not None]
+        items = []
+        for row in broadcast(present, shape):
+            left = iter(row)
+            expressions = (None if x is None else next(left) for x in symbols)
+            items.append(fn(*expressions, **dict(zip(names[operands:], given[operands:]))))
+        return call.made(items, call.result)
+
+    return meaning
+
+
+def _arguments(of: Callable[..., None]) -> inspect.Signature:
+    return inspect.signature(of)
+
+
+@_arguments
+def _REDUCTION(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> None: ...  # noqa: N802
+
+
+@_arguments
+def _TWO(input: Any, other: Any) -> None: ...  # noqa: N802
+
+
+@_arguments
+def _NORM(input: Any, p: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, *, ord: Any = None) -> None: ...  # noqa: N802
+
+
+def _reduction(fn: Callable[[Sequence[Any]], Expr]) -> _Meaning:
+    """fn(items) over the dimensions `dim`; keepdim and dtype show in the result's look."""
+
+    def meaning(call: _Call) -> Any:
+        arguments = call.bind(_REDUCTION)
+        x = call.symbol(arguments["input"])
+        dim = arguments["dim"]
+        rank = max(len(x._shape), 1)
+        dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+        if not isinstance(call.result, torch.Tensor):
+            raise call.refuse("dim gives indices too; expected amax, amin")
+        found = [fn(group) for group in groups(x._items, x._shape or (1,), [d % rank for d in dims])]
+        return call.made(found, call.result)
+
+    return meaning
+
+
+def _norm(call: _Call) -> Any:
+    """torch.norm, torch.linalg.vector_norm, and torch.linalg.norm where it is a vector's."""
+    arguments = call.bind(_NORM)
+    given = arguments["ord"] if arguments["p"] is None else arguments["p"]
+    x, dim = call.symbol(arguments["input"]), arguments["dim"]
+    rank = max(len(x._shape), 1)
+    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    if call.func is torch.linalg.norm and given is not None and len(dims) > 1:
+        raise call.refuse(f"ord={given!r} of a matrix; expected a vector norm: one dim")
+    p = {"fro": 2, None: 2}.get(given, given)
+    try:
+        found = [formulas.norm(group, p, at_zero=True) for group in groups(x._items, x._shape or (1,), [d % rank for d in dims])]
+    except NotImplementedError as error:
+        raise call.refuse(str(error)) from None
+    return call.made(found, call.result)
+
+
+def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any]) -> _Meaning:
+    """torch.max and min: of one tensor, or of two."""
+    two, one = _elementwise(lambda input, other: pairwise(input, other), 2), _reduction(of_many)
+
+    def meaning(call: _Call) -> Any:
+        second = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
+        return two(call) if isinstance(second, (torch.Tensor, Symbols, Capture)) else one(call)
+
+    return meaning
+
+
+def _matmul(call: _Call) -> Any:
+    a, b = (call.symbol(x) for x in call.bind(_TWO).values())
+    if max(len(a._shape), len(b._shape)) > 2:
+        raise call.refuse(f"shapes {list(a._shape)} and {list(b._shape)}; expected vectors or matrices")
+    inner = a._shape[-1]
+    rows = [a._items[at : at + inner] for at in range(0, len(a._items), inner)]
+    width = b._shape[1] if len(b._shape) == 2 else 1
+    return call.made([formulas.dot(row, b._items[column::width]) for row in rows for column in range(width)], call.result)
+
+
+def _layout(call: _Call) -> Any:
+    """Functions that only move elements: torch's own, on the numbers of the elements."""
+    items: list[Expr] = []
+
+    def numbered(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(numbered(item) for item in value)
+        if isinstance(value, (Symbols, Capture, torch.Tensor)):
+            symbol = call.symbol(value)
+            first = len(items)
+            items.extend(symbol._items)
+            return torch.arange(first, len(items)).reshape(symbol._shape)
+        return value
+
+    args = [numbered(call.args[0]), *call.args[1:]]
+    if any(_symbolic(value) for value in (*call.args[1:], *call.kwargs.values())):
+        raise call.refuse("a symbol for a shape, dimension or index of expressions; expected constants")
+    if any(isinstance(value, torch.Tensor) for value in _flat((*call.args[1:], *call.kwargs.values()))):
+        call.tracer.saw_values = True  # an index
+    found = call.func(*args, **call.kwargs)
+
+    def picked(numbers: Any, like: Any) -> Any:
+        if isinstance(numbers, torch.Tensor):
+            return call.made([items[i] for i in numbers.reshape(-1).tolist()], like)
+        return type(numbers)(picked(n, l) for n, l in zip(numbers, like))
+
+    return picked(found, call.result)
+
+
+def _cast(call: _Call) -> Any:
+    """The look of the result says what to convert to."""
+    x = call.symbol(call.args[0])
+    return call.made(x._items, call.result)
+
+
+def _filled(value: Any) -> _Meaning:
+    def meaning(call: _Call) -> Any:
+        if call.kwargs.get("requires_grad"):
+            raise call.refuse("requires_grad=True; expected a constant")
+        number = value
+        if value is None:
+            number = call.kwargs.get("fill_value", call.args[-1])
+        fill = call.symbol(number)
+        return call.made(fill._items * call.result.numel(), call.result)
+
+    return meaning
+
+
+def _new_tensor(call: _Call) -> Any:
+    data = torch.as_tensor(call.args[1])
+    return call.made([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
+
+
+def _same(call: _Call) -> Any:
+    return call.symbol(call.args[0])
+
+
+def _detach(call: _Call) -> Any:
+    x = call.symbol(call.args[0])
+    return call.made([_core.stop_gradient(item) for item in x._items], call.result)
+
+
+def _masked_fill(input: Any, mask: Any, value: Any) -> Any:
+    return _core.where(mask, value, input)
+
+
+def _gelu(input: Any, approximate: str = "none") -> Any:
+    return formulas.gelu(input) if approximate == "none" else formulas.gelu_tanh(input)
+
+
+def _softplus(input: Any, beta: Any = 1.0, threshold: Any = 20.0) -> Any:
+    return _core.where(input * beta > threshold, input, formulas.softplus(input * beta) / beta)
+
+
+def _div(input: Any, other: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode is None:
-        return a / b
+        return _core.to_real(_core.constant(input)) / other
     if rounding_mode == "floor":
-        return a // b
-    return _core.to_integer(a / b)
+        return formulas.floor_divide(input, other)
+    return formulas.trunc_divide(input, other)
 
 
-def _log1p(x: Any) -> Any:
-    return _core.log(1.0 + x)
+def _round(input: Any, *, decimals: int = 0) -> Any:
+    return formulas.rounded(input, decimals)
 
 
-def _silu(x: Any, inplace: bool = False) -> Any:
-    return x * _core.sigmoid(x)
+def _where(condition: Any, input: Any, other: Any) -> Any:
+    return _core.where(condition, input, other)
 
 
-def _gelu(x: Any, approximate: str = "none") -> Any:
-    if approximate == "tanh":
-        return 0.5 * x * (1.0 + _core.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
-    return 0.5 * x * (1.0 + _core.erf(x * 0.7071067811865476))
+def _where_of(call: _Call) -> Any:
+    """torch.where(condition, input, other), input.where(condition, other)."""
+    return (_METHOD_WHERE if call.func is torch.Tensor.where else _FUNCTION_WHERE)(call)
 
 
-def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
-    return _core.where(x * beta > threshold, x, _core.log(1.0 + _core.exp(x * beta)) / beta)
+_FUNCTION_WHERE = _elementwise(_where, 3)
+_METHOD_WHERE = _elementwise(lambda input, condition, other: _core.where(condition, input, other), 3)
 
 
-def _sign(x: Any) -> Any:
-    return _core.where(x > 0, 1, _core.where(x < 0, -1, 0))
+def _elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Any:
+    return formulas.elu(input, alpha)
 
 
-def _constant_like(value: Any) -> Callable[..., Any]:
-    return lambda x, *_args, **_kwargs: _core.constant(value)
+def _hardswish(input: Any, inplace: bool = False) -> Any:
+    return _core.where(input <= -3.0, 0.0, _core.where(input < 3.0, input * (input / 6.0 + 0.5), input))
 
 
-def _new_full(x: Any, size: Any, fill: Any, **_: Any) -> Any:
-    return _core.constant(fill)
+def _threshold(input: Any, threshold: Any, value: Any, inplace: bool = False) -> Any:
+    return _core.where(input <= threshold, value, input)
 
 
-def _norm(x: Any, *_: Any, **__: Any) -> Any:
-    return x.norm()
+def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Any:
+    if posinf is None or neginf is None:
+        raise NotImplementedError("nan_to_num in a score or mask: posinf and neginf are left out; expected all of nan, posinf, neginf")
+    found = _core.where(formulas.is_nan(input), 0.0 if nan is None else nan, input)
+    return _core.where(found == math.inf, posinf, _core.where(found == -math.inf, neginf, found))
 
 
-# torch's function name -> what it means for symbols
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(_core, name) for name in ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "tan", "erf")},
-    **{name: getattr(_core, name) for name in ("floor", "minimum", "maximum", "pow")},
-    "expit": _core.sigmoid,
-    "absolute": _core.abs,
-    "max": _core.maximum,
-    "min": _core.minimum,
-    "clamp": _clamp,
-    "clip": _clamp,
-    "clamp_min": lambda x, min: _core.maximum(x, min),
-    "clamp_max": lambda x, max: _core.minimum(x, max),
-    "where": _where,
-    "add": lambda a, b, *, alpha=1: a + b * alpha,
-    "sub": lambda a, b, *, alpha=1: a - b * alpha,
-    "subtract": operator.sub,
-    "rsub": lambda a, b: b - a,
-    "mul": operator.mul,
-    "multiply": operator.mul,
-    "div": _div,
-    "divide": _div,
-    "true_divide": operator.truediv,
-    "floor_divide": operator.floordiv,
-    "remainder": operator.mod,
-    "fmod": lambda a, b: a - b * _core.to_integer(a / b),
-    "square": lambda x: x * x,
-    "reciprocal": lambda x: 1.0 / x,
-    "neg": operator.neg,
-    "negative": operator.neg,
-    "relu": lambda x, inplace=False: _core.maximum(x, 0.0),
-    "silu": _silu,
-    "gelu": _gelu,
-    "softplus": _softplus,
-    "log1p": _log1p,
-    "expm1": lambda x: _core.exp(x) - 1.0,
-    "sign": _sign,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "not_equal": operator.ne,
-    "lt": operator.lt,
-    "less": operator.lt,
-    "le": operator.le,
-    "less_equal": operator.le,
-    "gt": operator.gt,
-    "greater": operator.gt,
-    "ge": operator.ge,
-    "greater_equal": operator.ge,
-    "logical_and": lambda a, b: _core.to_boolean(a) & _core.to_boolean(b),
-    "logical_or": lambda a, b: _core.to_boolean(a) | _core.to_boolean(b),
-    "logical_xor": lambda a, b: _core.to_boolean(a) ^ _core.to_boolean(b),
-    "logical_not": lambda x: ~_core.to_boolean(x),
-    "bitwise_and": operator.and_,
-    "bitwise_or": operator.or_,
-    "bitwise_xor": operator.xor,
-    "bitwise_not": operator.invert,
-    "zeros_like": _constant_like(0),
-    "ones_like": _constant_like(1),
-    "full_like": lambda x, fill, **_: _core.constant(fill),
+def _power(call: _Call) -> Any:
+    """The exponent stays a Python number where it is one: integers have no other powers."""
+
+    given = [*call.args, *call.kwargs.values()]
+    if isinstance(given[1], int) and not call.result.dtype.is_floating_point:
+        x = call.symbol(given[0])
+        return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
+    return _elementwise(lambda input, exponent: formulas.power(input, exponent), 2)(call)
+
+
+def _unary(fn: Callable[[Any], Any]) -> _Meaning:
+    return _elementwise(lambda input: fn(input))
+
+
+def _activation(fn: Callable[[Any], Any]) -> _Meaning:
+    return _elementwise(lambda input, inplace=False: fn(input))
+
+
+def _binary(fn: Callable[[Any, Any], Any]) -> _Meaning:
+    return _elementwise(lambda input, other: fn(input, other), 2)
+
+
+_TABLE: dict[str, _Meaning] = {
+    # functions of one
+    **{name: _unary(getattr(_core, name)) for name in "abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos tan erf".split()},
+    "absolute": _unary(_core.abs),
+    "expit": _unary(_core.sigmoid),
+    "log10": _unary(lambda x: _core.log(x) * (1.0 / math.log(10.0))),
+    "log1p": _unary(formulas.log1p),
+    "expm1": _unary(formulas.expm1),
+    "sinh": _unary(formulas.sinh),
+    "cosh": _unary(formulas.cosh),
+    "square": _unary(formulas.square),
+    "reciprocal": _unary(lambda x: 1.0 / x),
+    "neg": _unary(operator.neg),
+    "negative": _unary(operator.neg),
+    "pos": _unary(lambda x: x),
+    "positive": _unary(lambda x: x),
+    "sign": _unary(formulas.sign),
+    "sgn": _unary(formulas.sign),
+    "floor": _unary(formulas.floor),
+    "ceil": _unary(formulas.ceil),
+    "trunc": _unary(formulas.trunc),
+    "fix": _unary(formulas.trunc),
+    "frac": _unary(formulas.frac),
+    "round": _elementwise(_round),
+    "deg2rad": _unary(lambda x: x * (math.pi / 180.0)),
+    "rad2deg": _unary(lambda x: x * (180.0 / math.pi)),
+    "isnan": _unary(formulas.is_nan),
+    "isinf": _unary(formulas.is_infinite),
+    "isfinite": _unary(formulas.is_finite),
+    "nan_to_num": _elementwise(_nan_to_num),
+    "logit": _unary(formulas.logit),
+    "logical_not": _unary(formulas.logical_not),
+    "bitwise_not": _unary(operator.invert),
+    "invert": _unary(operator.invert),
+    # activations
+    "relu": _activation(formulas.relu),
+    "relu6": _activation(lambda x: formulas.bounded(x, 0.0, 6.0)),
+    "silu": _activation(formulas.silu),
+    "mish": _activation(formulas.mish),
+    "selu": _activation(formulas.selu),
+    "hardsigmoid": _activation(formulas.hard_sigmoid),
+    "hardswish": _elementwise(_hardswish),
+    "logsigmoid": _unary(formulas.log_sigmoid),
+    "log_sigmoid": _unary(formulas.log_sigmoid),
+    "tanhshrink": _unary(lambda x: x - _core.tanh(x)),
+    "softsign": _unary(formulas.softsign),
+    "elu": _elementwise(_elu),
+    "celu": _elementwise(lambda input, alpha=1.0, inplace=False: formulas.celu(input, alpha)),
+    "leaky_relu": _elementwise(lambda input, negative_slope=0.01, inplace=False: formulas.leaky_relu(input, negative_slope)),
+    "hardtanh": _elementwise(lambda input, min_val=-1.0, max_val=1.0, inplace=False: formulas.bounded(input, min_val, max_val)),
+    "threshold": _elementwise(_threshold),
+    "gelu": _elementwise(_gelu),
+    "softplus": _elementwise(_softplus),
+    "prelu": _elementwise(lambda input, weight: formulas.leaky_relu(input, weight), 2),
+    # functions of several
+    "add": _elementwise(lambda input, other, *, alpha=1: input + (other if alpha == 1 else other * alpha), 2),
+    "sub": _elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
+    "subtract": _elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
+    "rsub": _elementwise(lambda input, other, *, alpha=1: other - (input if alpha == 1 else input * alpha), 2),
+    "mul": _binary(operator.mul),
+    "multiply": _binary(operator.mul),
+    "div": _elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
+    "divide": _elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
+    "true_divide": _binary(_div),
+    "truediv": _binary(_div),
+    "floor_divide": _binary(formulas.floor_divide),
+    "floordiv": _binary(formulas.floor_divide),
+    "remainder": _binary(formulas.remainder),
+    "mod": _binary(formulas.remainder),
+    "fmod": _binary(formulas.fmod),
+    "pow": _power,
+    "float_power": _binary(_core.pow),
+    "maximum": _binary(_core.maximum),
+    "minimum": _binary(_core.minimum),
+    "max": _largest_or_smallest(_core.maximum, formulas.largest),
+    "min": _largest_or_smallest(_core.minimum, formulas.smallest),
+    "clamp": _elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
+    "clip": _elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
+    "clamp_min": _elementwise(lambda input, min: formulas.clamped(input, min, None), 2),
+    "clamp_max": _elementwise(lambda input, max: formulas.clamped(input, None, max), 2),
+    "where": _where_of,
+    "masked_fill": _elementwise(_masked_fill, 3),
+    "logaddexp": _binary(formulas.logaddexp),
+    "logaddexp2": _binary(formulas.logaddexp2),
+    "hypot": _binary(formulas.hypot),
+    "xlogy": _binary(formulas.xlogy),
+    "lerp": _elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
+    "addcmul": _elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
+    "addcdiv": _elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
+    "isclose": _elementwise(lambda input, other, rtol=1e-5, atol=1e-8: formulas.is_close(input, other, rtol, atol), 2),
+    "eq": _binary(operator.eq),
+    "ne": _binary(operator.ne),
+    "not_equal": _binary(operator.ne),
+    "lt": _binary(operator.lt),
+    "less": _binary(operator.lt),
+    "le": _binary(operator.le),
+    "less_equal": _binary(operator.le),
+    "gt": _binary(operator.gt),
+    "greater": _binary(operator.gt),
+    "ge": _binary(operator.ge),
+    "greater_equal": _binary(operator.ge),
+    "logical_and": _binary(formulas.logical_and),
+    "logical_or": _binary(formulas.logical_or),
+    "logical_xor": _binary(formulas.logical_xor),
+    "bitwise_and": _binary(operator.and_),
+    "bitwise_or": _binary(operator.or_),
+    "bitwise_xor": _binary(operator.xor),
+    "and": _binary(operator.and_),
+    "or": _binary(operator.or_),
+    "xor": _binary(operator.xor),
+    "bitwise_left_shift": _binary(operator.lshift),
+    "bitwise_right_shift": _binary(operator.rshift),
+    "lshift": _binary(operator.lshift),
+    "rshift": _binary(operator.rshift),
+    # reductions
+    "sum": _reduction(formulas.total),
+    "mean": _reduction(formulas.mean),
+    "prod": _reduction(formulas.product),
+    "amax": _reduction(formulas.largest),
+    "amin": _reduction(formulas.smallest),
+    "any": _reduction(formulas.any_of),
+    "all": _reduction(formulas.all_of),
+    "logsumexp": _reduction(formulas.logsumexp),
+    "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
     "norm": _norm,
     "vector_norm": _norm,
-    "sum": lambda x, *_, **__: x.sum(),
-    "mean": lambda x, *_, **__: x.mean(),
-    "dot": lambda a, b: (a if isinstance(a, Vector) else a.expand()).dot(b if isinstance(b, Vector) else b.expand()),
-    "inner": lambda a, b: (a if isinstance(a, Vector) else a.expand()).dot(b if isinstance(b, Vector) else b.expand()),
-}
-
-_METHODS: dict[str, Callable[..., Any]] = {
-    **{name: _FUNCTIONS[name] for name in ("abs", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "tan")},
-    **{name: _FUNCTIONS[name] for name in ("erf", "floor", "clamp", "clip", "clamp_min", "clamp_max", "square", "relu", "log1p", "neg")},
-    **{name: _FUNCTIONS[name] for name in ("minimum", "maximum", "pow", "add", "sub", "mul", "div", "remainder", "floor_divide", "eq", "ne")},
-    **{name: _FUNCTIONS[name] for name in ("lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_not")},
-    "float": _core.to_real,
-    "double": _core.to_real,
-    "half": _core.to_real,
-    "bfloat16": _core.to_real,
-    "int": _core.to_integer,
-    "long": _core.to_integer,
-    "bool": _core.to_boolean,
-    "to": _cast,
-    "type": _cast,
-    "where": lambda x, condition, other: _core.where(condition, x, other),
-    "masked_fill": lambda x, mask, value: _core.where(mask, value, x),
-    "new_ones": _constant_like(True),
-    "new_zeros": _constant_like(False),
-    "new_full": _new_full,
-    "detach": lambda x: x,
-    "contiguous": lambda x: x,
-    "clone": lambda x: x,
-    "item": lambda x: x,
+    "dot": _matmul,
+    "inner": _matmul,
+    "matmul": _matmul,
+    "mv": _matmul,
+    "mm": _matmul,
+    # conversions and constants
+    **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), _cast),
+    **dict.fromkeys("contiguous clone cpu cuda item".split(), _same),
+    "detach": _detach,
+    "zeros_like": _filled(0),
+    "ones_like": _filled(1),
+    "new_zeros": _filled(0),
+    "new_ones": _filled(1),
+    "full_like": _filled(None),
+    "new_full": _filled(None),
+    "new_tensor": _new_tensor,
+    # moving elements
+    **dict.fromkeys(
+        "getitem unsqueeze squeeze reshape view flatten ravel unflatten expand expand_as broadcast_to reshape_as view_as permute transpose t "
+        "swapaxes swapdims movedim narrow select unbind split chunk stack cat concat hstack vstack flip roll repeat tile diagonal "
+        "atleast_1d atleast_2d".split(),
+        _layout,
+    ),
 }
 
 
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, (Expr, Vector, Capture))
+# ---- the call on meta tensors ----
+
+_looks: dict[Any, Any] = {}  # of results, by function and the looks of its arguments
+_DEVICE_FREE = ("cpu", "cuda", "item")
 
 
-def _apply(tracer: Tracer | None, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    name = getattr(func, "__name__", str(func)).rstrip("_")
-    if name.startswith("__"):
-        name = name.strip("_")
-    reflected = name.startswith("r") and name[1:] in ("add", "mul", "truediv", "floordiv", "div", "pow", "mod", "and", "or", "xor")
-    name = name[1:] if reflected else name
-    name = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}.get(
-        name, name
-    )
-    function = _FUNCTIONS.get(name)
-    if function is None:
-        raise NotImplementedError(
-            f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
-        )
-    converted = [_operand(tracer, value) for value in args]
-    if reflected:
-        converted.reverse()
-    vector = next((value for value in converted if isinstance(value, Vector)), None)
-    if vector is not None and name not in ("norm", "vector_norm", "sum", "mean", "dot", "inner"):
-        others = [value for value in converted if value is not vector]
-        if not others:
-            return vector.map(lambda x: function(x, **kwargs))
-        return vector.map(function, others[0], reflected=converted[0] is not vector)
-    return function(*converted, **{key: _operand(tracer, value) for key, value in kwargs.items()})
-
-
-def _operand(tracer: Tracer | None, value: Any) -> Any:
-    """Tensors that meet a symbol become reads: 0-d ones at once, others as vectors."""
-    if isinstance(value, Capture):
-        return value.expand()
-    if isinstance(value, torch.Tensor):
-        if tracer is None:
-            raise TypeError("a tensor met a symbol outside of tracing")
-        return Capture(tracer, value).expand()
+def _meta_of(value: Any) -> Any:
+    if isinstance(value, Symbol):
+        return torch.empty(value._shape, dtype=value._dtype, device=_META)
+    if isinstance(value, Expr):
+        return torch.empty((), dtype=_dtype_of(value), device=_META)
+    if isinstance(value, (Capture, torch.Tensor)):
+        return torch.empty(tuple(value.shape), dtype=value.dtype, device=_META)
+    if isinstance(value, torch.device):
+        return _META
+    if isinstance(value, (list, tuple)):
+        return type(value)(_meta_of(item) for item in value)
     return value
 
 
-class _Mode(TorchFunctionMode):
-    """Reads of captured tensors, and torch functions that mix tensors and symbols."""
+def _look_of(value: Any) -> Any:
+    if isinstance(value, Symbol):
+        return (value._shape, value._dtype)
+    if isinstance(value, Expr):
+        return value.type
+    if isinstance(value, (Capture, torch.Tensor)):
+        return (tuple(value.shape), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return (type(value), *(_look_of(item) for item in value))
+    return (type(value), value)
 
-    def __init__(self, tracer: Tracer):
+
+def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        key = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()))
+        found = _looks.get(key)
+    except TypeError:  # slices and the like
+        key = found = None
+    if found is None:
+        if name in _DEVICE_FREE:
+            return _meta_of(args[0])
+        metas = {name: _META if name == "device" else _meta_of(value) for name, value in kwargs.items()}
+        try:
+            with torch.enable_grad():
+                found = func(*_meta_of(args), **metas)
+        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+            raise type(error)(f"torch.{name} in a score or mask: {error}") from None
+        if key is not None:
+            if len(_looks) > 4096:
+                _looks.clear()
+            _looks[key] = found
+    return found
+
+
+def _name_of(func: Any) -> str:
+    name = getattr(func, "__name__", str(func)).strip("_").removeprefix("linalg_").removeprefix("special_")
+    return {"rpow": "pow", "rdiv": "div", "rtruediv": "div", "rmul": "mul", "radd": "add", "rfloordiv": "floordiv", "rmod": "mod"}.get(name, name)
+
+
+_REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshift", "rrshift", "rand", "ror", "rxor"}
+
+
+def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raw = getattr(func, "__name__", str(func))
+    if raw.startswith("__r") and raw.strip("_") in _REFLECTED and len(args) == 2:  # Tensor's own: other op self
+        func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
+    name = _name_of(func)
+    if tracer is None:
+        tracer = next((value._tracer for value in _flat((*args, *kwargs.values())) if isinstance(value, (Symbol, Capture))), None)
+        if tracer is None:
+            raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
+    if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
+        raise NotImplementedError(f"torch.{func.__name__} in a score or mask writes into its operand; expected torch.{name}")
+    meaning = _TABLE.get(name)
+    if meaning is None:
+        raise NotImplementedError(
+            f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
+        )
+    args = tuple(Symbol(tracer, [value], (), _dtype_of(value)) if isinstance(value, Expr) else value for value in args)
+    with torch._C.DisableTorchFunction():  # what follows is ours
+        return meaning(_Call(tracer, name, func, args, kwargs, _look_of_result(name, func, args, kwargs)))
+
+
+def _flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+# ---- tracing ----
+
+# What a tensor says of itself that a key holds, too (guards): its shape and dtype.
+_LOOKS = {"shape", "dtype", "ndim", "layout"}
+_LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_point", "is_complex", "__len__", "element_size", "dtype", "type"}
+
+
+def _is_basic(index: Any) -> bool:
+    """Integers and forward slices: what makes a view."""
+    whole = lambda i: i is None or i is Ellipsis or type(i) is int or isinstance(i, slice)  # noqa: E731
+    return all(map(whole, index)) if isinstance(index, tuple) else whole(index)
+
+
+class _Mode(TorchFunctionMode):
+    """Reads of captured tensors, torch functions that mix tensors and symbols, and elements that become Python values."""
+
+    def __init__(self, tracer: "TorchTracer"):
         super().__init__()
         self.tracer = tracer
 
     def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if getattr(func, "__name__", "") == "__getitem__" and isinstance(args[0], torch.Tensor):
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(_is_symbolic(i) for i in index):
-                # A 0-d integer tensor among the indices is a read of its own: t[h, which, q] with a captured `which`.
-                index = tuple(_operand(self.tracer, i) if isinstance(i, torch.Tensor) else i for i in index)
-                return Capture(self.tracer, args[0])[index]
-            return func(*args, **kwargs)
-        if any(_is_symbolic(value) for value in (*args, *kwargs.values())):
-            return _apply(self.tracer, func, args, kwargs)
-        return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "__getitem__" and isinstance(args[0], torch.Tensor) and _symbolic(args[1]):
+            return self.tracer.capture(args[0])[args[1]]
+        if _symbolic(args) or any(_symbolic(value) for value in kwargs.values()):
+            return _call(self.tracer, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if name == "__getitem__" and not self.tracer.gradient_stopped() and _is_basic(args[1]):
+            self.tracer.views[id(result)] = (result, self.tracer.capture(args[0])[args[1]])
+        if not self.tracer.saw_values and not all(isinstance(value, torch.Tensor) for value in _flat([result])):
+            # A property's getter is called __get__, its owner tells which.
+            look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
+            if not look and any(isinstance(value, torch.Tensor) for value in _flat((*args, *kwargs.values()))):
+                self.tracer.saw_values = True
+        return result
 
 
-def _torch_function(cls: type, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-    return _apply(None, func, args, kwargs or {})
-
-
-def _install() -> None:
-    for cls in (Expr, Vector, Capture):
-        cls.__torch_function__ = classmethod(_torch_function)
-    Expr.device = property(lambda self: torch.device("cpu"))  # masks are moved to where others are: x.to(y.device)
-    for name, method in _METHODS.items():
-        if not hasattr(Expr, name):  # a Python function binds self, a compiled one does not
-            setattr(Expr, name, lambda self, *args, _method=method, **kwargs: _method(self, *args, **kwargs))
-
-
-_install()
-
-
+@dataclass
 class TorchTracer(Tracer):
-    def __init__(self) -> None:
-        super().__init__(rebind=False)
+    device: torch.device = torch.device("cpu")  # of q
+    score_dtype: torch.dtype = torch.float32
+    views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
+    with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
 
-    def expression(self, fn: Any, kind: str) -> Expr | None:
-        if isinstance(fn, (Expr, str)) or fn is None:
-            return super().expression(fn, kind)
-        with _Mode(self), _own_rules_refused():
-            return super().expression(fn, kind)
+    rebind = False
+    tensors = torch.Tensor
+
+    @classmethod
+    def setting(cls) -> Any:
+        return torch.is_grad_enabled()
+
+    def capture(self, tensor: torch.Tensor) -> Capture:
+        known = self.views.get(id(tensor))
+        return Capture(self, tensor) if known is None else known[1]
+
+    def gradient_stopped(self) -> bool:
+        return self.with_gradients and not torch.is_grad_enabled()
+
+    def finished(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: torch.dtype) -> Symbol:
+        """Expressions as a tensor of this dtype: converted, narrow integers wrapped, without derivative under no_grad()."""
+        if dtype.is_complex:
+            raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
+        kind, narrow, stopped = _type_of(dtype), _NARROW.get(dtype), self.gradient_stopped()
+        convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
+
+        def finish(item: Any) -> Expr:
+            expr = convert(item)
+            if narrow is not None:
+                expr = (expr + narrow[0]) % narrow[1] - narrow[0]
+            return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
+
+        return Symbol(self, [finish(item) for item in items], shape, dtype)
+
+    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
+        stopped = self.gradient_stopped()
+        return Symbol(self, [_core.stop_gradient(item) for item in items] if stopped else items, shape, array.dtype)
+
+    def index(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
+            raise NotImplementedError("index of a captured tensor: found a boolean tensor; expected integers")
+        if isinstance(value, torch.Tensor) and value.ndim == 0:
+            value = self.capture(value).expand()
+        return super().index(value)
+
+    def arguments(self, kind: str) -> tuple[Any, ...]:
+        score, *places = (Symbol(self, [expr], (), _dtype_of(expr)) for expr in super().arguments("score_mod"))
+        score._dtype = self.score_dtype
+        return tuple(places) if kind == "mask" else (score, *places)
+
+    def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        _tracing.append(self)
+        try:
+            with _Mode(self), _own_rules_refused():
+                result = fn(*arguments)
+        finally:
+            _tracing.pop()
+        if isinstance(result, torch.Tensor):
+            result = self.capture(result).expand()
+        return result
 
 
 @contextlib.contextmanager
@@ -267,16 +755,54 @@ def _own_rules_refused() -> Iterator[None]:
     """A torch.autograd.Function brings a derivative of its own, which an expression cannot hold: said, not dropped."""
     Function = torch.autograd.Function
     apply = Function.__dict__["apply"]
+    utils = torch._functorch.utils  # Function.apply calls it on its arguments, also an apply that was taken from its class before
+    unwrap = utils.unwrap_dead_wrappers
+
+    def refuse(name: str, values: Any) -> None:
+        if any(_symbolic(value) for value in values):
+            raise NotImplementedError(
+                f"{name}: a torch.autograd.Function inside a score or mask; its backward would be ignored: write its forward in place"
+            )
 
     def guarded(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if any(_is_symbolic(value) for value in (*args, *kwargs.values())):
-            raise NotImplementedError(
-                f"{cls.__name__}: a torch.autograd.Function inside a score or mask; its backward would be ignored: write its forward in place"
-            )
+        refuse(cls.__name__, (*args, *kwargs.values()))
         return apply.__func__(cls, *args, **kwargs)
 
+    def guarded_unwrap(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        refuse("apply", args)
+        return unwrap(args)
+
     Function.apply = classmethod(guarded)
+    utils.unwrap_dead_wrappers = guarded_unwrap
     try:
         yield
     finally:
         Function.apply = apply
+        utils.unwrap_dead_wrappers = unwrap
+
+
+def _torch_functions() -> Iterator[Any]:
+    """torch's own for the names of the table, and what makes tensors and looks: they depend on their arguments only."""
+    for module in (torch, F, torch.linalg, torch.special):
+        for name in _TABLE:
+            if hasattr(module, name):
+                yield getattr(module, name)
+    for name in "tensor as_tensor arange zeros ones full empty linspace eye tril triu no_grad enable_grad inference_mode finfo iinfo Size".split():
+        yield getattr(torch, name)
+
+
+guards.trust(_torch_functions())
+
+_tracing: list[TorchTracer] = []
+
+
+def _attribute(expr: Expr, name: str) -> Any:
+    """Results of foveal's own functions are tensors to a function that is traced, too."""
+    if not _tracing or name.startswith("_"):
+        raise AttributeError(f"{name}: no attribute of a score expression")
+    return getattr(Symbol(_tracing[-1], [expr], (), _dtype_of(expr)), name)
+
+
+Expr.__getattr__ = _attribute
+Expr.__torch_function__ = classmethod(lambda cls, func, types, args=(), kwargs=None: _call(None, func, args, kwargs or {}))
+Capture.__torch_function__ = Expr.__torch_function__

@@ -1,114 +1,227 @@
 """Turns a Python function of (score, batch, head, q_idx, kv_idx) into an expression.
 
 The function runs once, on symbols. What it reads from arrays becomes parameters: a `Capture` stands for an array, indexing it with
-symbols gives a read, indexing it partly gives a `Vector` of reads over what is left, which is unrolled.
+symbols gives a read; what is left of its dimensions is unrolled into `Symbols`, an array of expressions.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import itertools
+import math
+import operator
 import types
 from dataclasses import dataclass, field
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays
+from . import _core, arrays, formulas, guards
 from ._core import Expr, Param, Type
 
-MAX_UNROLL = 1024  # elements of a Vector: a score of more reads than this per pair is not attention any more
+MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
+
+guards.trust(value for name, value in vars(_core).items() if callable(value) and not isinstance(value, Expr) and not name.startswith("_"))
 
 
-def _is_symbolic(value: Any) -> bool:
-    return isinstance(value, (Expr, Vector, Capture))
+class Symbols:
+    """Expressions in the shape of an array. This one follows the score language; a framework's (torch, JAX) follows the framework."""
+
+    def __init__(self, tracer: Any, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any = None):
+        self._tracer = tracer
+        self._items = list(items)
+        self._shape = tuple(shape)
+        self._dtype = dtype
+
+    def __score__(self) -> Expr:
+        """The expression that the score language's own functions take this for."""
+        if self._shape:
+            raise TypeError(f"an array of shape {list(self._shape)} is no score expression; expected one number: index or reduce it")
+        return self._items[0]
+
+    def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("a number has no length")
+        return self._shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    def __bool__(self) -> bool:
+        return bool(self.__score__())  # says what to write instead
+
+    def _no_number(self, *_: Any) -> Any:
+        raise TypeError(
+            "a score expression has no value while it is traced: int(), float(), range() and Python's functions of numbers cannot take it"
+        )
+
+    __float__ = __int__ = __index__ = __complex__ = _no_number
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor lt le gt ge eq ne".split()
+_REFLECTED = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor".split()
+_UNARY = "neg pos abs invert".split()
+
+
+def _install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:
+    """binary(fn, self, other, reflected), unary(fn, self)."""
+    for name in _BINARY:
+        fn, slot = getattr(operator, name), name.rstrip("_")
+        setattr(cls, f"__{slot}__", lambda self, other, fn=fn: binary(fn, self, other, False))
+        if name in _REFLECTED:
+            setattr(cls, f"__r{slot}__", lambda self, other, fn=fn: binary(fn, self, other, True))
+    for name in _UNARY:
+        setattr(cls, f"__{name}__", lambda self, fn=getattr(operator, name): unary(fn, self))
+
+
+_install_operators(
+    Symbols,
+    lambda fn, self, other, reflected: self._operate(fn, other, self) if reflected else self._operate(fn, self, other),
+    lambda fn, self: self._operate(fn, self),
+)
+
+
+def broadcast(operands: Sequence[tuple[Sequence[Any], tuple[int, ...]]], shape: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
+    """For each element of `shape`, the elements of the operands (items, shape) there."""
+    count = math.prod(shape)
+    columns = []
+    for items, own in operands:
+        if own == shape:
+            columns.append(items)
+        elif len(items) == 1:
+            columns.append([items[0]] * count)
+        else:
+            own = (1,) * (len(shape) - len(own)) + tuple(own)
+            steps = [0 if extent == 1 else step for extent, step in zip(own, arrays.row_major(own))]
+            columns.append([items[sum(map(operator.mul, place, steps))] for place in itertools.product(*map(range, shape))])
+    return zip(*columns)
+
+
+def groups(items: Sequence[Any], shape: tuple[int, ...], dims: Sequence[int]) -> list[list[Any]]:
+    """The items that meet when `dims` are reduced, for each element of the rest."""
+    found: dict[tuple[int, ...], list[Any]] = {}
+    for place, item in zip(itertools.product(*map(range, shape)), items):
+        found.setdefault(tuple(at for d, at in enumerate(place) if d not in dims), []).append(item)
+    return list(found.values())
+
+
+class Vector(Symbols):
+    """What is left of a NumPy array after indexing its leading dimensions with symbols. Numbers are plain expressions."""
+
+    def _made(self, items: Sequence[Expr], shape: tuple[int, ...]) -> Any:
+        return Vector(self._tracer, items, shape) if shape else items[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
+        if fn is operator.matmul:
+            return operands[0].dot(operands[1])
+        parts = []
+        for operand in operands:
+            value = _scalar(operand)
+            parts.append((value._items, value._shape) if isinstance(value, Vector) else ([value], ()))
+        shapes = [shape for _, shape in parts if shape]
+        shape = max(shapes, key=len)
+        if any(own != shape for own in shapes):
+            raise ValueError(f"arrays of shapes {' and '.join(str(list(own)) for own in shapes)} do not combine")
+        return self._made([fn(*items) for items in broadcast(parts, shape)], shape)
+
+    def __getitem__(self, index: Any) -> Any:
+        from_shape = _numbers(self._shape)
+        found = from_shape[index]
+        return self._made([self._items[i] for i in found.reshape(-1).tolist()], tuple(found.shape))
+
+    def _reduced(self, name: str, fn: Callable[[Sequence[Expr]], Expr], axis: Any = None) -> Any:
+        dims = range(len(self._shape)) if axis is None else [axis] if isinstance(axis, int) else axis
+        dims = [operator.index(d) % len(self._shape) for d in dims]
+        rest = tuple(extent for d, extent in enumerate(self._shape) if d not in dims)
+        return self._made([fn(group) for group in groups(self._items, self._shape, dims)], rest)
+
+    def sum(self, axis: Any = None) -> Any:
+        return self._reduced("sum", formulas.total, axis)
+
+    def mean(self, axis: Any = None) -> Any:
+        return self._reduced("mean", formulas.mean, axis)
+
+    def max(self, axis: Any = None) -> Any:
+        return self._reduced("max", formulas.largest, axis)
+
+    def min(self, axis: Any = None) -> Any:
+        return self._reduced("min", formulas.smallest, axis)
+
+    def any(self, axis: Any = None) -> Any:
+        return self._reduced("any", formulas.any_of, axis)
+
+    def all(self, axis: Any = None) -> Any:
+        return self._reduced("all", formulas.all_of, axis)
+
+    def norm(self) -> Any:
+        return self._reduced("norm", lambda items: formulas.norm(items, 2, at_zero=True))
+
+    def dot(self, other: Any) -> Any:
+        return (self * other).sum()
+
+
+def _numbers(shape: tuple[int, ...]) -> Any:
+    import numpy
+
+    return numpy.arange(math.prod(shape)).reshape(shape)
 
 
 def _scalar(value: Any) -> Any:
-    """A value that Expr's operators take: 0-d captures become reads, 0-d arrays numbers."""
+    """A value that Expr's operators take: captures become reads, 0-d arrays numbers."""
     if isinstance(value, Capture):
         return value.expand()
-    if isinstance(value, (Expr, Vector, bool, int, float)):
+    if isinstance(value, (Expr, Symbols, bool, int, float)):
         return value
     if arrays.is_array(value) and len(value.shape) == 0:
         return value.item()
     return value
 
 
-class Vector:
-    """A short list of expressions: what is left of an array after indexing its leading dimensions with symbols."""
+@dataclass(frozen=True)
+class _At:
+    """A dimension that was indexed."""
 
-    def __init__(self, items: Sequence[Expr]):
-        self.items = list(items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self):
-        return iter(self.items)
-
-    def __getitem__(self, index: int) -> Expr:
-        return self.items[index]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (len(self.items),)
-
-    def map(self, fn: Callable[..., Expr], other: Any = None, reflected: bool = False) -> "Vector":
-        if other is None:
-            return Vector([fn(x) for x in self.items])
-        other = _scalar(other)
-        others = other.items if isinstance(other, Vector) else [other] * len(self.items)
-        if len(others) != len(self.items):
-            raise ValueError(f"vectors of {len(self.items)} and {len(others)} elements do not combine")
-        return Vector([fn(b, a) if reflected else fn(a, b) for a, b in zip(self.items, others)])
-
-    def sum(self, *_: Any, **__: Any) -> Expr:
-        total = self.items[0]
-        for item in self.items[1:]:
-            total = total + item
-        return total
-
-    def mean(self, *_: Any, **__: Any) -> Expr:
-        return self.sum() / float(len(self.items))
-
-    def norm(self, *_: Any, **__: Any) -> Expr:
-        return _core.sqrt(self.map(lambda x: x * x).sum())
-
-    def dot(self, other: "Vector") -> Expr:
-        return self.map(lambda a, b: a * b, other).sum()
-
-    def __repr__(self) -> str:
-        return f"Vector({self.items})"
+    index: Any  # Expr or int
 
 
-def _install_vector_operators() -> None:
-    import operator as op
+@dataclass(frozen=True)
+class _Along:
+    """A dimension that is left: elements start, start + step, ..."""
 
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lt", "le", "gt", "ge", "eq", "ne"):
-        fn = getattr(op, name)
-        setattr(Vector, f"__{name}__", lambda self, other, fn=fn: self.map(fn, other))
-        setattr(Vector, f"__r{name}__", lambda self, other, fn=fn: self.map(fn, other, reflected=True))
-    Vector.__neg__ = lambda self: self.map(op.neg)
-    Vector.__hash__ = object.__hash__
-
-
-_install_vector_operators()
+    start: int
+    step: int
+    count: int
 
 
 class Capture:
-    """An array seen from inside a traced function; `index` holds the symbols it was indexed with so far."""
+    """An array seen from inside a traced function, and where it was indexed so far."""
 
-    def __init__(self, tracer: "Tracer", array: Any, index: tuple[Any, ...] = ()):
+    def __init__(self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None):
         self._tracer = tracer
         self._array = array
-        self._index = index
+        self._axes = tuple(_Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
+        self._order = tuple(range(len(self._axes))) if order is None else order  # of the dimensions that are left; None: a new one of size 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(self._array.shape)[len(self._index) :]
+        return tuple(1 if axis is None else self._axes[axis].count for axis in self._order)
 
     @property
     def ndim(self) -> int:
-        return len(self.shape)
+        return len(self._order)
 
     @property
     def dtype(self) -> Any:
@@ -123,65 +236,149 @@ class Capture:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def item(self) -> Any:
-        return self.expand()
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        index = index if isinstance(index, tuple) else (index,)
-        index = tuple(_scalar(i) for i in index)
-        if any(i is Ellipsis or i is None for i in index):
-            raise TypeError("a captured array is indexed with symbols and integers only inside a score or mask; `...` and None are not")
-        if not self._index and all(not isinstance(i, Expr) for i in index):
-            return Capture(self._tracer, self._array[index])
-        whole = slice(None)
-        if any(isinstance(i, slice) for i in index):
-            if any(isinstance(i, slice) and i != whole for i in index) or any(
-                isinstance(a, slice) and not isinstance(b, slice) for a, b in zip(index, index[1:])
-            ):
-                raise TypeError("slices of a captured array must be whole trailing dimensions, as in x[q_idx, :]")
-            index = tuple(i for i in index if not isinstance(i, slice))
-        if len(index) > self.ndim:
-            raise IndexError(f"{len(index)} indices for the {self.ndim} dimensions left of an array of shape {tuple(self._array.shape)}")
-        result = Capture(self._tracer, self._array, self._index + index)
-        return result.expand() if result.ndim == 0 else result
+        given = list(index) if isinstance(index, tuple) else [index]
+        given = [self._tracer.index(i) for i in given]
+        whole = sum(1 for i in given if i is Ellipsis)
+        named = sum(1 for i in given if i is not None and i is not Ellipsis)
+        if whole > 1 or named > self.ndim:
+            raise IndexError(f"{named} indices for the {self.ndim} dimensions left of an array of shape {list(self._array.shape)}")
+        at = next((place for place, i in enumerate(given) if i is Ellipsis), len(given))
+        given[at : at + 1] = [slice(None)] * (self.ndim - named)
+        if any(isinstance(i, Symbols) for i in given):
+            return self._gathered(given)
+        axes, order = list(self._axes), []
+        left = iter(self._order)
+        for i in given:
+            axis = None if i is None else next(left)
+            if i is None:
+                order.append(None)
+                continue
+            along = _Along(0, 1, 1) if axis is None else axes[axis]
+            if isinstance(i, slice):
+                taken = range(*i.indices(along.count))
+                if axis is not None:
+                    axes[axis] = _Along(along.start + taken.start * along.step, taken.step * along.step, len(taken))
+                if axis is None and len(taken) != 1:
+                    raise IndexError("a slice leaves nothing of a new dimension of a captured array")
+                order.append(axis)
+            elif axis is not None:
+                axes[axis] = _At(self._one(i, along))
+        result = Capture(self._tracer, self._array, tuple(axes), tuple(order))
+        return result if order or result._fixed() else result.expand()
+
+    @staticmethod
+    def _one(index: Any, along: _Along) -> Any:
+        if isinstance(index, int):
+            if not -along.count <= index < along.count:
+                raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
+            return along.start + along.step * (index % along.count)
+        return index if (along.start, along.step) == (0, 1) else index * along.step + along.start
+
+    def _gathered(self, given: list[Any]) -> Any:
+        """Arrays among the indices: as in NumPy and torch they are broadcast, and their dimensions stand where the first of them stood, or
+        in front when a dimension lies between them."""
+        places = [at for at, i in enumerate(given) if isinstance(i, Symbols)]
+        together = all(at in places or isinstance(given[at], (int, Expr)) for at in range(places[0], places[-1] + 1))
+        shape: tuple[int, ...] = ()
+        for at in places:
+            own = given[at]._shape
+            longer = max(len(shape), len(own))
+            padded = [(1,) * (longer - len(s)) + tuple(s) for s in (shape, own)]
+            shape = tuple(a if b == 1 else b for a, b in zip(*padded))
+        rows = list(broadcast([(given[at]._items, given[at]._shape) for at in places], shape))
+        if math.prod(shape) > MAX_UNROLL:
+            raise ValueError(f"a captured array is indexed with {math.prod(shape)} expressions at every pair; at most {MAX_UNROLL} are unrolled")
+        parts = []
+        for row in rows:
+            index = list(given)
+            for at, item in zip(places, row):
+                index[at] = item
+            part = self[tuple(index)]
+            parts.append(part.expand() if isinstance(part, Capture) else part)
+        inner = tuple(getattr(parts[0], "_shape", ()))
+        columns = [part._items if isinstance(part, Symbols) else [part] for part in parts]
+        before = sum(1 for i in given[: places[0]] if i is None or isinstance(i, slice)) if together else 0
+        ahead = math.prod(inner[:before])
+        behind = math.prod(inner[before:])
+        items = [column[a * behind + b] for a in range(ahead) for column in columns for b in range(behind)]
+        return self._tracer.made(items, (*inner[:before], *shape, *inner[before:]), self._array)
 
     def expand(self) -> Any:
-        """The Expr of a complete read, or the Vector over the dimensions that are left."""
-        if self.ndim == 0:
-            return self._tracer.param(self._array).read(list(self._index))
-        count = 1
-        for extent in self.shape:
-            count *= extent
+        """The read of one element, or all that are left as Symbols."""
+        shape = self.shape
+        count = math.prod(shape)
         if count > MAX_UNROLL:
             raise ValueError(
-                f"a score would read {count} elements of a captured array of shape {tuple(self._array.shape)} at every pair; "
+                f"a score would read {count} elements of a captured array of shape {list(self._array.shape)} at every pair; "
                 f"at most {MAX_UNROLL} are unrolled: index more dimensions"
             )
-        items: list[Any] = [self]
-        while items and isinstance(items[0], Capture):
-            items = [capture[i] for capture in items for i in range(capture.shape[0])]
-        return Vector(items)
+        param = self._tracer.param(self._array)
+        items = []
+        for place in itertools.product(*map(range, shape)):
+            where = {axis: at for axis, at in zip(self._order, place) if axis is not None}
+            index = [a.index if isinstance(a, _At) else a.start + a.step * where[axis] for axis, a in enumerate(self._axes)]
+            items.append(param.read(index))
+        return self._tracer.made(items, shape, self._array)
+
+    def _value(self) -> Any:
+        """The array here and now: what the function goes on to read is not known to change."""
+        if any(isinstance(axis, _At) and not isinstance(axis.index, int) for axis in self._axes):
+            raise TypeError("an element of a captured array that symbols choose has no value while it is traced")
+        self._tracer.saw_values = True
+        index = tuple(
+            axis.index if isinstance(axis, _At) else slice(axis.start, axis.start + axis.step * axis.count, axis.step) for axis in self._axes
+        )
+        found = self._array[index]
+        return found.item() if self._array.ndim and not self._order else found
+
+    def item(self) -> Any:
+        return self._value() if self._fixed() else self.expand()
+
+    def tolist(self) -> Any:
+        value = self._value()
+        return value.tolist() if hasattr(value, "tolist") else value
+
+    def _fixed(self) -> bool:
+        return all(isinstance(axis, _Along) or isinstance(axis.index, int) for axis in self._axes)
+
+    def __float__(self) -> float:
+        return float(self._value())
+
+    def __int__(self) -> int:
+        return int(self._value())
+
+    def __index__(self) -> int:
+        return operator.index(self._value())
+
+    def __bool__(self) -> bool:
+        return bool(self._value())
+
+    def __score__(self) -> Expr:
+        value = self.expand()
+        return value.__score__() if isinstance(value, Symbols) else value
+
+    def __array__(self, *arguments: Any, **keywords: Any) -> Any:
+        import numpy
+
+        return numpy.asarray(self._value(), *arguments, **keywords)
+
+    __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_array", "_index", "_tracer"):
+        if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer"):
             raise AttributeError(name)
         return getattr(self.expand(), name)
 
 
-def _install_capture_operators() -> None:
-    import operator as op
-
-    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lt", "le", "gt", "ge", "eq", "ne"):
-        fn = getattr(op, name)
-        slot = name.rstrip("_")
-        setattr(Capture, f"__{slot}__", lambda self, other, fn=fn: fn(self.expand(), _scalar(other)))
-        setattr(Capture, f"__r{slot}__", lambda self, other, fn=fn: fn(_scalar(other), self.expand()))
-    Capture.__neg__ = lambda self: -self.expand()
-    Capture.__invert__ = lambda self: ~self.expand()
-    Capture.__hash__ = object.__hash__
-
-
-_install_capture_operators()
+_install_operators(
+    Capture,
+    lambda fn, self, other, reflected: fn(_scalar(other), self.expand()) if reflected else fn(self.expand(), _scalar(other)),
+    lambda fn, self: fn(self.expand()),
+)
 
 
 @dataclass
@@ -191,16 +388,64 @@ class Tracer:
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
-    rebind: bool = True  # put Captures in place of captured arrays; torch intercepts indexing instead
+    saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
+
+    rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
+    tensors: ClassVar[type | None] = None  # arrays that are noticed wherever they come from
+
+    @classmethod
+    def setting(cls) -> Any:
+        """What else a trace depends on; hashable."""
+        return None
 
     def param(self, array: Any) -> Param:
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
+        arrays.check_plain(array, "a captured array")
         param = Param(self.names.get(id(array), f"p{len(self.params)}"), list(array.shape), arrays.type_of(array))
         self.arrays.append(array)
         self.params.append(param)
         return param
+
+    def forget_unread(self, expressions: Sequence[Expr], keep: int) -> None:
+        """Without the parameters that nothing in the expressions came of; the first `keep` stay."""
+        read = set().union(*(_core.params_of(expr) for expr in expressions))
+        kept = [at for at, param in enumerate(self.params) if at < keep or param.name in read]
+        self.params[:] = [self.params[at] for at in kept]
+        self.arrays[:] = [self.arrays[at] for at in kept]
+
+    def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Any:
+        """What was read of a captured array, as the functions see it."""
+        return Vector(self, items, shape) if shape else items[0]
+
+    def index(self, value: Any) -> Any:
+        """An index as None, Ellipsis, a slice, an int, an Expr, or Symbols with dimensions."""
+        if value is None or value is Ellipsis or isinstance(value, slice):
+            return value
+        if isinstance(value, bool):
+            raise TypeError("index of a captured array: found a bool; expected an integer")
+        if isinstance(value, int):
+            return value
+        if isinstance(value, Capture):
+            value = value.expand()
+        elif arrays.is_array(value):
+            value = Capture(self, value).expand() if len(value.shape) else value.item()
+        elif isinstance(value, (list, tuple)):
+            value = Vector(self, [_core.constant(i) for i in value], (len(value),))
+        if isinstance(value, Symbols) and not value._shape:
+            value = value.__score__()
+        for item in value._items if isinstance(value, Symbols) else [value]:
+            if not isinstance(item, (Expr, int)):
+                raise TypeError(f"index of a captured array: found {type(item).__name__}; expected integers, symbols, slices, None or ...")
+            if isinstance(item, Expr) and item.type != Type.integer:
+                raise TypeError(f"index of a captured array: found a {item.type.name} expression; expected an integer one")
+        return value
+
+    def arguments(self, kind: str) -> tuple[Any, ...]:
+        """What the functions are called with."""
+        symbols = (_core.batch, _core.head, _core.q_idx, _core.kv_idx)
+        return symbols if kind == "mask" else (_core.score, *symbols)
 
     def expression(self, fn: Any, kind: str) -> Expr | None:
         """`fn`: None, an Expr, text in the score language, or a function of the symbols. kind: "score_mod" or "mask"."""
@@ -210,44 +455,131 @@ class Tracer:
             return _core.parse(fn, self.params)
         if not callable(fn):
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")
-        symbols = (_core.batch, _core.head, _core.q_idx, _core.kv_idx)
-        arguments = symbols if kind == "mask" else (_core.score, *symbols)
-        result = _scalar((self._rebind(fn, {}) if self.rebind else fn)(*arguments))
+        arguments = self.arguments(kind)
+        _check_arity(fn, kind, len(arguments))
+        result = self.run(self._rebind(fn, {}) if self.rebind else fn, arguments)
+        result = _scalar(result)
+        if isinstance(result, Symbols):
+            if result._shape:
+                raise TypeError(f"{kind}: the function returned an array of shape {list(result._shape)}; expected one number for each pair")
+            result = result.__score__()
         if isinstance(result, (bool, int, float)):
             result = _core.constant(result)
         if not isinstance(result, Expr):
             raise TypeError(f"{kind}: the function returned {type(result).__name__}; expected an expression of its arguments")
-        if kind == "score_mod" and result.type != Type.real:
-            result = _core.to_real(result)
         if kind == "mask" and result.type != Type.boolean:
-            result = _core.to_boolean(result)
-        return result
+            raise TypeError(
+                f"mask: the function returned a{'n integer' if result.type == Type.integer else ' real'}; expected a boolean that says "
+                "which pairs take part (a comparison, as in x != 0); what is added to scores is a score_mod"
+            )
+        if kind == "score_mod" and result.type == Type.boolean:
+            raise TypeError("score_mod: the function returned a boolean; expected the new score (a function that says which pairs take part is a mask)")
+        return _core.to_real(result) if kind == "score_mod" else result
 
-    def _rebind(self, fn: Any, seen: dict[int, Any]) -> Any:
-        """A copy of a function whose captured arrays (closure, defaults, globals) are Captures, through nested functions."""
-        if not isinstance(fn, types.FunctionType):
-            return fn
-        if id(fn) in seen:
-            return seen[id(fn)]
-        seen[id(fn)] = fn
+    def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        return fn(*arguments)
 
-        def wrap(value: Any) -> Any:
-            if arrays.is_array(value):
-                return Capture(self, value)
-            return self._rebind(value, seen) if isinstance(value, types.FunctionType) else value
+    def replacement(self, value: Any) -> Any:
+        """What a function sees instead of something that it captured, when it is no array, container or function."""
+        return value
 
-        captured = inspect.getclosurevars(fn) if fn.__closure__ or fn.__code__.co_names else None
-        replaced = {name: wrap(value) for name, value in captured.globals.items()} if captured else {}
-        changed_globals = {name: value for name, value in replaced.items() if value is not fn.__globals__.get(name)}
-        cells = tuple(types.CellType(wrap(cell.cell_contents)) if _filled(cell) else cell for cell in fn.__closure__ or ())
-        defaults = tuple(wrap(value) for value in fn.__defaults__) if fn.__defaults__ else None
-        if not changed_globals and not cells and not defaults:
-            return fn
-        scope = {**fn.__globals__, **changed_globals} if changed_globals else fn.__globals__
-        copy = types.FunctionType(fn.__code__, scope, fn.__name__, defaults, cells or None)
-        copy.__kwdefaults__ = fn.__kwdefaults__
-        seen[id(fn)] = copy
+    # ---- captured arrays become Captures ----
+
+    def _replaces(self, value: Any, seen: set[int]) -> bool:
+        """Is there something to replace in what a function captured?"""
+        if id(value) in seen:
+            return False
+        kind = type(value)
+        if kind in (list, tuple, dict):
+            seen.add(id(value))
+            return any(self._replaces(item, seen) for item in (value.values() if kind is dict else value))
+        if arrays.is_array(value) or self.replacement(value) is not value:
+            return True
+        if isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+            seen.add(id(value))
+            return any(self._replaces(item, seen) for item in _captured_by(value))
+        return False
+
+    def _rebind(self, value: Any, seen: dict[int, Any]) -> Any:
+        """What a function sees instead of `value`: Captures for arrays, through containers and functions that captured some in turn."""
+        if id(value) in seen:
+            return seen[id(value)]
+        if not self._replaces(value, set()):
+            return value
+        if arrays.is_array(value):
+            return Capture(self, value)
+        if isinstance(value, functools.partial):
+            keywords = {key: self._rebind(item, seen) for key, item in value.keywords.items()}
+            return functools.partial(self._rebind(value.func, seen), *(self._rebind(item, seen) for item in value.args), **keywords)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self._rebind(value.__func__, seen), value.__self__)
+        if type(value) is tuple:
+            return tuple(self._rebind(item, seen) for item in value)
+        if type(value) is list:
+            items = seen[id(value)] = []
+            items.extend(self._rebind(item, seen) for item in value)
+            return items
+        if type(value) is dict:
+            entries = seen[id(value)] = {}
+            entries.update((key, self._rebind(item, seen)) for key, item in value.items())
+            return entries
+        if isinstance(value, types.FunctionType):
+            return self._rebound(value, seen)
+        return self.replacement(value)
+
+    def _rebound(self, fn: types.FunctionType, seen: dict[int, Any]) -> types.FunctionType:
+        new = {name: value for name, value in _globals_of(fn).items() if self._replaces(value, set())}
+        scope = dict(fn.__globals__) if new else fn.__globals__
+        cells = [(cell, types.CellType() if _filled(cell) and self._replaces(cell.cell_contents, set()) else cell) for cell in fn.__closure__ or ()]
+        copy = types.FunctionType(fn.__code__, scope, fn.__name__, None, tuple(mine for _, mine in cells) or None)
+        seen[id(fn)] = copy  # before what it reads: it may call itself
+        scope.update((name, self._rebind(value, seen)) for name, value in new.items())
+        for old, mine in cells:
+            if mine is not old:
+                mine.cell_contents = self._rebind(old.cell_contents, seen)
+        copy.__defaults__ = self._rebind(fn.__defaults__, seen)
+        copy.__kwdefaults__ = self._rebind(fn.__kwdefaults__, seen)
+        copy.__dict__.update(fn.__dict__)
         return copy
+
+
+_LIBRARIES = {"numpy", "jax", "torch", "foveal", "scipy", "builtins", "math", "functools", "operator"}
+
+
+def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
+    return {name: fn.__globals__[name] for name in guards.global_names(fn.__code__) if name in fn.__globals__}
+
+
+def _captured_by(fn: Any) -> Iterator[Any]:
+    """What a function of the user's reads besides its arguments."""
+    if isinstance(fn, functools.partial):
+        yield from (fn.func, *fn.args, *fn.keywords.values())
+    elif isinstance(fn, types.MethodType):
+        yield fn.__func__
+    elif (fn.__module__ or "").partition(".")[0] not in _LIBRARIES:
+        yield from _globals_of(fn).values()
+        yield from (cell.cell_contents for cell in fn.__closure__ or () if _filled(cell))
+        yield from fn.__defaults__ or ()
+        yield from (fn.__kwdefaults__ or {}).values()
+
+
+def _check_arity(fn: Any, kind: str, count: int) -> None:
+    """A mask in the place of a score_mod, and the other way round, are told apart by how many arguments they take."""
+    try:
+        signature = inspect.signature(fn)
+        signature.bind(*range(count))
+    except ValueError:  # a function of C: calling it will tell
+        return
+    except TypeError:
+        other, names = ("mask", "(batch, head, q_idx, kv_idx)"), "(score, batch, head, q_idx, kv_idx)"
+        if kind == "mask":
+            other, names = ("score_mod", names), other[1]
+        try:
+            signature.bind(*range(9 - count))
+            hint = f"; a function of {other[1]} is a {other[0]}"
+        except TypeError:
+            hint = ""
+        raise TypeError(f"{kind}: found a function of {signature}; expected one of {names}{hint}") from None
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -256,65 +588,3 @@ def _filled(cell: types.CellType) -> bool:
     except ValueError:
         return False
     return True
-
-
-def structure(expr: Expr) -> bytes:
-    """Equal for expressions that were built in the same way."""
-    return expr.structure()
-
-
-def signature(fn: Any) -> Any:
-    """A key that is equal for calls whose trace is the same, or None when that cannot be known. Arrays count by identity."""
-    if fn is None or isinstance(fn, str):
-        return (fn,)
-    if isinstance(fn, Expr):
-        return ("expr", structure(fn))
-    if isinstance(fn, functools.partial):
-        parts = [signature(fn.func), *(_value(v) for v in fn.args), *(_value(v) for v in fn.keywords.values())]
-        return None if None in parts else (*parts, tuple(fn.keywords))
-    if not isinstance(fn, types.FunctionType):
-        return None
-    parts: list[Any] = [fn.__code__]
-    for cell in fn.__closure__ or ():
-        try:
-            parts.append(_value(cell.cell_contents))
-        except ValueError:
-            return None
-    if fn.__defaults__:
-        parts.extend(_value(v) for v in fn.__defaults__)
-    if fn.__kwdefaults__:
-        parts.extend(_value(v) for v in fn.__kwdefaults__.values())
-    for name in fn.__code__.co_names:
-        if name in fn.__globals__:
-            parts.append(_value(fn.__globals__[name]))
-    return None if None in parts else tuple(parts)
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str)):
-        return (type(value), value)
-    if value is None or isinstance(value, (types.BuiltinFunctionType, type)):
-        return ("object", id(value))
-    if isinstance(value, types.ModuleType):
-        return ("module", value.__name__)
-    if isinstance(value, Expr):
-        return ("expr", structure(value))
-    if isinstance(value, (tuple, list)):
-        parts = tuple(_value(v) for v in value)
-        return None if None in parts else parts
-    if isinstance(value, types.FunctionType) and (value.__module__ or "").partition(".")[0] in ("torch", "foveal", "numpy", "math"):
-        return ("object", id(value))
-    if isinstance(value, (types.FunctionType, functools.partial)):
-        return signature(value)
-    if arrays.is_array(value):
-        return ("array", id(value), tuple(value.shape), value.dtype)
-    return ("object", id(value)) if type(value).__module__ == "torch" and type(value).__name__ == "dtype" else None
-
-
-def mentions(parts: Any, array: Any) -> bool:
-    """True when the array itself is in a signature; a view made while tracing is new every time."""
-    if not isinstance(parts, tuple):
-        return False
-    if len(parts) == 4 and parts[0] == "array" and parts[1] == id(array):
-        return True
-    return any(mentions(part, array) for part in parts)

@@ -84,6 +84,13 @@ Expr fold_batch(const Expr& expr, std::int64_t batch, const std::map<std::string
   return expr.present() ? made.at(expr.node().get()) : Expr();
 }
 
+std::set<std::string> params_of(const Expr& expr) {
+  std::set<std::string> names;
+  for (const Node* node : operands_first(expr))
+    if (node->param != nullptr) names.insert(node->param->name);
+  return names;
+}
+
 bool reads_by_batch(const Expr& expr, const std::string& param) {
   const std::vector<const Node*> nodes = operands_first(expr);
   return std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) {

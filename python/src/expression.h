@@ -2,6 +2,7 @@
 // What the adapters ask of whole expressions.
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 
 #include "foveal/score.h"
@@ -15,6 +16,9 @@ std::string structure_of(const Expr& expr);
 /// remainder. A parameter in `folded` has a copy for each of them: its new Param has a leading dimension for the copy, or, when its rank is
 /// the old one, holds all copies' rows in its first dimension, which must be read with `batch` alone.
 Expr fold_batch(const Expr& expr, std::int64_t batch, const std::map<std::string, Param>& folded);
+
+/// The names of the parameters that an expression reads.
+std::set<std::string> params_of(const Expr& expr);
 
 /// True when every read of the parameter has the symbol `batch` as its first index.
 bool reads_by_batch(const Expr& expr, const std::string& param);

@@ -3,6 +3,7 @@
 
 #include <nanobind/operators.h>
 #include <nanobind/stl/map.h>
+#include <nanobind/stl/set.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -23,6 +24,8 @@ std::optional<Expr> convert(nb::handle value) {
   if (PyBool_Check(value.ptr())) return Expr(value.ptr() == Py_True);
   if (PyLong_Check(value.ptr())) return Expr(nb::cast<long long>(value));
   if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));
+  // What stands for an expression in a traced function says which (trace.py).
+  if (nb::hasattr(value.type(), "__score__")) return nb::cast<Expr>(value.attr("__score__")());
   return std::nullopt;
 }
 
@@ -80,6 +83,8 @@ void bind_score(nb::module_& m) {
   binary("__and__", "__rand__", [](const Expr& a, const Expr& b) { return a & b; });
   binary("__or__", "__ror__", [](const Expr& a, const Expr& b) { return a | b; });
   binary("__xor__", "__rxor__", [](const Expr& a, const Expr& b) { return a ^ b; });
+  binary("__lshift__", "__rlshift__", [](const Expr& a, const Expr& b) { return a << b; });
+  binary("__rshift__", "__rrshift__", [](const Expr& a, const Expr& b) { return a >> b; });
   binary("__eq__", nullptr, [](const Expr& a, const Expr& b) { return a == b; });
   binary("__ne__", nullptr, [](const Expr& a, const Expr& b) { return a != b; });
   binary("__lt__", nullptr, [](const Expr& a, const Expr& b) { return a < b; });
@@ -124,6 +129,9 @@ void bind_score(nb::module_& m) {
   unary(
       "floor", [](const Expr& x) { return floor(x); }, "The largest whole number that is not above x, a real; derivative 0.");
   unary(
+      "stop_gradient", [](const Expr& x) { return stop_gradient(x); },
+      "x itself; its derivative is 0, also that of parameters that it reads.");
+  unary(
       "to_real", [](const Expr& x) { return to_real(x); }, "x as a real.");
   unary(
       "to_integer", [](const Expr& x) { return to_integer(x); }, "x truncated towards zero; no derivative.");
@@ -134,9 +142,9 @@ void bind_score(nb::module_& m) {
         name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"), doc);
   };
   function2(
-      "minimum", [](const Expr& a, const Expr& b) { return min(a, b); }, "The smaller one; a tie takes a's derivative.");
+      "minimum", [](const Expr& a, const Expr& b) { return min(a, b); }, "The smaller one; of a tie, each takes half of the derivative.");
   function2(
-      "maximum", [](const Expr& a, const Expr& b) { return max(a, b); }, "The larger one; a tie takes a's derivative.");
+      "maximum", [](const Expr& a, const Expr& b) { return max(a, b); }, "The larger one; of a tie, each takes half of the derivative.");
   function2(
       "floor_div", [](const Expr& a, const Expr& b) { return floor_div(a, b); }, "Python's a // b.");
   function2(
@@ -175,6 +183,7 @@ void bind_score(nb::module_& m) {
   m.def("alibi", &alibi, nb::arg("heads"), "score + (kv_idx - q_idx) * 2 ** (-8 * (head + 1) / heads)");
   m.def("softcap", &softcap, nb::arg("cap"), "cap * tanh(score / cap)");
   m.def("fold_batch", &fold_batch, nb::arg("expr"), nb::arg("batch"), nb::arg("folded"));
+  m.def("params_of", &params_of, nb::arg("expr"), "The names of the parameters that it reads.");
   m.def("reads_by_batch", &reads_by_batch, nb::arg("expr"), nb::arg("param"));
   m.def(
       "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),

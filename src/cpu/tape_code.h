@@ -58,7 +58,7 @@ struct TapeGrads {
   X(floor_div_r, real) X(mod_r, real) \
   X(mul_add, real) X(mul_sub, real) X(sub_mul, real) /* a * b + c, a * b - c, c - a * b */ \
   X(add_i, word) X(sub_i, word) X(mul_i, word) X(neg_i, word) X(abs_i, word) X(min_i, word) X(max_i, word) X(floor_div_i, word) \
-  X(mod_i, word) \
+  X(mod_i, word) X(bit_and_i, word) X(bit_or_i, word) X(bit_xor_i, word) X(shift_left_i, word) X(shift_right_i, word) \
   /* functions */ \
   X(exp, real) X(exp2, real) X(log, real) X(log2, real) X(sqrt, real) X(rsqrt, real) X(tanh, real) X(sigmoid, real) X(sin, real) \
   X(cos, real) X(tan, real) X(erf, real) X(floor, real) X(pow, real) \

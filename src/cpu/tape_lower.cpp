@@ -71,7 +71,8 @@ constexpr auto steps = make_steps();
 
 constexpr bool every_operation_has_a_step() {
   for (std::size_t op = 0; op < op_count; ++op)
-    if (declared[op].arity > 0 && steps[op] == std::array{no_step, no_step, no_step}) return false;
+    if (declared[op].arity > 0 && steps[op] == std::array{no_step, no_step, no_step} && static_cast<Op>(op) != Op::stop_gradient)
+      return false;  // stop_gradient is in no program
   return true;
 }
 static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i or NAME_b for each operation with operands");

@@ -99,11 +99,17 @@ Expr of_number(Op op, const Expr& x) {
   return apply(op, type, {cast(x, type)});
 }
 
-Expr logical(Op op, const Expr& a, const Expr& b) {
+Expr of_integers(Op op, const Expr& a, const Expr& b) {
   const Type x = type_of(a, op), y = type_of(b, op);
-  FOVEAL_CHECK(x == Type::boolean && y == Type::boolean, title(op), ": operands are ", to_string(x), " and ", to_string(y),
-               "; expected boolean and boolean (compare a number, as in x != 0)");
-  return apply(op, Type::boolean, {a.node(), b.node()});
+  FOVEAL_CHECK(x != Type::real && y != Type::real, title(op), ": operands are ", to_string(x), " and ", to_string(y),
+               "; expected integers or booleans (compare a number, as in x != 0)");
+  return apply(op, Type::integer, {cast(a, Type::integer), cast(b, Type::integer)});
+}
+
+/// Of two booleans logic, of integers bits.
+Expr junction(Op logical, Op bits, const Expr& a, const Expr& b) {
+  if (type_of(a, logical) != Type::boolean || type_of(b, logical) != Type::boolean) return of_integers(bits, a, b);
+  return apply(logical, Type::boolean, {a.node(), b.node()});
 }
 
 /// Comparison of booleans is logic; of anything else, arithmetic.
@@ -186,15 +192,17 @@ Expr operator<(const Expr& a, const Expr& b) { return comparison(Op::lt, a, b); 
 Expr operator<=(const Expr& a, const Expr& b) { return comparison(Op::le, a, b); }
 Expr operator>(const Expr& a, const Expr& b) { return comparison(Op::lt, b, a); }
 Expr operator>=(const Expr& a, const Expr& b) { return comparison(Op::le, b, a); }
-Expr operator&(const Expr& a, const Expr& b) { return logical(Op::logical_and, a, b); }
-Expr operator|(const Expr& a, const Expr& b) { return logical(Op::logical_or, a, b); }
-Expr operator^(const Expr& a, const Expr& b) { return logical(Op::logical_xor, a, b); }
+Expr operator&(const Expr& a, const Expr& b) { return junction(Op::logical_and, Op::bit_and, a, b); }
+Expr operator|(const Expr& a, const Expr& b) { return junction(Op::logical_or, Op::bit_or, a, b); }
+Expr operator^(const Expr& a, const Expr& b) { return junction(Op::logical_xor, Op::bit_xor, a, b); }
+Expr operator<<(const Expr& a, const Expr& b) { return of_integers(Op::shift_left, a, b); }
+Expr operator>>(const Expr& a, const Expr& b) { return of_integers(Op::shift_right, a, b); }
 Expr operator!(const Expr& a) {
   const Type type = type_of(a, Op::logical_not);
   FOVEAL_CHECK(type == Type::boolean, title(Op::logical_not), ": the operand is ", to_string(type), "; expected boolean");
   return apply(Op::logical_not, Type::boolean, {a.node()});
 }
-Expr operator~(const Expr& a) { return !a; }
+Expr operator~(const Expr& a) { return type_of(a, Op::logical_not) == Type::integer ? Expr(-1) - a : !a; }
 
 Expr floor_div(const Expr& a, const Expr& b) { return arithmetic(Op::floor_div, a, b); }
 
@@ -224,6 +232,9 @@ Expr erf(const Expr& x) { return of_real(Op::erf, x); }
 Expr floor(const Expr& x) { return of_real(Op::floor, x); }
 Expr pow(const Expr& x, const Expr& exponent) { return of_reals(Op::pow, x, exponent); }
 
+Expr stop_gradient(const Expr& x) {
+  return type_of(x, Op::stop_gradient) == Type::real ? of_real(Op::stop_gradient, x) : x;  // others have no derivative
+}
 Expr to_real(const Expr& x) {
   type_of(x, Op::to_real);
   return Expr(cast(x, Type::real));

@@ -63,11 +63,11 @@ class Compiler {
   ScoreProgram operator()() {
     check_request();
     ValueId score = lower_score(graph_, request_.score_mod);
-    std::vector<bool> in_score(request_.params.size(), false);
+    ValueId keep = lower_mask(graph_, request_.mask);
+    std::vector<bool> is_read(request_.params.size(), false);  // by the mask alone: then its gradient is zero
     for (std::size_t id = 0; id < graph_.size(); ++id)
       if (const Instr& instr = graph_[static_cast<ValueId>(id)]; instr.op == Op::read)
-        in_score[static_cast<std::size_t>(instr.param)] = true;
-    ValueId keep = lower_mask(graph_, request_.mask);
+        is_read[static_cast<std::size_t>(instr.param)] = true;
     move_to_mask(graph_, score, keep);
 
     for (std::size_t i = 0; i < request_.params.size(); ++i) {
@@ -75,7 +75,7 @@ class Compiler {
       const bool trainable = wants_gradient(i);
       FOVEAL_CHECK(!trainable || info.type == Type::real, "parameter ", info.name, ": a gradient is wanted but it is ",
                    to_string(info.type), "; expected a real parameter");
-      FOVEAL_CHECK(!trainable || in_score[i], "parameter ", info.name, ": a gradient is wanted but the score_mod does not read it");
+      FOVEAL_CHECK(!trainable || is_read[i], "parameter ", info.name, ": a gradient is wanted but neither score_mod nor mask reads it");
       result_.params.push_back({info.name, info.shape, info.type, trainable, false});
     }
     if (score != graph_.symbol(Op::score)) result_.forward = graph_.program({score});

@@ -289,6 +289,10 @@ Program Graph::program(const std::vector<ValueId>& outputs, std::vector<ValueId>
   new_id.assign(code_.size(), -1);
   for (std::size_t id = 0; id < code_.size(); ++id) {
     if (!needed[id]) continue;
+    if (code_[id].op == Op::stop_gradient) {
+      new_id[id] = new_id[static_cast<std::size_t>(code_[id].arg[0])];
+      continue;
+    }
     new_id[id] = static_cast<ValueId>(program.code.size());
     Instr instr = code_[id];
     for (ValueId& arg : instr.arg)

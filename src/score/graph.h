@@ -50,7 +50,7 @@ class Graph {
   /// An integer as a sum; a value that is no sum is its own atom.
   Linear linear(ValueId id) const;
 
-  /// Only what the outputs need, renumbered.
+  /// Only what the outputs need, renumbered. stop_gradient has done its work by then: its operand stands in its place.
   Program program(const std::vector<ValueId>& outputs) const;
   Program program(const std::vector<ValueId>& outputs, std::vector<ValueId>& new_id) const;  ///< new_id: of each value, -1 when dropped
 
@@ -83,6 +83,7 @@ class Graph {
   ValueId make_not(ValueId a);
   ValueId make_junction(Op op, ValueId a, ValueId b);
   ValueId make_xor(ValueId a, ValueId b);
+  ValueId make_bits(Op op, ValueId a, ValueId b);
   ValueId make_comparison(Op op, ValueId a, ValueId b);
   ValueId make_pow(ValueId x, ValueId exponent);
   ValueId compare_to_zero(Op op, Linear difference);

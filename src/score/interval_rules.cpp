@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 
@@ -201,6 +202,8 @@ Interval pow(Type, const Interval& a, const Interval& b, const Interval&) {
   return within(widened({x.low * (1 - margin), x.high * (1 + margin), false}), 0, inf);
 }
 
+Interval stop_gradient(Type, const Interval& a, const Interval&, const Interval&) { return a; }
+
 Interval eq(Type, const Interval& a, const Interval& b, const Interval&) {
   return truth(is_point(a) && is_point(b) && a.low == b.low && !any_nan(a, b), a.high < b.low || b.high < a.low);
 }
@@ -227,6 +230,55 @@ Interval logical_not(Type, const Interval& a, const Interval&, const Interval&) 
 
 Interval logical_xor(Type, const Interval& a, const Interval& b, const Interval&) {
   return is_point(a) && is_point(b) ? truth(a.low != b.low, a.low == b.low) : either;
+}
+
+namespace {
+
+/// -2^k <= a, b < 2^k; 2^k, or infinity where integers are no longer exact.
+double bits_of(const Interval& a, const Interval& b) {
+  const double far = std::max({-a.low, a.high + 1, -b.low, b.high + 1, 1.0});
+  return far <= 0x1p52 ? std::exp2(std::ceil(std::log2(far))) : inf;
+}
+
+template <class Operation>
+Interval of_bits(const Interval& a, const Interval& b, Operation operation) {
+  const double bits = bits_of(a, b);
+  if (bits == inf) return {-inf, inf};
+  if (is_point(a) && is_point(b)) {
+    const auto value = static_cast<double>(operation(static_cast<std::int64_t>(a.low), static_cast<std::int64_t>(b.low)));
+    return {value, value};
+  }
+  return {a.low >= 0 && b.low >= 0 ? 0 : -bits, bits - 1};
+}
+
+Interval shift_counts(const Interval& b) { return {std::clamp(b.low, 0.0, 63.0), std::clamp(b.high, 0.0, 63.0)}; }
+
+}  // namespace
+
+Interval bit_and(Type, const Interval& a, const Interval& b, const Interval&) {
+  Interval bounds = of_bits(a, b, [](std::int64_t x, std::int64_t y) { return x & y; });
+  for (const Interval* one : {&a, &b})  // no bit that is not in both
+    if (one->low >= 0) bounds = {std::max(bounds.low, 0.0), std::min(bounds.high, one->high)};
+  return bounds;
+}
+
+Interval bit_or(Type, const Interval& a, const Interval& b, const Interval&) {
+  return of_bits(a, b, [](std::int64_t x, std::int64_t y) { return x | y; });
+}
+
+Interval bit_xor(Type, const Interval& a, const Interval& b, const Interval&) {
+  return of_bits(a, b, [](std::int64_t x, std::int64_t y) { return x ^ y; });
+}
+
+Interval shift_left(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  if (is_infinite(b)) return {-inf, inf};
+  const Interval counts = shift_counts(b);
+  return mul(type, a, {std::exp2(counts.low), std::exp2(counts.high)}, c);
+}
+
+Interval shift_right(Type type, const Interval& a, const Interval& b, const Interval& c) {
+  const Interval counts = shift_counts(b);
+  return floor(type, mul(type, a, {std::exp2(-counts.high), std::exp2(-counts.low)}, c), c, c);
 }
 
 Interval select(Type, const Interval& a, const Interval& b, const Interval& c) {

@@ -11,7 +11,8 @@ Interval widened(Interval x);    ///< by the rounding of one real operation
 using Rule = Interval(Type type, const Interval& a, const Interval& b, const Interval& c);
 
 Rule add, sub, mul, div, floor_div, mod, neg, abs, min, max, exp, exp2, log, log2, sqrt, rsqrt, tanh, sigmoid, sin, cos, tan, erf, floor,
-    pow;
-Rule eq, ne, lt, le, logical_and, logical_or, logical_not, logical_xor, select, to_real, to_integer, to_boolean;
+    pow, stop_gradient;
+Rule eq, ne, lt, le, logical_and, logical_or, logical_not, logical_xor, bit_and, bit_or, bit_xor, shift_left, shift_right, select, to_real,
+    to_integer, to_boolean;
 
 }  // namespace foveal::scoring::interval_rules

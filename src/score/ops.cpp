@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <numbers>
 
@@ -55,6 +56,14 @@ double truncate_to_integer(double x) {  // saturates like the hardware conversio
   return std::trunc(std::clamp(x, -2147483648.0, 2147483647.0));
 }
 
+/// Of integers below 2^53 in size, in two's complement.
+template <class Operation>
+double of_bits(double a, double b, Operation operation) {
+  return static_cast<double>(operation(static_cast<std::int64_t>(a), static_cast<std::int64_t>(b)));
+}
+
+double shift_count(double b) { return std::clamp(b, 0.0, 63.0); }  // others have no value in the language
+
 // d f(x) = f'(x) dx for the usual functions; each takes the value itself (self) or the operand, whichever is cheaper.
 ValueId times_constant(const Step& s, double constant, ValueId value) { return s.graph.make(Op::mul, s.graph.real(constant), value); }
 
@@ -100,11 +109,22 @@ ValueId d_mod(const Step& s) {  // a - floor(a / b) b
   return s.difference(s.tangent[0], s.scaled(quotient, s.tangent[1]));
 }
 
-ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the second term 0 at x = 0
+/// Of two that are equal, each takes half of what comes back.
+ValueId d_extreme(const Step& s, ValueId is_first, ValueId is_second) {
+  const ValueId both = s.scaled(s.graph.real(0.5), s.sum(s.tangent[0], s.tangent[1]));
+  return s.choose(is_first, s.tangent[0], s.choose(is_second, s.tangent[1], both));
+}
+
+ValueId d_min(const Step& s) { return d_extreme(s, s.graph.make(Op::lt, s.arg[0], s.arg[1]), s.graph.make(Op::lt, s.arg[1], s.arg[0])); }
+
+ValueId d_max(const Step& s) { return d_extreme(s, s.graph.make(Op::lt, s.arg[1], s.arg[0]), s.graph.make(Op::lt, s.arg[0], s.arg[1])); }
+
+ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the first term 0 at e = 0, the second at x = 0
   ValueId by_base = zero_tangent, by_exponent = zero_tangent;
   if (s.tangent[0] != zero_tangent) {
     const ValueId less = s.graph.make(Op::sub, s.arg[1], s.graph.real(1));
-    by_base = s.scaled(s.graph.make(Op::mul, s.arg[1], s.graph.make(Op::pow, s.arg[0], less)), s.tangent[0]);
+    const ValueId slope = s.graph.make(Op::mul, s.arg[1], s.graph.make(Op::pow, s.arg[0], less));
+    by_base = s.choose(s.graph.make(Op::eq, s.arg[1], s.graph.real(0)), zero_tangent, s.scaled(slope, s.tangent[0]));
   }
   if (s.tangent[1] != zero_tangent) {
     const ValueId slope = s.graph.make(Op::mul, s.self, s.graph.make(Op::log, s.arg[0]));
@@ -147,10 +167,8 @@ constexpr Facts facts[] = {
     {Op::mod, V(floor_remainder(type, a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
     {Op::neg, V(-a), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
     {Op::abs, V(std::abs(a)), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
-    {Op::min, V(b < a ? b : a), D(s.choose(s.graph.make(Op::lt, s.arg[1], s.arg[0]), s.tangent[1], s.tangent[0])), rule::min,
-     "fv_min($0, $1)", "fv_min($0, $1)"},
-    {Op::max, V(a < b ? b : a), D(s.choose(s.graph.make(Op::lt, s.arg[0], s.arg[1]), s.tangent[1], s.tangent[0])), rule::max,
-     "fv_max($0, $1)", "fv_max($0, $1)"},
+    {Op::min, V(b < a ? b : a), d_min, rule::min, "fv_min($0, $1)", "fv_min($0, $1)"},
+    {Op::max, V(a < b ? b : a), d_max, rule::max, "fv_max($0, $1)", "fv_max($0, $1)"},
     {Op::exp, V(std::exp(a)), D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", ""},
     {Op::exp2, V(std::exp2(a)), D(s.scaled(times_constant(s, std::numbers::ln2, s.self), s.tangent[0])), rule::exp2, "fv_exp2($0)", ""},
     {Op::log, V(std::log(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[0]), s.tangent[0])), rule::log, "fv_log($0)", ""},
@@ -167,6 +185,7 @@ constexpr Facts facts[] = {
     {Op::erf, V(std::erf(a)), d_erf, rule::erf, "fv_erf($0)", ""},
     {Op::floor, V(std::floor(a)), nullptr, rule::floor, "fv_floor($0)", ""},
     {Op::pow, V(std::pow(a, b)), d_pow, rule::pow, "fv_pow($0, $1)", ""},
+    {Op::stop_gradient, V(a), nullptr, rule::stop_gradient, "($0)", ""},
     {Op::eq, V(a == b), nullptr, rule::eq, "($0 == $1)", "($0 == $1)"},
     {Op::ne, V(a != b), nullptr, rule::ne, "($0 != $1)", "($0 != $1)"},
     {Op::lt, V(a < b), nullptr, rule::lt, "($0 < $1)", "($0 < $1)"},
@@ -175,6 +194,11 @@ constexpr Facts facts[] = {
     {Op::logical_or, V(a != 0 || b != 0), nullptr, rule::logical_or, "", "($0 | $1)"},
     {Op::logical_not, V(a == 0), nullptr, rule::logical_not, "", "(!$0)"},
     {Op::logical_xor, V((a != 0) != (b != 0)), nullptr, rule::logical_xor, "", "($0 ^ $1)"},
+    {Op::bit_and, V(of_bits(a, b, [](auto x, auto y) { return x & y; })), nullptr, rule::bit_and, "", "($0 & $1)"},
+    {Op::bit_or, V(of_bits(a, b, [](auto x, auto y) { return x | y; })), nullptr, rule::bit_or, "", "($0 | $1)"},
+    {Op::bit_xor, V(of_bits(a, b, [](auto x, auto y) { return x ^ y; })), nullptr, rule::bit_xor, "", "($0 ^ $1)"},
+    {Op::shift_left, V(a* std::exp2(shift_count(b))), nullptr, rule::shift_left, "", "fv_shift_left($0, $1)"},
+    {Op::shift_right, V(std::floor(a* std::exp2(-shift_count(b)))), nullptr, rule::shift_right, "", "fv_shift_right($0, $1)"},
     {Op::select, V(a != 0 ? b : c), D(s.choose(s.arg[0], s.tangent[1], s.tangent[2])), rule::select, "($0 ? $1 : $2)", "($0 ? $1 : $2)"},
     {Op::to_real, V(a), nullptr, rule::to_real, "real($0)", "real($0)"},
     {Op::to_integer, V(truncate_to_integer(a)), nullptr, rule::to_integer, "int($0)", "int($0)"},

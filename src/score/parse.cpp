@@ -92,7 +92,7 @@ class Reader {
     } else if (std::isdigit(peek(begin)) || (peek(begin) == '.' && std::isdigit(peek(begin + 1)))) {
       token_.kind = number();
     } else {
-      static constexpr std::string_view signs[] = {"**", "//", "<=", ">=", "==", "!="};
+      static constexpr std::string_view signs[] = {"**", "//", "<<", ">>", "<=", ">=", "==", "!="};
       next_ += std::find(std::begin(signs), std::end(signs), text_.substr(begin, 2)) != std::end(signs) ? 2 : 1;
       token_.kind = Token::sign;
     }
@@ -158,7 +158,7 @@ const std::map<std::string_view, Function>& functions() {
       FOVEAL_2(floor_div), FOVEAL_3(where), FOVEAL_2(min),     FOVEAL_2(max),        FOVEAL_3(clamp),      FOVEAL_1(abs),
       FOVEAL_1(exp),       FOVEAL_1(exp2),  FOVEAL_1(log),     FOVEAL_1(log2),       FOVEAL_1(sqrt),       FOVEAL_1(rsqrt),
       FOVEAL_1(tanh),      FOVEAL_1(sin),   FOVEAL_1(sigmoid), FOVEAL_1(cos),        FOVEAL_1(tan),        FOVEAL_1(erf),
-      FOVEAL_1(floor),     FOVEAL_2(pow),   FOVEAL_1(to_real), FOVEAL_1(to_integer), FOVEAL_1(to_boolean),
+      FOVEAL_1(floor),     FOVEAL_2(pow),   FOVEAL_1(to_real), FOVEAL_1(to_integer), FOVEAL_1(to_boolean), FOVEAL_1(stop_gradient),
   };
 #undef FOVEAL_1
 #undef FOVEAL_2
@@ -188,13 +188,14 @@ struct Binary {
   int level;
   Expr (*build)(const Expr& a, const Expr& b);
 };
-constexpr int tightest = 4;
+constexpr int tightest = 5;
 constexpr Binary binaries[] = {
-    {"|", 0, [](const Expr& a, const Expr& b) { return a | b; }}, {"^", 1, [](const Expr& a, const Expr& b) { return a ^ b; }},
-    {"&", 2, [](const Expr& a, const Expr& b) { return a & b; }}, {"+", 3, [](const Expr& a, const Expr& b) { return a + b; }},
-    {"-", 3, [](const Expr& a, const Expr& b) { return a - b; }}, {"*", 4, [](const Expr& a, const Expr& b) { return a * b; }},
-    {"/", 4, [](const Expr& a, const Expr& b) { return a / b; }}, {"//", 4, [](const Expr& a, const Expr& b) { return floor_div(a, b); }},
-    {"%", 4, [](const Expr& a, const Expr& b) { return a % b; }},
+    {"|", 0, [](const Expr& a, const Expr& b) { return a | b; }},   {"^", 1, [](const Expr& a, const Expr& b) { return a ^ b; }},
+    {"&", 2, [](const Expr& a, const Expr& b) { return a & b; }},   {"<<", 3, [](const Expr& a, const Expr& b) { return a << b; }},
+    {">>", 3, [](const Expr& a, const Expr& b) { return a >> b; }}, {"+", 4, [](const Expr& a, const Expr& b) { return a + b; }},
+    {"-", 4, [](const Expr& a, const Expr& b) { return a - b; }},   {"*", 5, [](const Expr& a, const Expr& b) { return a * b; }},
+    {"/", 5, [](const Expr& a, const Expr& b) { return a / b; }},   {"//", 5, [](const Expr& a, const Expr& b) { return floor_div(a, b); }},
+    {"%", 5, [](const Expr& a, const Expr& b) { return a % b; }},
 };
 constexpr Binary comparisons[] = {
     {"==", 0, [](const Expr& a, const Expr& b) { return a == b; }}, {"!=", 0, [](const Expr& a, const Expr& b) { return a != b; }},
@@ -337,7 +338,9 @@ class Parser {
     const Nesting guard(*this);
     in_.take();
     const Expr operand = unary();
-    return built(sign.position, [&] { return sign.text == "-" ? -operand : sign.text == "+" ? Expr(0) + operand : !operand; });
+    return built(sign.position, [&] {
+      return sign.text == "-" ? -operand : sign.text == "+" ? Expr(0) + operand : sign.text == "~" ? ~operand : !operand;
+    });
   }
 
   Expr power() {

@@ -17,7 +17,7 @@ constexpr int max_inline_depth = 60;
 constexpr int named_every = 40;  // levels, in a deep expression: keeps what the parser must nest bounded
 
 /// How tightly the text of a value binds, as in Python.
-enum Level { comparison_level, or_level, xor_level, and_level, sum_level, product_level, unary_level, atom_level };
+enum Level { comparison_level, or_level, xor_level, and_level, shift_level, sum_level, product_level, unary_level, atom_level };
 
 Level level_of(Op op) {
   switch (op) {
@@ -27,11 +27,17 @@ Level level_of(Op op) {
     case Op::le:
       return comparison_level;
     case Op::logical_or:
+    case Op::bit_or:
       return or_level;
     case Op::logical_xor:
+    case Op::bit_xor:
       return xor_level;
     case Op::logical_and:
+    case Op::bit_and:
       return and_level;
+    case Op::shift_left:
+    case Op::shift_right:
+      return shift_level;
     case Op::add:
     case Op::sub:
       return sum_level;

@@ -57,6 +57,12 @@ ValueId Graph::make(Op op, ValueId a, ValueId b, ValueId c) {
       return make_junction(op, a, b);
     case Op::logical_xor:
       return make_xor(a, b);
+    case Op::bit_and:
+    case Op::bit_or:
+    case Op::bit_xor:
+    case Op::shift_left:
+    case Op::shift_right:
+      return make_bits(op, a, b);
     case Op::logical_not:
       return make_not(a);
     case Op::select:
@@ -196,6 +202,25 @@ ValueId Graph::make_integer(Op op, ValueId a, ValueId b) {
   }
 }
 
+/// Shifts by constants are products and quotients, and with the lowest bits is a remainder: forms that sums and bounds know.
+ValueId Graph::make_bits(Op op, ValueId a, ValueId b) {
+  const bool shifts = op == Op::shift_left || op == Op::shift_right;
+  if (!shifts) sort_pair(a, b);  // a constant comes last
+  const std::optional<double> known = const_value(b);
+  if (shifts && known && *known >= 0 && *known < 31) {
+    return make(op == Op::shift_left ? Op::mul : Op::floor_div, a, integer(std::int64_t{1} << static_cast<int>(*known)));
+  }
+  if (known && !shifts) {
+    const auto bits = static_cast<std::int64_t>(*known);
+    if (bits == 0) return op == Op::bit_and ? b : a;
+    if (op == Op::bit_and && bits == -1) return a;
+    if (op == Op::bit_and && bits > 0 && bits < max_coefficient && (bits & (bits + 1)) == 0) return make(Op::mod, a, integer(bits + 1));
+    if (op == Op::bit_xor && bits == -1) return make(Op::sub, b, a);
+  }
+  if (a == b && !shifts) return op == Op::bit_xor ? integer(0) : a;
+  return intern(op, a, b);
+}
+
 ValueId Graph::make_real(Op op, ValueId a, ValueId b) {
   const auto integer_of = [this](ValueId id) -> std::optional<ValueId> {
     if (is(id, Op::to_real) && type((*this)[id].arg[0]) == Type::integer) return (*this)[id].arg[0];
@@ -282,6 +307,9 @@ ValueId Graph::make_unary(Op op, ValueId a) {
       break;
     case Op::floor:
       if (from_integer || instr.op == Op::floor) return a;
+      break;
+    case Op::stop_gradient:
+      if (instr.op == Op::stop_gradient || instr.op == Op::to_real) return a;  // nothing to stop
       break;
     case Op::to_real:
       if (type(a) == Type::real) return a;

@@ -211,7 +211,7 @@ const std::vector<Row> rows{
        TensorView gradient(c.at(23000), DType::f32, {8});
        c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, gradient}}, c.backward();
      },
-     "parameter table: a gradient is wanted but the score_mod does not read it"},
+     "parameter table: a gradient is wanted but neither score_mod nor mask reads it"},
     {"GradientShape",
      [](Calls& c) {
        c.attention.score_mod = score + c.table(kv_idx), c.params = {{c.table, c.table_data}}, c.dparams = {{c.table, c.sink_data}},

@@ -46,7 +46,7 @@ TEST(Build, MixedTypesBecomeTheWider) {
 }
 
 TEST(Build, WrongTypesAreNamed) {
-  expect_error(message([] { return score & (q_idx < 1); }), "operator &: operands are real and boolean; expected boolean and boolean");
+  expect_error(message([] { return score & (q_idx < 1); }), "operator &: operands are real and boolean; expected integers or booleans");
   expect_error(message([] { return !q_idx; }), "operator ~: the operand is integer; expected boolean");
   expect_error(message([] { return where(q_idx, 1, 2); }), "where: the condition is integer; expected boolean");
   expect_error(message([] { return Expr() + 1; }), "operator +: an operand is an absent Expr");

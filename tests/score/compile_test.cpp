@@ -238,9 +238,7 @@ TEST(CompileErrors, NameWhatIsWrong) {
   expect_error(message({.score_mod = score + ids(q_idx), .params = {ids}, .wants_gradient = {true}, .backward = true}),
                "parameter ids: a gradient is wanted but it is integer; expected a real parameter");
   expect_error(message({.score_mod = score, .params = {b}, .wants_gradient = {true}, .backward = true}),
-               "parameter b: a gradient is wanted but the score_mod does not read it");
-  expect_error(message({.mask = b(q_idx) > 0, .params = {b}, .wants_gradient = {true}, .backward = true}),
-               "the score_mod does not read it");
+               "parameter b: a gradient is wanted but neither score_mod nor mask reads it");
   expect_error(message({.params = {b}, .wants_gradient = {true, false}}), "wants_gradient: 2 entries; expected one for each of 1 params");
   expect_error(message({.params = {Param()}}), "params: entry 0 is an absent Param");
   expect_error(message({.score_mod = score + floor_div(q_idx, 0)}), "an integer divided by the constant 0");

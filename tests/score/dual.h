@@ -90,9 +90,21 @@ class DualEvaluator {
       case Op::abs:
         return {std::fabs(x), x > 0 ? dx : x < 0 ? -dx : 0};
       case Op::min:
-        return y < x ? Dual{y, dy} : Dual{x, dx};
+        return y < x ? Dual{y, dy} : x < y ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
       case Op::max:
-        return x < y ? Dual{y, dy} : Dual{x, dx};
+        return x < y ? Dual{y, dy} : y < x ? Dual{x, dx} : Dual{x, dx / 2 + dy / 2};
+      case Op::stop_gradient:
+        return {x, 0};
+      case Op::bit_and:
+        return {static_cast<double>(static_cast<long long>(x) & static_cast<long long>(y)), 0};
+      case Op::bit_or:
+        return {static_cast<double>(static_cast<long long>(x) | static_cast<long long>(y)), 0};
+      case Op::bit_xor:
+        return {static_cast<double>(static_cast<long long>(x) ^ static_cast<long long>(y)), 0};
+      case Op::shift_left:
+        return {x * std::pow(2, std::fmin(std::fmax(y, 0), 63)), 0};
+      case Op::shift_right:
+        return {std::floor(x / std::pow(2, std::fmin(std::fmax(y, 0), 63))), 0};
       case Op::exp:
         return {std::exp(x), times(std::exp(x), dx)};
       case Op::exp2:
@@ -121,7 +133,7 @@ class DualEvaluator {
         return {std::floor(x), 0};
       case Op::pow: {
         const double power = y == 2 ? x * x : y == -1 ? 1 / x : std::pow(x, y);  // by definition
-        return {power, times(y * std::pow(x, y - 1), dx) + (x == 0 ? 0 : times(power * std::log(x), dy))};
+        return {power, (y == 0 ? 0 : times(y * std::pow(x, y - 1), dx)) + (x == 0 ? 0 : times(power * std::log(x), dy))};
       }
       case Op::eq:
         return {static_cast<double>(x == y), 0};

@@ -50,6 +50,7 @@ const std::map<std::string_view, double (*)(double, double, double)>& values() {
       {"tan", [](D a, D, D) { return std::sin(a) / std::cos(a); }},
       {"erf", [](D a, D, D) { return 1 - std::erfc(a); }},
       {"floor", [](D a, D, D) { return -std::ceil(-a); }},
+      {"stop_gradient", [](D a, D, D) { return a; }},
       {"pow", [](D a, D b, D) { return a > 0 ? std::exp(b * std::log(a)) : std::pow(a, b); }},
       {"==", [](D a, D b, D) -> D { return !(a < b) && !(b < a); }},
       {"!=", [](D a, D b, D) -> D { return a < b || b < a; }},
@@ -67,7 +68,16 @@ const std::map<std::string_view, double (*)(double, double, double)>& values() {
   return table;
 }
 
+double floored(double a, double by) { return std::floor(a / by); }
+
 double expected(const OpRow& row, double a, double b, double c) {
+  const auto x = static_cast<int>(a), y = static_cast<int>(b);
+  const double power = std::pow(2, b < 0 ? 0 : b);
+  if (row.op == Op::bit_and) return x - (x & ~y);
+  if (row.op == Op::bit_or) return ~(~x & ~y);
+  if (row.op == Op::bit_xor) return (x | y) - (x & y);
+  if (row.op == Op::shift_left) return a * power;
+  if (row.op == Op::shift_right) return floored(a, power);
   if (row.text == "-") return row.arity == 1 ? 0 - a : a + -1 * b;
   return values().at(row.text)(a, b, c);
 }
@@ -192,6 +202,7 @@ class Scalars : public scoring::ParamReader {
 TEST_P(EveryRow, HasTheDerivativeOfItsValue) {
   const OpRow& row = GetParam();
   if (row.signature.back() == 'b' || row.signature.back() == 'i') GTEST_SKIP() << "not a real function";
+  if (row.op == Op::stop_gradient) GTEST_SKIP() << "has none, see StopGradient";
   const std::vector<Type> types = operand_types(row).back();
   std::vector<Param> params;
   const Expr expr = Expr(applied(row, types, params));
@@ -281,6 +292,58 @@ std::vector<OpRow> rows_with_operands() {
 
 INSTANTIATE_TEST_SUITE_P(Ops, EveryRow, testing::ValuesIn(rows_with_operands()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+/// d score_mod / d a, d score_mod / d b at (a, b), by the backward program.
+std::array<double, 2> slopes(const char* score_mod, double a, double b) {
+  const std::vector<Param> params{Param("a", {}), Param("b", {})};
+  const scoring::ScoreProgram program = scoring::compile({.score_mod = parse(score_mod, params),
+                                                          .params = params,
+                                                          .wants_gradient = {true, true},
+                                                          .backward = true,
+                                                          .row_constant_terms_matter = true});
+  Scalars scalars;
+  scalars.x = {a, b, 0};
+  std::vector<double> values(program.backward.code.size());
+  scoring::evaluate(program.backward, {}, scalars, values.data());
+  std::array<double, 2> found{};
+  for (const scoring::TrainableRead& read : program.reads)
+    found[static_cast<std::size_t>(read.param)] += values[static_cast<std::size_t>(read.factor)];
+  for (const scoring::Instr& instr : program.backward.code) EXPECT_NE(instr.op, Op::stop_gradient) << score_mod;
+  return found;
+}
+
+TEST(Ops, OfATieEachTakesHalf) {
+  using Slopes = std::array<double, 2>;
+  EXPECT_EQ(slopes("max(a, b)", 2, 2), (Slopes{0.5, 0.5}));
+  EXPECT_EQ(slopes("min(a, b)", 2, 2), (Slopes{0.5, 0.5}));
+  EXPECT_EQ(slopes("max(a, b)", 2, 3), (Slopes{0, 1}));
+  EXPECT_EQ(slopes("min(a, b)", 2, 3), (Slopes{1, 0}));
+  EXPECT_EQ(slopes("max(a, 2.0) + b", 2, 0), (Slopes{0.5, 1}));
+  EXPECT_EQ(slopes("pow(a, b)", 0, 0), (Slopes{0, 0}));
+}
+
+TEST(Ops, StopGradient) {
+  using Slopes = std::array<double, 2>;
+  EXPECT_EQ(slopes("stop_gradient(a) * b", 3, 5), (Slopes{0, 3}));
+  EXPECT_EQ(slopes("stop_gradient(a * b) + a", 3, 5), (Slopes{1, 0}));
+  EXPECT_EQ(slopes("a * exp(stop_gradient(stop_gradient(a))) + b - stop_gradient(b)", 0, 5), (Slopes{1, 1}));
+  EXPECT_EQ(stop_gradient(symbols::q_idx).type(), Type::integer);
+  EXPECT_EQ(to_string(stop_gradient(to_real(symbols::q_idx))), to_string(to_real(symbols::q_idx)));
+}
+
+TEST(Ops, BitsOfIntegers) {
+  EXPECT_EQ(to_string(symbols::q_idx & 7), to_string(symbols::q_idx % 8));
+  EXPECT_EQ(to_string(symbols::q_idx << 3), to_string(symbols::q_idx * 8));
+  EXPECT_EQ(to_string(symbols::q_idx >> 3), to_string(floor_div(symbols::q_idx, 8)));
+  EXPECT_EQ(to_string(~symbols::q_idx), to_string(Expr(-1) - symbols::q_idx));
+  EXPECT_EQ(to_string(symbols::q_idx ^ symbols::q_idx), "0");
+  EXPECT_EQ((Expr(true) & symbols::q_idx).type(), Type::integer);
+  EXPECT_EQ((Expr(true) & Expr(true)).type(), Type::boolean);
+  EXPECT_THROW(symbols::score & symbols::q_idx, Error);
+  EXPECT_THROW(symbols::score << 1, Error);
+  EXPECT_EQ(to_string(parse("q_idx ^ kv_idx << head | 5 & kv_idx >> 1")),
+            to_string((symbols::q_idx ^ (symbols::kv_idx << symbols::head)) | (5 & (symbols::kv_idx >> 1))));
+}
 
 TEST(Ops, LeavesHaveNoFunctions) {
   for (const OpRow& row : scoring::op_rows()) {

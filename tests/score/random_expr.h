@@ -30,7 +30,7 @@ class RandomExpr {
       }
     }
     const int d = depth - 1;
-    switch (pick(30)) {
+    switch (pick(31)) {
       case 0:
       case 1:
         return real(d) + real(d);
@@ -87,6 +87,8 @@ class RandomExpr {
         return real(d) + integer(d);
       case 28:
         return real(d) * boolean(d);
+      case 29:
+        return stop_gradient(real(d));
       default:
         return to_real(integer(d)) - integer(d);
     }
@@ -111,7 +113,7 @@ class RandomExpr {
       }
     }
     const int d = depth - 1;
-    switch (pick(16)) {
+    switch (pick(20)) {
       case 0:
       case 1:
         return integer(d) + integer(d);
@@ -140,6 +142,14 @@ class RandomExpr {
         return where(boolean(d), integer(d), integer(d));
       case 14:
         return to_integer(boolean(d)) + boolean(d);
+      case 15:
+        return integer(d) & integer(d);
+      case 16:
+        return integer(d) | Expr(pick(13) - 6);
+      case 17:
+        return integer(d) ^ integer(d);
+      case 18:
+        return (integer(d) >> pick(4)) + (Expr(1) << (integer(0) & 7));
       default:
         return floor_div(integer(d), integer(d));
     }

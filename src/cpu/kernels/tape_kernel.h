@@ -249,6 +249,12 @@ class TapeRun {
         return map<Int, Int, Int, Int, kVectorBytes / 8>(
             step, [](auto a, auto b, auto) { return b == 0 ? b : wrapping_sub(a, wrapping_mul(quotient(a, b), b)); });
 
+        FOVEAL_INTEGER_STEP(bit_and_i, a & b);
+        FOVEAL_INTEGER_STEP(bit_or_i, a | b);
+        FOVEAL_INTEGER_STEP(bit_xor_i, a ^ b);
+        FOVEAL_INTEGER_STEP(shift_left_i, b > 31 ? W{} : wrapping_shift(a, b < 0 ? W{} : b & 31));
+        FOVEAL_INTEGER_STEP(shift_right_i, a >> (b < 0 ? W{} : b > 31 ? splat<W>(31) : b));
+
         FOVEAL_REAL_STEP(exp, M::exp(a));
         FOVEAL_REAL_STEP(exp2, M::exp2(a));
         FOVEAL_REAL_STEP(log, M::log(a));

@@ -114,6 +114,10 @@ inline V wrapping_sub(V a, V b) {
   return bits<V>(bits<UnsignedVec<V>>(a) - bits<UnsignedVec<V>>(b));
 }
 template <class V>
+inline V wrapping_shift(V a, V count) {
+  return bits<V>(bits<UnsignedVec<V>>(a) << bits<UnsignedVec<V>>(count));
+}
+template <class V>
 inline V wrapping_mul(V a, V b) {
   return bits<V>(bits<UnsignedVec<V>>(a) * bits<UnsignedVec<V>>(b));
 }

@@ -38,6 +38,11 @@ FOVEAL_DEVICE i64 fv_floor_div(i64 a, i64 b) {
 FOVEAL_DEVICE float fv_floor_div(float a, float b) { return floorf(a / b); }
 FOVEAL_DEVICE double fv_floor_div(double a, double b) { return floor(a / b); }
 
+FOVEAL_DEVICE int fv_shift_left(int a, int b) { return b > 31 ? 0 : int(unsigned(a) << (b < 0 ? 0 : b)); }
+FOVEAL_DEVICE i64 fv_shift_left(i64 a, i64 b) { return i64((unsigned long long)(a) << (b < 0 ? 0 : b > 63 ? 63 : b)); }
+FOVEAL_DEVICE int fv_shift_right(int a, int b) { return a >> (b < 0 ? 0 : b > 31 ? 31 : b); }
+FOVEAL_DEVICE i64 fv_shift_right(i64 a, i64 b) { return a >> (b < 0 ? 0 : b > 63 ? 63 : b); }
+
 FOVEAL_DEVICE int fv_mod(int a, int b) {
   if (b == 0) return 0;
   const int rest = a % b;

@@ -1,0 +1,305 @@
+"""Functions of torch and JAX in the score language, with the derivatives that these have, also at ties and kinks.
+
+A `where` takes the derivative of the branch that is taken, `maximum` and `minimum` give each half of a tie: that is all it takes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, Sequence
+
+from . import _core
+from ._core import Expr, Type, where
+
+LN2 = math.log(2.0)
+
+
+def is_real(x: Any) -> bool:
+    return x.type == Type.real
+
+
+def both(first: Callable[[Any], Any], of_integers: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """One function of reals, another one of integers and booleans."""
+    return lambda x: first(x) if is_real(x) else of_integers(_core.to_integer(x))
+
+
+def log1p(x: Any) -> Any:
+    whole = 1.0 + x
+    lost = where(_core.abs(x) < 1.0, (x - (whole - 1.0)) / whole, 0.0)  # by the rounding of the sum
+    return _core.log(whole) + _core.stop_gradient(lost)
+
+
+def expm1(x: Any) -> Any:
+    return _core.tanh(0.5 * x) * (_core.exp(x) + 1.0)
+
+
+def softplus(x: Any) -> Any:
+    return where(x > 0.0, x + log1p(_core.exp(-x)), log1p(_core.exp(x)))
+
+
+def log_sigmoid(x: Any) -> Any:
+    return where(x < 0.0, x - log1p(_core.exp(x)), -log1p(_core.exp(-x)))
+
+
+def logaddexp(a: Any, b: Any, exp: Any = _core.exp, log1p: Any = log1p, ln2: float = LN2) -> Any:
+    apart = where(a > b, a + log1p(exp(b - a)), b + log1p(exp(a - b)))
+    return where(_core.to_real(a) == b, 0.5 * (a + b) + ln2, apart)  # also of two infinities
+
+
+def logaddexp2(a: Any, b: Any) -> Any:
+    return logaddexp(a, b, _core.exp2, lambda x: log1p(x) * (1.0 / LN2), 1.0)
+
+
+def sigmoid(x: Any) -> Any:
+    return _core.sigmoid(x)
+
+
+def silu(x: Any) -> Any:
+    return x * _core.sigmoid(x)
+
+
+def gelu(x: Any) -> Any:
+    return 0.5 * x * (1.0 + _core.erf(x * 0.7071067811865476))
+
+
+def gelu_tanh(x: Any) -> Any:
+    return 0.5 * x * (1.0 + _core.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+
+
+def mish(x: Any) -> Any:
+    return x * _core.tanh(softplus(x))
+
+
+def elu(x: Any, alpha: Any = 1.0, scale: float = 1.0) -> Any:
+    return where(x > 0, scale * x, (scale * alpha) * expm1(x))
+
+
+def selu(x: Any) -> Any:
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def celu(x: Any, alpha: Any = 1.0) -> Any:
+    return where(x > 0, x, alpha * expm1(x / alpha))
+
+
+def relu(x: Any) -> Any:
+    return where(x <= 0.0, 0.0, x) if is_real(x) else _core.maximum(x, 0)
+
+
+def leaky_relu(x: Any, slope: Any = 0.01) -> Any:
+    return where(x > 0, x, slope * x)
+
+
+def bounded(x: Any, low: Any, high: Any) -> Any:
+    """x between low and high, with derivative 1 strictly between."""
+    return where(x <= low, low, where(x >= high, high, x))
+
+
+def hard_sigmoid(x: Any) -> Any:
+    return where(x <= -3.0, 0.0, where(x >= 3.0, 1.0, x / 6.0 + 0.5))
+
+
+def clamped(x: Any, low: Any, high: Any) -> Any:
+    """x between low and high, with derivative 1 also at both; either may be None."""
+    if low is not None:
+        x = where(x < low, low, x) if is_real(_core.constant(x) + low) else _core.maximum(x, low)
+    if high is not None:
+        x = where(x > high, high, x) if is_real(_core.constant(x) + high) else _core.minimum(x, high)
+    return x
+
+
+def clipped(x: Any, low: Any, high: Any) -> Any:
+    """min(max(x, low), high); either may be None."""
+    x = x if low is None else _core.maximum(x, low)
+    return x if high is None else _core.minimum(x, high)
+
+
+def sign(x: Any) -> Any:
+    return where(x > 0, 1, where(x < 0, -1, x * 0)) if is_real(x) else where(x > 0, 1, where(x < 0, -1, 0))
+
+
+ceil = both(lambda x: -_core.floor(-x), lambda x: x)
+floor = both(_core.floor, lambda x: x)
+trunc = both(lambda x: where(x < 0.0, -_core.floor(-x), _core.floor(x)), lambda x: x)
+
+
+def frac(x: Any) -> Any:
+    return x - trunc(x)
+
+
+@functools.partial(both, of_integers=lambda x: x)
+def round_half_even(x: Any) -> Any:
+    below = _core.floor(x)
+    rest = x - below
+    odd = below - 2.0 * _core.floor(0.5 * below)
+    return where(rest > 0.5, below + 1.0, where(rest < 0.5, below, below + odd))
+
+
+def rounded(x: Any, decimals: int) -> Any:
+    if decimals == 0:
+        return round_half_even(x)
+    power = 10.0 ** abs(decimals)
+    return round_half_even(x * power) / power if decimals > 0 else round_half_even(x / power) * power
+
+
+def trunc_divide(a: Any, b: Any) -> Any:
+    if is_real(_core.constant(a) + b):
+        return trunc(_core.to_real(a) / b)
+    quotient = _core.floor_div(_core.abs(a), _core.abs(b))
+    return where((_core.constant(a) < 0) ^ (_core.constant(b) < 0), -quotient, quotient)
+
+
+def fmod(a: Any, b: Any) -> Any:
+    """The remainder with a's sign."""
+    a, size = _core.constant(a), _core.abs(b)
+    return where(a < 0, -(-a % size), a % size)
+
+
+def floor_divide(a: Any, b: Any) -> Any:
+    return _core.floor_div(a, b)
+
+
+def remainder(a: Any, b: Any) -> Any:
+    return a % b
+
+
+def power(x: Any, exponent: Any) -> Any:
+    x = _core.constant(x)
+    if is_real(x + exponent):
+        return _core.pow(x, exponent)
+    if not isinstance(exponent, int) or exponent < 0:
+        raise NotImplementedError("pow of integers: the exponent is not a constant of 0 or more; make one of the two real")
+    result: Any = _core.constant(1)
+    for bit in bin(exponent)[2:]:
+        result = result * result
+        result = result * x if bit == "1" else result
+    return result
+
+
+def square(x: Any) -> Any:
+    return x * x
+
+
+def sinh(x: Any) -> Any:
+    e = expm1(x)
+    return 0.5 * (e + e / (e + 1.0))
+
+
+def cosh(x: Any) -> Any:
+    return 0.5 * (_core.exp(x) + _core.exp(-x))
+
+
+def hypot(a: Any, b: Any) -> Any:
+    return _core.sqrt(a * a + b * b)
+
+
+def lerp(a: Any, b: Any, weight: Any) -> Any:
+    return where(_core.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1.0 - weight))
+
+
+def xlogy(x: Any, y: Any) -> Any:
+    return where((_core.to_real(x) == 0.0) & (_core.to_real(y) <= 0.0), 0.0, x * _core.log(y))
+
+
+def logit(x: Any) -> Any:
+    return _core.log(x / (1.0 - x))
+
+
+def softsign(x: Any) -> Any:
+    return x / (1.0 + _core.abs(x))
+
+
+def is_nan(x: Any) -> Any:
+    return x != x if is_real(x) else x != x + 0
+
+
+def is_infinite(x: Any) -> Any:
+    return _core.abs(_core.to_real(x)) == math.inf
+
+
+def is_finite(x: Any) -> Any:
+    return _core.abs(_core.to_real(x)) < math.inf
+
+
+def is_close(a: Any, b: Any, rtol: float, atol: float) -> Any:
+    return (_core.to_real(a) == b) | (_core.abs(_core.to_real(a) - b) <= atol + rtol * _core.abs(b))
+
+
+def logical(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: fn(*(_core.to_boolean(x) for x in operands))
+
+
+logical_and = logical(lambda a, b: a & b)
+logical_or = logical(lambda a, b: a | b)
+logical_xor = logical(lambda a, b: a ^ b)
+logical_not = logical(lambda a: ~a)
+
+
+# ---- of several expressions ----
+
+
+def total(items: Sequence[Any]) -> Any:
+    return functools.reduce(lambda a, b: a + b, (x if is_real(x) else _core.to_integer(x) for x in items))
+
+
+def mean(items: Sequence[Any]) -> Any:
+    return _core.to_real(total(items)) / float(len(items))
+
+
+def product(items: Sequence[Any]) -> Any:
+    return functools.reduce(lambda a, b: a * b, (x if is_real(x) else _core.to_integer(x) for x in items))
+
+
+def extreme(choose: Callable[[Any, Any], Any], items: Sequence[Any]) -> Any:
+    """The largest or smallest; those that are equal share its derivative evenly."""
+    found = functools.reduce(choose, items)
+    if len(items) == 1 or not is_real(found):
+        return found
+    found = _core.stop_gradient(found)
+    share = 1.0 / total([where(x == found, 1.0, 0.0) for x in items])
+    return found + total([where(x == found, x - found, 0.0) for x in items]) * share
+
+
+def largest(items: Sequence[Any]) -> Any:
+    return extreme(_core.maximum, items)
+
+
+def smallest(items: Sequence[Any]) -> Any:
+    return extreme(_core.minimum, items)
+
+
+def any_of(items: Sequence[Any]) -> Any:
+    return functools.reduce(lambda a, b: a | b, (_core.to_boolean(x) for x in items))
+
+
+def all_of(items: Sequence[Any]) -> Any:
+    return functools.reduce(lambda a, b: a & b, (_core.to_boolean(x) for x in items))
+
+
+def dot(a: Sequence[Any], b: Sequence[Any]) -> Any:
+    return total([x * y for x, y in zip(a, b)])
+
+
+def logsumexp(items: Sequence[Any]) -> Any:
+    top = _core.stop_gradient(functools.reduce(_core.maximum, items))
+    top = where(_core.abs(top) == math.inf, 0.0, top)
+    return _core.log(total([_core.exp(x - top) for x in items])) + top
+
+
+def norm(items: Sequence[Any], p: float, at_zero: bool) -> Any:
+    """(sum |x|^p)^(1/p) for p in 0, 1, 2, inf, -inf. at_zero: the derivative of p = 2 is 0 where the norm is 0, not undefined."""
+    if p == 2:
+        squares = total([x * x for x in items])
+        return where(squares == 0.0, 0.0, _core.sqrt(squares)) if at_zero else _core.sqrt(squares)
+    sizes = [_core.abs(x) for x in items]
+    if p == 1:
+        return total(sizes)
+    if p in (math.inf, -math.inf):
+        return largest(sizes) if p > 0 else smallest(sizes)
+    if p == 0:
+        return total([where(x == 0, 0.0, 1.0) for x in sizes])
+    raise NotImplementedError(f"found p={p!r}; expected 0, 1, 2, inf or -inf")
+
+
+Number = Expr | bool | int | float

@@ -1,0 +1,367 @@
+"""What a traced function can read: the key under which its trace is remembered.
+
+A trace is right for a later call when everything that the function could read is what it was. Its bytecode tells what that is: free
+variables, globals (its own and those of functions nested in it), defaults, and attributes of these. Numbers, texts and containers count by
+value, arrays by identity (their elements are read at run time), functions by what they read in turn. Whatever else it meets, it cannot vouch
+for: then there is no key, and the function is traced again on every call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import enum
+import functools
+import math
+import operator
+import types
+from typing import Any, Callable, Iterable, NamedTuple
+
+from . import arrays
+from ._core import Expr, Param
+
+MAX_PARTS = 4096  # of a key: beyond it, comparing costs more than tracing
+_MAX_CODES = 4096
+
+
+class Key(NamedTuple):
+    parts: tuple[Any, ...]  # equal for calls whose trace is the same
+    arrays: list[Any]  # that the functions can reach: later calls find them again
+
+
+class _Unknown(Exception):
+    """Something of which it is not known when it changes."""
+
+
+# ---- what a function reads, by its bytecode ----
+
+
+class _Read(NamedTuple):
+    name: str
+    attributes: tuple[str, ...]  # x.a.b: ("a", "b")
+
+
+class _Code:
+    """The reads of one code object; compares by identity."""
+
+    __slots__ = ("code", "free", "globals", "known")
+
+    def __init__(self, code: types.CodeType):
+        free, found, self.known = _reads_in(code)
+        self.code = code  # kept alive: it is found by its id
+        self.free = tuple((code.co_freevars.index(read.name), read.attributes) for read in free)
+        self.globals = tuple(found)
+
+
+_ATTRIBUTE = {"LOAD_ATTR", "LOAD_METHOD"}
+_GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME"}
+_FREE = {"LOAD_DEREF", "LOAD_CLASSDEREF"}
+_UNKNOWN = {"IMPORT_NAME", "LOAD_BUILD_CLASS", "LOAD_SUPER_ATTR", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_FROM_DICT_OR_DEREF", "LOAD_LOCALS"}
+
+
+def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
+    """(reads of free variables, reads of globals, is that all?), those of nested functions included."""
+    free: dict[_Read, None] = {}
+    found: dict[_Read, None] = {}
+    known = True
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("EXTENDED_ARG", "CACHE", "NOP")]
+    for at, instruction in enumerate(instructions):
+        known = known and instruction.opname not in _UNKNOWN
+        into = found if instruction.opname in _GLOBAL else free if instruction.opname in _FREE else None
+        if into is None or (into is free and instruction.argval not in code.co_freevars):
+            continue
+        attributes = []
+        for following in instructions[at + 1 :]:
+            if following.opname not in _ATTRIBUTE:
+                break
+            attributes.append(following.argval)
+        into[_Read(instruction.argval, tuple(attributes))] = None
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            inner_free, inner_globals, inner_known = _reads_in(nested)
+            free.update((read, None) for read in inner_free if read.name in code.co_freevars)
+            found.update((read, None) for read in inner_globals)
+            known = known and inner_known
+    return list(free), list(found), known
+
+
+_codes: dict[int, _Code] = {}
+
+
+def _code_of(code: types.CodeType) -> _Code:
+    found = _codes.get(id(code))
+    if found is None:
+        if len(_codes) >= _MAX_CODES:
+            _codes.clear()
+        found = _codes[id(code)] = _Code(code)
+    return found
+
+
+def global_names(code: types.CodeType) -> set[str]:
+    """Of the globals that a function with this code reads, functions nested in it included."""
+    return {read.name for read in _code_of(code).globals}
+
+
+# ---- functions that depend on their arguments only ----
+
+_trusted: set[Any] = set()
+
+
+def trust(functions: Iterable[Any]) -> None:
+    """These functions, methods and types depend on nothing but their arguments."""
+    _trusted.update(functions)
+
+
+_BUILTINS = (
+    "abs all any bool bytes complex dict divmod enumerate filter float frozenset int isinstance len list map max min pow print range "
+    "reversed round set slice sorted str sum tuple zip"
+)  # fmt: skip
+trust(getattr(builtins, name) for name in _BUILTINS.split())
+trust(value for value in vars(builtins).values() if isinstance(value, type) and issubclass(value, BaseException))
+for _module in (math, operator):
+    trust(value for name, value in vars(_module).items() if not name.startswith("_") and callable(value))
+trust((functools.partial, functools.reduce))
+
+
+# ---- the walk ----
+
+
+class _Walk:
+    """Collects the parts of a key. tensors: the type of arrays that tracing notices wherever they come from; others only where they are
+    put in place of the captured ones (Tracer), not as attributes."""
+
+    def __init__(self, tensors: type | None):
+        self.tensors = tensors
+        self.parts: list[Any] = []
+        self.arrays: list[Any] = []
+        self.seen: dict[int, int] = {}
+
+    def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
+        kind = type(value)
+        handle = _HANDLERS.get(kind)
+        if handle is None:
+            if len(_HANDLERS) >= _MAX_CODES:
+                _HANDLERS.clear()
+                _HANDLERS.update(_EXACT)
+            handle = _HANDLERS[kind] = _handler_of(kind, value)
+        handle(self, value, attributes, captured)
+
+    def number(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        self.parts.append(type(value))
+        self.parts.append(value)
+
+    def real(self, value: float, attributes: tuple[str, ...], captured: bool) -> None:
+        self.parts.append(float)
+        self.parts.append(value or math.copysign(1.0, value))
+        if not value:
+            self.parts.append("zero")
+
+    def sequence(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if self.again(value):
+            return
+        self.parts.append(type(value))
+        self.parts.append(len(value))
+        if len(self.parts) + len(value) > MAX_PARTS:
+            raise _Unknown
+        for item in value:
+            self.value(item, (), captured and type(value) in (tuple, list))
+
+    def mapping(self, value: dict[Any, Any], attributes: tuple[str, ...], captured: bool) -> None:
+        if self.again(value):
+            return
+        self.parts.append(dict)
+        self.parts.append(len(value))
+        if len(self.parts) + 2 * len(value) > MAX_PARTS:
+            raise _Unknown
+        for key, item in value.items():
+            self.value(key, (), False)
+            self.value(item, (), captured)
+
+    def again(self, value: Any) -> bool:
+        """For what may hold itself."""
+        place = self.seen.get(id(value))
+        if place is None:
+            self.seen[id(value)] = len(self.seen)
+            return False
+        self.parts.append("again")
+        self.parts.append(place)
+        return True
+
+    def array(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if self.tensors is not None and isinstance(value, self.tensors):
+            if attributes:  # its own are noticed by tracing; those that a user gave it are not
+                if type(value).__module__.partition(".")[0] != "torch":
+                    raise _Unknown
+                if attributes[0] in vars(value):
+                    return self.value(vars(value)[attributes[0]], attributes[1:], False)
+        elif not captured or self.tensors is not None:
+            raise _Unknown
+        self.arrays.append(value)
+        self.parts.append(id(value))
+        self.parts.append(value.shape)
+        self.parts.append(value.dtype)
+
+    def expression(self, value: Expr, attributes: tuple[str, ...], captured: bool) -> None:
+        self.parts.append(Expr)
+        self.parts.append(value.structure())
+
+    def itself(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        """Immutable, and compared by identity."""
+        self.parts.append(value)
+
+    def function(self, value: types.FunctionType, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes:
+            return self.value(self.own(value, attributes[0]), attributes[1:], False)
+        if value in _trusted:
+            self.parts.append(value)
+            return
+        if self.again(value):
+            return
+        code = _code_of(value.__code__)
+        if not code.known or len(self.parts) > MAX_PARTS:
+            raise _Unknown
+        self.parts.append(code)
+        cells, scope = value.__closure__ or (), value.__globals__
+        for index, read in code.free:
+            try:
+                content = cells[index].cell_contents
+            except ValueError:  # not filled yet
+                raise _Unknown from None
+            self.value(content, read)
+        for name, read in code.globals:
+            if name in scope:
+                self.value(scope[name], read)
+            else:
+                self.value(getattr(builtins, name, None), read)
+        if value.__defaults__:
+            for default in value.__defaults__:
+                self.value(default)
+        if value.__kwdefaults__:
+            self.mapping(value.__kwdefaults__, (), True)
+
+    def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes:
+            raise _Unknown
+        self.parts.append(functools.partial)
+        self.value(value.func)
+        self.sequence(value.args, (), True)
+        self.mapping(value.keywords, (), True)
+
+    def pure(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        """A function of C, or another callable that was vouched for."""
+        if attributes or value not in _trusted:
+            raise _Unknown
+        self.parts.append(value)
+
+    def module(self, value: types.ModuleType, attributes: tuple[str, ...], captured: bool) -> None:
+        if not attributes:
+            raise _Unknown
+        self.value(getattr(value, attributes[0], None), attributes[1:], False)
+
+    def class_(self, value: type, attributes: tuple[str, ...], captured: bool) -> None:
+        if not attributes:
+            if value not in _trusted:
+                raise _Unknown
+            self.parts.append(value)
+        elif issubclass(value, enum.Enum):
+            self.value(value.__members__.get(attributes[0]), attributes[1:], False)
+        elif type(value) is type:
+            found = _in_class(value, attributes[0])
+            if isinstance(found, staticmethod):
+                found = found.__func__
+            elif hasattr(type(found), "__get__") and not isinstance(found, types.FunctionType):
+                raise _Unknown
+            self.value(found, attributes[1:], False)
+        else:
+            raise _Unknown
+
+    def member(self, value: enum.Enum, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes and attributes[0] not in ("value", "name"):
+            raise _Unknown
+        self.parts.append(type(value))
+        self.parts.append(value.name)
+        self.value(value.value, (), False)
+
+    def object(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        """An instance counts by the attributes that are read, where reading them runs no code."""
+        if not attributes:
+            raise _Unknown
+        self.value(self.own(value, attributes[0]), attributes[1:], False)
+
+    @staticmethod
+    def own(value: Any, name: str) -> Any:
+        kind = type(value)
+        if kind.__getattribute__ is not object.__getattribute__ and not isinstance(value, types.FunctionType):
+            raise _Unknown
+        of_class = _in_class(kind, name)
+        if isinstance(of_class, types.MemberDescriptorType):
+            return getattr(value, name, None)
+        if hasattr(type(of_class), "__set__"):
+            raise _Unknown
+        held = getattr(value, "__dict__", {})
+        if name in held:
+            return held[name]
+        for group in ("_parameters", "_buffers", "_modules"):  # torch.nn.Module
+            if name in held.get(group, ()):
+                return held[group][name]
+        if of_class is None or hasattr(type(of_class), "__get__"):
+            raise _Unknown
+        return of_class
+
+
+def _in_class(kind: type, name: str) -> Any:
+    """As it stands in the class, without running descriptors; None when it does not."""
+    for base in kind.__mro__:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
+
+
+_Handler = Callable[[_Walk, Any, "tuple[str, ...]", bool], None]
+_EXACT: dict[type, _Handler] = {
+    **{kind: _Walk.number for kind in (bool, int, str, bytes, complex, range, type(None), type(Ellipsis))},
+    float: _Walk.real,
+    tuple: _Walk.sequence,
+    list: _Walk.sequence,
+    dict: _Walk.mapping,
+    types.FunctionType: _Walk.function,
+    functools.partial: _Walk.partial,
+    types.ModuleType: _Walk.module,
+    Expr: _Walk.expression,
+    Param: _Walk.itself,
+}
+_HANDLERS: dict[type, _Handler] = dict(_EXACT)
+_IMMUTABLE = {("torch", "dtype"), ("torch", "device"), ("torch", "finfo"), ("torch", "iinfo"), ("torch", "Size")}
+
+
+def _handler_of(kind: type, value: Any) -> _Handler:
+    if issubclass(kind, type):
+        return _Walk.class_
+    if issubclass(kind, enum.Enum):
+        return _Walk.member
+    if issubclass(kind, types.ModuleType):
+        return _Walk.module
+    if any((base.__module__, base.__name__) == ("numpy", "generic") for base in kind.__mro__):
+        return _Walk.number
+    if (kind.__module__, kind.__name__) in _IMMUTABLE:
+        return _Walk.number
+    if arrays.is_array(value):
+        return _Walk.array
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _Walk.sequence
+    if callable(value) and not hasattr(value, "__dict__"):
+        return _Walk.pure
+    return _Walk.object
+
+
+def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
+    """Of functions, expressions and texts that are traced together; None: they must be traced again."""
+    walk = _Walk(tensors)
+    try:
+        for function in functions:
+            walk.value(function)
+    except _Unknown:
+        return None
+    except RecursionError:
+        return None
+    return Key(tuple(walk.parts), walk.arrays)

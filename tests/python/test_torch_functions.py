@@ -1,0 +1,473 @@
+"""Every torch function that tracing accepts, against torch: values and gradients over dtypes, arguments and views.
+
+A score is `s * 0.1 + f(...)` over all pairs; torch computes the same from tensors of positions that broadcast over [head, q, kv].
+"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import foveal
+import foveal.torch
+from foveal import torch_trace
+
+HEADS, LEN, DIM = 2, 7, 4
+GENERATOR = torch.Generator().manual_seed(0)
+
+
+def real(*shape, low=-3.0, high=3.0):
+    return (torch.rand(*shape, generator=GENERATOR, dtype=torch.float64) * (high - low) + low).requires_grad_()
+
+
+Q, K, V = (torch.randn(1, LEN, HEADS, DIM, generator=GENERATOR, dtype=torch.float64) for _ in range(3))
+
+
+def expected(score_mod, mask=None):
+    """out by torch alone."""
+    q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
+    s = q @ k.transpose(-1, -2) / DIM**0.5
+    places = [torch.arange(n).reshape([n if d == at else 1 for d in range(4)]) for at, n in enumerate((1, HEADS, LEN, LEN))]
+    s = torch.broadcast_to(score_mod(s, *places), s.shape)
+    if mask is not None:
+        s = s.masked_fill(~mask(*places), -math.inf)
+    return (torch.softmax(s, -1) @ v).transpose(1, 2)
+
+
+def compare(score_mod, *parameters, mask=None, rtol=1e-7, atol=1e-9):
+    """The same function through foveal and through torch: out, and the gradients of the parameters."""
+    weights = torch.randn(1, LEN, HEADS, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    results = [foveal.torch.attention(Q, K, V, score_mod, mask), expected(score_mod, mask)]
+    torch.testing.assert_close(results[0], results[1], rtol=rtol, atol=atol)
+    parameters = [p for p in parameters if p.requires_grad]
+    if not parameters:
+        return
+    found, wanted = (
+        torch.autograd.grad((out * weights).sum(), parameters, allow_unused=True) if out.requires_grad else [None] * len(parameters)
+        for out in results
+    )
+    for a, b in zip(found, wanted):
+        zero = torch.zeros(())
+        torch.testing.assert_close(
+            zero if a is None else a, zero if b is None else b, rtol=rtol, atol=atol, equal_nan=True, check_dtype=False
+        ) if a is not None and b is not None else torch.testing.assert_close(
+            (a if a is not None else b).abs().max() if a is not None or b is not None else zero, zero, check_dtype=False, atol=atol, rtol=0
+        ) if a is not None or b is not None else None
+
+
+# ---- functions of one real ----
+
+# name -> where it is defined
+UNARY = {
+    **dict.fromkeys("abs absolute exp exp2 tanh sigmoid sin cos erf expm1 sinh cosh square neg negative positive".split(), (-3, 3)),
+    **dict.fromkeys("sign sgn floor ceil trunc fix frac round deg2rad rad2deg".split(), (-3, 3)),
+    **dict.fromkeys("log log2 log10 sqrt rsqrt reciprocal".split(), (0.2, 3)),
+    "log1p": (-0.9, 3),
+    "tan": (-1, 1),
+    "logit": (0.1, 0.9),
+    **dict.fromkeys("relu relu6 silu mish selu hardsigmoid hardswish logsigmoid tanhshrink softsign elu celu leaky_relu hardtanh gelu softplus".split(), (-7, 7)),
+}  # fmt: skip
+
+# Where a function has a kink, a pole or a limit.
+SPECIAL = [-6.0, -3.0, -2.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 3.0, 6.0]
+
+
+def of(name):
+    return getattr(torch, name, None) if hasattr(torch, name) else getattr(F, name)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_functions_of_one(name):
+    low, high = UNARY[name]
+    x, fn = real(LEN, LEN, low=low, high=high), of(name)
+    compare(lambda s, b, h, i, j: s * 0.1 + fn(x[i, j]), x)
+
+
+@pytest.mark.parametrize("name", [name for name, (low, high) in UNARY.items() if low < 0 and high >= 3 and name != "log1p"])
+def test_derivatives_at_kinks(name):
+    fn = of(name)
+    x = torch.tensor([[SPECIAL[(i + j) % len(SPECIAL)] for j in range(LEN)] for i in range(LEN)], dtype=torch.float64, requires_grad=True)
+    compare(lambda s, b, h, i, j: s * 0.1 + fn(x[i, j]), x)
+
+
+METHODS = "abs exp tanh sigmoid square neg sign floor ceil trunc frac round relu log1p expm1 cos clamp_min".split()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name):
+    x = real(LEN, LEN, low=0.1)
+    arguments = (0.5,) if name == "clamp_min" else ()
+    compare(lambda s, b, h, i, j: s * 0.1 + getattr(x[i, j], name)(*arguments), x)
+
+
+# ---- arguments ----
+
+X, Y, Z = real(LEN, LEN), real(LEN, LEN), real(LEN)
+KNOTS = torch.tensor([-1.0, 0.0, 1.0, 2.0], dtype=torch.float64)
+TIED_X = KNOTS[torch.randint(0, 4, (LEN, LEN), generator=GENERATOR)].clone().requires_grad_()
+TIED_Y = KNOTS[torch.randint(0, 4, (LEN, LEN), generator=GENERATOR)].clone().requires_grad_()
+WEIGHT = torch.full((1,), 0.3, dtype=torch.float64, requires_grad=True)
+N = torch.randint(-9, 9, (LEN, LEN), generator=GENERATOR)
+M = torch.randint(1, 5, (LEN,), generator=GENERATOR)
+
+ARGUMENTS = {
+    "add_alpha": lambda x, y: torch.add(x, y, alpha=2.5),
+    "sub_alpha": lambda x, y: torch.sub(x, y, alpha=-2),
+    "rsub": lambda x, y: torch.rsub(x, y, alpha=2),
+    "rsub_number": lambda x, y: 2.0 - x,
+    "add_method_alpha": lambda x, y: x.add(y, alpha=3),
+    "div": lambda x, y: torch.div(x, y + 5),
+    "div_floor": lambda x, y: torch.div(x, y + 5, rounding_mode="floor") + y,
+    "div_trunc": lambda x, y: torch.div(x, y + 5, rounding_mode="trunc") + y,
+    "div_number_trunc": lambda x, y: x.div(0.7, rounding_mode="trunc"),
+    "true_divide": lambda x, y: torch.true_divide(x, 4),
+    "floor_divide": lambda x, y: torch.floor_divide(x.detach(), 0.7) + y,
+    "floor_divide_operator": lambda x, y: x.detach() // 0.7 + y,
+    "remainder": lambda x, y: torch.remainder(x, y + 5),
+    "remainder_negative": lambda x, y: x % -0.7,
+    "fmod": lambda x, y: torch.fmod(x, y + 5),
+    "fmod_negative": lambda x, y: torch.fmod(x, -0.7),
+    "pow_2": lambda x, y: x**2,
+    "pow_3": lambda x, y: torch.pow(x, 3),
+    "pow_negative": lambda x, y: (x.abs() + 1) ** -1.5,
+    "pow_of_a_number": lambda x, y: 2.0**x,
+    "pow_of_two": lambda x, y: torch.pow(x.abs() + 0.1, y),
+    "float_power": lambda x, y: torch.float_power(x.abs() + 0.1, 1.5),
+    "clamp": lambda x, y: torch.clamp(x, -1, 1),
+    "clamp_min": lambda x, y: torch.clamp(x, min=0.5),
+    "clamp_max": lambda x, y: x.clamp(max=0.5),
+    "clamp_tensors": lambda x, y: torch.clamp(x, y, y + 1),
+    "clamp_crossed": lambda x, y: torch.clamp(x, 1.0, -1.0),
+    "clip": lambda x, y: x.clip(-1, 1),
+    "hardtanh": lambda x, y: F.hardtanh(x, -2, 1),
+    "leaky_relu": lambda x, y: F.leaky_relu(x, 0.2),
+    "elu": lambda x, y: F.elu(x, alpha=2.0),
+    "celu": lambda x, y: F.celu(x, 2.0),
+    "gelu_tanh": lambda x, y: F.gelu(x, approximate="tanh"),
+    "softplus": lambda x, y: F.softplus(x, beta=2, threshold=3),
+    "threshold": lambda x, y: F.threshold(x, 0.5, 20.0),
+    "prelu": lambda x, y: F.prelu(x, WEIGHT),
+    "round": lambda x, y: torch.round(x, decimals=1),
+    "round_negative": lambda x, y: torch.round(x * 10, decimals=-1),
+    "maximum": lambda x, y: torch.maximum(x, y),
+    "minimum": lambda x, y: torch.minimum(x, y),
+    "max_of_two": lambda x, y: torch.max(x, y),
+    "min_of_two": lambda x, y: x.min(y),
+    "where": lambda x, y: torch.where(x > y, x, y * 2),
+    "where_number": lambda x, y: torch.where(x > 0, x, -1.0),
+    "where_method": lambda x, y: x.where(x > y, y),
+    "masked_fill": lambda x, y: x.masked_fill(y > 0, 2.0),
+    "logaddexp": lambda x, y: torch.logaddexp(x, y),
+    "logaddexp2": lambda x, y: torch.logaddexp2(x, y),
+    "hypot": lambda x, y: torch.hypot(x, y + 5),
+    "xlogy": lambda x, y: torch.xlogy(x, y.abs() + 1),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "lerp_far": lambda x, y: torch.lerp(x, y, 0.9),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y + 5, value=0.5),
+    "nan_to_num": lambda x, y: torch.nan_to_num(x, 1.0, 2.0, -2.0),
+    "detach": lambda x, y: x.detach() * y,
+    "data": lambda x, y: x.data * y if isinstance(x, torch_trace.Symbol) else x.detach() * y,
+    "zeros_like": lambda x, y: torch.zeros_like(x) + y,
+    "full_like": lambda x, y: torch.full_like(x, 2.5) * y,
+    "new_full": lambda x, y: x.new_full((), 2.5) * y,
+    "new_ones": lambda x, y: x * x.new_ones(()),
+    "new_tensor": lambda x, y: x * x.new_tensor(1.5),
+    "type_as": lambda x, y: (y > 0).type_as(x) * x,
+    "to_dtype": lambda x, y: (y > 0).to(torch.float64) * x,
+    "to_other": lambda x, y: (y > 0).to(x) * x,
+    "int": lambda x, y: x.int() * y,
+    "long": lambda x, y: x.long() * y,
+    "uint8": lambda x, y: (x.abs() * 60).to(torch.uint8) * y,
+    "int8": lambda x, y: (x * 100).long().to(torch.int8) * y,
+    "bool": lambda x, y: x.floor().bool() * y,
+    "matmul_reciprocal": lambda x, y: 1 / (x.square() + 1),
+    "comparisons": lambda x, y: (x < y) * 1.0 + (x <= y) * 2.0 + (x == y) * 4.0 + (x != y) * 8.0 + (x >= y) * 16.0,
+    "logic": lambda x, y: torch.logical_and(x, y > 0) * 1.0 + torch.logical_xor(x > 0, y) * 2.0 + torch.logical_not(x) * 4.0,
+    "booleans": lambda x, y: ((x > 0) & (y > 0)) * 1.0 + ((x > 0) | ~(y > 0)) * 2.0 + ((x > 0) ^ (y > 0)) * 4.0 + ((x > 0) + (y > 0)) * 8.0,
+    "isfinite": lambda x, y: torch.isfinite(x) * 1.0 + torch.isnan(x) * 2.0 + torch.isinf(y) * 4.0,
+    "isclose": lambda x, y: torch.isclose(x, y, rtol=0.5, atol=0.1) * x,
+}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "ties"])
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments(name, tied):
+    x, y = (TIED_X, TIED_Y) if tied else (X, Y)
+    compare(lambda s, b, h, i, j: s * 0.1 + ARGUMENTS[name](x[i, j], y[j, i]), x, y, WEIGHT)
+
+
+def test_no_grad_inside_a_function():
+    def score_mod(s, b, h, i, j):
+        with torch.no_grad():
+            stopped = X[i, j] * Y[i, j]
+        return s * 0.1 + stopped * X[i, j] + Z[j]
+
+    compare(score_mod, X, Y, Z)
+
+
+# ---- integers ----
+
+INTEGERS = {
+    "and": lambda n, m: n & m,
+    "or": lambda n, m: n | m,
+    "xor": lambda n, m: n ^ 3,
+    "invert": lambda n, m: ~n,
+    "shift_left": lambda n, m: n << m,
+    "shift_right": lambda n, m: n >> m,
+    "shift_of_a_number": lambda n, m: 1 << m,
+    "bitwise_and": lambda n, m: torch.bitwise_and(n, 5),
+    "bitwise_left_shift": lambda n, m: torch.bitwise_left_shift(n, m),
+    "floor_divide": lambda n, m: n // m,
+    "div_trunc": lambda n, m: torch.div(n, m, rounding_mode="trunc"),
+    "div": lambda n, m: n / m,
+    "remainder": lambda n, m: n % m,
+    "fmod": lambda n, m: torch.fmod(n, m),
+    "pow": lambda n, m: n**3,
+    "abs": lambda n, m: n.abs(),
+    "sign": lambda n, m: torch.sign(n),
+    "clamp": lambda n, m: n.clamp(-3, 2),
+    "clamp_real": lambda n, m: n.clamp(-2.5, 2.5),
+    "maximum": lambda n, m: torch.maximum(n, m),
+    "round": lambda n, m: n.round() + n.floor() + n.ceil() + n.trunc(),
+    "to_uint8": lambda n, m: n.to(torch.uint8),
+    "to_int8": lambda n, m: (n * 37).to(torch.int8),
+    "to_int16": lambda n, m: (n * 5003).short(),
+    "uint8_arithmetic": lambda n, m: n.to(torch.uint8) - m.to(torch.uint8) * 90,
+    "int8_negation": lambda n, m: -(n * 37).to(torch.int8) * 3,
+    "uint8_invert": lambda n, m: ~n.to(torch.uint8),
+    "uint8_shift": lambda n, m: n.to(torch.uint8) << 3,
+    "bool_sum": lambda n, m: (n > 0) + (m > 2),
+    "bool_times": lambda n, m: (n > 0) * m,
+    "exp": lambda n, m: torch.exp(m * 0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8])
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers(name, dtype):
+    n, m = N.to(dtype), M.to(dtype)
+    compare(lambda s, b, h, i, j: s * 0.1 + INTEGERS[name](n[i, j], m[j]).double() * 0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_captures_of_other_dtypes(dtype):
+    x = X.detach().to(dtype).requires_grad_()
+    compare(lambda s, b, h, i, j: s * 0.1 + torch.tanh(x[i, j].double()) + (x[j, i] > 0) * 1.0, x, rtol=1e-2 if dtype != torch.float32 else 1e-5, atol=1e-3 if dtype != torch.float32 else 1e-6)
+
+
+# ---- arrays of expressions ----
+
+E = real(LEN, 3)
+T = real(LEN, 2, 3)
+TIED_E = KNOTS[torch.randint(0, 4, (LEN, 3), generator=GENERATOR)].clone().requires_grad_()
+
+REDUCTIONS = {
+    "sum": lambda e: e.sum(-1),
+    "sum_function": lambda e: torch.sum(e, dim=-1),
+    "mean": lambda e: e.mean(-1),
+    "prod": lambda e: torch.prod(e, -1),
+    "amax": lambda e: e.amax(-1),
+    "amin": lambda e: torch.amin(e, dim=-1),
+    "norm": lambda e: torch.norm(e, dim=-1),
+    "norm_1": lambda e: torch.norm(e, p=1, dim=-1),
+    "norm_inf": lambda e: torch.norm(e, p=math.inf, dim=-1),
+    "vector_norm": lambda e: torch.linalg.vector_norm(e, ord=1, dim=-1),
+    "linalg_norm": lambda e: torch.linalg.norm(e, dim=-1),
+    "logsumexp": lambda e: torch.logsumexp(e, -1),
+    "any": lambda e: (e > 1).any(-1) * 1.0,
+    "all": lambda e: torch.all(e > -1, -1) * 1.0,
+    "count_nonzero": lambda e: torch.count_nonzero(e > 0, -1) * 1.0,
+    "keepdim": lambda e: e.sum(-1, keepdim=True).squeeze(-1),
+    "unsqueeze": lambda e: (e.unsqueeze(-1) * e.unsqueeze(-2)).sum((-1, -2)),
+    "index": lambda e: e[..., 0] * e[..., -1],
+    "slice": lambda e: e[..., 1:].sum(-1) + e[..., ::2].sum(-1),
+    "unbind": lambda e: e.unbind(-1)[1] * 2,
+    "stack": lambda e: torch.stack([e[..., 0], e[..., 2]], -1).amax(-1),
+    "cat": lambda e: torch.cat([e, e * 2], -1).sum(-1),
+    "flip": lambda e: (e.flip(-1) * e).sum(-1),
+    "where": lambda e: torch.where(e > 0, e, -e).sum(-1),
+}
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "ties"])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions(name, tied):
+    """(e[i] - e[j]) is 0 for i = j: norms and extremes have torch's derivatives there."""
+    e = TIED_E if tied else E
+    compare(lambda s, b, h, i, j: s * 0.1 + REDUCTIONS[name](e[i] - e[j]), e)
+    if name not in ("norm", "norm_inf", "linalg_norm"):  # of a vector alone
+        x = (lambda i: e[i] * 1.0) if tied else (lambda i: e[i])
+        compare(lambda s, b, h, i, j: s * 0.1 + REDUCTIONS[name](x(i)) * j, e)
+
+
+@pytest.mark.parametrize("name", ["dot", "inner", "matmul", "sum"])
+def test_products_of_vectors(name):
+    def score_mod(s, b, h, i, j):
+        a, c = E[i], T[j, 0]
+        if name == "sum" or not isinstance(s, torch_trace.Symbol):
+            return s * 0.1 + (a * c).sum(-1)
+        return s * 0.1 + (a @ c if name == "matmul" else getattr(torch, name)(a.expand() if hasattr(a, "expand") and not callable(getattr(a, "_items", a.expand)) else a, c))
+
+    compare(score_mod, E, T)
+
+
+# ---- indexing of captured tensors ----
+
+W = real(HEADS, LEN, LEN)
+INDICES = {
+    "constant": lambda h, i, j: W[h, -1, 0] + W[h, i, -1],
+    "ellipsis": lambda h, i, j: W[..., 0][h, i] + W[h, ..., j][..., 0] * 1.0 if False else W[..., 0][h, i],
+    "steps": lambda h, i, j: W[h][i, j] if False else W[h, i, j],
+    "view": lambda h, i, j: W[1][i, j] + W[0, 2][j],
+    "slice": lambda h, i, j: W[:, 1:][h, i // 2, j],
+    "reversed": lambda h, i, j: W.flip(0)[h, i, j],
+    "transposed": lambda h, i, j: W.transpose(1, 2)[h, i, j],
+    "strided": lambda h, i, j: W[:, ::2, ::3][h, i // 2, j // 3],
+    "expanded": lambda h, i, j: Z.expand(LEN, LEN)[i, j],
+    "computed": lambda h, i, j: torch.tanh(W)[h, i, j],
+    "by_tensor": lambda h, i, j: Z[N.abs()[i, j] % LEN],
+    "negative_constants": lambda h, i, j: W[-1, i, j] + W[h, -2, j],
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices(name):
+    compare(lambda s, b, h, i, j: s * 0.1 + INDICES[name](h, i, j), W, Z)
+
+
+def eager_like(score_mod):
+    """torch.vmap over single positions: indexing as FlexAttention does it."""
+    over = lambda fn, *dims: torch.vmap(fn, in_dims=dims, out_dims=0)  # noqa: E731
+    per_kv = over(score_mod, 0, None, None, None, 0)
+    per_q = over(per_kv, 0, None, None, 0, None)
+    per_head = over(per_q, 0, None, 0, None, None)
+    return over(per_head, 0, 0, None, None, None)
+
+
+PARTIAL = {
+    "rest": lambda h, i, j: W[h, i].sum() + W[h][i][j],
+    "rest_in_front": lambda h, i, j: W[:, i, j].mean(),
+    "rest_between": lambda h, i, j: W[h, :, j].amax() + W[h, ..., j][1],
+    "slices": lambda h, i, j: W[h, 1:3, j].sum() + W[h, i, ::2].sum() + W[h, -3:, j][-1],
+    "new_dimension": lambda h, i, j: W[h, None, i].sum() + W[h, i, None, j][0],
+    "constant_tensor": lambda h, i, j: W[h, torch.tensor([0, 2]), j].sum(),
+    "constant_list": lambda h, i, j: W[h, [0, 2], j].sum(),
+    "ellipsis": lambda h, i, j: W[..., j][h, i] + W[h, ...][i, j],
+    "unsqueeze": lambda h, i, j: (W[h, i].unsqueeze(0) * W[h, j].unsqueeze(0)).sum(),
+    "squeeze": lambda h, i, j: W[h, i, j].unsqueeze(0).squeeze(),
+    "dot": lambda h, i, j: torch.dot(W[h, i], W[h, j]),
+    "matmul": lambda h, i, j: W[h, i] @ W[h, j],
+    "matrix": lambda h, i, j: (W[h] @ W[h, j]).sum(),
+    "norm": lambda h, i, j: (W[h, i] - W[h, j]).norm(),
+    "norm_2d": lambda h, i, j: torch.norm(W[h]) * j,
+    "max": lambda h, i, j: W[h, i].max() - W[h, j].min(),
+    "any": lambda h, i, j: (W[h, i] > 2.5).any() * 1.0 + (W[h, j] > -2.9).all() * 1.0,
+    "reshape": lambda h, i, j: W[h].reshape(-1)[:5].sum() + W[h].view(-1)[3] + W[h].t()[0].sum(),
+    "loop": lambda h, i, j: sum(x * n for n, x in enumerate(W[h, i])),
+}
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+def test_what_is_left_of_an_array(name):
+    score_mod = lambda s, b, h, i, j: s * 0.1 + PARTIAL[name](h, i, j)  # noqa: E731
+    weights = torch.randn(1, LEN, HEADS, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = foveal.torch.attention(Q, K, V, score_mod)
+    q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
+    places = (torch.arange(1), torch.arange(HEADS), torch.arange(LEN), torch.arange(LEN))
+    wanted = (torch.softmax(eager_like(score_mod)(q @ k.transpose(-1, -2) / DIM**0.5, *places), -1) @ v).transpose(1, 2)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    if wanted.requires_grad:
+        a, b = (torch.autograd.grad((x * weights).sum(), W, retain_graph=True)[0] for x in (found, wanted))
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_every_function_of_the_table_is_tested():
+    """By its name in this file, so that a new row brings a test."""
+    import pathlib
+    import re
+
+    words = set(re.findall(r"[a-zA-Z_0-9]+", pathlib.Path(__file__).read_text()))
+    # Other names of functions that are tested, and operators.
+    others = "expit log_sigmoid subtract multiply divide not_equal less less_equal greater greater_equal truediv floordiv mod pos and or xor mm mv "
+    others += "bitwise_not bitwise_or bitwise_xor bitwise_right_shift logical_or contiguous clone cpu cuda item byte char short half bfloat16 double "
+    others += "float type new_zeros ones_like ravel flatten unflatten expand_as broadcast_to reshape_as view_as permute swapaxes swapdims movedim "
+    others += "narrow select split chunk concat hstack vstack roll repeat tile diagonal atleast_1d atleast_2d getitem eq ne lt le gt ge lshift rshift mul"
+    assert not set(torch_trace._TABLE) - words - set(others.split())
+
+
+# ---- what is refused ----
+
+REFUSED = {
+    "unknown function": (lambda s, i, j: torch.digamma(s), NotImplementedError, "digamma"),
+    "unknown argument": (lambda s, i, j: torch.add(s, s, out=torch.zeros(())), (NotImplementedError, TypeError, RuntimeError), "add"),
+    "in place": (lambda s, i, j: s.mul_(2), NotImplementedError, "mul_"),
+    "in place argument": (lambda s, i, j: F.relu(s, inplace=True), NotImplementedError, "relu.*inplace"),
+    "norm": (lambda s, i, j: torch.norm(E[i], p=3), NotImplementedError, "norm.*p=3"),
+    "matrix norm": (lambda s, i, j: torch.linalg.norm(T[i], ord=2), NotImplementedError, "norm.*ord=2"),
+    "indices of extremes": (lambda s, i, j: E[i].max(0).values, NotImplementedError, "amax"),
+    "a real index": (lambda s, i, j: Z[i / 2], TypeError, "index.*real"),
+    "a boolean index": (lambda s, i, j: Z[i >= j], TypeError, "index.*boolean"),
+    "too many indices": (lambda s, i, j: Z[i, j], IndexError, "2 indices"),
+    "an index out of range": (lambda s, i, j: W[0, LEN, j], IndexError, "out of"),
+    "an array as the score": (lambda s, i, j: E[i], TypeError, "shape"),
+    "a number of a symbol": (lambda s, i, j: s * float(i), TypeError, "no value"),
+    "dtype": (lambda s, i, j: s.to(torch.complex64), (NotImplementedError, TypeError), "complex"),
+    "a symbolic option": (lambda s, i, j: torch.clamp(E[i], 0, 1).sum(dim=j), Exception, "."),
+    "many reads": (lambda s, i, j: real(40, 40)[i * 0 :].sum() if False else torch.zeros(2, 2000)[i].sum(), ValueError, "2000"),
+    "a boolean score": (lambda s, i, j: i >= j, TypeError, "mask"),
+    "nan_to_num": (lambda s, i, j: torch.nan_to_num(s), NotImplementedError, "posinf"),
+    "a negated view": (lambda s, i, j: s * torch._neg_view(Z)[i], ValueError, "resolve_neg"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    fn, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: fn(s, i, j))
+
+
+def test_masks_are_boolean_and_have_four_arguments():
+    keep = torch.ones(LEN, LEN, dtype=torch.bool)
+    with pytest.raises(TypeError, match="mask: the function returned a real"):
+        foveal.torch.attention(Q, K, V, mask=lambda b, h, i, j: torch.where(keep[i, j], 0.0, -math.inf))
+    with pytest.raises(TypeError, match="mask: the function returned an integer"):
+        foveal.torch.attention(Q, K, V, mask=lambda b, h, i, j: i - j)
+    with pytest.raises(TypeError, match=r"score_mod: .*a function of \(batch, head, q_idx, kv_idx\) is a mask"):
+        foveal.torch.attention(Q, K, V, lambda b, h, i, j: i >= j)
+    with pytest.raises(TypeError, match=r"mask: .*is a score_mod"):
+        foveal.torch.attention(Q, K, V, None, lambda s, b, h, i, j: s)
+    compare(lambda s, b, h, i, j: s, mask=lambda b, h, i, j: torch.where(i >= j, True, False) | keep.new_zeros(()))
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx
+
+
+BOUND = Twice.apply
+
+
+def test_an_apply_that_was_taken_before_is_refused():
+    with pytest.raises(NotImplementedError, match="autograd.Function"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: BOUND(s))
+    assert BOUND(X).requires_grad  # as before
+
+
+def test_dtype_and_device_of_symbols():
+    seen = []
+
+    def score_mod(s, b, h, i, j):
+        seen.extend([s.device.type, s.dtype, i.dtype, (i >= j).dtype, s.shape, s.ndim, foveal.exp(s).dtype, torch.zeros((), device=s.device).device.type])
+        return s + torch.finfo(s.dtype).eps
+
+    foveal.torch.attention(Q, K, V, score_mod)
+    assert seen[0] == seen[-1] == "cpu" and seen[1].is_floating_point and not seen[2].is_floating_point
+    assert seen[3:6] == [torch.bool, torch.Size([]), 0] and seen[6].is_floating_point

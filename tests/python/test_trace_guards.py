@@ -1,0 +1,628 @@
+"""A trace is reused only while everything that the function can read is what it was: a retrace test for each source of a value."""
+
+import dataclasses
+import enum
+import functools
+import math
+import operator
+import os
+import sys
+import types
+
+import pytest
+import torch
+
+import foveal
+import foveal.describe
+import foveal.torch
+
+Q = torch.randn(1, 6, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def out(score_mod):
+    return foveal.torch.attention(Q, Q, Q, score_mod)
+
+
+def scaled(value):
+    """What s * value gives: by an expression, which is not traced."""
+    return foveal.torch.attention(Q, Q, Q, foveal.score * float(value))
+
+
+class Config:
+    value = 2.0
+    nested = None
+
+    def __init__(self):
+        self.own = 2.0
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self):
+        self.value = 2.0
+
+
+@dataclasses.dataclass
+class Data:
+    value: float = 2.0
+
+
+class WithProperty:
+    held = 2.0
+
+    @property
+    def value(self):
+        return self.held
+
+
+class Dynamic:
+    held = {"value": 2.0}
+
+    def __getattr__(self, name):
+        return self.held[name]
+
+
+class Kind(enum.Enum):
+    TWO = 2.0
+    THREE = 3.0
+
+
+class Module(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.number = 2.0
+        self.register_buffer("held", torch.tensor(2.0))
+
+    def score(self, s, b, h, i, j):
+        return s * self.number
+
+    forward = score
+
+
+GLOBAL = 2.0
+GLOBAL_LIST = [2.0]
+GLOBAL_TENSOR = torch.tensor([2.0])
+MODULE = types.ModuleType("a_module")
+
+
+def set_global(name, value):
+    globals()[name] = value
+
+
+def helper(s):
+    return s * GLOBAL
+
+
+def helper_of_helper(s):
+    return helper(s)
+
+
+def recursive(s, n):
+    return s * GLOBAL if n == 0 else recursive(s, n - 1)
+
+
+def with_default(s, b, h, i, j, scale=2.0, *, bias=0.0):
+    return s * scale + bias
+
+
+def source(fn):
+    SOURCES[fn.__name__] = fn
+    return fn
+
+
+SOURCES = {}
+
+
+# Each returns (score_mod, what changes the value from 2 to 3).
+
+
+@source
+def closure_number():
+    value = 2.0
+
+    def change():
+        nonlocal value
+        value = 3.0
+
+    return lambda s, b, h, i, j: s * value, change
+
+
+@source
+def closure_list():
+    held = [2.0]
+    return lambda s, b, h, i, j: s * held[0], lambda: operator.setitem(held, 0, 3.0)
+
+
+@source
+def closure_nested_containers():
+    held = {"a": [(2.0,)]}
+    return lambda s, b, h, i, j: s * held["a"][0][0], lambda: operator.setitem(held["a"], 0, (3.0,))
+
+
+@source
+def closure_that_holds_itself():
+    held = [2.0]
+    held.append(held)
+    return lambda s, b, h, i, j: s * held[1][0], lambda: operator.setitem(held, 0, 3.0)
+
+
+@source
+def global_number():
+    return lambda s, b, h, i, j: s * GLOBAL, lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def global_list():
+    return lambda s, b, h, i, j: s * GLOBAL_LIST[0], lambda: operator.setitem(GLOBAL_LIST, 0, 3.0)
+
+
+@source
+def global_of_a_helper():
+    return lambda s, b, h, i, j: helper_of_helper(s), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def global_of_a_recursive_helper():
+    return lambda s, b, h, i, j: recursive(s, 3), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def global_of_a_nested_lambda():
+    return lambda s, b, h, i, j: (lambda x: x * GLOBAL)(s), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def global_of_a_generator():
+    return lambda s, b, h, i, j: sum(s * GLOBAL for _ in range(1)), lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def free_variable_of_a_nested_lambda():
+    value = 2.0
+
+    def change():
+        nonlocal value
+        value = 3.0
+
+    return lambda s, b, h, i, j: (lambda: (lambda: s * value)())(), change
+
+
+@source
+def shadowed_builtin():
+    def change():
+        globals()["max"] = lambda a, b: 3.0
+
+    return lambda s, b, h, i, j: s * max(2.0, 1.0), change
+
+
+@source
+def default():
+    def score_mod(s, b, h, i, j, scale=2.0):
+        return s * scale
+
+    return score_mod, lambda: setattr(score_mod, "__defaults__", (3.0,))
+
+
+@source
+def keyword_default():
+    def score_mod(s, b, h, i, j, *, scale=2.0):
+        return s * scale
+
+    return score_mod, lambda: operator.setitem(score_mod.__kwdefaults__, "scale", 3.0)
+
+
+@source
+def partial_argument():
+    keywords = {"scale": 2.0}
+    score_mod = functools.partial(with_default, **keywords)
+    return lambda *x: score_mod(*x), lambda: operator.setitem(score_mod.keywords, "scale", 3.0)
+
+
+@source
+def function_attribute():
+    def score_mod(s, b, h, i, j):
+        return s * score_mod.value
+
+    score_mod.value = 2.0
+    return score_mod, lambda: setattr(score_mod, "value", 3.0)
+
+
+@source
+def function_code():
+    def twice(s):
+        return s * 2.0
+
+    def thrice(s):
+        return s * 3.0
+
+    return lambda s, b, h, i, j: twice(s), lambda: setattr(twice, "__code__", thrice.__code__)
+
+
+@source
+def instance_attribute():
+    config = Config()
+    return lambda s, b, h, i, j: s * config.own, lambda: setattr(config, "own", 3.0)
+
+
+@source
+def attribute_of_an_attribute():
+    config = Config()
+    config.nested = Config()
+    return lambda s, b, h, i, j: s * config.nested.own, lambda: setattr(config.nested, "own", 3.0)
+
+
+@source
+def class_attribute():
+    class Local:
+        value = 2.0
+
+    return lambda s, b, h, i, j: s * Local.value, lambda: setattr(Local, "value", 3.0)
+
+
+@source
+def class_attribute_by_an_instance():
+    class Local:
+        value = 2.0
+
+    config = Local()
+    return lambda s, b, h, i, j: s * config.value, lambda: setattr(Local, "value", 3.0)
+
+
+@source
+def slot():
+    config = Slotted()
+    return lambda s, b, h, i, j: s * config.value, lambda: setattr(config, "value", 3.0)
+
+
+@source
+def dataclass_field():
+    config = Data()
+    return lambda s, b, h, i, j: s * config.value, lambda: setattr(config, "value", 3.0)
+
+
+@source
+def property_of_an_instance():
+    config = WithProperty()
+    return lambda s, b, h, i, j: s * config.value, lambda: setattr(config, "held", 3.0)
+
+
+@source
+def attribute_by_getattr():
+    config = Dynamic()
+    return lambda s, b, h, i, j: s * config.value, lambda: operator.setitem(config.held, "value", 3.0)
+
+
+@source
+def attribute_by_name():
+    config = Config()
+    return lambda s, b, h, i, j: s * getattr(config, "own"), lambda: setattr(config, "own", 3.0)
+
+
+@source
+def object_passed_on():
+    config = Config()
+
+    def value_of(c):
+        return c.own
+
+    return lambda s, b, h, i, j: s * value_of(config), lambda: setattr(config, "own", 3.0)
+
+
+@source
+def object_in_a_local():
+    config = Config()
+
+    def score_mod(s, b, h, i, j):
+        mine = config
+        return s * mine.own
+
+    return score_mod, lambda: setattr(config, "own", 3.0)
+
+
+@source
+def static_method():
+    class Local:
+        value = staticmethod(lambda: 2.0)
+
+    return lambda s, b, h, i, j: s * Local.value(), lambda: setattr(Local, "value", staticmethod(lambda: 3.0))
+
+
+@source
+def enum_member():
+    kind = Kind.TWO
+
+    def change():
+        nonlocal kind
+        kind = Kind.THREE
+
+    return lambda s, b, h, i, j: s * kind.value, change
+
+
+@source
+def bound_method():
+    config = Config()
+    config.score = types.MethodType(lambda self, s, b, h, i, j: s * self.own, config)
+    return config.score, lambda: setattr(config, "own", 3.0)
+
+
+@source
+def torch_module():
+    module = Module()
+    return module, lambda: setattr(module, "number", 3.0)
+
+
+@source
+def torch_module_attribute():
+    module = Module()
+    return lambda s, b, h, i, j: s * module.number, lambda: setattr(module, "number", 3.0)
+
+
+@source
+def torch_module_buffer():
+    module = Module()
+    return lambda s, b, h, i, j: s * module.held, lambda: setattr(module, "held", torch.tensor(3.0))
+
+
+@source
+def python_module_attribute():
+    MODULE.value = 2.0
+    return lambda s, b, h, i, j: s * MODULE.value, lambda: setattr(MODULE, "value", 3.0)
+
+
+@source
+def imported_module_attribute():
+    sys.modules["a_module"] = MODULE
+    MODULE.value = 2.0
+
+    def score_mod(s, b, h, i, j):
+        import a_module
+
+        return s * a_module.value
+
+    return score_mod, lambda: setattr(MODULE, "value", 3.0)
+
+
+@source
+def environment():
+    os.environ["FOVEAL_TEST_VALUE"] = "2"
+    return lambda s, b, h, i, j: s * float(os.environ["FOVEAL_TEST_VALUE"]), lambda: operator.setitem(os.environ, "FOVEAL_TEST_VALUE", "3")
+
+
+@source
+def environment_by_getenv():
+    os.environ["FOVEAL_TEST_VALUE"] = "2"
+    return lambda s, b, h, i, j: s * float(os.getenv("FOVEAL_TEST_VALUE")), lambda: operator.setitem(os.environ, "FOVEAL_TEST_VALUE", "3")
+
+
+@source
+def iterator():
+    values = iter([2.0, 3.0])
+    return lambda s, b, h, i, j: s * next(values), lambda: None
+
+
+@source
+def cached_function():
+    held = [2.0]
+    value = functools.lru_cache(maxsize=0)(lambda: held[0])
+    return lambda s, b, h, i, j: s * value(), lambda: operator.setitem(held, 0, 3.0)
+
+
+@source
+def globals_by_name():
+    return lambda s, b, h, i, j: s * globals()["GLOBAL"], lambda: set_global("GLOBAL", 3.0)
+
+
+@source
+def default_dtype():
+    def score_mod(s, b, h, i, j):
+        return s * (2.0 if torch.get_default_dtype() == torch.float32 else 3.0)
+
+    return score_mod, lambda: torch.set_default_dtype(torch.float64)
+
+
+def tensor_source(name, read, make=lambda: torch.tensor([2.0])):
+    def case():
+        t = make()
+        return lambda s, b, h, i, j: s * read(t), lambda: t.fill_(3.0)
+
+    SOURCES[f"tensor_{name}"] = case
+
+
+tensor_source("item", lambda t: t.item())
+tensor_source("float", lambda t: float(t))
+tensor_source("float_of_an_element", lambda t: float(t[0]))
+tensor_source("int", lambda t: int(t), lambda: torch.tensor([2]))
+tensor_source("index", lambda t: operator.index(t), lambda: torch.tensor(2))
+tensor_source("tolist", lambda t: t.tolist()[0])
+tensor_source("numpy", lambda t: float(t.numpy()[0]))
+tensor_source("bool", lambda t: 2.0 if t < 2.5 else 3.0)
+tensor_source("equal", lambda t: 2.0 if torch.equal(t, torch.tensor([2.0])) else 3.0)
+tensor_source("sum", lambda t: (t * 2).sum().item() / 2)
+tensor_source("max", lambda t: max(t.tolist()))
+tensor_source("range", lambda t: float(len(range(t))), lambda: torch.tensor(2))
+tensor_source("format", lambda t: float(f"{t.item():.1f}"))
+tensor_source("read", lambda t: t[0])
+tensor_source("made_here", lambda t: (t + 0)[0])
+tensor_source("view", lambda t: t.view(1, 1)[0][0])
+
+
+@source
+def tensor_data():
+    t = torch.tensor([2.0])
+    return lambda s, b, h, i, j: s * t.item(), lambda: t.data.fill_(3.0)  # tells no version
+
+
+@source
+def tensor_requires_grad():
+    t = torch.tensor([2.0])
+    return lambda s, b, h, i, j: s * (3.0 if t.requires_grad else 2.0), lambda: t.requires_grad_()
+
+
+@source
+def tensor_attribute():
+    t = torch.tensor([2.0])
+    t.scale = 2.0
+    return lambda s, b, h, i, j: s * t.scale, lambda: setattr(t, "scale", 3.0)
+
+
+@source
+def tensor_shape():
+    t = torch.zeros(2)
+    return lambda s, b, h, i, j: s * t.shape[0], lambda: t.resize_(3)
+
+
+@source
+def global_tensor():
+    return lambda s, b, h, i, j: s * float(GLOBAL_TENSOR), lambda: GLOBAL_TENSOR.fill_(3.0)
+
+
+@source
+def numpy_array():
+    a = torch.tensor([2.0]).numpy()
+    return lambda s, b, h, i, j: s * float(a[0]), lambda: a.fill(3.0)
+
+
+@source
+def negative_zero():
+    value = 0.0
+
+    def change():
+        nonlocal value
+        value = -0.0
+
+    return lambda s, b, h, i, j: s * (2.5 - math.copysign(0.5, value)), change
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_change_is_seen(name):
+    before = {key: globals().get(key) for key in ("GLOBAL", "max")}
+    try:
+        score_mod, change = SOURCES[name]()
+        if name != "iterator":
+            torch.testing.assert_close(out(score_mod), scaled(2.0), rtol=0, atol=1e-14)
+        torch.testing.assert_close(out(score_mod), scaled(2.0), rtol=0, atol=1e-14)
+        change()
+        torch.testing.assert_close(out(score_mod), scaled(3.0), rtol=0, atol=1e-14)
+        torch.testing.assert_close(foveal.torch.flex_attention(*[Q.transpose(1, 2)] * 3, score_mod).transpose(1, 2), scaled(3.0), rtol=0, atol=1e-14) if (
+            name != "iterator"
+        ) else None
+    finally:
+        torch.set_default_dtype(torch.float32)
+        GLOBAL_LIST[0] = 2.0
+        GLOBAL_TENSOR.fill_(2.0)
+        for key, value in before.items():
+            globals().pop(key, None) if value is None else globals().update({key: value})
+
+
+@pytest.mark.parametrize("kind", ["list", "nested lambda", "attribute"])
+def test_a_change_is_seen_by_numpy_functions(kind):
+    import numpy as np
+
+    a, number = np.array([2.0]), [2.0]
+    q = Q.numpy()
+    score_mods = {
+        "list": lambda s, b, h, i, j: s * float(a[0]),
+        "nested lambda": lambda s, b, h, i, j: (lambda: s * number[0])(),
+        "attribute": lambda s, b, h, i, j: s * a.tolist()[0],
+    }
+    for expected in (2.0, 3.0):
+        a[0] = number[0] = expected
+        np.testing.assert_allclose(foveal.attention(q, q, q, score_mods[kind]), scaled(expected).numpy(), rtol=0, atol=1e-14)
+
+
+# ---- what has not changed is not traced again ----
+
+TABLE = torch.randn(2, 13, dtype=torch.float64)
+
+
+def reuse_closure():
+    bias, n, scale = torch.randn(2, 13, dtype=torch.float64), 6, 0.5
+    return lambda: lambda s, b, h, i, j: s + bias[h, i - j + n] * scale
+
+
+def reuse_global():
+    return lambda: lambda s, b, h, i, j: torch.where(i >= j, s + TABLE[h, i - j + 6], -math.inf)
+
+
+def reuse_helpers():
+    return lambda: lambda s, b, h, i, j: recursive(s, 2) + torch.sigmoid(helper(s)) * TABLE[0, 0]
+
+
+def reuse_module():
+    module = Module()
+    return lambda: lambda s, b, h, i, j: s * module.held + module.number
+
+
+def reuse_dataclass():
+    config = Data()
+    return lambda: lambda s, b, h, i, j: s * config.value
+
+
+def reuse_nested():
+    scales = [1.0, 2.0]
+    return lambda: lambda s, b, h, i, j: sum(s * x for x in scales)
+
+
+def reuse_partial():
+    return lambda: functools.partial(with_default, scale=3.0)
+
+
+@pytest.mark.parametrize("make", [value for name, value in list(globals().items()) if name.startswith("reuse_")])
+def test_an_unchanged_function_is_traced_once(make, monkeypatch):
+    traced = []
+    described = foveal.describe.describe
+    monkeypatch.setattr(foveal.describe, "describe", lambda *a, **k: traced.append(1) or described(*a, **k))
+    fresh = make()
+    first = out(fresh())
+    for _ in range(5):
+        assert torch.equal(out(fresh()), first)  # a new function object each time, as in a forward()
+    assert len(traced) == 1
+
+
+def test_a_new_tensor_in_the_place_of_one_that_is_gone_is_read():
+    for value in (2.0, 3.0, 4.0):
+        t = torch.full((1,), value, dtype=torch.float64)
+        torch.testing.assert_close(out(lambda s, b, h, i, j: s * t[0]), scaled(value), rtol=0, atol=1e-14)
+        del t
+
+
+def test_with_and_without_gradients_are_traced_apart():
+    scale = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+
+    def score_mod(s, b, h, i, j):
+        with torch.no_grad():
+            stopped = scale[0] * 1.0
+        return s * scale[0] + stopped * j
+
+    with torch.no_grad():
+        out(score_mod)
+    (found,) = torch.autograd.grad(out(score_mod).pow(2).sum(), scale)
+    (expected,) = torch.autograd.grad(out(lambda s, b, h, i, j: s * scale[0] + 2.0 * j).pow(2).sum(), scale)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_global_called_like_an_attribute():
+    """The name of a global function that reads an attribute of the same name."""
+    assert torch.isfinite(out(own)).all()
+
+
+def own(s, b, h, i, j):
+    return s * CONFIG.own
+
+
+CONFIG = Config()
+
+
+def test_the_host_time_of_an_unchanged_function_is_bounded():
+    """Finding a trace again costs microseconds; tracing costs a hundred times that."""
+    import timeit
+
+    score_mod, options = reuse_closure()(), foveal.Options()
+    arguments = {"scale": None}
+
+    def find():
+        foveal.describe.trace(score_mod, None, options, arguments, foveal.torch_trace.TorchTracer)
+
+    find()
+    assert min(timeit.repeat(find, number=200, repeat=5)) / 200 < 100e-6
