@@ -139,7 +139,7 @@ def round_half_even(x: Any) -> Any:
 def rounded(x: Any, decimals: int) -> Any:
     if decimals == 0:
         return round_half_even(x)
-    power = 10.0 ** abs(decimals)
+    power = 10.0 ** max(decimals, -decimals)
     return round_half_even(x * power) / power if decimals > 0 else round_half_even(x / power) * power
 
 
@@ -287,12 +287,12 @@ def logsumexp(items: Sequence[Any]) -> Any:
     return _core.log(total([_core.exp(x - top) for x in items])) + top
 
 
-def norm(items: Sequence[Any], p: float, at_zero: bool) -> Any:
+def norm(items: Sequence[Any], p: float, at_zero: bool, abs: Callable[[Any], Any] = _core.abs) -> Any:
     """(sum |x|^p)^(1/p) for p in 0, 1, 2, inf, -inf. at_zero: the derivative of p = 2 is 0 where the norm is 0, not undefined."""
     if p == 2:
         squares = total([x * x for x in items])
         return where(squares == 0.0, 0.0, _core.sqrt(squares)) if at_zero else _core.sqrt(squares)
-    sizes = [_core.abs(x) for x in items]
+    sizes = [abs(x) for x in items]
     if p == 1:
         return total(sizes)
     if p in (math.inf, -math.inf):

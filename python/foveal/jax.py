@@ -17,7 +17,7 @@ import numpy as np
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .describe import Description, Mask, Options, ScoreMod, describe, wanted_gradients
-from .trace import Tracer
+from .jax_trace import JaxTracer
 
 _TARGET = "foveal_call"
 _registered: set[str] = set()
@@ -277,7 +277,7 @@ def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any
     text = "score" if description.score_mod is None else repr(description.score_mod)
     given = {param.name: array for param, array in zip(description.params, description.arrays)}
     return describe(
-        re.sub(r"\bscore\b", "(score * scale_[])", text), description.mask, tracer=Tracer(),
+        re.sub(r"\bscore\b", "(score * scale_[])", text), description.mask, tracer=JaxTracer(),
         **{**arguments, "scale": 1.0, "params": {**given, "scale_": scale}},
     )  # fmt: skip
 
@@ -286,7 +286,7 @@ def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, i
     """(what to do, the arrays of its parameters, their names)."""
     scale = arguments.get("scale")
     traced = isinstance(scale, jax.Array)
-    description = describe(score_mod, mask, tracer=Tracer(), **{**arguments, "scale": 1.0 if traced else scale})
+    description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": 1.0 if traced else scale})
     if traced:
         description = _scaled(description, scale, arguments)
     params = tuple(jnp.asarray(array) for array in description.arrays)
@@ -312,7 +312,7 @@ def attention(
 ) -> Any:
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
-    Inside score_mod and mask use Python operators and foveal's functions (foveal.where, foveal.exp, ...), not jnp's.
+    Inside score_mod and mask use Python operators, functions of jnp, jax.nn and jax.lax (with JAX's derivatives), and foveal's.
     scale may be an array, traced and trained. seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.

@@ -9,7 +9,6 @@ through a TorchFunctionMode, and so are elements of tensors that become Python n
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import operator
 from dataclasses import dataclass, field
@@ -19,22 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards
+from . import _core, formulas, guards
 from ._core import Expr, Type
-from .trace import Capture, Symbols, Tracer, broadcast, groups
+from .calls import (
+    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
+    symbolic, unary,
+)  # fmt: skip
+from .trace import Capture, Symbols
 
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _META = torch.device("meta")
-
-
-def _type_of(dtype: torch.dtype) -> Type:
-    if dtype == torch.bool:
-        return Type.boolean
-    return Type.real if dtype.is_floating_point else Type.integer
-
-
-def _dtype_of(expr: Expr) -> torch.dtype:
-    return {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}[expr.type]
+_DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
 
 
 class Symbol(Symbols):
@@ -106,229 +100,49 @@ class Symbol(Symbols):
         return self._dtype.is_floating_point
 
 
-def _symbolic(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return any(_symbolic(item) for item in value)
-    return isinstance(value, (Symbols, Capture, Expr))
-
-
 # ---- what calls mean for expressions ----
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of torch: the function, what it was given, and, from the call on meta tensors, what its result looks like."""
-
-    tracer: "TorchTracer"
-    name: str
-    func: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any  # meta tensors
-
-    def refuse(self, what: str) -> NotImplementedError:
-        return NotImplementedError(f"torch.{self.name} in a score or mask: {what}")
-
-    def bind(self, signature: inspect.Signature) -> dict[str, Any]:
-        """The arguments by their names, defaults included."""
-        given = {name: value for name, value in self.kwargs.items() if value is not None or name in signature.parameters}  # out=None
-        try:
-            bound = signature.bind(*self.args, **given)
-        except TypeError as error:
-            raise self.refuse(f"argument not understood ({error}); expected {_accepted(signature)}") from None
-        bound.apply_defaults()
-        return bound.arguments
-
-    def symbol(self, value: Any) -> Symbol:
-        """An operand: tensors that meet a symbol become reads, numbers constants."""
-        if isinstance(value, Symbol):
-            return value
-        if isinstance(value, (bool, int, float)):
-            expr = _core.constant(value)
-            return Symbol(self.tracer, [expr], (), _dtype_of(expr))
-        if isinstance(value, Expr):
-            return Symbol(self.tracer, [value], (), _dtype_of(value))
-        if isinstance(value, torch.Tensor):
-            value = self.tracer.capture(value)
-        if isinstance(value, Capture):
-            return value.expand()
-        raise self.refuse(f"found {type(value).__name__} as an operand; expected a tensor, a symbol or a number")
-
-    def made(self, items: Sequence[Expr], like: torch.Tensor) -> Symbol:
-        return self.tracer.finished(items, tuple(like.shape), like.dtype)
-
-
-def _accepted(signature: inspect.Signature) -> str:
-    return ", ".join(name for name in signature.parameters) or "no arguments"
-
-
-_Meaning = Callable[[_Call], Any]
-
-
-def _elementwise(fn: Callable[..., Any], operands: int = 1) -> _Meaning:
-    """fn(x, ..., options): the first `operands` arguments are expressions (or None), the others numbers and flags."""
-
-    signature = inspect.signature(fn)
-    names = list(signature.parameters)
-
-    def meaning(call: _Call) -> Any:
-        arguments = call.bind(signature)
-        if arguments.get("inplace"):
-            raise call.refuse("inplace=True; expected inplace=False")
-        given = list(arguments.values())
-        if any(_symbolic(value) for value in given[operands:]):
-            raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
-        narrow = _NARROW.get(call.result.dtype)
-        if narrow is not None:  # numbers become tensors of the dtype, too
-            given = [(value + narrow[0]) % narrow[1] - narrow[0] if type(value) is int else value for value in given]
-        symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
-        shape = tuple(call.result.shape)
-        present = [(x._items, x._shape) for x in symbols if x is not None]
-        items = []
-        for row in broadcast(present, shape):
-            left = iter(row)
-            expressions = (None if x is None else next(left) for x in symbols)
-            items.append(fn(*expressions, **dict(zip(names[operands:], given[operands:]))))
-        return call.made(items, call.result)
-
-    return meaning
-
-
-def _arguments(of: Callable[..., None]) -> inspect.Signature:
-    return inspect.signature(of)
-
-
-@_arguments
+@signature_of
 def _REDUCTION(input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> None: ...  # noqa: N802
 
 
-@_arguments
-def _TWO(input: Any, other: Any) -> None: ...  # noqa: N802
-
-
-@_arguments
+@signature_of
 def _NORM(input: Any, p: Any = None, dim: Any = None, keepdim: bool = False, dtype: Any = None, *, ord: Any = None) -> None: ...  # noqa: N802
 
 
-def _reduction(fn: Callable[[Sequence[Any]], Expr]) -> _Meaning:
-    """fn(items) over the dimensions `dim`; keepdim and dtype show in the result's look."""
-
-    def meaning(call: _Call) -> Any:
-        arguments = call.bind(_REDUCTION)
-        x = call.symbol(arguments["input"])
-        dim = arguments["dim"]
-        rank = max(len(x._shape), 1)
-        dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
-        if not isinstance(call.result, torch.Tensor):
-            raise call.refuse("dim gives indices too; expected amax, amin")
-        found = [fn(group) for group in groups(x._items, x._shape or (1,), [d % rank for d in dims])]
-        return call.made(found, call.result)
-
-    return meaning
+def _reduction(fn: Callable[[Sequence[Any]], Any]) -> Meaning:
+    return reduction(fn, _REDUCTION, "dim")
 
 
-def _norm(call: _Call) -> Any:
+def _norm(call: Call) -> Any:
     """torch.norm, torch.linalg.vector_norm, and torch.linalg.norm where it is a vector's."""
     arguments = call.bind(_NORM)
-    given = arguments["ord"] if arguments["p"] is None else arguments["p"]
-    x, dim = call.symbol(arguments["input"]), arguments["dim"]
-    rank = max(len(x._shape), 1)
-    dims = range(rank) if dim is None else [dim] if isinstance(dim, int) else dim
-    if call.func is torch.linalg.norm and given is not None and len(dims) > 1:
+    given, dim = arguments["ord"] if arguments["p"] is None else arguments["p"], arguments["dim"]
+    one = isinstance(dim, int) or (len(arguments["input"].shape) if dim is None else len(dim)) <= 1
+    if call.func is torch.linalg.norm and given is not None and not one:
         raise call.refuse(f"ord={given!r} of a matrix; expected a vector norm: one dim")
     p = {"fro": 2, None: 2}.get(given, given)
-    try:
-        found = [formulas.norm(group, p, at_zero=True) for group in groups(x._items, x._shape or (1,), [d % rank for d in dims])]
-    except NotImplementedError as error:
-        raise call.refuse(str(error)) from None
-    return call.made(found, call.result)
+    return over_dims(call, lambda items: formulas.norm(items, p, at_zero=True), arguments["input"], dim)
 
 
-def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any]) -> _Meaning:
+def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[[Sequence[Any]], Any]) -> Meaning:
     """torch.max and min: of one tensor, or of two."""
-    two, one = _elementwise(lambda input, other: pairwise(input, other), 2), _reduction(of_many)
+    two, one = binary(pairwise), _reduction(of_many)
 
-    def meaning(call: _Call) -> Any:
+    def meaning(call: Call) -> Any:
         second = call.args[1] if len(call.args) > 1 else call.kwargs.get("other")
         return two(call) if isinstance(second, (torch.Tensor, Symbols, Capture)) else one(call)
 
     return meaning
 
 
-def _matmul(call: _Call) -> Any:
-    a, b = (call.symbol(x) for x in call.bind(_TWO).values())
-    if max(len(a._shape), len(b._shape)) > 2:
-        raise call.refuse(f"shapes {list(a._shape)} and {list(b._shape)}; expected vectors or matrices")
-    inner = a._shape[-1]
-    rows = [a._items[at : at + inner] for at in range(0, len(a._items), inner)]
-    width = b._shape[1] if len(b._shape) == 2 else 1
-    return call.made([formulas.dot(row, b._items[column::width]) for row in rows for column in range(width)], call.result)
+_layout = layout(lambda first, last, shape: torch.arange(first, last).reshape(shape), lambda found: found.reshape(-1).tolist())
 
 
-def _layout(call: _Call) -> Any:
-    """Functions that only move elements: torch's own, on the numbers of the elements."""
-    items: list[Expr] = []
-
-    def numbered(value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return type(value)(numbered(item) for item in value)
-        if isinstance(value, (Symbols, Capture, torch.Tensor)):
-            symbol = call.symbol(value)
-            first = len(items)
-            items.extend(symbol._items)
-            return torch.arange(first, len(items)).reshape(symbol._shape)
-        return value
-
-    args = [numbered(call.args[0]), *call.args[1:]]
-    if any(_symbolic(value) for value in (*call.args[1:], *call.kwargs.values())):
-        raise call.refuse("a symbol for a shape, dimension or index of expressions; expected constants")
-    if any(isinstance(value, torch.Tensor) for value in _flat((*call.args[1:], *call.kwargs.values()))):
-        call.tracer.saw_values = True  # an index
-    found = call.func(*args, **call.kwargs)
-
-    def picked(numbers: Any, like: Any) -> Any:
-        if isinstance(numbers, torch.Tensor):
-            return call.made([items[i] for i in numbers.reshape(-1).tolist()], like)
-        return type(numbers)(picked(n, l) for n, l in zip(numbers, like))
-
-    return picked(found, call.result)
-
-
-def _cast(call: _Call) -> Any:
-    """The look of the result says what to convert to."""
-    x = call.symbol(call.args[0])
-    return call.made(x._items, call.result)
-
-
-def _filled(value: Any) -> _Meaning:
-    def meaning(call: _Call) -> Any:
-        if call.kwargs.get("requires_grad"):
-            raise call.refuse("requires_grad=True; expected a constant")
-        number = value
-        if value is None:
-            number = call.kwargs.get("fill_value", call.args[-1])
-        fill = call.symbol(number)
-        return call.made(fill._items * call.result.numel(), call.result)
-
-    return meaning
-
-
-def _new_tensor(call: _Call) -> Any:
+def _new_tensor(call: Call) -> Any:
     data = torch.as_tensor(call.args[1])
     return call.made([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
-
-
-def _same(call: _Call) -> Any:
-    return call.symbol(call.args[0])
-
-
-def _detach(call: _Call) -> Any:
-    x = call.symbol(call.args[0])
-    return call.made([_core.stop_gradient(item) for item in x._items], call.result)
-
-
-def _masked_fill(input: Any, mask: Any, value: Any) -> Any:
-    return _core.where(mask, value, input)
 
 
 def _gelu(input: Any, approximate: str = "none") -> Any:
@@ -351,17 +165,13 @@ def _round(input: Any, *, decimals: int = 0) -> Any:
     return formulas.rounded(input, decimals)
 
 
-def _where(condition: Any, input: Any, other: Any) -> Any:
-    return _core.where(condition, input, other)
-
-
-def _where_of(call: _Call) -> Any:
+def _where_of(call: Call) -> Any:
     """torch.where(condition, input, other), input.where(condition, other)."""
     return (_METHOD_WHERE if call.func is torch.Tensor.where else _FUNCTION_WHERE)(call)
 
 
-_FUNCTION_WHERE = _elementwise(_where, 3)
-_METHOD_WHERE = _elementwise(lambda input, condition, other: _core.where(condition, input, other), 3)
+_FUNCTION_WHERE = elementwise(lambda condition, input, other: _core.where(condition, input, other), 3)
+_METHOD_WHERE = elementwise(lambda input, condition, other: _core.where(condition, input, other), 3)
 
 
 def _elu(input: Any, alpha: Any = 1.0, inplace: bool = False) -> Any:
@@ -383,62 +193,54 @@ def _nan_to_num(input: Any, nan: Any = 0.0, posinf: Any = None, neginf: Any = No
     return _core.where(found == math.inf, posinf, _core.where(found == -math.inf, neginf, found))
 
 
-def _power(call: _Call) -> Any:
+def _power(call: Call) -> Any:
     """The exponent stays a Python number where it is one: integers have no other powers."""
 
     given = [*call.args, *call.kwargs.values()]
     if isinstance(given[1], int) and not call.result.dtype.is_floating_point:
         x = call.symbol(given[0])
         return call.made([formulas.power(item, given[1]) for item in x._items], call.result)
-    return _elementwise(lambda input, exponent: formulas.power(input, exponent), 2)(call)
+    return elementwise(lambda input, exponent: formulas.power(input, exponent), 2)(call)
 
 
-def _unary(fn: Callable[[Any], Any]) -> _Meaning:
-    return _elementwise(lambda input: fn(input))
+def _activation(fn: Callable[[Any], Any]) -> Meaning:
+    return elementwise(lambda input, inplace=False: fn(input))
 
 
-def _activation(fn: Callable[[Any], Any]) -> _Meaning:
-    return _elementwise(lambda input, inplace=False: fn(input))
-
-
-def _binary(fn: Callable[[Any, Any], Any]) -> _Meaning:
-    return _elementwise(lambda input, other: fn(input, other), 2)
-
-
-_TABLE: dict[str, _Meaning] = {
+_TABLE: dict[str, Meaning] = {
     # functions of one
-    **{name: _unary(getattr(_core, name)) for name in "abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos tan erf".split()},
-    "absolute": _unary(_core.abs),
-    "expit": _unary(_core.sigmoid),
-    "log10": _unary(lambda x: _core.log(x) * (1.0 / math.log(10.0))),
-    "log1p": _unary(formulas.log1p),
-    "expm1": _unary(formulas.expm1),
-    "sinh": _unary(formulas.sinh),
-    "cosh": _unary(formulas.cosh),
-    "square": _unary(formulas.square),
-    "reciprocal": _unary(lambda x: 1.0 / x),
-    "neg": _unary(operator.neg),
-    "negative": _unary(operator.neg),
-    "pos": _unary(lambda x: x),
-    "positive": _unary(lambda x: x),
-    "sign": _unary(formulas.sign),
-    "sgn": _unary(formulas.sign),
-    "floor": _unary(formulas.floor),
-    "ceil": _unary(formulas.ceil),
-    "trunc": _unary(formulas.trunc),
-    "fix": _unary(formulas.trunc),
-    "frac": _unary(formulas.frac),
-    "round": _elementwise(_round),
-    "deg2rad": _unary(lambda x: x * (math.pi / 180.0)),
-    "rad2deg": _unary(lambda x: x * (180.0 / math.pi)),
-    "isnan": _unary(formulas.is_nan),
-    "isinf": _unary(formulas.is_infinite),
-    "isfinite": _unary(formulas.is_finite),
-    "nan_to_num": _elementwise(_nan_to_num),
-    "logit": _unary(formulas.logit),
-    "logical_not": _unary(formulas.logical_not),
-    "bitwise_not": _unary(operator.invert),
-    "invert": _unary(operator.invert),
+    **{name: unary(getattr(_core, name)) for name in "abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos tan erf".split()},
+    "absolute": unary(_core.abs),
+    "expit": unary(_core.sigmoid),
+    "log10": unary(lambda x: _core.log(x) * (1.0 / math.log(10.0))),
+    "log1p": unary(formulas.log1p),
+    "expm1": unary(formulas.expm1),
+    "sinh": unary(formulas.sinh),
+    "cosh": unary(formulas.cosh),
+    "square": unary(formulas.square),
+    "reciprocal": unary(lambda x: 1.0 / x),
+    "neg": unary(operator.neg),
+    "negative": unary(operator.neg),
+    "pos": unary(lambda x: x),
+    "positive": unary(lambda x: x),
+    "sign": unary(formulas.sign),
+    "sgn": unary(formulas.sign),
+    "floor": unary(formulas.floor),
+    "ceil": unary(formulas.ceil),
+    "trunc": unary(formulas.trunc),
+    "fix": unary(formulas.trunc),
+    "frac": unary(formulas.frac),
+    "round": elementwise(_round),
+    "deg2rad": unary(lambda x: x * (math.pi / 180.0)),
+    "rad2deg": unary(lambda x: x * (180.0 / math.pi)),
+    "isnan": unary(formulas.is_nan),
+    "isinf": unary(formulas.is_infinite),
+    "isfinite": unary(formulas.is_finite),
+    "nan_to_num": elementwise(_nan_to_num),
+    "logit": unary(formulas.logit),
+    "logical_not": unary(formulas.logical_not),
+    "bitwise_not": unary(operator.invert),
+    "invert": unary(operator.invert),
     # activations
     "relu": _activation(formulas.relu),
     "relu6": _activation(lambda x: formulas.bounded(x, 0.0, 6.0)),
@@ -446,79 +248,79 @@ _TABLE: dict[str, _Meaning] = {
     "mish": _activation(formulas.mish),
     "selu": _activation(formulas.selu),
     "hardsigmoid": _activation(formulas.hard_sigmoid),
-    "hardswish": _elementwise(_hardswish),
-    "logsigmoid": _unary(formulas.log_sigmoid),
-    "log_sigmoid": _unary(formulas.log_sigmoid),
-    "tanhshrink": _unary(lambda x: x - _core.tanh(x)),
-    "softsign": _unary(formulas.softsign),
-    "elu": _elementwise(_elu),
-    "celu": _elementwise(lambda input, alpha=1.0, inplace=False: formulas.celu(input, alpha)),
-    "leaky_relu": _elementwise(lambda input, negative_slope=0.01, inplace=False: formulas.leaky_relu(input, negative_slope)),
-    "hardtanh": _elementwise(lambda input, min_val=-1.0, max_val=1.0, inplace=False: formulas.bounded(input, min_val, max_val)),
-    "threshold": _elementwise(_threshold),
-    "gelu": _elementwise(_gelu),
-    "softplus": _elementwise(_softplus),
-    "prelu": _elementwise(lambda input, weight: formulas.leaky_relu(input, weight), 2),
+    "hardswish": elementwise(_hardswish),
+    "logsigmoid": unary(formulas.log_sigmoid),
+    "log_sigmoid": unary(formulas.log_sigmoid),
+    "tanhshrink": unary(lambda x: x - _core.tanh(x)),
+    "softsign": unary(formulas.softsign),
+    "elu": elementwise(_elu),
+    "celu": elementwise(lambda input, alpha=1.0, inplace=False: formulas.celu(input, alpha)),
+    "leaky_relu": elementwise(lambda input, negative_slope=0.01, inplace=False: formulas.leaky_relu(input, negative_slope)),
+    "hardtanh": elementwise(lambda input, min_val=-1.0, max_val=1.0, inplace=False: formulas.bounded(input, min_val, max_val)),
+    "threshold": elementwise(_threshold),
+    "gelu": elementwise(_gelu),
+    "softplus": elementwise(_softplus),
+    "prelu": elementwise(lambda input, weight: formulas.leaky_relu(input, weight), 2),
     # functions of several
-    "add": _elementwise(lambda input, other, *, alpha=1: input + (other if alpha == 1 else other * alpha), 2),
-    "sub": _elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
-    "subtract": _elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
-    "rsub": _elementwise(lambda input, other, *, alpha=1: other - (input if alpha == 1 else input * alpha), 2),
-    "mul": _binary(operator.mul),
-    "multiply": _binary(operator.mul),
-    "div": _elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
-    "divide": _elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
-    "true_divide": _binary(_div),
-    "truediv": _binary(_div),
-    "floor_divide": _binary(formulas.floor_divide),
-    "floordiv": _binary(formulas.floor_divide),
-    "remainder": _binary(formulas.remainder),
-    "mod": _binary(formulas.remainder),
-    "fmod": _binary(formulas.fmod),
+    "add": elementwise(lambda input, other, *, alpha=1: input + (other if alpha == 1 else other * alpha), 2),
+    "sub": elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
+    "subtract": elementwise(lambda input, other, *, alpha=1: input - (other if alpha == 1 else other * alpha), 2),
+    "rsub": elementwise(lambda input, other, *, alpha=1: other - (input if alpha == 1 else input * alpha), 2),
+    "mul": binary(operator.mul),
+    "multiply": binary(operator.mul),
+    "div": elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
+    "divide": elementwise(lambda input, other, *, rounding_mode=None: _div(input, other, rounding_mode), 2),
+    "true_divide": binary(_div),
+    "truediv": binary(_div),
+    "floor_divide": binary(formulas.floor_divide),
+    "floordiv": binary(formulas.floor_divide),
+    "remainder": binary(formulas.remainder),
+    "mod": binary(formulas.remainder),
+    "fmod": binary(formulas.fmod),
     "pow": _power,
-    "float_power": _binary(_core.pow),
-    "maximum": _binary(_core.maximum),
-    "minimum": _binary(_core.minimum),
+    "float_power": binary(_core.pow),
+    "maximum": binary(_core.maximum),
+    "minimum": binary(_core.minimum),
     "max": _largest_or_smallest(_core.maximum, formulas.largest),
     "min": _largest_or_smallest(_core.minimum, formulas.smallest),
-    "clamp": _elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
-    "clip": _elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
-    "clamp_min": _elementwise(lambda input, min: formulas.clamped(input, min, None), 2),
-    "clamp_max": _elementwise(lambda input, max: formulas.clamped(input, None, max), 2),
+    "clamp": elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
+    "clip": elementwise(lambda input, min=None, max=None: formulas.clamped(input, min, max), 3),
+    "clamp_min": elementwise(lambda input, min: formulas.clamped(input, min, None), 2),
+    "clamp_max": elementwise(lambda input, max: formulas.clamped(input, None, max), 2),
     "where": _where_of,
-    "masked_fill": _elementwise(_masked_fill, 3),
-    "logaddexp": _binary(formulas.logaddexp),
-    "logaddexp2": _binary(formulas.logaddexp2),
-    "hypot": _binary(formulas.hypot),
-    "xlogy": _binary(formulas.xlogy),
-    "lerp": _elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
-    "addcmul": _elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
-    "addcdiv": _elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
-    "isclose": _elementwise(lambda input, other, rtol=1e-5, atol=1e-8: formulas.is_close(input, other, rtol, atol), 2),
-    "eq": _binary(operator.eq),
-    "ne": _binary(operator.ne),
-    "not_equal": _binary(operator.ne),
-    "lt": _binary(operator.lt),
-    "less": _binary(operator.lt),
-    "le": _binary(operator.le),
-    "less_equal": _binary(operator.le),
-    "gt": _binary(operator.gt),
-    "greater": _binary(operator.gt),
-    "ge": _binary(operator.ge),
-    "greater_equal": _binary(operator.ge),
-    "logical_and": _binary(formulas.logical_and),
-    "logical_or": _binary(formulas.logical_or),
-    "logical_xor": _binary(formulas.logical_xor),
-    "bitwise_and": _binary(operator.and_),
-    "bitwise_or": _binary(operator.or_),
-    "bitwise_xor": _binary(operator.xor),
-    "and": _binary(operator.and_),
-    "or": _binary(operator.or_),
-    "xor": _binary(operator.xor),
-    "bitwise_left_shift": _binary(operator.lshift),
-    "bitwise_right_shift": _binary(operator.rshift),
-    "lshift": _binary(operator.lshift),
-    "rshift": _binary(operator.rshift),
+    "masked_fill": elementwise(lambda input, mask, value: _core.where(mask, value, input), 3),
+    "logaddexp": binary(formulas.logaddexp),
+    "logaddexp2": binary(formulas.logaddexp2),
+    "hypot": binary(formulas.hypot),
+    "xlogy": binary(formulas.xlogy),
+    "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
+    "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
+    "addcdiv": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
+    "isclose": elementwise(lambda input, other, rtol=1e-5, atol=1e-8: formulas.is_close(input, other, rtol, atol), 2),
+    "eq": binary(operator.eq),
+    "ne": binary(operator.ne),
+    "not_equal": binary(operator.ne),
+    "lt": binary(operator.lt),
+    "less": binary(operator.lt),
+    "le": binary(operator.le),
+    "less_equal": binary(operator.le),
+    "gt": binary(operator.gt),
+    "greater": binary(operator.gt),
+    "ge": binary(operator.ge),
+    "greater_equal": binary(operator.ge),
+    "logical_and": binary(formulas.logical_and),
+    "logical_or": binary(formulas.logical_or),
+    "logical_xor": binary(formulas.logical_xor),
+    "bitwise_and": binary(operator.and_),
+    "bitwise_or": binary(operator.or_),
+    "bitwise_xor": binary(operator.xor),
+    "and": binary(operator.and_),
+    "or": binary(operator.or_),
+    "xor": binary(operator.xor),
+    "bitwise_left_shift": binary(operator.lshift),
+    "bitwise_right_shift": binary(operator.rshift),
+    "lshift": binary(operator.lshift),
+    "rshift": binary(operator.rshift),
     # reductions
     "sum": _reduction(formulas.total),
     "mean": _reduction(formulas.mean),
@@ -531,21 +333,21 @@ _TABLE: dict[str, _Meaning] = {
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
     "norm": _norm,
     "vector_norm": _norm,
-    "dot": _matmul,
-    "inner": _matmul,
-    "matmul": _matmul,
-    "mv": _matmul,
-    "mm": _matmul,
+    "dot": matmul,
+    "inner": matmul,
+    "matmul": matmul,
+    "mv": matmul,
+    "mm": matmul,
     # conversions and constants
-    **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), _cast),
-    **dict.fromkeys("contiguous clone cpu cuda item".split(), _same),
-    "detach": _detach,
-    "zeros_like": _filled(0),
-    "ones_like": _filled(1),
-    "new_zeros": _filled(0),
-    "new_ones": _filled(1),
-    "full_like": _filled(None),
-    "new_full": _filled(None),
+    **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), cast),
+    **dict.fromkeys("contiguous clone cpu cuda item".split(), same),
+    "detach": stopped,
+    "zeros_like": filled(0),
+    "ones_like": filled(1),
+    "new_zeros": filled(0),
+    "new_ones": filled(1),
+    "full_like": filled(None),
+    "new_full": filled(None),
     "new_tensor": _new_tensor,
     # moving elements
     **dict.fromkeys(
@@ -567,7 +369,7 @@ def _meta_of(value: Any) -> Any:
     if isinstance(value, Symbol):
         return torch.empty(value._shape, dtype=value._dtype, device=_META)
     if isinstance(value, Expr):
-        return torch.empty((), dtype=_dtype_of(value), device=_META)
+        return torch.empty((), dtype=_DTYPES[value.type], device=_META)
     if isinstance(value, (Capture, torch.Tensor)):
         return torch.empty(tuple(value.shape), dtype=value.dtype, device=_META)
     if isinstance(value, torch.device):
@@ -625,7 +427,7 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
     name = _name_of(func)
     if tracer is None:
-        tracer = next((value._tracer for value in _flat((*args, *kwargs.values())) if isinstance(value, (Symbol, Capture))), None)
+        tracer = next((value._tracer for value in flat((*args, *kwargs.values())) if isinstance(value, (Symbol, Capture))), None)
         if tracer is None:
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
@@ -635,15 +437,15 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         raise NotImplementedError(
             f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
         )
-    args = tuple(Symbol(tracer, [value], (), _dtype_of(value)) if isinstance(value, Expr) else value for value in args)
+    args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else value for value in args)
     with torch._C.DisableTorchFunction():  # what follows is ours
-        return meaning(_Call(tracer, name, func, args, kwargs, _look_of_result(name, func, args, kwargs)))
+        return meaning(Call(tracer, name, func, args, kwargs, _look_of_result(name, func, args, kwargs)))
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def flat(values: Any) -> Iterator[Any]:
     for value in values:
         if isinstance(value, (list, tuple)):
-            yield from _flat(value)
+            yield from flat(value)
         else:
             yield value
 
@@ -671,28 +473,29 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types_: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if name == "__getitem__" and isinstance(args[0], torch.Tensor) and _symbolic(args[1]):
+        if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             return self.tracer.capture(args[0])[args[1]]
-        if _symbolic(args) or any(_symbolic(value) for value in kwargs.values()):
+        if symbolic(args) or any(symbolic(value) for value in kwargs.values()):
             return _call(self.tracer, func, args, kwargs)
         result = func(*args, **kwargs)
         if name == "__getitem__" and not self.tracer.gradient_stopped() and _is_basic(args[1]):
             self.tracer.views[id(result)] = (result, self.tracer.capture(args[0])[args[1]])
-        if not self.tracer.saw_values and not all(isinstance(value, torch.Tensor) for value in _flat([result])):
+        if not self.tracer.saw_values and not all(isinstance(value, torch.Tensor) for value in flat([result])):
             # A property's getter is called __get__, its owner tells which.
             look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
-            if not look and any(isinstance(value, torch.Tensor) for value in _flat((*args, *kwargs.values()))):
+            if not look and any(isinstance(value, torch.Tensor) for value in flat((*args, *kwargs.values()))):
                 self.tracer.saw_values = True
         return result
 
 
 @dataclass
-class TorchTracer(Tracer):
+class TorchTracer(CallTracer):
     device: torch.device = torch.device("cpu")  # of q
     score_dtype: torch.dtype = torch.float32
     views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
     with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
 
+    library = "torch"
     rebind = False
     tensors = torch.Tensor
 
@@ -707,20 +510,19 @@ class TorchTracer(Tracer):
     def gradient_stopped(self) -> bool:
         return self.with_gradients and not torch.is_grad_enabled()
 
-    def finished(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: torch.dtype) -> Symbol:
-        """Expressions as a tensor of this dtype: converted, narrow integers wrapped, without derivative under no_grad()."""
+    def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: torch.dtype) -> Symbol:
+        return Symbol(self, items, shape, dtype)
+
+    def dtype_of(self, expr: Expr) -> torch.dtype:
+        return _DTYPES[expr.type]
+
+    def type_of(self, dtype: torch.dtype) -> Type:
         if dtype.is_complex:
             raise NotImplementedError(f"a tensor of dtype {dtype} in a score or mask; expected a real, integer or boolean one")
-        kind, narrow, stopped = _type_of(dtype), _NARROW.get(dtype), self.gradient_stopped()
-        convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
+        return Type.boolean if dtype == torch.bool else Type.real if dtype.is_floating_point else Type.integer
 
-        def finish(item: Any) -> Expr:
-            expr = convert(item)
-            if narrow is not None:
-                expr = (expr + narrow[0]) % narrow[1] - narrow[0]
-            return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
-
-        return Symbol(self, [finish(item) for item in items], shape, dtype)
+    def narrow(self, dtype: torch.dtype) -> tuple[int, int] | None:
+        return _NARROW.get(dtype)
 
     def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
         stopped = self.gradient_stopped()
@@ -734,7 +536,7 @@ class TorchTracer(Tracer):
         return super().index(value)
 
     def arguments(self, kind: str) -> tuple[Any, ...]:
-        score, *places = (Symbol(self, [expr], (), _dtype_of(expr)) for expr in super().arguments("score_mod"))
+        score, *places = (Symbol(self, [expr], (), _DTYPES[expr.type]) for expr in super().arguments("score_mod"))
         score._dtype = self.score_dtype
         return tuple(places) if kind == "mask" else (score, *places)
 
@@ -759,7 +561,7 @@ def _own_rules_refused() -> Iterator[None]:
     unwrap = utils.unwrap_dead_wrappers
 
     def refuse(name: str, values: Any) -> None:
-        if any(_symbolic(value) for value in values):
+        if any(symbolic(value) for value in values):
             raise NotImplementedError(
                 f"{name}: a torch.autograd.Function inside a score or mask; its backward would be ignored: write its forward in place"
             )
@@ -800,7 +602,7 @@ def _attribute(expr: Expr, name: str) -> Any:
     """Results of foveal's own functions are tensors to a function that is traced, too."""
     if not _tracing or name.startswith("_"):
         raise AttributeError(f"{name}: no attribute of a score expression")
-    return getattr(Symbol(_tracing[-1], [expr], (), _dtype_of(expr)), name)
+    return getattr(Symbol(_tracing[-1], [expr], (), _DTYPES[expr.type]), name)
 
 
 Expr.__getattr__ = _attribute

@@ -329,14 +329,15 @@ class Capture:
         if any(isinstance(axis, _At) and not isinstance(axis.index, int) for axis in self._axes):
             raise TypeError("an element of a captured array that symbols choose has no value while it is traced")
         self._tracer.saw_values = True
+        if all(axis == _Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
+            return self._array
         index = tuple(
             axis.index if isinstance(axis, _At) else slice(axis.start, axis.start + axis.step * axis.count, axis.step) for axis in self._axes
         )
-        found = self._array[index]
-        return found.item() if self._array.ndim and not self._order else found
+        return self._array[index]
 
     def item(self) -> Any:
-        return self._value() if self._fixed() else self.expand()
+        return self._value().item() if self._fixed() else self.expand()
 
     def tolist(self) -> Any:
         value = self._value()
@@ -508,6 +509,8 @@ class Tracer:
             return value
         if arrays.is_array(value):
             return Capture(self, value)
+        if (replacement := self.replacement(value)) is not value:
+            return replacement
         if isinstance(value, functools.partial):
             keywords = {key: self._rebind(item, seen) for key, item in value.keywords.items()}
             return functools.partial(self._rebind(value.func, seen), *(self._rebind(item, seen) for item in value.args), **keywords)
@@ -523,9 +526,7 @@ class Tracer:
             entries = seen[id(value)] = {}
             entries.update((key, self._rebind(item, seen)) for key, item in value.items())
             return entries
-        if isinstance(value, types.FunctionType):
-            return self._rebound(value, seen)
-        return self.replacement(value)
+        return self._rebound(value, seen)
 
     def _rebound(self, fn: types.FunctionType, seen: dict[int, Any]) -> types.FunctionType:
         new = {name: value for name, value in _globals_of(fn).items() if self._replaces(value, set())}

@@ -140,6 +140,28 @@ def _floor_div(a: Tensor, b: Tensor) -> Tensor:
     return torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor")  # by 0: any number, but no trap
 
 
+class _Stop(torch.autograd.Function):
+    """No derivative in either mode: detach() would keep tangents."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> Tensor:
+        return torch.zeros_like(dx)
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return torch.zeros_like(tangent)
+
+
 _OF_REALS: dict[str, Callable[..., Tensor]] = {
     **{name: getattr(torch, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "tanh", "sigmoid", "sin", "cos", "tan", "erf", "floor")},
     "Div": torch.div,
@@ -153,8 +175,11 @@ _OF_NUMBERS: dict[str, Callable[..., Tensor]] = {
     "FloorDiv": _floor_div,
     "Mod": lambda a, b: a - b * _floor_div(a, b),
     "abs": torch.abs,
-    "min": lambda a, b: torch.where(b < a, b, a),  # a tie takes a's derivative
-    "max": lambda a, b: torch.where(a < b, b, a),
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "stop_gradient": _Stop.apply,
+    "LShift": torch.bitwise_left_shift,
+    "RShift": torch.bitwise_right_shift,
     "to_integer": lambda x: x.detach().to(torch.int64),
     "to_boolean": lambda x: x != 0,
 }

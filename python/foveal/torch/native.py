@@ -22,7 +22,8 @@ class Attention(torch.nn.Module):
 
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Any):
         super().__init__()
-        described = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
+        with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
+            described = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
         for param, array in zip(described.params, described.arrays):
             if isinstance(array, torch.nn.Parameter):
                 self.register_parameter(param.name, array)

@@ -1,0 +1,256 @@
+"""What calls of a framework's functions mean for expressions.
+
+A framework's front (torch_trace, jax_trace) first lets the framework itself check a call on stand-ins without data, which gives the shape and
+dtype of the result; then a meaning from its table makes the expressions. What a meaning does not understand is refused.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import operator
+from dataclasses import dataclass
+from typing import Any, Callable, Iterator, Sequence
+
+from . import _core, arrays, formulas
+from ._core import Expr, Type
+from .trace import Capture, Symbols, Tracer, broadcast, groups
+
+
+class CallTracer(Tracer):
+    """A Tracer whose functions see Symbols of a framework."""
+
+    library: str  # in messages
+
+    def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any) -> Symbols:
+        raise NotImplementedError
+
+    def dtype_of(self, expr: Expr) -> Any:
+        """Of an expression that has none."""
+        raise NotImplementedError
+
+    def type_of(self, dtype: Any) -> Type:
+        raise NotImplementedError
+
+    def narrow(self, dtype: Any) -> tuple[int, int] | None:
+        """(offset, size) of an integer dtype that wraps before 32 bits do."""
+        raise NotImplementedError
+
+    def capture(self, array: Any) -> Capture:
+        return Capture(self, array)
+
+    def gradient_stopped(self) -> bool:
+        return False
+
+    def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Symbols:
+        """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded."""
+        kind, narrow, stopped = self.type_of(dtype), self.narrow(dtype), self.gradient_stopped()
+        convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
+
+        def finish(item: Any) -> Expr:
+            expr = convert(item)
+            if narrow is not None:
+                expr = (expr + narrow[0]) % narrow[1] - narrow[0]
+            return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
+
+        return self.symbol([finish(item) for item in items], shape, dtype)
+
+
+def symbolic(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(symbolic(item) for item in value)
+    return isinstance(value, (Symbols, Capture, Expr))
+
+
+def flat(values: Any) -> Iterator[Any]:
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from flat(value)
+        else:
+            yield value
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: the function, what it was given, and stand-ins for its result, with shape and dtype."""
+
+    tracer: Any
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def refuse(self, what: str) -> NotImplementedError:
+        return NotImplementedError(f"{self.tracer.library}.{self.name} in a score or mask: {what}")
+
+    def bind(self, signature: inspect.Signature) -> dict[str, Any]:
+        """The arguments by their names, defaults included."""
+        given = {name: value for name, value in self.kwargs.items() if value is not None or name in signature.parameters}  # out=None
+        try:
+            bound = signature.bind(*self.args, **given)
+        except TypeError as error:
+            raise self.refuse(f"argument not understood ({error}); expected {', '.join(signature.parameters) or 'no arguments'}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def symbol(self, value: Any) -> Any:
+        """An operand: arrays that meet a symbol become reads, numbers constants."""
+        if isinstance(value, Symbols):
+            return value
+        if isinstance(value, (bool, int, float)):
+            value = _core.constant(value)
+        if isinstance(value, Expr):
+            return self.tracer.symbol([value], (), self.tracer.dtype_of(value))
+        if arrays.is_array(value):
+            value = self.tracer.capture(value)
+        if isinstance(value, Capture):
+            return value.expand()
+        raise self.refuse(f"found {type(value).__name__} as an operand; expected an array, a symbol or a number")
+
+    def made(self, items: Sequence[Any], like: Any) -> Any:
+        return self.tracer.finished(items, tuple(like.shape), like.dtype)
+
+
+Meaning = Callable[[Call], Any]
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(fn)
+
+
+@signature_of
+def _TWO(input: Any, other: Any) -> None: ...  # noqa: N802
+
+
+def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
+    """fn(x, ..., options): the first `operands` arguments are expressions (or None), the others numbers and flags."""
+    signature = inspect.signature(fn)
+    names = list(signature.parameters)
+
+    def meaning(call: Call) -> Any:
+        arguments = call.bind(signature)
+        if arguments.get("inplace"):
+            raise call.refuse("inplace=True; expected inplace=False")
+        given = list(arguments.values())
+        if any(symbolic(value) for value in given[operands:]):
+            raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
+        narrow = call.tracer.narrow(call.result.dtype)
+        if narrow is not None:  # numbers become arrays of the dtype, too
+            given = [(value + narrow[0]) % narrow[1] - narrow[0] if type(value) is int else value for value in given]
+        symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
+        present = [(x._items, x._shape) for x in symbols if x is not None]
+        options = dict(zip(names[operands:], given[operands:]))
+        items = []
+        for row in broadcast(present, tuple(call.result.shape)):
+            left = iter(row)
+            items.append(fn(*(None if x is None else next(left) for x in symbols), **options))
+        return call.made(items, call.result)
+
+    return meaning
+
+
+def unary(fn: Callable[[Any], Any]) -> Meaning:
+    return elementwise(lambda input: fn(input))
+
+
+def binary(fn: Callable[[Any, Any], Any]) -> Meaning:
+    return elementwise(lambda input, other: fn(input, other), 2)
+
+
+def over_dims(call: Call, fn: Callable[[Sequence[Any]], Any], value: Any, dim: Any) -> Any:
+    """fn of the items that meet when the dimensions `dim` are reduced; None: all. Kept dimensions show in the result's look."""
+    x = call.symbol(value)
+    rank = max(len(x._shape), 1)
+    dims = range(rank) if dim is None or dim == () else [dim] if isinstance(dim, int) else dim
+    try:
+        found = [fn(group) for group in groups(x._items, x._shape or (1,), [operator.index(d) % rank for d in dims])]
+    except NotImplementedError as error:
+        raise call.refuse(str(error)) from None
+    return call.made(found, call.result)
+
+
+def reduction(fn: Callable[[Sequence[Any]], Any], signature: inspect.Signature, dim: str) -> Meaning:
+    """fn(items) over the dimensions in the argument `dim`; the other arguments of the signature show in the result's look."""
+
+    def meaning(call: Call) -> Any:
+        arguments = call.bind(signature)
+        if not hasattr(call.result, "shape"):
+            raise call.refuse(f"{dim} gives indices too; expected amax, amin")
+        return over_dims(call, fn, next(iter(arguments.values())), arguments[dim])
+
+    return meaning
+
+
+def matmul(call: Call) -> Any:
+    a, b = (call.symbol(x) for x in call.bind(_TWO).values())
+    if max(len(a._shape), len(b._shape)) > 2 or not a._shape or not b._shape:
+        raise call.refuse(f"shapes {list(a._shape)} and {list(b._shape)}; expected vectors or matrices")
+    inner = a._shape[-1]
+    rows = [a._items[at : at + inner] for at in range(0, len(a._items), inner)]
+    width = b._shape[1] if len(b._shape) == 2 else 1
+    return call.made([formulas.dot(row, b._items[column::width]) for row in rows for column in range(width)], call.result)
+
+
+def layout(numbers: Callable[[int, int, tuple[int, ...]], Any], values: Callable[[Any], list[int]]) -> Meaning:
+    """Functions that only move elements: the framework's own, on the numbers of the elements.
+
+    numbers(first, last, shape): an array of first ... last - 1; values: its elements.
+    """
+
+    def meaning(call: Call) -> Any:
+        items: list[Any] = []
+
+        def numbered(value: Any) -> Any:
+            if isinstance(value, (list, tuple)):
+                return type(value)(numbered(item) for item in value)
+            if symbolic(value) or arrays.is_array(value):
+                symbol = call.symbol(value)
+                first = len(items)
+                items.extend(symbol._items)
+                return numbers(first, len(items), symbol._shape)
+            return value
+
+        def picked(found: Any, like: Any) -> Any:
+            if hasattr(like, "dtype"):
+                return call.made([items[i] for i in values(found)], like)
+            return type(like)(picked(f, l) for f, l in zip(found, like))
+
+        rest = (*call.args[1:], *call.kwargs.values())
+        if any(symbolic(value) for value in rest):
+            raise call.refuse("a symbol for a shape, dimension or index of expressions; expected constants")
+        if any(arrays.is_array(value) for value in flat(rest)):
+            call.tracer.saw_values = True  # an index
+        return picked(call.func(numbered(call.args[0]), *call.args[1:], **call.kwargs), call.result)
+
+    return meaning
+
+
+def cast(call: Call) -> Any:
+    """The look of the result says what to convert to."""
+    return call.made(call.symbol(call.args[0])._items, call.result)
+
+
+def same(call: Call) -> Any:
+    return call.symbol(call.args[0])
+
+
+def stopped(call: Call) -> Any:
+    x = call.symbol(call.args[0])
+    return call.made([_core.stop_gradient(item) for item in x._items], call.result)
+
+
+def filled(value: Any, argument: str = "fill_value") -> Meaning:
+    """A constant: `value`, or, where that is None, the argument of this name or the last one."""
+
+    def meaning(call: Call) -> Any:
+        if call.kwargs.get("requires_grad"):
+            raise call.refuse("requires_grad=True; expected a constant")
+        number = call.kwargs.get(argument, call.args[-1]) if value is None else value
+        return call.made(call.symbol(number)._items * math.prod(call.result.shape), call.result)
+
+    return meaning
+
+
+def masked(if_true: Any, mask: Any, if_false: Any) -> Any:
+    return _core.where(mask, if_true, if_false)
