@@ -29,6 +29,7 @@ def attention(
     rng_state: Any = None,
     deterministic: bool = False,
     strategy: str = "automatic",
+    checked: bool = False,
     params: Mapping[str, Any] | None = None,
     cu_seqlens: tuple[Any, Any] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
@@ -51,12 +52,15 @@ def attention(
     captured CUDA graph each replay drops other pairs once other numbers are there. With neither, torch's generator of q's device gives them,
     NumPy's for other arrays; JAX has none: there a seed is needed. (forward() and backward() take them as given, 0 by default.)
     deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
+    checked: refuse, while running, an index that leaves a captured array at a pair that is kept; otherwise the nearest element is read.
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
     [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.
     Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
     """
-    arguments = dict(scale=scale, sink=sink, dropout_p=dropout_p, deterministic=deterministic, strategy=strategy, params=params)
+    arguments = dict(
+        scale=scale, sink=sink, dropout_p=dropout_p, deterministic=deterministic, strategy=strategy, checked=checked, params=params
+    )
     front = _front(q)
     if front is not None:
         return front.attention(

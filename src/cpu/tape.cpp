@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "cpu/tape_compile.h"
+#include "cpu/tape_words.h"
 #include "score/evaluate.h"
 
 namespace foveal::cpu {
@@ -51,6 +52,8 @@ class FaultReader : public scoring::ParamReader {
 }  // namespace
 
 struct Tape::Prepared {
+  explicit Prepared(const problem::Problem& problem) : words(problem) {}
+
   /// A program for lanes of one head with consecutive queries, and one for any lanes.
   struct Pair {
     CompiledTape one_head, mixed;
@@ -65,6 +68,7 @@ struct Tape::Prepared {
   std::vector<DType> dtypes;
   Pair full, partial, backward;
   std::optional<CompiledTape> ranges;
+  WordCheck words;
 
   TapeSource source(bool one_head) const { return {score.get(), scale, f64, layouts, one_head}; }
 
@@ -116,7 +120,7 @@ std::optional<std::string> Tape::refuses(const problem::Problem& problem) {
   return std::nullopt;
 }
 
-Tape::Tape(const problem::Problem& problem, const std::string& target) : prepared_(std::make_unique<Prepared>()) {
+Tape::Tape(const problem::Problem& problem, const std::string& target) : prepared_(std::make_unique<Prepared>(problem)) {
   Prepared& p = *prepared_;
   p.score = problem.score;
   p.scale = problem.scale;
@@ -157,11 +161,12 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
   return (most + 63) / 64 * 64;
 }
 
-std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + 63) / 64 * 64; }
+std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + prepared_->words.bytes() + 63) / 64 * 64; }
 
 TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
   auto* bound = static_cast<TapeParam*>(memory);
   for (std::size_t i = 0; i < prepared_->layouts.size(); ++i) bound[i] = {params[i].data, prepared_->dtypes[i]};
+  prepared_->words(params, bound + prepared_->layouts.size());
   return {bound};
 }
 

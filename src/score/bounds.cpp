@@ -28,11 +28,15 @@ std::vector<IndexCheck> check_reads(const Program& program, const std::vector<Pa
 std::optional<Interval> int32_overflow(const Program& program, const Box& box, const ReadRanges& reads) {
   std::vector<Interval> values(program.code.size());
   IntervalProgram(program).evaluate(box, reads, values);
-  constexpr double limit = 2147483647.0;
+  return beyond_int32(program, values);
+}
+
+std::optional<Interval> beyond_int32(const Program& program, std::span<const Interval> values) {
+  constexpr double low = -2147483648.0, high = 2147483647.0;
   for (std::size_t id = 0; id < program.code.size(); ++id) {
     const Interval& value = values[id];
     const bool known = std::isfinite(value.low) && std::isfinite(value.high);
-    if (program.code[id].type == Type::integer && known && (value.low < -limit || value.high > limit)) return value;
+    if (program.code[id].type == Type::integer && known && (value.low < low || value.high > high)) return value;
   }
   return std::nullopt;
 }

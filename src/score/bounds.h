@@ -1,6 +1,7 @@
 #pragma once
 // Do the reads of a program stay inside their parameters? Do its integers fit 32 bits? Decided by interval analysis where it can be.
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "score/interval.h"
@@ -27,8 +28,10 @@ struct IndexCheck {
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask = {});
 
-/// Bounds of an integer of the program that may leave 32 bits (devices compute with int32), if there is one. Values that depend on
-/// unknown parameters are given the benefit of the doubt.
+/// Of the bounds of a program's values, those of an integer that may leave 32 bits (kernels compute with int32), if there is one. Values
+/// that depend on unknown parameters are given the benefit of the doubt.
+std::optional<Interval> beyond_int32(const Program& program, std::span<const Interval> values);
+/// The same over a box of positions.
 std::optional<Interval> int32_overflow(const Program& program, const Box& box, const ReadRanges& reads);
 
 }  // namespace foveal::scoring

@@ -471,3 +471,40 @@ def test_dtype_and_device_of_symbols():
     foveal.torch.attention(Q, K, V, score_mod)
     assert seen[0] == seen[-1] == "cpu" and seen[1].is_floating_point and not seen[2].is_floating_point
     assert seen[3:6] == [torch.bool, torch.Size([]), 0] and seen[6].is_floating_point
+
+
+def test_indices_that_leave_a_tensor_are_refused_when_checked():
+    q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
+    arrays = [(t, t.numpy()) for t in (Q, K, V)]
+    leaves = lambda z: lambda s, b, h, i, j: s + z[i - j]  # noqa: E731 - also where i < j
+    inside = lambda z: lambda s, b, h, i, j: s + z[abs(i - j)]  # noqa: E731
+    for attend, z in (
+        (lambda fn: foveal.torch.attention(Q, K, V, fn, checked=True), Z),
+        (lambda fn: foveal.torch.flex_attention(q, k, v, fn, kernel_options={"checked": True}), Z),
+        (lambda fn: foveal.attention(Q, K, V, fn, checked=True), Z),
+        (lambda fn: foveal.attention(*(a for _, a in arrays), fn, checked=True), Z.detach().numpy()),
+    ):
+        attend(inside(z))
+        with pytest.raises((ValueError, IndexError), match="index"):
+            attend(leaves(z))
+    # A mask that keeps no such pair makes it right; a read that is outside at every pair is refused anyway.
+    foveal.torch.attention(Q, K, V, leaves(Z), foveal.causal(), checked=True)
+    with pytest.raises(ValueError, match="outside at every pair"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + Z[-1 - abs(i - j)])
+
+
+@pytest.mark.parametrize("far", [2**40, -(2**31) - 1, 2**31])
+def test_integers_beyond_32_bits_are_refused_on_cpus(far):
+    ids = torch.full((LEN,), 5)
+    ids[3] = far
+    same = lambda b, h, i, j: ids[i] == ids[j]  # noqa: E731
+    with pytest.raises(ValueError, match="p0.*32 bits"):
+        foveal.torch.attention(Q, K, V, mask=same)
+    found = foveal.torch.attention(Q, K, V, mask=same, options=foveal.Options(backend="reference"))
+    torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s, same), rtol=1e-7, atol=1e-9)
+    ids[3] = 100_000
+    with pytest.raises(ValueError, match="score_mod: an integer may reach.*32 bits"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + (ids[i] * ids[j] > 0) * 1.0)
+    compare(lambda s, b, h, i, j: s * 0.1 + (ids[i] * ids[j].clamp(0, 9) > 0) * 1.0)
+    ids[3] = 2**31 - 1
+    compare(lambda s, b, h, i, j: s, mask=same)

@@ -36,7 +36,8 @@ def flex_attention(
     Key and value of batch 1 are broadcast.
     block_mask: a BlockMask, a mask_mod function, or None. Of a BlockMask the lists hold, as in compiled FlexAttention: blocks listed as full are
     kept whole, those listed as partial where mask_mod keeps them, the others are skipped; its batch and heads may be 1.
-    kernel_options: accepted and ignored.
+    kernel_options: {"checked": True} refuses, while running on a CPU, an index that leaves a captured tensor at a pair that is kept (otherwise the
+    nearest element is read); the rest is accepted and ignored.
     Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse, or an AuxOutput of what an AuxRequest as
     return_aux asks for: lse, and max_scores like it, without gradient, in a pass of its own over the scores.
     Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
@@ -46,11 +47,12 @@ def flex_attention(
         raise CallError("flex_attention: return_aux: must be None when return_lse is set; AuxRequest(lse=True) asks for the same")
     if key.shape[0] == 1 and query.shape[0] > 1:
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
+    arguments = {"scale": scale, "checked": bool(kernel_options and kernel_options.get("checked"))}
     if isinstance(block_mask, torch_flex.BlockMask):
         find = _bound_outside if torch.compiler.is_compiling() else _bound
-        program_key, captured = find(score_mod, block_mask, scale, query, key.shape[2])
+        program_key, captured = find(score_mod, block_mask, arguments, query, key.shape[2])
     else:
-        program_key, captured = bound(score_mod, block_mask, Options(), {"scale": scale}, heads_first=True)
+        program_key, captured = bound(score_mod, block_mask, Options(), arguments, heads_first=True)
     out, lse = call(program_key, captured, query, key, value)
     if return_aux is not None:
         highest = _row_maxima(program_key, query, key, captured) if return_aux.max_scores else None
@@ -63,8 +65,10 @@ def _row_maxima(program_key: str, query: Tensor, key: Tensor, captured: list[Ten
     return row_maxima(program(program_key), query, key, captured)
 
 
-def _bound(score_mod: Any, block_mask: torch_flex.BlockMask, scale: float | None, query: Tensor, seqlen_kv: int) -> tuple[str, list[Tensor]]:
-    return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), {"scale": scale}, heads_first=True)
+def _bound(
+    score_mod: Any, block_mask: torch_flex.BlockMask, arguments: dict[str, Any], query: Tensor, seqlen_kv: int
+) -> tuple[str, list[Tensor]]:
+    return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), arguments, heads_first=True)
 
 
 _bound_outside = torch.compiler.disable(_bound)  # lists are read and functions run: a graph break

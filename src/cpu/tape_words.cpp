@@ -1,0 +1,123 @@
+#include "cpu/tape_words.h"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "base/check.h"
+#include "score/bounds.h"
+
+namespace foveal::cpu {
+namespace {
+
+using scoring::Interval;
+
+constexpr double low_word = -2147483648.0, high_word = 2147483647.0;
+constexpr double infinity = std::numeric_limits<double>::infinity();
+
+/// One range for each parameter, whatever the indices.
+class WholeRanges : public scoring::ReadRanges {
+ public:
+  explicit WholeRanges(std::span<const Interval> ranges) : ranges_(ranges) {}
+  Interval range(std::int32_t param, std::span<const Interval>) const override { return ranges_[static_cast<std::size_t>(param)]; }
+
+ private:
+  std::span<const Interval> ranges_;
+};
+
+/// What the type of the elements says.
+Interval range_of(DType dtype) {
+  switch (dtype) {
+    case DType::i64:
+      return {low_word, high_word};
+    case DType::i16:
+      return {-32768, 32767};
+    case DType::i8:
+      return {-128, 127};
+    case DType::u8:
+      return {0, 255};
+    case DType::boolean:
+      return {0, 1};
+    default:
+      return {-infinity, infinity, true};  // also of i32, whose own arithmetic wraps as the tape's does
+  }
+}
+
+struct Extremes {
+  std::int64_t low = std::numeric_limits<std::int64_t>::max(), high = std::numeric_limits<std::int64_t>::min();
+};
+
+void include(Extremes& extremes, const std::int64_t* data, const problem::TensorSpec& spec, std::size_t dimension) {
+  const auto rank = static_cast<std::size_t>(spec.rank);
+  if (dimension == rank) {
+    extremes.low = std::min<std::int64_t>(extremes.low, *data);
+    extremes.high = std::max<std::int64_t>(extremes.high, *data);
+    return;
+  }
+  const std::int64_t stride = spec.strides[dimension],
+                     count = stride == 0 ? std::min<std::int64_t>(spec.sizes[dimension], 1) : spec.sizes[dimension];
+  if (dimension + 1 < rank) {
+    for (std::int64_t i = 0; i < count; ++i) include(extremes, data + i * stride, spec, dimension + 1);
+    return;
+  }
+  std::int64_t low = extremes.low, high = extremes.high;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::int64_t value = data[i * stride];
+    low = std::min(low, value);
+    high = std::max(high, value);
+  }
+  extremes = {low, high};
+}
+
+scoring::Box box_of(const problem::Problem& p) {
+  const auto range = [](std::int64_t low, std::int64_t high) { return Interval{static_cast<double>(low), static_cast<double>(high)}; };
+  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
+  scoring::Box box{range(0, std::max<std::int64_t>(p.batch, 1) - 1), range(0, p.heads_q - 1), {}, {}, range(0, last_q), range(0, last_kv)};
+  box.q_idx = range(p.attention.q_offset, p.attention.q_offset + std::max<std::int64_t>(last_q, 1) - 1);
+  box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + std::max<std::int64_t>(last_kv, 1) - 1);
+  return box;
+}
+
+}  // namespace
+
+WordCheck::WordCheck(const problem::Problem& problem) : params_(problem.params), box_(box_of(problem)) {
+  add("score_mod", problem.pass == Pass::forward ? problem.score->forward : problem.score->backward);
+  add("mask", problem.score->mask);
+}
+
+void WordCheck::add(const char* what, const scoring::Program& program) {
+  std::vector<Interval> ranges;
+  for (const problem::ParamSpec& param : params_) ranges.push_back(range_of(param.tensor.dtype));
+  if (program.empty() || !scoring::int32_overflow(program, box_, WholeRanges(ranges))) return;
+  programs_.push_back({what, program, scoring::IntervalProgram(program)});
+}
+
+std::size_t WordCheck::bytes() const {
+  std::size_t most = 0;
+  for (const Checked& checked : programs_) most = std::max(most, checked.program.size());
+  return (params_.size() + most) * sizeof(Interval);
+}
+
+void WordCheck::operator()(const std::vector<TensorView>& params, void* memory) const {
+  auto* const ranges = static_cast<Interval*>(memory);
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    const problem::TensorSpec& spec = params_[i].tensor;
+    ranges[i] = range_of(spec.dtype);
+    Extremes extremes;
+    if (spec.dtype != DType::i64) continue;
+    include(extremes, static_cast<const std::int64_t*>(params[i].data), spec, 0);
+    ranges[i] = {static_cast<double>(extremes.low), static_cast<double>(extremes.high)};
+    FOVEAL_CHECK(ranges[i].low >= low_word && ranges[i].high <= high_word, "parameter ", params_[i].param.name(), ": holds ", extremes.low,
+                 " to ", extremes.high,
+                 "; expected integers of 32 bits, with which CPU kernels compute (the backend \"reference\" takes more)");
+  }
+  const std::span<Interval> values(ranges + params_.size(), bytes() / sizeof(Interval) - params_.size());
+  for (const Checked& checked : programs_) {
+    checked.program.evaluate(box_, WholeRanges({ranges, params_.size()}), values);
+    const auto overflow = scoring::beyond_int32(checked.code, values);
+    FOVEAL_CHECK(!overflow, checked.what, ": an integer may reach from ", overflow->low, " to ", overflow->high,
+                 " with these parameters; expected integers of 32 bits, with which CPU kernels compute (compute it in reals with to_real)");
+  }
+}
+
+}  // namespace foveal::cpu
