@@ -9,10 +9,11 @@ through a TorchFunctionMode, and so are elements of tensors that become Python n
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -490,14 +491,21 @@ class _Mode(TorchFunctionMode):
 
 @dataclass
 class TorchTracer(CallTracer):
-    device: torch.device = torch.device("cpu")  # of q
-    score_dtype: torch.dtype = torch.float32
+    device: ClassVar[torch.device] = torch.device("cpu")  # of q
+    score_dtype: ClassVar[torch.dtype] = torch.float32
     views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
     with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
 
     library = "torch"
     rebind = False
     tensors = torch.Tensor
+
+    @staticmethod
+    @functools.cache
+    def like(device: torch.device, dtype: torch.dtype) -> "type[TorchTracer]":
+        """For q on this device, of this dtype."""
+        score_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        return type("TorchTracer", (TorchTracer,), {"device": device, "score_dtype": score_dtype})
 
     @classmethod
     def setting(cls) -> Any:

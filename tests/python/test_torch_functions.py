@@ -469,6 +469,7 @@ def test_dtype_and_device_of_symbols():
         return s + torch.finfo(s.dtype).eps
 
     foveal.torch.attention(Q, K, V, score_mod)
+    assert seen[1] == torch.float64  # q's
     assert seen[0] == seen[-1] == "cpu" and seen[1].is_floating_point and not seen[2].is_floating_point
     assert seen[3:6] == [torch.bool, torch.Size([]), 0] and seen[6].is_floating_point
 

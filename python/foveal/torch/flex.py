@@ -52,7 +52,7 @@ def flex_attention(
         find = _bound_outside if torch.compiler.is_compiling() else _bound
         program_key, captured = find(score_mod, block_mask, arguments, query, key.shape[2])
     else:
-        program_key, captured = bound(score_mod, block_mask, Options(), arguments, heads_first=True)
+        program_key, captured = bound(score_mod, block_mask, Options(), arguments, heads_first=True, like=query)
     out, lse = call(program_key, captured, query, key, value)
     if return_aux is not None:
         highest = _row_maxima(program_key, query, key, captured) if return_aux.max_scores else None
@@ -68,7 +68,7 @@ def _row_maxima(program_key: str, query: Tensor, key: Tensor, captured: list[Ten
 def _bound(
     score_mod: Any, block_mask: torch_flex.BlockMask, arguments: dict[str, Any], query: Tensor, seqlen_kv: int
 ) -> tuple[str, list[Tensor]]:
-    return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), arguments, heads_first=True)
+    return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), arguments, heads_first=True, like=query)
 
 
 _bound_outside = torch.compiler.disable(_bound)  # lists are read and functions run: a graph break

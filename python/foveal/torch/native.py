@@ -100,7 +100,7 @@ def attention(
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     dropout_p: without a seed or rng_state one is drawn from torch's generator of q's device.
     """
-    key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False)
+    key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
     out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, rng)
     return (out, lse) if return_lse else out

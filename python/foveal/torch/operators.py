@@ -217,8 +217,10 @@ _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: 
 _CONSTANT = (Expr, str, type(None)) if torch.__version__ >= (2, 13) else (str, type(None))
 
 
-def bound(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool) -> tuple[str, list[Tensor]]:
-    """The program's key, and the tensors that are its parameters."""
+def bound(
+    score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool, like: Tensor | None = None
+) -> tuple[str, list[Tensor]]:
+    """For q like this one: the program's key, and the tensors that are its parameters."""
     find = trace
     if torch.compiler.is_compiling():
         if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
@@ -227,5 +229,6 @@ def bound(score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str
             rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
             return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
         find = _trace_outside
-    found = find(score_mod, mask, options, arguments, TorchTracer, heads_first)
+    tracer = TorchTracer.like(like.device, like.dtype) if isinstance(like, Tensor) else TorchTracer
+    found = find(score_mod, mask, options, arguments, tracer, heads_first)
     return found.key, found.arrays
