@@ -250,7 +250,3 @@ def filled(value: Any, argument: str = "fill_value") -> Meaning:
         return call.made(call.symbol(number)._items * math.prod(call.result.shape), call.result)
 
     return meaning
-
-
-def masked(if_true: Any, mask: Any, if_false: Any) -> Any:
-    return _core.where(mask, if_true, if_false)

@@ -10,7 +10,7 @@ import math
 from typing import Any, Callable, Sequence
 
 from . import _core
-from ._core import Expr, Type, where
+from ._core import Type, where
 
 LN2 = math.log(2.0)
 
@@ -49,10 +49,6 @@ def logaddexp(a: Any, b: Any, exp: Any = _core.exp, log1p: Any = log1p, ln2: flo
 
 def logaddexp2(a: Any, b: Any) -> Any:
     return logaddexp(a, b, _core.exp2, lambda x: log1p(x) * (1.0 / LN2), 1.0)
-
-
-def sigmoid(x: Any) -> Any:
-    return _core.sigmoid(x)
 
 
 def silu(x: Any) -> Any:
@@ -300,6 +296,3 @@ def norm(items: Sequence[Any], p: float, at_zero: bool, abs: Callable[[Any], Any
     if p == 0:
         return total([where(x == 0, 0.0, 1.0) for x in sizes])
     raise NotImplementedError(f"found p={p!r}; expected 0, 1, 2, inf or -inf")
-
-
-Number = Expr | bool | int | float
