@@ -457,7 +457,7 @@ struct Consumer {
       for (int i = 0; i < kDimV / 2; ++i) acc[i] *= rescale[fragment_row(i)];
     };
     const auto take_exponentials = [&] {
-      if (stage == Stage::scores) softmax.add(scores, exponent);
+      if (stage == Stage::scores) softmax.add(scores, exponent, !kLooksAhead || !lasted);
       if constexpr (kSumScore && kAnyExponent) {
         if (stage == Stage::products) transform<false, Stage::probabilities>(scores, softmax, AnyTanhAhead{}, head, ahead, next, tile, 0);
       }

@@ -58,13 +58,13 @@ struct OnlineSoftmax {
     return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
   }
 
-  /// scores -> exp2((score - reference) * scale_log2).
+  /// scores -> exp2((score - reference) * scale_log2). may_be_far: references that last are not.
   template <int count>
-  FOVEAL_DEVICE void add(float (&scores)[count], float scale_log2) {
+  FOVEAL_DEVICE void add(float (&scores)[count], float scale_log2, bool may_be_far) {
     float shift[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) shift[r] = reference[r] == -infinity() ? 0.0f : reference[r] * scale_log2;
-    if (__any_sync(~0u, fmaxf(fabsf(shift[0]), fabsf(shift[1])) >= kFarReference)) {
+    if (may_be_far && __any_sync(~0u, fmaxf(fabsf(shift[0]), fabsf(shift[1])) >= kFarReference)) {
 #pragma unroll
       for (int i = 0; i < count; ++i) scores[i] -= reference[fragment_row(i)] == -infinity() ? 0.0f : reference[fragment_row(i)];
       shift[0] = shift[1] = 0;
