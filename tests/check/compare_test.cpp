@@ -93,10 +93,10 @@ TEST(Check, EveryTypePasses) {
 }
 
 TEST(Check, ARefusalIsNeitherPassNorFailure) {
-  const Report report = check_line(problem::parse_line("forward f32 q4 d600 backend=cpu"));
+  const Report report = check_line(problem::parse_line("forward f32 q4 d1100 backend=cpu"));
   EXPECT_TRUE(report.refused);
   EXPECT_FALSE(report.pass);
-  EXPECT_NE(report.failure.find("600"), std::string::npos) << report.failure;
+  EXPECT_NE(report.failure.find("1100"), std::string::npos) << report.failure;
 }
 
 }  // namespace
