@@ -30,7 +30,7 @@ Problem problem_of(const Line& line, Device device) {
     std::int64_t stride = 1;
     for (std::size_t d = sizes.size(); d-- > 0;) v.sizes[d] = sizes[d], v.strides[d] = stride, stride *= sizes[d];
     alignas(16) static char scalar = 0;  // as allocations on a GPU are: what begins elsewhere takes other paths
-    v.data = &scalar;  // a rank-0 tensor is present by its data
+    v.data = &scalar;                    // a rank-0 tensor is present by its data
     return v;
   };
   std::vector<ParamBinding> params, gradients;

@@ -131,7 +131,8 @@ int main(void) {
           strstr(foveal_last_error(), "attention: struct_size ") != NULL);
     foveal_options sized = {.struct_size = wrong_sizes[i] == 24 ? 25 : wrong_sizes[i]};
     attention.struct_size = sizeof attention;
-    CHECK(foveal_run(&attention, &forward, &sized, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "options: struct_size ") != NULL);
+    CHECK(foveal_run(&attention, &forward, &sized, NULL) == FOVEAL_INVALID_ARGUMENT &&
+          strstr(foveal_last_error(), "options: struct_size ") != NULL);
   }
   attention.struct_size = sizeof attention, attention.mask = NULL;
 
