@@ -217,3 +217,23 @@ def test_aux_outputs():
     assert foveal.torch.flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True))[1].max_scores is None
     with pytest.raises(ValueError, match="return_aux: must be None"):
         foveal.torch.flex_attention(q, k, v, enable_gqa=True, return_lse=True, return_aux=AuxRequest(lse=True))
+
+
+REACH = 40
+
+
+def test_a_mask_mod_whose_globals_change_is_compared_again(monkeypatch):
+    q, k, v = (torch.randn(1, 2, 128, 8) for _ in range(3))
+    near = lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < REACH  # noqa: E731
+    block_mask = create_block_mask(near, None, None, 128, 128, device="cpu", BLOCK_SIZE=16)
+    listed = block_mask.to_dense().repeat_interleave(16, -2).repeat_interleave(16, -1)[..., :128, :128].bool()
+    distance = (torch.arange(128)[:, None] - torch.arange(128)).abs()
+    full = torch.zeros_like(listed[0, 0])
+    for row, count in enumerate(block_mask.full_kv_num_blocks[0, 0].tolist()):
+        for column in block_mask.full_kv_indices[0, 0, row, :count].tolist():
+            full[16 * row : 16 * row + 16, 16 * column : 16 * column + 16] = True
+    for reach in (40, 70, 9):
+        monkeypatch.setitem(globals(), "REACH", reach)
+        keep = full | (listed[0, 0] & (distance < reach))
+        expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        torch.testing.assert_close(foveal.torch.flex_attention(q, k, v, block_mask=block_mask), expected, rtol=1e-4, atol=1e-5)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import _core, logging
 from ..describe import describe
+from ..guards import key_of
 from ..torch_trace import TorchTracer
 from .errors import CallError
 from .operators import whole_seqlens
@@ -73,7 +74,9 @@ _known: weakref.WeakKeyDictionary[Any, tuple[list[Any], Mask | None]] = weakref.
 def _state(block_mask: torch_flex.BlockMask, batch: int, heads: int) -> list[Any]:
     lists = (block_mask.kv_num_blocks, block_mask.kv_indices, block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
     versions = [None if t is None else object() if t.is_inference() else t._version for t in lists]  # inference tensors do not tell
-    return [*lists, *versions, block_mask.mask_mod, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths), batch, heads]
+    reads = key_of((block_mask.mask_mod,), TorchTracer.tensors)  # None: it is not known when what mask_mod reads changes
+    says = object() if reads is None else reads.parts
+    return [*lists, *versions, block_mask.mask_mod, says, tuple(block_mask.BLOCK_SIZE), tuple(block_mask.seq_lengths), batch, heads]
 
 
 def _equal(a: Any, b: Any) -> bool:
@@ -120,8 +123,9 @@ def _says_the_same(mask_mod: Mask, table: Tensor, block_mask: torch_flex.BlockMa
     """Whether mask_mod keeps nothing of the blocks that are not listed, and all of those listed as full. Not known of one that reads data."""
     if table.is_cuda and torch.cuda.is_current_stream_capturing():
         return False  # the table cannot be read here
-    description = describe(None, mask_mod, tracer=TorchTracer())
-    if description.params or description.mask is None:
+    tracer = TorchTracer()
+    description = describe(None, mask_mod, tracer=tracer)
+    if tracer.saw_values or description.params or description.mask is None:
         return False
     words = repr(description.mask)
     batches = range(batch if "batch" in words or table.shape[0] > 1 else 1)
