@@ -4,6 +4,8 @@
 //   gpu_conformance --repeat FILE --runs N --out repeat.json                                     are N runs of each line the same bits?
 //   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
 //   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
+//
+// `--seconds N` begins no check after N seconds: lines that were not begun are reported as "not run", so that a limited time on a device leaves a report.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -37,6 +39,7 @@ struct Options {
   std::string check, repeat, time, out, target;
   std::vector<std::string> catalogue;
   int fuzz = 0, threads = 4, runs = 100;
+  double seconds = 1e9;
 };
 
 Options parse_options(int argc, char** argv) {
@@ -49,6 +52,7 @@ Options parse_options(int argc, char** argv) {
     if (name == "--runs") options.runs = std::atoi(value.c_str());
     if (name == "--out") options.out = value;
     if (name == "--target") options.target = value;
+    if (name == "--seconds") options.seconds = std::atof(value.c_str());
     if (name == "--fuzz") options.fuzz = std::atoi(value.c_str());
     if (name == "--threads") options.threads = std::atoi(value.c_str());
     if (name == "--catalogue") {
@@ -129,7 +133,11 @@ json check_all(const Options& options) {
   }
   set_num_threads(1);
   std::vector<json> results(lines.size());
-  on_threads(options.threads, lines.size(), [&](std::size_t i) { results[i] = check_one(lines[i]); });
+  const auto begin = Clock::now();
+  on_threads(options.threads, lines.size(), [&](std::size_t i) {
+    const bool in_time = std::chrono::duration<double>(Clock::now() - begin).count() < options.seconds;
+    results[i] = in_time ? check_one(lines[i]) : json{{"line", problem::to_string(lines[i])}, {"status", "not run"}};
+  });
   std::map<std::string, int> counts;
   for (const json& result : results) {
     ++counts[result["status"]];
