@@ -49,7 +49,7 @@ from ._core import (
 from ._core import abs as abs  # noqa: A004 - the name of the score language
 from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
-from .masks import alibi, causal, causal_bottom_right, dilated, prefix_lm, softcap, window
+from .masks import alibi, causal, causal_bottom_right, dilated, document, global_tokens, padding, prefix_lm, softcap, window
 
 
 def clamp(x, low, high):

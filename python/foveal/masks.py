@@ -1,9 +1,17 @@
-"""Masks and scores that everybody uses. Each is an expression: combine masks with &, | and ~."""
+"""Masks and scores that everybody uses. Most are expressions: combine masks with &, | and ~.
+
+Those that read an array are functions of the symbols, like a mask that you write yourself: combine them inside another function,
+`lambda *symbols: document(*symbols) & (symbols[3] <= symbols[2])`, or write text: mask="document(ids) & causal()", params={"ids": ids}.
+"""
 
 from __future__ import annotations
 
-from . import _core
-from ._core import Expr
+from typing import Any, Callable
+
+from . import _core, arrays
+from ._core import Expr, Type
+
+MaskFunction = Callable[[Any, Any, Any, Any], Any]
 
 
 def causal() -> Expr:
@@ -24,6 +32,54 @@ def window(w: int) -> Expr:
 def prefix_lm(prefix: int) -> Expr:
     """kv_idx < prefix | kv_idx <= q_idx."""
     return _core.prefix_lm(prefix)
+
+
+def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str]) -> None:
+    kinds = " or ".join(kind.name for kind in types)
+    expected = f"expected {'an' if kinds[0] == 'i' else 'a'} {kinds} array of shape {' or '.join(shapes.values())}"
+    if not arrays.is_array(array):
+        raise TypeError(f"{name} is a {type(array).__name__}; {expected}")
+    if len(array.shape) not in shapes or arrays.type_of(array) not in types:
+        raise ValueError(f"{name} is of shape {tuple(array.shape)} and dtype {array.dtype}; {expected}")
+
+
+def document(ids: Any) -> MaskFunction:
+    """Keys of the query's own document: ids[q_idx] == ids[kv_idx].
+
+    ids: an integer array (seqlen) or (batch, seqlen), of any framework. Ids in rising order empty whole tiles. Raises TypeError for what is
+    no array, ValueError for another shape or dtype.
+    """
+    _check(ids, "document: ids", (Type.integer,), {1: "(seqlen)", 2: "(batch, seqlen)"})
+    if len(ids.shape) == 1:
+        return lambda batch, head, q_idx, kv_idx: ids[q_idx] == ids[kv_idx]
+    return lambda batch, head, q_idx, kv_idx: ids[batch, q_idx] == ids[batch, kv_idx]
+
+
+def padding(lengths: Any) -> MaskFunction:
+    """Queries and keys within the length of their batch row: q_idx < lengths[batch] & kv_idx < lengths[batch].
+
+    lengths: an integer array (batch), of any framework. Queries beyond give out = 0 and lse = -inf. Raises TypeError for what is no array,
+    ValueError for another shape or dtype.
+    """
+    _check(lengths, "padding: lengths", (Type.integer,), {1: "(batch)"})
+    return lambda batch, head, q_idx, kv_idx: (q_idx < lengths[batch]) & (kv_idx < lengths[batch])
+
+
+def global_tokens(w: int, is_global: Any) -> MaskFunction:
+    """A window of w positions to both sides, and tokens that see and are seen by all (Longformer, BigBird).
+
+    w: 0 or more. is_global: a boolean or integer array (seqlen), of any framework; nonzero for such tokens. Raises TypeError for what is
+    no array, ValueError for another shape or dtype or a negative w.
+    """
+    if w < 0:
+        raise ValueError(f"global_tokens: w is {w}; expected 0 or more")
+    _check(is_global, "global_tokens: is_global", (Type.boolean, Type.integer), {1: "(seqlen)"})
+
+    def mask(batch: Any, head: Any, q_idx: Any, kv_idx: Any) -> Any:
+        near = (q_idx - kv_idx <= w) & (kv_idx - q_idx <= w)
+        return near | (is_global[q_idx] != 0) | (is_global[kv_idx] != 0)
+
+    return mask
 
 
 def dilated(w: int, d: int) -> Expr:

@@ -15,7 +15,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays, formulas, guards
+from . import _core, arrays, formulas, guards, masks
 from ._core import Expr, Param, Type
 
 MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
@@ -557,7 +557,7 @@ def _captured_by(fn: Any) -> Iterator[Any]:
         yield from (fn.func, *fn.args, *fn.keywords.values())
     elif isinstance(fn, types.MethodType):
         yield fn.__func__
-    elif (fn.__module__ or "").partition(".")[0] not in _LIBRARIES:
+    elif fn.__module__ == masks.__name__ or (fn.__module__ or "").partition(".")[0] not in _LIBRARIES:
         yield from _globals_of(fn).values()
         yield from (cell.cell_contents for cell in fn.__closure__ or () if _filled(cell))
         yield from fn.__defaults__ or ()

@@ -13,8 +13,8 @@ namespace foveal::cpu {
 namespace {
 
 constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
-constexpr float too_far =
-    16777216;  ///< maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest
+/// Maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest.
+constexpr float too_far = 16777216;
 
 class RowPass final : public planning::Executable {
  public:

@@ -126,8 +126,8 @@ class ParamGradPlan {
   std::vector<int> zeros_;  ///< parameters whose gradient is exactly zero
   std::vector<std::string> texts_;
   std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1;
-  std::int64_t batch_parts_ = 1, head_parts_ = 1,
-               split_parts_ = 1;  ///< each index is cut into this many runs; a partition is one run of each
+  /// Each index is cut into this many runs; a partition is one run of each.
+  std::int64_t batch_parts_ = 1, head_parts_ = 1, split_parts_ = 1;
   std::size_t workspace_bytes_ = 0;
 };
 

@@ -69,7 +69,8 @@ struct Buffers {
   DropoutRng rng;  ///< without a state on the CPU: it has been read; without anything where nothing is dropped
 };
 
-/// Checks everything that can be checked without data and normalises. Throws Error as architecture.md section 6.7 says.
+/// Checks everything that can be checked without data and normalises. Throws invalid_argument naming the argument, what was
+/// found and what is accepted.
 Problem make_problem(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs);
 

@@ -70,13 +70,15 @@ struct ParamInfo {
 /// Everything about the score and the mask of one problem, ready to execute. `score` in the programs is the scaled raw score q . k * scale.
 struct ScoreProgram {
   std::vector<ParamInfo> params;  ///< in the order of the problem's parameters
-  Program forward;                ///< outputs {modified score: real}; empty when score_mod is the identity
-  Program backward;               ///< outputs {d modified / d raw: real, factor and indices of each read..., modified score}
-  ValueId dscore = -1;            ///< value in backward: d modified / d raw; a constant 1 when the score_mod only adds
-  ValueId modified =
-      -1;  ///< value in backward: the modified score, sharing work with the rest (a pass that runs backward needs no forward)
+  /// Outputs {modified score: real}; empty when score_mod is the identity.
+  Program forward;
+  /// Outputs {d modified / d raw: real, factor and indices of each read..., modified score}.
+  Program backward;
+  ValueId dscore = -1;    ///< value in backward: d modified / d raw; a constant 1 when the score_mod only adds
+  ValueId modified = -1;  ///< value in backward: the modified score, sharing work with the rest: a backward pass needs no forward program
   std::vector<TrainableRead> reads;  ///< of parameters whose gradient is wanted
-  Program mask;      ///< outputs {keep: boolean}; empty when everything is kept. Also holds what a score_mod where(c, x, -inf) keeps
+  /// Outputs {keep: boolean}; empty when everything is kept. Also holds what a score_mod where(c, x, -inf) keeps.
+  Program mask;
   std::string text;  ///< canonical `score_mod=...; mask=...; params...`: the identity for caches
 };
 

@@ -57,8 +57,8 @@ struct ScalarVector {
   static Vec exp2(Vec x) {
     constexpr bool is_float = W == 4;
     const Vec lowest = set(is_float ? R(-126) : R(-1022));
-    const Vec magic =
-        set(is_float ? R(12582912) : R(6755399441055744));  // 1.5 * 2^mantissa bits: the low bits of a sum are the rounded integer
+    // 1.5 * 2^mantissa bits: the low bits of a sum are the rounded integer.
+    const Vec magic = set(is_float ? R(12582912) : R(6755399441055744));
     const Vec clamped = x < lowest ? lowest : x;
     const Vec shifted = clamped + magic;
     const Vec r = clamped - (shifted - magic);

@@ -97,36 +97,45 @@ int current_device() {
   return 0;
 }
 
+namespace {
+
+DeviceFacts read_facts(int device) {
+  DeviceFacts facts;
+  DeviceHandle handle = 0;
+  check(api().device_get(&handle, device), "cuDeviceGet");
+  char name[256] = {};
+  check(api().device_name(name, sizeof name, handle), "cuDeviceGetName");
+  facts.name = name;
+  const auto read = [&](DeviceAttribute attribute) {
+    int value = 0;
+    check(api().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute");
+    return value;
+  };
+  facts.major = read(DeviceAttribute::compute_capability_major);
+  facts.minor = read(DeviceAttribute::compute_capability_minor);
+  facts.multiprocessors = read(DeviceAttribute::multiprocessor_count);
+  facts.shared_bytes_per_block = static_cast<std::size_t>(read(DeviceAttribute::max_shared_memory_per_block_optin));
+  facts.l2_bytes = static_cast<std::size_t>(read(DeviceAttribute::l2_cache_bytes));
+  check(api().primary_context_retain(&facts.context, handle), "cuDevicePrimaryCtxRetain");
+  return facts;
+}
+
+}  // namespace
+
 const DeviceFacts& device_facts(int device) {
   if (redirection.facts) return *redirection.facts;
-  static std::mutex mutex;
-  static std::vector<std::unique_ptr<DeviceFacts>> known;
-  const int count = (api(), device_count());
-  if (device < 0 || device >= count) base::fail(ErrorCode::device, "device cuda:", device, " does not exist; the driver sees ", count);
-  std::lock_guard lock(mutex);
-  known.resize(static_cast<std::size_t>(count));
-  auto& slot = known[static_cast<std::size_t>(device)];
-  if (!slot) {
-    auto facts = std::make_unique<DeviceFacts>();
-    DeviceHandle handle = 0;
-    check(api().device_get(&handle, device), "cuDeviceGet");
-    char name[256] = {};
-    check(api().device_name(name, sizeof name, handle), "cuDeviceGetName");
-    facts->name = name;
-    const auto read = [&](DeviceAttribute attribute) {
-      int value = 0;
-      check(api().device_attribute(&value, attribute, handle), "cuDeviceGetAttribute");
-      return value;
-    };
-    facts->major = read(DeviceAttribute::compute_capability_major);
-    facts->minor = read(DeviceAttribute::compute_capability_minor);
-    facts->multiprocessors = read(DeviceAttribute::multiprocessor_count);
-    facts->shared_bytes_per_block = static_cast<std::size_t>(read(DeviceAttribute::max_shared_memory_per_block_optin));
-    facts->l2_bytes = static_cast<std::size_t>(read(DeviceAttribute::l2_cache_bytes));
-    check(api().primary_context_retain(&facts->context, handle), "cuDevicePrimaryCtxRetain");
-    slot = std::move(facts);
-  }
-  return *slot;
+  // Asked for in every run: a device that is known costs no lock and no call of the driver. Never destroyed: at the end of the process
+  // plans that are kept release their memory.
+  struct Slot {
+    std::once_flag once;
+    DeviceFacts facts;
+  };
+  static std::vector<Slot>& known = *new std::vector<Slot>(static_cast<std::size_t>((api(), device_count())));
+  if (device < 0 || device >= static_cast<int>(known.size()))
+    base::fail(ErrorCode::device, "device cuda:", device, " does not exist; the driver sees ", known.size());
+  Slot& slot = known[static_cast<std::size_t>(device)];
+  std::call_once(slot.once, [&] { slot.facts = read_facts(device); });
+  return slot.facts;
 }
 
 Current::Current(int device) {

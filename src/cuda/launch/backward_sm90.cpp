@@ -41,6 +41,7 @@ class BackwardSm90 : public GpuExecutable {
       : problem_(problem),
         device_(problem.device.index),
         config_(sm90_backward_candidates(problem).front()),
+        pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
         read_plan_(sm90_read_plan(problem, config_)),
@@ -138,7 +139,7 @@ class BackwardSm90 : public GpuExecutable {
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
     args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
-    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.block_q);
+    sm90_set_pair_maps(args, pair_tiles_, buffers, config_.block_q);
     args.order = schedule_.order;
     args.stat_rows = static_cast<int>(stat_rows_);
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
@@ -186,6 +187,7 @@ class BackwardSm90 : public GpuExecutable {
   problem::Problem problem_;
   int device_;
   Sm90BackwardConfig config_;
+  std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;

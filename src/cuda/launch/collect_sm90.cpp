@@ -9,8 +9,10 @@
 namespace foveal::cuda {
 
 CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& config, const driver::DeviceFacts& facts)
-    : problem_(p), config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))), source_(collect_sm90_source(p, config)) {
-  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(sm90_mask(p), p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, true),
+    : config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))), source_(collect_sm90_source(p, config)) {
+  const Sm90Mask mask = sm90_mask(p);
+  keys_in_reach_ = sm90_keys_in_reach(p, mask);
+  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_kv, config.block_kv, p.seqlen_q, config.block_q, true),
                              .heads = p.heads_kv,
                              .batch = p.batch,
                              .head_bytes = p.seqlen_q * 2 * (p.head_dim + p.head_dim_v) * p.group_size,  // q, dout
@@ -20,9 +22,8 @@ CollectSm90::CollectSm90(const problem::Problem& p, const Sm90CollectConfig& con
 
 void CollectSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, Stream stream) const {
   device::Sm90Args args = backward;
-  const std::int64_t keys = sm90_keys_in_reach(problem_, sm90_mask(problem_));
-  args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
-  args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
+  args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys_in_reach_);
+  args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys_in_reach_);
   args.order = schedule_.order;
   kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams), .threads = Sm90CollectConfig::threads, .shared_bytes = shared_bytes_},
                  args, stream);

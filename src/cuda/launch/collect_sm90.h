@@ -21,8 +21,8 @@ class CollectSm90 {
   void describe(Explanation& explanation) const;
 
  private:
-  const problem::Problem& problem_;
   Sm90CollectConfig config_;
+  std::int64_t keys_in_reach_ = 0;
   Sm90Schedule schedule_{};
   unsigned shared_bytes_ = 0;
   jit::KernelSource source_;

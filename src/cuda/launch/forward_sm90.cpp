@@ -19,6 +19,7 @@ class ForwardSm90 : public GpuExecutable {
       : problem_(problem),
         device_(problem.device.index),
         config_(sm90_forward_candidates(problem).front()),
+        pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
@@ -84,7 +85,7 @@ class ForwardSm90 : public GpuExecutable {
                                       : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
-    sm90_set_pair_maps(args, config_.pair_tiles(p), buffers, config_.queries());
+    sm90_set_pair_maps(args, pair_tiles_, buffers, config_.queries());
     args.order = schedule_.order;
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.queries() - 1) / config_.queries());
@@ -116,6 +117,7 @@ class ForwardSm90 : public GpuExecutable {
   problem::Problem problem_;
   int device_;
   Sm90ForwardConfig config_;
+  std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;

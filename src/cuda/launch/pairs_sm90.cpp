@@ -75,6 +75,7 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
   param_ = read.param;
   covers_ = covers_parameter(p, read);
   const Sm90Mask mask = sm90_mask(p);
+  keys_in_reach_ = sm90_keys_in_reach(p, mask);
   if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, block_q, block_kv, false, workspace);
 
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
@@ -106,11 +107,10 @@ void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& bac
   const int block_q = config_.block_q, block_kv = config_.block_kv;
   device::PairsArgs args{backward, splits_};
   sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
-  const std::int64_t keys = sm90_keys_in_reach(p, sm90_mask(p));
   args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
   args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
-  args.sm90.k = sm90_tensor_map(buffers.k, block_kv, keys);
-  args.sm90.v = sm90_tensor_map(buffers.v, block_kv, keys);
+  args.sm90.k = sm90_tensor_map(buffers.k, block_kv, keys_in_reach_);
+  args.sm90.v = sm90_tensor_map(buffers.v, block_kv, keys_in_reach_);
   args.sm90.order = schedule_.order;
   if (tables_) {
     args.sm90.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);

@@ -43,6 +43,7 @@ class PairsSm90 {
  private:
   const problem::Problem& problem_;
   Sm90PairsConfig config_;
+  std::int64_t keys_in_reach_ = 0;
   int param_;
   bool covers_;
   std::optional<TileTables> tables_;

@@ -19,28 +19,32 @@ struct Sm90Tasks {
 
 /// Who does which task.
 enum class Sm90Dealing {
-  rounds,  ///< dealt beforehand to a grid that stays, to and fro, so that long and short ones even out
-  turns,   ///< the same in one direction: rows of one head wait for each other, so that few should run at a time, each dealt after the row
-           ///< before it
-  one_each,  ///< a CTA for each task: the device starts one when another ends
+  /// A persistent grid, dealt beforehand, to and fro, so that long and short tasks even out.
+  rounds,
+  /// The same in one direction: rows of one head wait for each other, so that few should run at a time, each dealt after the row before it.
+  turns,
+  /// A CTA for each task: the device starts one when another ends.
+  one_each,
 };
 const char* to_string(Sm90Dealing dealing);
 
 /// What was measured of a kernel on an H200 (docs/lab/gpu.md), by which its schedule is chosen.
 struct Sm90Habits {
-  double spilling_cost;  ///< of its time, for each doubling of a section beyond what fits in L2: in rounds
-  double one_each_from =
-      never;               ///< mean time of a task, in tiles, from which a CTA for each is quicker: shorter ones gain more by overlapping
-  double share_of_l2 = 0;  ///< that a section fills: one each
   static constexpr double never = 1e9;
+  /// In rounds: of its time, for each doubling of a section beyond what fits in L2.
+  double spilling_cost;
+  /// Mean time of a task, in tiles, from which a CTA for each is quicker: shorter ones gain more by overlapping.
+  double one_each_from = never;
+  /// One each: that a section fills.
+  double share_of_l2 = 0;
 };
 namespace habits {
 constexpr Sm90Habits forward{.spilling_cost = 0.06};
 constexpr Sm90Habits forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
 constexpr Sm90Habits backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
 constexpr Sm90Habits backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
-constexpr Sm90Habits backward_in_rounds{.spilling_cost =
-                                            0.12};  // a task walks all query heads of a group, or ends early where its sequence does
+/// A task walks all query heads of a group, or ends early where its sequence does.
+constexpr Sm90Habits backward_in_rounds{.spilling_cost = 0.12};
 constexpr Sm90Habits collect{.spilling_cost = 0.12};
 constexpr Sm90Habits pairs{.spilling_cost = 0.3};
 }  // namespace habits

@@ -1,0 +1,84 @@
+// What a plan promises about its runs: they neither allocate nor lock. Counted over the problem lines of the kernels' tests.
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+#include <pthread.h>
+
+#include <fstream>
+
+#include "counted_allocations.h"
+#include "mock_driver.h"
+#include "mock_plan.h"
+
+namespace {
+std::atomic<long> locks{0};
+}
+
+/// Takes the place of the C library's, also for std::mutex.
+extern "C" int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
+  static const auto next = reinterpret_cast<int (*)(pthread_mutex_t*)>(dlsym(RTLD_NEXT, "pthread_mutex_lock"));
+  ++locks;
+  return next(mutex);
+}
+
+namespace foveal {
+namespace {
+
+std::vector<std::string> lines_of(const std::string& name) {
+  std::ifstream file(std::string(FOVEAL_SOURCE_DIR) + "/" + name);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && line[0] != '#') lines.push_back(line);
+  EXPECT_FALSE(lines.empty()) << name;
+  return lines;
+}
+
+/// The second run of each line, on kernels of two architectures; returns how many plans there were.
+int expect_quiet_runs(const std::string& name, std::size_t step) {
+  int plans = 0;
+  const std::vector<std::string> lines = lines_of(name);
+  for (std::size_t i = 0; i < lines.size(); i += step) {
+    for (const char* arch : {"sm_90a", "sm_80"}) {
+      std::unique_ptr<test::MockPlan> plan;
+      try {
+        plan = std::make_unique<test::MockPlan>(problem::parse_line(lines[i]), arch);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::unsupported) << lines[i] << ": " << error.what();
+        continue;
+      }
+      plan->run();
+      const long launches_before = test::mock_launches, allocations_before = allocations, locks_before = locks;
+      plan->run();
+      EXPECT_EQ(allocations - allocations_before, 0) << arch << ": " << lines[i];
+      EXPECT_EQ(locks - locks_before, 0) << arch << ": " << lines[i];
+      EXPECT_GT(test::mock_launches, launches_before) << arch << ": " << lines[i];
+      ++plans;
+    }
+  }
+  return plans;
+}
+
+TEST(GpuRun, TheCountersCount) {
+  const long allocations_before = allocations, locks_before = locks;
+  std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  const auto memory = std::make_unique<int>(7);
+  EXPECT_EQ(*memory, 7);
+  EXPECT_GE(locks - locks_before, 1);
+  EXPECT_GE(allocations - allocations_before, 1);
+}
+
+TEST(GpuRun, NeitherAllocatesNorLocks) {
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/shapes.txt", 2), 50);
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/programs.txt", 5), 50);
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/few_queries.txt", 10), 20);
+}
+
+TEST(GpuRun, NeitherAllocatesNorLocksWhereParametersAreTrained) {
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/trained_dims.txt", 7), 50);
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/reads.txt", 1), 50);
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/wide.txt", 10), 10);
+  EXPECT_GT(expect_quiet_runs("tests/cuda/lines/reproducible.txt", 1), 10);
+}
+
+}  // namespace
+}  // namespace foveal

@@ -1,0 +1,83 @@
+"""Masks that read an array: the same as their text, in every framework; what they do not take is refused."""
+
+import numpy
+import pytest
+
+import foveal
+from foveal import guards
+
+S = 96
+IDS = numpy.repeat(numpy.arange(6, dtype=numpy.int32), 16)
+BATCHED_IDS = numpy.stack([IDS, IDS[::-1]]).copy()
+LENGTHS = numpy.array([96, 41], dtype=numpy.int64)
+GLOBAL = numpy.arange(S) % 31 == 5
+
+MASKS = {
+    "document": (lambda make: foveal.document(make(IDS)), "document(ids)", {"ids": IDS}),
+    "document_batched": (lambda make: foveal.document(make(BATCHED_IDS)), "document(ids)", {"ids": BATCHED_IDS}),
+    "padding": (lambda make: foveal.padding(make(LENGTHS)), "padding(lengths)", {"lengths": LENGTHS}),
+    "global_tokens": (lambda make: foveal.global_tokens(7, make(GLOBAL)), "global_tokens(7, chosen)", {"chosen": GLOBAL}),
+    "global_tokens_of_integers": (
+        lambda make: foveal.global_tokens(7, make(GLOBAL.astype(numpy.int8) * 3)),
+        "global_tokens(7, chosen)",
+        {"chosen": GLOBAL},
+    ),
+}
+
+
+def tensors():
+    random = numpy.random.default_rng(3)
+    return [random.standard_normal((2, S, 2, 16), dtype=numpy.float32) for _ in range(3)]
+
+
+@pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("name", MASKS)
+def test_mask_is_its_text(name, framework):
+    make_mask, text, params = MASKS[name]
+    q, k, v = tensors()
+    expected = foveal.attention(q, k, v, mask=text, params=params)
+    make = numpy.asarray
+    if framework == "torch":
+        make = pytest.importorskip("torch").from_numpy
+    elif framework == "jax":
+        make = pytest.importorskip("jax.numpy").asarray
+    out = foveal.attention(make(q), make(k), make(v), mask=make_mask(make))
+    assert numpy.array_equal(numpy.asarray(out), expected)
+
+
+def test_masks_combine_inside_a_function():
+    q, k, v = tensors()
+    document = foveal.document(IDS)
+    out = foveal.attention(q, k, v, mask=lambda *symbols: document(*symbols) & (symbols[3] <= symbols[2]))
+    expected = foveal.attention(q, k, v, mask="document(ids) & causal()", params={"ids": IDS})
+    assert numpy.array_equal(out, expected)
+
+
+def test_a_changed_array_is_read_anew():
+    q, k, v = tensors()
+    ids = IDS.copy()
+    mask = foveal.document(ids)
+    first = foveal.attention(q, k, v, mask=mask)
+    ids[:] = 0
+    assert numpy.array_equal(foveal.attention(q, k, v, mask=mask), foveal.attention(q, k, v))
+    assert not numpy.array_equal(first, foveal.attention(q, k, v))
+
+
+@pytest.mark.parametrize(
+    "make, error, words",
+    [
+        (lambda: foveal.document([1, 2]), TypeError, "document: ids is a list; expected an integer array of shape"),
+        (lambda: foveal.document(IDS.astype(numpy.float32)), ValueError, "document: ids is of shape"),
+        (lambda: foveal.padding(BATCHED_IDS), ValueError, "padding: lengths is of shape"),
+        (lambda: foveal.global_tokens(-1, GLOBAL), ValueError, "global_tokens: w is -1; expected 0 or more"),
+        (lambda: foveal.global_tokens(4, GLOBAL.astype(numpy.float64)), ValueError, "expected a boolean or integer array"),
+    ],
+)
+def test_what_is_no_such_array_is_refused(make, error, words):
+    with pytest.raises(error) as found:
+        make()
+    assert words in str(found.value)
+
+
+def test_a_mask_is_traced_once():
+    assert guards.key_of((None, foveal.document(IDS)), None) is not None
