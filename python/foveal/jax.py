@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpy as np
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .describe import Description, Mask, Options, ScoreMod, describe, wanted_gradients
+from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
 
 _TARGET = "foveal_call"
@@ -100,17 +101,33 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
 
 
 def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
-    """The results, by the keys of `results`, which says how they look. Under vmap all examples run as one batch where that is possible."""
-    roles = list(given)
+    """The results, by the keys of `results`, which says how they look."""
+    looks = tuple((key, tuple(x.shape), np.dtype(x.dtype)) for key, x in results.items())
+    return dict(zip(results, _compiled(what, pass_, tuple(given), looks)(tuple(given.values()), tuple(params))))
 
-    @jax.custom_batching.custom_vmap
-    def call(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
-        identity, workspace = _find(what, pass_, dict(zip(roles, given)), params, results)
+
+@functools.lru_cache(4096)
+def _compiled(what: _What, pass_: Pass, roles: tuple[str, ...], looks: tuple[Any, ...]) -> Any:
+    """A pass as a function of its tensors and parameters, jitted: so that arrays on many devices are partitioned outside of jit, too.
+
+    Under vmap all examples run as one batch where that is possible.
+    """
+    results: dict[Any, Any] = {key: jax.ShapeDtypeStruct(shape, dtype) for key, shape, dtype in looks}
+
+    def foreign(described: Description, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
+        same = what if described is what.described else replace(what, described=_Described(described))
+        identity, workspace = _find(same, pass_, given, params, results)
         shapes = list(results.values())
         if what.cuda:
             shapes.append(jax.ShapeDtypeStruct((workspace + _core.workspace_alignment,), jnp.uint8))
-        found = jax.ffi.ffi_call(_TARGET, shapes)(*given, *params, call=np.int64(identity))
-        return list(found)[: len(results)]
+        found = jax.ffi.ffi_call(_TARGET, shapes)(*given.values(), *params, call=np.int64(identity))
+        return dict(zip(results, found))
+
+    def whole(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
+        tensors = dict(zip(roles, given))
+        return list(foreign(what.described, tensors, params, placed(what.described, tensors, params, results)).values())
+
+    call = jax.custom_batching.custom_vmap(partitioned(whole, foreign, what.described, roles, results) if can_split(what.described) else whole)
 
     @call.def_vmap
     def batched(size: int, in_batched: Any, given: tuple[Any, ...], params: tuple[Any, ...]) -> tuple[list[Any], list[bool]]:
@@ -135,7 +152,7 @@ def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...
             "reverse mode; foveal.torch has the others"
         )
 
-    return dict(zip(results, underived(tuple(given.values()), tuple(params))))
+    return jax.jit(underived, inline=True)
 
 
 def _stacked(size: int, values: tuple[Any, ...], batched: Any, wanted: list[bool]) -> tuple[Any, ...]:
@@ -160,8 +177,8 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
     new_params, new_arrays, folded = [], [], {}
     for param, array, copy in zip(described.params, params, copied):
         if copy:
-            by_row = len(param.shape) > 0 and param.shape[0] == batch
-            by_row = by_row and all(_core.reads_by_batch(e, param.name) for e in (described.score_mod, described.mask) if e is not None)
+            exprs = [e for e in (described.score_mod, described.mask) if e is not None]
+            by_row = len(param.shape) > 0 and param.shape[0] == batch and _core.index_symbols(exprs, param.name)[:1] in ([], ["batch"])
             array = array.reshape(merged(array.shape)) if by_row else array
             param = folded[param.name] = Param(param.name, list(array.shape), param.type)
         new_params.append(param)
@@ -172,7 +189,7 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
 
     score_mod, mask = fold(described.score_mod), fold(described.mask)
     text = f"{described.text}; {size} examples, copies of {sorted((p.name, tuple(p.shape)) for p in folded.values())}"
-    fresh = Description(described.attention.with_scores(score_mod, mask), new_params, [], text, score_mod, mask, described.sink)
+    fresh = Description(described.attention.with_scores(score_mod, mask, described.sink), new_params, [], text, score_mod, mask, described.sink)
     shapes = {
         key: jax.ShapeDtypeStruct(tuple(new_arrays[key].shape) if isinstance(key, int) else merged((size, *x.shape)), x.dtype)
         for key, x in results.items()

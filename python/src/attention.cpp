@@ -116,12 +116,13 @@ void bind_attention(nb::module_& m) {
       .def_ro("kv_offset", &Attention::kv_offset)
       .def(
           "with_scores",
-          [](Attention attention, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask) {
+          [](Attention attention, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask, const std::optional<Param>& sink) {
             attention.score_mod = score_mod.value_or(Expr());
             attention.mask = mask.value_or(Expr());
+            attention.sink = sink;
             return attention;
           },
-          nb::arg("score_mod").none(), nb::arg("mask").none(), "The same with another score and mask.");
+          nb::arg("score_mod").none(), nb::arg("mask").none(), nb::arg("sink").none(), "The same with another score, mask and sink.");
 
   m.def(
       "on_plan", [](nb::object observer) { Program::observer() = std::move(observer); }, nb::arg("observer").none(),

@@ -1,6 +1,6 @@
 #include "expression.h"
 
-#include <algorithm>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -33,6 +33,28 @@ std::vector<const Node*> operands_first(const Expr& expr) {
   return order;
 }
 
+/// The expression with some of its nodes replaced: replacement(node, its new operands) gives what stands for it, or nothing.
+template <class Replacement>
+Expr rewritten(const Expr& expr, Replacement replacement) {
+  std::unordered_map<const Node*, Expr> made;
+  for (const Node* node : operands_first(expr)) {
+    std::vector<Expr> args;
+    for (const auto& arg : node->args) args.push_back(made.at(arg.get()));
+    Expr found = replacement(*node, args);
+    if (!found.present()) {
+      auto copy = std::make_shared<Node>(node->op, node->type);
+      copy->real = node->real, copy->integer = node->integer, copy->param = node->param;
+      for (const Expr& arg : args) copy->args.push_back(arg.node());
+      found = Expr(std::move(copy));
+    }
+    made[node] = std::move(found);
+  }
+  return expr.present() ? made.at(expr.node().get()) : Expr();
+}
+
+/// "batch" or "head" for these symbols, else "".
+std::string symbol_of(const Node& node) { return node.op == Op::batch ? "batch" : node.op == Op::head ? "head" : ""; }
+
 template <class T>
 void append(std::string& text, const T& value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -61,27 +83,31 @@ std::string structure_of(const Expr& expr) {
 }
 
 Expr fold_batch(const Expr& expr, std::int64_t batch, const std::map<std::string, Param>& folded) {
-  std::unordered_map<const Node*, Expr> made;
-  for (const Node* node : operands_first(expr)) {
-    std::vector<Expr> args;
-    for (const auto& arg : node->args) args.push_back(made.at(arg.get()));
-    const auto copies = node->param == nullptr ? folded.end() : folded.find(node->param->name);
-    if (copies != folded.end()) {
-      if (copies->second.shape().size() == args.size())
-        args.front() = symbols::batch;
-      else
-        args.insert(args.begin(), floor_div(symbols::batch, Expr(batch)));
-      made[node] = copies->second.read(std::move(args));
-    } else if (node->op == Op::batch) {
-      made[node] = symbols::batch % Expr(batch);
-    } else {
-      auto copy = std::make_shared<Node>(node->op, node->type);
-      copy->real = node->real, copy->integer = node->integer, copy->param = node->param;
-      for (const Expr& arg : args) copy->args.push_back(arg.node());
-      made[node] = Expr(std::move(copy));
+  return rewritten(expr, [&](const Node& node, std::vector<Expr> args) -> Expr {
+    if (node.op == Op::batch) return symbols::batch % Expr(batch);
+    const auto copies = node.param == nullptr ? folded.end() : folded.find(node.param->name);
+    if (copies == folded.end()) return Expr();
+    if (copies->second.shape().size() == args.size())
+      args.front() = symbols::batch;
+    else
+      args.insert(args.begin(), floor_div(symbols::batch, Expr(batch)));
+    return copies->second.read(std::move(args));
+  });
+}
+
+Expr of_shard(const Expr& expr, const std::map<std::string, Param>& origins, const std::map<std::string, Param>& shards) {
+  return rewritten(expr, [&](const Node& node, std::vector<Expr> args) -> Expr {
+    const std::string symbol = symbol_of(node);
+    if (const auto origin = origins.find(symbol); !symbol.empty() && origin != origins.end())
+      return (node.op == Op::batch ? symbols::batch : symbols::head) + origin->second.read({});
+    const auto shard = node.param == nullptr ? shards.end() : shards.find(node.param->name);
+    if (shard == shards.end()) return Expr();
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      if (shard->second.shape()[i] == node.param->shape[i]) continue;
+      args[i] = node.args[i]->op == Op::batch ? symbols::batch : symbols::head;
     }
-  }
-  return expr.present() ? made.at(expr.node().get()) : Expr();
+    return shard->second.read(std::move(args));
+  });
 }
 
 std::set<std::string> params_of(const Expr& expr) {
@@ -91,11 +117,21 @@ std::set<std::string> params_of(const Expr& expr) {
   return names;
 }
 
-bool reads_by_batch(const Expr& expr, const std::string& param) {
-  const std::vector<const Node*> nodes = operands_first(expr);
-  return std::all_of(nodes.begin(), nodes.end(), [&](const Node* node) {
-    return node->param == nullptr || node->param->name != param || (!node->args.empty() && node->args.front()->op == Op::batch);
-  });
+std::vector<std::string> index_symbols(const std::vector<Expr>& exprs, const std::string& param) {
+  std::vector<std::string> found;
+  bool is_first = true;
+  for (const Expr& expr : exprs) {
+    for (const Node* node : operands_first(expr)) {
+      if (node->param == nullptr || node->param->name != param) continue;
+      if (is_first) found.assign(node->args.size(), "");
+      for (std::size_t i = 0; i < node->args.size(); ++i) {
+        const std::string symbol = symbol_of(*node->args[i]);
+        found[i] = is_first || found[i] == symbol ? symbol : "";
+      }
+      is_first = false;
+    }
+  }
+  return found;
 }
 
 }  // namespace foveal::python

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "foveal/score.h"
 
@@ -20,7 +21,13 @@ Expr fold_batch(const Expr& expr, std::int64_t batch, const std::map<std::string
 /// The names of the parameters that an expression reads.
 std::set<std::string> params_of(const Expr& expr);
 
-/// True when every read of the parameter has the symbol `batch` as its first index.
-bool reads_by_batch(const Expr& expr, const std::string& param);
+/// For each dimension of a parameter "batch" or "head" where every read in the expressions has this symbol alone as its index there, else "".
+/// Empty for one that is not read.
+std::vector<std::string> index_symbols(const std::vector<Expr>& exprs, const std::string& param);
+
+/// The same expression for a shard of a batch and its heads: `batch` and `head` become global ones, the local one plus what `origins` reads
+/// ("batch" and "head" -> an integer parameter without dimensions). The parameters in `shards` hold their shard of some dimensions, which are the
+/// shorter ones of the new Param: these must be read with the symbol alone, and stay so.
+Expr of_shard(const Expr& expr, const std::map<std::string, Param>& origins, const std::map<std::string, Param>& shards);
 
 }  // namespace foveal::python

@@ -184,7 +184,8 @@ void bind_score(nb::module_& m) {
   m.def("softcap", &softcap, nb::arg("cap"), "cap * tanh(score / cap)");
   m.def("fold_batch", &fold_batch, nb::arg("expr"), nb::arg("batch"), nb::arg("folded"));
   m.def("params_of", &params_of, nb::arg("expr"), "The names of the parameters that it reads.");
-  m.def("reads_by_batch", &reads_by_batch, nb::arg("expr"), nb::arg("param"));
+  m.def("index_symbols", &index_symbols, nb::arg("exprs"), nb::arg("param"));
+  m.def("of_shard", &of_shard, nb::arg("expr"), nb::arg("origins"), nb::arg("shards"));
   m.def(
       "parse", [](const std::string& text, const std::vector<Param>& params) { return parse(text, params); }, nb::arg("text"),
       nb::arg("params") = std::vector<Param>{}, "Parse the text form of an expression.");

@@ -1,9 +1,11 @@
 """torch, transformers and JAX are optional: without them their tests are left out, and said so."""
 
 import importlib.util
+import os
 import pathlib
 import sys
 
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"  # for the tests of sharding
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 collect_ignore = []
@@ -13,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
     collect_ignore += ["test_transformers.py"]
 if importlib.util.find_spec("jax") is None:
-    collect_ignore += ["test_jax.py", "test_jax_functions.py"]
+    collect_ignore += ["test_jax.py", "test_jax_functions.py", "test_jax_sharding.py"]
 
 
 def pytest_report_header(config):
