@@ -86,11 +86,27 @@ struct Segments {
   std::int64_t heads_q = 0;      ///< query heads of all ranks; 0: the tensors'
 };
 
+/// One of several calls that compute an attention together, each some of the queries against some of the keys: what one of several ranks does
+/// on a GPU. Positions come from q_offset and kv_offset; the other symbols are those of the whole. Results are wide, to be added to: out, dq,
+/// dk and dv f32 (f64 for f64), lse f64. out and lse of the parts that a row has met are merged; a row that met no key has lse -inf, and its
+/// out is not looked at. In a backward pass out and lse are inputs, in their own types, of whole rows. A sink joins whole rows only. GPU only.
+struct Part {
+  std::int64_t batch_offset = 0;             ///< the symbol `batch` of the first row of the batch
+  std::int64_t head_offset = 0;              ///< the symbol `head` of the first query head
+  std::int64_t heads_q = 0;                  ///< query heads of the whole; 0: the tensors'
+  std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< the symbols; 0: the tensors'
+  // Of a run, not of a plan:
+  bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
+  bool adds_to_kv = false;   ///< likewise dk and dv
+  std::uint16_t number = 0;  ///< of the part, different for parts that a row meets: kept in the last bits of lse
+};
+
 struct ForwardInputs {
   TensorView q, k, v;
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed
+  std::optional<Part> part{};
   DropoutRng rng{};
 };
 
@@ -105,6 +121,7 @@ struct BackwardInputs {
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed; lse and out are those of whole rows
+  std::optional<Part> part{};
   DropoutRng rng{};
 };
 

@@ -81,7 +81,7 @@ class CudaBackend : public planning::Backend {
 
   std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const override {
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
-      if (output->present && output->dtype != problem.dtype) return "out, dq, dk, dv: of another dtype than q";
+      if (output->present && output->dtype != problem.dtype && !problem.part) return "out, dq, dk, dv: of another dtype than q";
     if (!driver::unavailable().empty()) return driver::unavailable();
     if (!jit::nvrtc_unavailable().empty()) return jit::nvrtc_unavailable();
     if (problem.device.index >= driver::device_count()) return base::join("no device cuda:", problem.device.index);

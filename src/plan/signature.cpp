@@ -77,6 +77,14 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
     writer.add(call.segments->head_offset);
     writer.add(call.segments->heads_q);
   }
+  writer.add(call.part != nullptr);
+  if (call.part != nullptr) {
+    writer.add(call.part->batch_offset);
+    writer.add(call.part->head_offset);
+    writer.add(call.part->heads_q);
+    writer.add(call.part->seqlen_q);
+    writer.add(call.part->seqlen_kv);
+  }
   writer.add(attention.score_mod.node().get());
   writer.add(attention.mask.node().get());
   writer.add(attention.scale.has_value());

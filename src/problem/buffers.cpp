@@ -126,6 +126,12 @@ void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
   checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
 }
 
+void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
+  FOVEAL_CHECK(problem.part == (call.part != nullptr),
+               "part: ", call.part ? "given; the plan expects none" : "absent; the plan expects it");
+  buffers.part = call.part ? *call.part : Part{};
+}
+
 void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {
   buffers.rng = {};
   if (problem.attention.dropout_p == 0) return;
@@ -190,6 +196,7 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
     }
     take_params(problem, call, buffers);
     take_varlen(problem, call, buffers);
+    take_part(problem, call, buffers);
     take_rng(problem, call, buffers);
     check_overlaps(problem, buffers);
     read_rng(problem, buffers);

@@ -11,6 +11,7 @@ Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   call.params = &inputs.params;
   call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
   call.segments = inputs.segments ? &*inputs.segments : nullptr;
+  call.part = inputs.part ? &*inputs.part : nullptr;
   call.rng = &inputs.rng;
   return call;
 }
@@ -23,6 +24,7 @@ Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
   call.params = &inputs.params, call.dparams = &outputs.dparams;
   call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
   call.segments = inputs.segments ? &*inputs.segments : nullptr;
+  call.part = inputs.part ? &*inputs.part : nullptr;
   call.rng = &inputs.rng;
   return call;
 }

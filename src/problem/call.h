@@ -15,6 +15,7 @@ struct Call {
   const std::vector<ParamBinding>* dparams = nullptr;  ///< null in a forward pass
   const Varlen* varlen = nullptr;                      ///< null when not packed, or packed in segments
   const Segments* segments = nullptr;
+  const Part* part = nullptr;
   const DropoutRng* rng = nullptr;
 
   bool packed() const { return varlen != nullptr || segments != nullptr; }

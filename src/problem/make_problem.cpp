@@ -9,6 +9,7 @@
 #include "problem/call.h"
 #include "problem/overlap.h"
 #include "score/bounds.h"
+#include "score/substitute.h"
 
 namespace foveal::problem {
 namespace {
@@ -151,6 +152,37 @@ void read_varlen(Problem& p, const Call& call) {
   FOVEAL_CHECK(p.seqlen_kv >= least, "max_seqlen_kv: ", p.seqlen_kv, accepted);
 }
 
+/// The symbols of the whole take the place of the part's.
+void read_part(Problem& p, const Call& call) {
+  if (call.part == nullptr) return;
+  const Part& part = *call.part;
+  FOVEAL_CHECK(p.device.kind == DeviceKind::cuda,
+               "part: the tensors are in host memory, where segments do this; expected tensors on a GPU");
+  FOVEAL_CHECK(!p.varlen, "part: given beside varlen or segments; expected a batch of equal lengths");
+  FOVEAL_CHECK(!p.attention.sink, "sink: given with a part; it joins whole rows");
+  p.part = true, p.batch_offset = part.batch_offset, p.head_offset = part.head_offset;
+  p.heads_all = part.heads_q == 0 ? p.heads_q : part.heads_q;
+  FOVEAL_CHECK(part.batch_offset >= 0 && part.batch_offset <= max_position - p.batch, "part.batch_offset: ", part.batch_offset,
+               "; expected 0 or more");
+  FOVEAL_CHECK(p.head_offset >= 0 && p.head_offset + p.heads_q <= p.heads_all, "part.head_offset: heads ", p.head_offset, " to ",
+               p.head_offset + p.heads_q, " of ", p.heads_all, "; expected heads that there are");
+  FOVEAL_CHECK(part.batch_offset + p.batch <= max_position / p.heads_all, "part.batch_offset: sequences ", part.batch_offset + p.batch,
+               " times heads ", p.heads_all, "; expected at most ", max_position);
+  std::vector<std::pair<scoring::Op, Expr>> of_whole;
+  if (part.batch_offset > 0) of_whole.emplace_back(scoring::Op::batch, symbols::batch + Expr(part.batch_offset));
+  if (part.head_offset > 0) of_whole.emplace_back(scoring::Op::head, symbols::head + Expr(part.head_offset));
+  const auto length = [&](const char* name, scoring::Op symbol, std::int64_t whole, std::int64_t own, std::int64_t offset) {
+    if (whole == 0) return;
+    FOVEAL_CHECK(whole <= max_position && offset + own <= whole, "part.", name, ": ", whole, "; expected at least the last position, ",
+                 offset + own);
+    of_whole.emplace_back(symbol, Expr(whole));
+  };
+  length("seqlen_q", scoring::Op::seqlen_q, part.seqlen_q, p.seqlen_q, p.attention.q_offset);
+  length("seqlen_kv", scoring::Op::seqlen_kv, part.seqlen_kv, p.seqlen_kv, p.attention.kv_offset);
+  p.attention.score_mod = scoring::substitute(p.attention.score_mod, of_whole);
+  p.attention.mask = scoring::substitute(p.attention.mask, of_whole);
+}
+
 void check_limits(const Problem& p) {
   const Attention& a = p.attention;
   FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
@@ -188,13 +220,19 @@ void read_results(Problem& p, const Call& call) {
     if (&spec == &p.q || &spec == &p.k || &spec == &p.v) continue;
     if (&spec == &p.lse || &spec == &p.dlse) {
       read_role(p, call, role, {rows, p.heads_q, len_q}, statistics);
-      if (spec.present) check_dtype(role.name, spec.dtype, statistics_dtype, "the type of statistics for these inputs");
+      const bool of_part = p.part && role.output(call.pass);
+      if (spec.present)
+        check_dtype(role.name, spec.dtype, of_part ? DType::f64 : statistics_dtype, "the type of statistics for these inputs");
       continue;
     }
     if (&spec == &p.out || &spec == &p.dout) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim_v}, tokens);
     if (&spec == &p.dq) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim}, "of q's shape");
     if (&spec == &p.dk) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim}, "of k's shape");
     if (&spec == &p.dv) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim_v}, "of v's shape");
+    if (p.part && role.output(call.pass)) {
+      if (spec.present) check_dtype(role.name, spec.dtype, statistics_dtype, "the type in which parts are added");
+      continue;
+    }
     const bool wide = role.output(call.pass) && spec.dtype == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
     if (spec.present && !wide) check_dtype(role.name, spec.dtype, p.dtype, "q's");
   }
@@ -325,6 +363,7 @@ void compile_score(Problem& p) {
 }
 
 void check_something_is_wanted(const Problem& p) {
+  FOVEAL_CHECK(!p.part || p.lse.present, "lse: absent; a part needs it, for it says what its rows weigh");
   const bool wanted = p.pass == Pass::forward || p.dq.present || p.dk.present || p.dv.present ||
                       std::any_of(p.params.begin(), p.params.end(), [](const ParamSpec& spec) { return spec.gradient.present; });
   FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams");
@@ -346,6 +385,7 @@ std::string key_of(const Problem& p) {
   key += " |";
   add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
+  if (p.part) key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;
@@ -357,6 +397,7 @@ Problem make(const Attention& attention, const Call& call) {
   try {
     read_sizes(p, call);
     read_varlen(p, call);
+    read_part(p, call);
     p.scale = attention.scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
     check_limits(p);
     read_results(p, call);

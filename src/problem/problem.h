@@ -41,6 +41,8 @@ struct Problem {
   bool varlen = false;                          ///< packed, in whole sequences or in segments
   bool segments = false;                        ///< each of `batch` segments says itself which sequence it is a part of
   std::int64_t sequences = 0;                   ///< the symbol `batch` is less
+  bool part = false;                            ///< results are wide and merged into what is there; symbols of the whole stand in the score
+  std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   DType cu_seqlens_dtype = DType::i32;
   double scale = 1;
@@ -66,6 +68,7 @@ struct Buffers {
   std::vector<TensorView> dparams;  ///< like Problem::params; absent where no gradient is wanted
   TensorView cu_seqlens_q, cu_seqlens_kv;
   TensorView segments;
+  Part part;       ///< of a part: what a run says of it
   DropoutRng rng;  ///< without a state on the CPU: it has been read; without anything where nothing is dropped
 };
 

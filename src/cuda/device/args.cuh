@@ -61,6 +61,13 @@ struct DropoutArgs {
   double keep_scale_f64;
 };
 
+/// A part of an attention (config.cuh: kPart): its results are added to what is there.
+struct PartArgs {
+  int adds_to_q, adds_to_kv;       ///< 0: nothing is there yet
+  int batch_offset, head_offset, heads;  ///< of the whole, for dropout
+  unsigned number;                 ///< in the last bits of lse of each row that has met this part
+};
+
 struct AttentionArgs {
   Tensor q, k, v, out, dout, dq, dk, dv;
   Rows lse, dlse;
@@ -77,6 +84,7 @@ struct AttentionArgs {
   TileRuns runs_transposed;  ///< rows are kv tiles
   ScoreArgs score;
   ParamGradient gradient[kMaxParams];
+  PartArgs part;
 };
 
 }  // namespace foveal::device

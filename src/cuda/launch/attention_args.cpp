@@ -60,6 +60,7 @@ jit::Constants attention_constants(const problem::Problem& p) {
       .set("kHeadDim", static_cast<int>(p.head_dim))
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
+      .set("kPart", p.part)
       .set("kDropout", p.attention.dropout_p > 0)
       .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
       .set("kBinBits", exact_sum_bin_bits(p));
@@ -86,6 +87,12 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
                   .threshold = base::dropout_threshold(p.attention.dropout_p),
                   .keep_scale = static_cast<float>(keep_scale),
                   .keep_scale_f64 = keep_scale};
+  args.part = {.adds_to_q = b.part.adds_to_q,
+               .adds_to_kv = b.part.adds_to_kv,
+               .batch_offset = static_cast<int>(p.batch_offset),
+               .head_offset = static_cast<int>(p.head_offset),
+               .heads = static_cast<int>(p.heads_all),
+               .number = b.part.number};
   for (std::size_t i = 0; i < b.params.size(); ++i) {
     device::ParamView& param = args.score.param[i];
     param.data = b.params[i].data;

@@ -336,7 +336,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
 /// as many buffers as there is room for.
 std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
   constexpr int most_rows = 128;
-  if (p.attention.dropout_p > 0) return std::nullopt;
+  if (p.attention.dropout_p > 0 || p.part) return std::nullopt;
   if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
   const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
   if (rows > 64 && p.group_size == 1) return std::nullopt;

@@ -6,6 +6,7 @@
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
+#include "tile/part.cuh"
 
 /// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); a block does one part.
 extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
@@ -35,6 +36,15 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
     for (int i = 0; i < kPartColumns / 2; ++i) acc[i] = sum_in_whole(acc[i], unit);
   }
   const Tensor& dq = args.attention.dq;
+  if constexpr (kPart) {
+    float* sum = static_cast<float*>(dq.data) + batch * dq.batch + head * dq.head + static_cast<i64>(row) * dq.seq + column;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int columns = row + 8 * r < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
+      add_row(sum + 8 * r * dq.seq, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, columns, threadIdx.x % 32);
+    }
+    return;
+  }
   u16* to = static_cast<u16*>(dq.data) + batch * dq.batch + head * dq.head + (sequence.first_q + row) * dq.seq + column;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

@@ -67,7 +67,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       }
       state.sum[m][i] = state.sum[m][i] * alpha[m][i] + sum;
       if constexpr (kDropout) {
-        const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+        const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
         for (int n = 0; n < kN8; ++n) {
           bool first, second;
@@ -136,6 +136,41 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
+  if constexpr (kPart) {
+    double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + at.head * args.lse.head;
+    double lse[kRowTiles][2];
+    R of_before[kRowTiles][2];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        R sum = state.sum[m][i];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        const double none = -static_cast<double>(infinity());
+        const int row = q_local + 16 * m + 8 * i;
+        const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
+        lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
+        const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
+        const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
+        R factor = sum == 0 ? R(0) : weights.of_part / sum;
+        if constexpr (kDropout) factor *= keep_scale(args);
+        of_before[m][i] = weights.of_before;
+#pragma unroll
+        for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+      }
+    }
+    __syncthreads();  // every warp that shares a row has seen its lse
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = q_local + 16 * m + 8 * i;
+        if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
+      }
+    add_to_part(args.out, seq, at.head, queries.begin + row_in_tile, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return of_before[m][i]; });
+    return;
+  }
   R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {

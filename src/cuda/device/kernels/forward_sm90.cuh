@@ -13,6 +13,7 @@
 #include "philox.cuh"
 #include "softmax/bounded.cuh"
 #include "tile/forward_sm90.cuh"
+#include "tile/part.cuh"
 #include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
@@ -266,7 +267,7 @@ struct Consumer {
 
   /// Drops probabilities; what stays is scaled at the end.
   FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {
-    const DropoutRow dropout(args.attention.dropout, static_cast<u32>(work.task.batch) * args.attention.heads_q + work.task.head);
+    const DropoutRow dropout(args.attention.dropout, dropout_row(args.attention, work.task.batch, work.task.head));
     const u32 kv = static_cast<u32>(args.attention.kv_offset) + work.walk.tile * kBlockKv + fragment_first_column(thread);
     const u32 q = static_cast<u32>(args.attention.q_offset) + row_of(work);
 #pragma unroll
@@ -315,10 +316,40 @@ struct Consumer {
     float* split_out[2];
     int rows;  // that exist from there on; with packed heads or parts of keys a bit for each of the two
     float factor[2];
+    float of_before[2];  // a part: of what is there
   };
+
+  /// A part's statistics join those of the rows, and say what its output weighs. Rows whose sums overflowed wait for their task to be done again.
+  FOVEAL_DEVICE Ending end_part(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    static_assert(!kPart || (kRowsFollow && !kHasSink));
+    const bool wrong = kAnyExponent && rings.maxima() != Maxima::all && __any_sync(~0u, softmax.overflows());
+    Ending ending;
+    double lse[2];
+    softmax.finish(exponent, ending.factor, lse);
+    const PartArgs& part = args.attention.part;
+    const Rows& to = args.attention.lse;
+    double* first = static_cast<double*>(to.data) + work.task.batch * to.batch + work.task.head * to.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 at = static_cast<i64>(query_of(work, r)) * to.seq;
+      const bool has_row = exists(work, r) && !wrong;
+      const double before = has_row && part.adds_to_q ? first[at] : -static_cast<double>(infinity());
+      const PartWeights<float> weights = join_part<float>(lse[r], before, part);
+      ending.factor[r] *= weights.of_part;
+      ending.of_before[r] = weights.of_before;
+      __syncwarp();
+      if (has_row && thread % 4 == 0) first[at] = lse[r];
+      if constexpr (kDropout) ending.factor[r] *= args.attention.dropout.keep_scale;
+    }
+    const Tensor& out = args.attention.out;
+    ending.split_out[0] = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + static_cast<i64>(query_of(work, 0)) * out.seq;
+    ending.rows = wrong ? 0 : work.sequence.len_q - row_of(work);
+    return ending;
+  }
 
   /// Writes the statistics of a task.
   FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    if constexpr (kPart) return end_part(work, softmax);
     Ending ending;
     float lse[2];
     if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
@@ -354,6 +385,11 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool exists = kRowsFollow ? ending.rows > 8 * r : ending.rows >> r & 1;
+      if constexpr (kPart) {
+        const bool changes = exists && (ending.factor[r] != 0 || ending.of_before[r] != 1);
+        add_row(ending.split_out[0] + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.of_before[r], changes ? kHeadDimV : 0, thread % 32);
+        continue;
+      }
       if constexpr (kSplit) {
         store_row(ending.split_out[r], acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
         continue;

@@ -102,6 +102,18 @@ struct OnlineSoftmax {
     }
   }
 
+  /// The same for parts of rows: lse in f64, which tells what two far ones weigh.
+  FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], double (&lse)[2]) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float total = quad_sum(sum[r]);
+      const bool empty = reference[r] == -infinity();
+      inverse[r] = empty ? 0.0f : 1.0f / total;
+      const double top = empty ? -static_cast<double>(infinity()) : static_cast<double>(reference[r]) * scale_log2;
+      lse[r] = (top + log2_approx(empty ? 1.0f : total)) * 0.69314718055994531;
+    }
+  }
+
   /// The same when sinks of these logits join the denominators.
   FOVEAL_DEVICE void finish(float scale_log2, const float (&sink)[2], float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll

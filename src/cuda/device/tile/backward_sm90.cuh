@@ -14,6 +14,7 @@
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
 #include "tile/pair_tiles.cuh"
+#include "tile/part.cuh"
 #include "tile/read_tables.cuh"
 #include "tile/store_fragment.cuh"
 #include "tile/tanh_ahead.cuh"
@@ -439,7 +440,7 @@ struct BackwardGroup {
       if constexpr (Walk::kLimitLow) low[r] = key - args.band_high - pairs.first_q;
     }
     if constexpr (kDropout) {
-      const DropoutRow dropout(attention.dropout, static_cast<u32>(pairs.base.batch) * attention.heads_q + pairs.base.head);
+      const DropoutRow dropout(attention.dropout, dropout_row(attention, pairs.base.batch, pairs.base.head));
 #pragma unroll
       for (int word = 0; word < kBlockQ / 64; ++word) {
         dropped[word] = 0;
@@ -595,6 +596,16 @@ struct BackwardGroup {
   FOVEAL_DEVICE void write_rows(const Tensor& tensor, const BackwardTask& work, const float (&acc)[count], float factor) const {
     if (tensor.data == nullptr) return;
     const int key = key_of(work);
+    if constexpr (kPart) {
+      float* rows = static_cast<float*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = key + 8 * r;
+        add_row(rows + static_cast<i64>(row) * tensor.seq, acc, r, factor, args.attention.part.adds_to_kv ? 1.0f : 0.0f,
+                row < work.sequence.len_kv ? columns : 0, thread % 32);
+      }
+      return;
+    }
     u16* base = static_cast<u16*>(tensor.data) + work.task.batch * tensor.batch + work.task.head * tensor.head;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -14,7 +14,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
                                R (&dp)[kRowTiles][kBlockQ / 8][4], const R* lse2, const R* delta) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
-  const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+  const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
   for (int n = 0; n < kBlockQ / 8; ++n) {
 #pragma unroll
@@ -174,6 +174,13 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   copy_wait<0>();
   __syncthreads();
 
+  if constexpr (kPart) {
+    const auto of_before = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
+    const int row = kv_begin + row_in_tile;
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), of_before);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), of_before);
+    return;
+  }
   if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
   if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
   __syncthreads();

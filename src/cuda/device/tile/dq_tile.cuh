@@ -14,7 +14,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
                              unsigned char* kept) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
-  const DropoutRow dropout(args.dropout, u32(at.batch) * args.heads_q + at.head);
+  const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -153,6 +153,11 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
 
   if constexpr (kCollects) finish_reads<0, kWarps, kRowTiles>(args, at, q_local, sums, scratch);
   if constexpr (kWantsDq) {
+    if constexpr (kPart) {
+      add_to_part(args.dq, seq, head, queries.begin + row_in_tile, seq.len_q, col, kHeadDim, acc, R(args.scale),
+                  [&](int, int) { return args.part.adds_to_q ? R(1) : R(0); });
+      return;
+    }
     put_rows<kRowTiles, kCols / 8>(q_smem, row_in_tile, col, acc, R(args.scale));
     __syncthreads();
     queries.rows(args.dq).store(q_smem, queries.begin, seq.len_q, kHeadDim);

@@ -4,6 +4,7 @@
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
 #include "tile/multiply.cuh"
+#include "tile/part.cuh"
 
 namespace foveal::device {
 
@@ -42,6 +43,14 @@ FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head
 }
 
 FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) { return find_sequence<kVarlen, SeqlenIndex>(args, batch); }
+
+/// Adds fragments to a wide tensor of a part, at rows and columns of one head.
+template <int kM, int kN8, class OfBefore>
+FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int head, int row, int rows, int col, int cols, const R (&acc)[kM][kN8][4], R factor,
+                               OfBefore&& of_before) {
+  R* data = static_cast<R*>(tensor.data) + seq.batch * tensor.batch + head * tensor.head;
+  add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, of_before);
+}
 
 /// What stays after dropout grows by this.
 FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) { return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale); }

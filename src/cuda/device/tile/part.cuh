@@ -1,0 +1,99 @@
+#pragma once
+// Results of a part of an attention, added to those of the parts before: out and lse by weight, gradients as sums.
+#include "args.cuh"
+#include "element.cuh"
+#include "philox.cuh"
+
+#include "config.cuh"
+
+namespace foveal::device {
+
+/// Of a row of dropout's bits: all heads of the whole, sequence after sequence.
+FOVEAL_DEVICE u32 dropout_row(const AttentionArgs& args, int batch, int head) {
+  if constexpr (kPart) return static_cast<u32>(args.part.batch_offset + batch) * args.part.heads + args.part.head_offset + head;
+  return static_cast<u32>(batch) * args.heads_q + head;
+}
+
+/// How a row of a part joins what is there: out = of_part * part + of_before * before.
+template <class Real>
+struct PartWeights {
+  Real of_part, of_before;
+};
+
+constexpr u64 kPartNumberBits = 0xffff;  // of lse, the last ones
+
+FOVEAL_DEVICE bool has_met(double lse, const PartArgs& part) {
+  return (static_cast<u64>(__double_as_longlong(lse)) & kPartNumberBits) == part.number;
+}
+
+/// lse: of the part, -inf without keys; becomes that of both. A row is added once: it knows the number of the part it met last, for a kernel may do a task
+/// again. A row that met no key stays -inf.
+template <class Real>
+FOVEAL_DEVICE PartWeights<Real> join_part(double& lse, double before, const PartArgs& part) {
+  const double none = -static_cast<double>(infinity());
+  if (lse == none) {
+    lse = before;
+    return {Real(0), before == none ? Real(0) : Real(1)};
+  }
+  double both = lse;
+  PartWeights<Real> weights{Real(1), Real(0)};
+  if (before != none) {
+    if (has_met(before, part)) {
+      lse = before;
+      return {Real(0), Real(1)};
+    }
+    const double high = lse > before ? lse : before, low = lse > before ? before : lse;
+    both = high + static_cast<double>(log_real(Real(1) + exp_real(Real(low - high))));
+    weights = {exp_real(Real(lse - both)), exp_real(Real(before - both))};
+  }
+  lse = __longlong_as_double(static_cast<long long>((static_cast<u64>(__double_as_longlong(both)) & ~kPartNumberBits) | part.number));
+  return weights;
+}
+
+/// Row `r` (0 or 1) of a warpgroup's accumulator, times `factor`, to f32: plus `of_before` times what is there, which is not read where that is 0.
+template <int count>
+FOVEAL_DEVICE void add_row(float* row, const float (&acc)[count], int r, float factor, float of_before, int columns, int lane) {
+#pragma unroll
+  for (int at = 2 * r; at < count; at += 4) {
+    const int column = 2 * at - 4 * r + 2 * (lane % 4);
+    if (column >= columns) continue;
+    float2* to = reinterpret_cast<float2*>(row + column);
+    float2 sum = make_float2(acc[at] * factor, acc[at + 1] * factor);
+    if (of_before != 0) {
+      const float2 before = *to;
+      sum.x = fmaf(of_before, before.x, sum.x);
+      sum.y = fmaf(of_before, before.y, sum.y);
+    }
+    *to = sum;
+  }
+}
+
+/// The same of fragments of mma.sync, any strides: rows [row, row + 16 kM) and columns from `col` on, as far as they exist.
+template <int kM, int kN8, class Real, class OfBefore>
+FOVEAL_DEVICE void add_rows(Real* data, i64 row_stride, i64 col_stride, int row, int rows, int col, int cols, const Real (&acc)[kM][kN8][4], Real factor,
+                            OfBefore&& of_before) {
+  const int g = lane_id() / 4, t = lane_id() % 4;
+#pragma unroll
+  for (int m = 0; m < kM; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int r = row + 16 * m + g + 8 * i;
+      if (r >= rows) continue;
+      const Real before = of_before(m, i);
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int c = col + 8 * n + 2 * t + j;
+          if (c >= cols) continue;
+          Real* to = data + r * row_stride + c * col_stride;
+          Real sum = acc[m][n][2 * i + j] * factor;
+          if (before != 0) sum += before * *to;
+          *to = sum;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace foveal::device

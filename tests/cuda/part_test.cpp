@@ -1,0 +1,132 @@
+// Parts of an attention on a GPU: what is checked, what is compiled, and that whole calls are compiled as before.
+#include <gtest/gtest.h>
+
+#include "cuda/jit/compile.h"
+#include "cuda/kernels_of.h"
+#include "nvrtc_here.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+namespace {
+
+class PartKernels : public test::NeedsNvrtc {};
+
+constexpr std::int64_t batch = 2, heads = 4, heads_kv = 2, rows = 1000, keys = 1500;
+
+struct Call {
+  DType dtype = DType::bf16;
+  std::int64_t dim = 128, dim_v = 128;
+  Attention attention{};
+  Part part{};
+  std::vector<ParamBinding> params{};
+  std::vector<ParamBinding> dparams{};
+  bool lse = true;
+
+  DType wide() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+  static TensorView view(DType type, std::initializer_list<std::int64_t> sizes) {
+    TensorView v(nullptr, type, sizes);
+    v.device = {DeviceKind::cuda, 0};
+    return v;
+  }
+  problem::Problem forward() const {
+    ForwardInputs in{.q = view(dtype, {batch, rows, heads, dim}),
+                     .k = view(dtype, {batch, keys, heads_kv, dim}),
+                     .v = view(dtype, {batch, keys, heads_kv, dim_v}),
+                     .params = params};
+    in.part = part;
+    ForwardOutputs out{.out = view(wide(), {batch, rows, heads, dim_v})};
+    if (lse) out.lse = view(DType::f64, {batch, heads, rows});
+    return problem::make_problem(attention, in, out);
+  }
+  problem::Problem backward() const {
+    BackwardInputs in{.q = view(dtype, {batch, rows, heads, dim}),
+                      .k = view(dtype, {batch, keys, heads_kv, dim}),
+                      .v = view(dtype, {batch, keys, heads_kv, dim_v}),
+                      .out = view(dtype, {batch, rows, heads, dim_v}),
+                      .lse = view(wide(), {batch, heads, rows}),
+                      .dout = view(dtype, {batch, rows, heads, dim_v})};
+    in.part = part, in.params = params;
+    const BackwardOutputs out{.dq = view(wide(), {batch, rows, heads, dim}),
+                              .dk = view(wide(), {batch, keys, heads_kv, dim}),
+                              .dv = view(wide(), {batch, keys, heads_kv, dim_v}),
+                              .dparams = dparams};
+    return problem::make_problem(attention, in, out);
+  }
+};
+
+void expect_compiled(const problem::Problem& p, const std::string& arch, const std::string& target) {
+  for (jit::KernelSource source : kernels_of(p, arch, target)) {
+    source.arch = arch;
+    const auto image = jit::compile(source);
+    EXPECT_LE(image->facts.spill_bytes, target == "sm90" && !p.has_score_mod() ? 16 : 1 << 16) << p.line() << ' ' << source.stem;
+  }
+}
+
+TEST_F(PartKernels, Compile) {
+  Call causal_part{.attention = {.mask = causal()}};
+  causal_part.attention.q_offset = 3000, causal_part.part = {.seqlen_q = 8192, .seqlen_kv = 8192};
+  expect_compiled(causal_part.forward(), "sm_90a", "sm90");
+  expect_compiled(causal_part.backward(), "sm_90a", "sm90");
+  Call wide{.dtype = DType::f16, .dim = 256, .dim_v = 256};
+  expect_compiled(wide.forward(), "sm_90a", "sm90");
+  expect_compiled(wide.backward(), "sm_90a", "sm90");
+  for (const DType dtype : {DType::bf16, DType::f32}) {
+    Call call{.dtype = dtype, .dim = 64, .dim_v = 40};
+    call.attention.dropout_p = 0.1, call.part = {.batch_offset = 3, .head_offset = 4, .heads_q = 8};
+    expect_compiled(call.forward(), "sm_80", "sm80");
+    expect_compiled(call.backward(), "sm_80", "sm80");
+  }
+}
+
+TEST_F(PartKernels, TrainedParametersCompile) {
+  const Param table("table", {8, 33});
+  Call call{.dtype = DType::bf16, .dim = 64, .dim_v = 64};
+  call.attention.score_mod = parse("score + table[head, clamp(kv_idx - q_idx, -16, 16) + 16] + seqlen_kv * 0.001", {table});
+  call.part = {.head_offset = 4, .heads_q = 8, .seqlen_kv = 4000};
+  call.params = {{table, Call::view(DType::f32, {8, 33})}}, call.dparams = call.params;
+  call.dparams[0].tensor.dtype = DType::f64;
+  for (const auto& [arch, target] : {std::pair{"sm_80", "sm80"}, std::pair{"sm_90a", "sm90"}}) {
+    expect_compiled(call.forward(), arch, target);
+    expect_compiled(call.backward(), arch, target);
+  }
+}
+
+TEST(Part, SymbolsAreThoseOfTheWhole) {
+  Call call;
+  call.attention.mask = parse("kv_idx <= q_idx + seqlen_kv - seqlen_q");
+  call.attention.score_mod = parse("score * (head + 1) + batch");
+  call.part = {.batch_offset = 5, .head_offset = 8, .heads_q = 16, .seqlen_q = 5000, .seqlen_kv = 6000};
+  const problem::Problem p = call.forward();
+  EXPECT_EQ(to_string(p.attention.mask), to_string(parse("kv_idx <= q_idx + 1000")));
+  EXPECT_EQ(to_string(p.attention.score_mod), to_string(parse("score * (head + 9) + (batch + 5)")));
+  Call other = call;
+  other.part.heads_q = 32;  // dropout's bits depend on it
+  EXPECT_NE(p.key, other.forward().key);
+}
+
+void expect_refused(const Call& call, const std::string& text) {
+  try {
+    call.forward();
+    ADD_FAILURE() << "accepted; expected: " << text;
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+TEST(Part, WhatCannotBeAPartIsRefused) {
+  Call call;
+  call.lse = false;
+  expect_refused(call, "lse: absent");
+  call = {};
+  call.attention.sink = Param("sink", {heads});
+  expect_refused(call, "sink: given with a part");
+  call = {}, call.part.head_offset = 3, call.part.heads_q = 6;
+  expect_refused(call, "part.head_offset");
+  call = {}, call.part.seqlen_kv = keys - 1;
+  expect_refused(call, "part.seqlen_kv");
+  call = {}, call.part.batch_offset = -1;
+  expect_refused(call, "part.batch_offset");
+}
+
+}  // namespace
+}  // namespace foveal::cuda
