@@ -26,7 +26,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _REAL = {DType.f64, DType.f32, DType.bf16, DType.f16}
 
 
-@functools.cache
+@functools.lru_cache(256)
 def _framework_of(kind: type) -> str:
     names = [base.__module__.partition(".")[0].removesuffix("lib") for base in kind.__mro__]
     return next((name for name in names if name in ("torch", "jax", "numpy", "cupy")), names[0])
@@ -57,7 +57,10 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def dtype_of(array: Any, argument: str = "array") -> DType:
-    name = str(array.dtype).replace("torch.", "")
+    return dtype_named(str(array.dtype).replace("torch.", ""), argument)
+
+
+def dtype_named(name: str, argument: str = "array") -> DType:
     try:
         return _DTYPES[name]
     except KeyError:

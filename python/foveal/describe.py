@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import weakref
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, logging
-from ._core import BackwardStrategy, Determinism, Expr, Param
+from ._core import BackwardStrategy, Determinism, Expr, Param, Type
 from .guards import key_of
 from .trace import Tracer
 
@@ -37,11 +39,12 @@ class Description:
     attention: _core.Attention
     params: list[Param]
     arrays: list[Any]
-    text: str  # canonical: equal texts compute the same function of their inputs
+    text: str  # canonical: equal texts compute the same function of their inputs; read() makes it again of its text
     score_mod: Expr | None
     mask: Expr | None
-    sink: Param | None = None
-    dropout: bool = False
+    sink: Param | None
+    dropout: bool
+    settings: dict[str, Any]  # of the attention: plain values
 
 
 def describe(
@@ -74,33 +77,43 @@ def describe(
     if sink is not None:
         tracer.names.setdefault(id(sink), "sink")
         sink_param = tracer.param(sink)
+    settings = {
+        "scale": None if scale is None else float(scale),
+        "dropout_p": float(dropout_p),
+        "deterministic": bool(deterministic),
+        "strategy": strategy,
+        "checked": bool(checked),
+        "q_offset": int(q_offset),
+        "kv_offset": int(kv_offset),
+    }
+    return description_of(score_expr, mask_expr, tracer.params, tracer.arrays, sink_param, settings)
+
+
+def description_of(
+    score_mod: Expr | None, mask: Expr | None, params: list[Param], arrays: list[Any], sink: Param | None, settings: dict[str, Any]
+) -> Description:
+    """settings: the arguments of describe() that are plain values, from scale to kv_offset."""
+    plain = dict(settings)
+    deterministic, strategy = plain.pop("deterministic"), plain.pop("strategy")
     try:
         chosen = getattr(BackwardStrategy, strategy)
     except AttributeError:
         raise ValueError(f"strategy: found {strategy!r}; expected automatic, fused, split or two_scan") from None
-    attention = _core.Attention(
-        score_mod=score_expr,
-        mask=mask_expr,
-        scale=scale,
-        sink=sink_param,
-        dropout_p=dropout_p,
-        determinism=Determinism.reproducible if deterministic else Determinism.fast,
-        strategy=chosen,
-        checked=checked,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-    )
-    text = "; ".join(
-        [
-            f"score_mod={score_expr!r}",
-            f"mask={mask_expr!r}",
-            f"scale={scale!r} sink={sink_param.name if sink_param else None}",
-            f"dropout={dropout_p!r} deterministic={deterministic} strategy={strategy} checked={checked}",
-            f"offsets={q_offset},{kv_offset}",
-            *(f"{p.name}: {p.type}{p.shape}" for p in tracer.params),
-        ]
-    )
-    return Description(attention, tracer.params, tracer.arrays, text, score_expr, mask_expr, sink_param, dropout_p > 0)
+    determinism = Determinism.reproducible if deterministic else Determinism.fast
+    attention = _core.Attention(score_mod=score_mod, mask=mask, sink=sink, determinism=determinism, strategy=chosen, **plain)
+    looks = [(p.name, tuple(p.shape), p.type.name) for p in params]
+    rest = (looks, None if sink is None else sink.name, settings)
+    text = f"{score_mod!r}\n{mask!r}\n{rest!r}"
+    return Description(attention, params, arrays, text, score_mod, mask, sink, plain["dropout_p"] > 0, settings)
+
+
+def read(text: str) -> Description:
+    """The Description with this text, without arrays."""
+    score_mod, mask, rest = text.split("\n")
+    looks, sink, settings = ast.literal_eval(rest)
+    params = [Param(name, list(shape), getattr(Type, kind)) for name, shape, kind in looks]
+    exprs = [None if expr == "None" else _core.parse(expr, params) for expr in (score_mod, mask)]
+    return description_of(*exprs, params, [], next((p for p in params if p.name == sink), None), settings)
 
 
 @dataclass
@@ -113,7 +126,10 @@ class Bound:
     arrays: list[Any]
 
 
-_programs: dict[str, _core.Program] = {}  # by key; never shrinks: programs are few
+# By key, the most recently used last. Code that torch.compile made holds keys, not programs, and may outlive them: a key says all that there is
+# to a program, so that one that was forgotten is made again.
+_programs: OrderedDict[str, _core.Program] = OrderedDict()
+_MAX_PROGRAMS = 1024
 _traces: dict[Any, tuple[Bound, list[Any]]] = {}  # by signature; how to find each array again beside it
 _MAX_TRACES = 1024
 
@@ -127,16 +143,31 @@ def wanted_gradients(gradients: tuple[str, ...], names: Sequence[str]) -> tuple[
 
 
 def program(key: str) -> _core.Program:
-    return _programs[key]
+    """The program of a Bound's key, also of another process's."""
+    found = _programs.get(key)
+    if found is None:
+        text, how = key.rsplit("\n", 1)
+        options, heads_first = ast.literal_eval(how)
+        return _made(key, read(text), options, heads_first)
+    try:
+        _programs.move_to_end(key)
+    except KeyError:  # another thread forgot it meanwhile
+        pass
+    return found
+
+
+def _made(key: str, description: Description, options: Sequence[Any], heads_first: bool) -> _core.Program:
+    made = _programs[key] = _core.Program(description.attention, description.params, *options, heads_first)
+    while len(_programs) > _MAX_PROGRAMS:
+        _programs.popitem(last=False)
+    logging.compile.debug("%s", key.replace("\n", "; "))
+    return made
 
 
 def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
-    key = f"{description.text} {options}{' heads first' if heads_first else ''}"
-    found = _programs.get(key)
-    if found is None:
-        found = _core.Program(description.attention, description.params, *options, heads_first)
-        _programs[key] = found
-        logging.compile.debug("%s", key)
+    how = (options.backend, options.target, int(options.threads), options.exclude), heads_first
+    key = f"{description.text}\n{how!r}"
+    found = program(key) if key in _programs else _made(key, description, options, heads_first)
     return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
 
 

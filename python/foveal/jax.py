@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
+from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,13 +18,16 @@ import numpy as np
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
-from .describe import Description, Mask, Options, ScoreMod, describe, wanted_gradients
+from .describe import Description, Mask, Options, ScoreMod, describe, description_of, read, wanted_gradients
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
 
 _TARGET = "foveal_call"
 _registered: set[str] = set()
-_ids: dict[Any, tuple[int, int]] = {}
+# (text, workspace bytes) of calls that were planned, by what they were planned for, the most recently used last. Compiled programs hold the text
+# and may outlive both this and the calls themselves: restored() makes a call again.
+_planned: OrderedDict[Any, tuple[str, int]] = OrderedDict()
+_MAX_PLANNED = 1024
 _FORWARD_ROLES = ("q", "k", "v", "out", "lse")
 _BACKWARD_ROLES = (*_FORWARD_ROLES, "dout", "dlse", "dq", "dk", "dv")
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
@@ -69,35 +74,54 @@ def _register(cuda: bool) -> None:
         _registered.add(platform)
 
 
-def _view(value: Any, cuda: bool) -> TensorView:
-    return TensorView(arrays.dtype_of(value), cuda, 0, list(value.shape))
-
-
-def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> tuple[int, int]:
-    """(id of the registered call, workspace bytes). given: the arguments by role; results: by role, gradients of parameters by position."""
-    roles = (*(_FORWARD_ROLES if pass_ == Pass.forward else _BACKWARD_ROLES), *_LENGTHS)
-    looks = tuple((name, tuple(x.shape), str(x.dtype)) for name, x in (*given.items(), *enumerate(params), *results.items()))
-    key = (what, pass_, looks, len(given))
-    if key not in _ids:
+def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> tuple[str, int]:
+    """(text of the planned call, workspace bytes). given: the arguments by role; results: by role, gradients of parameters by position."""
+    looks = [[(name, tuple(x.shape), str(x.dtype)) for name, x in items] for items in (given.items(), enumerate(params), results.items())]
+    key = (what, pass_, *map(tuple, looks))
+    found = _planned.get(key)
+    if found is None:
         _register(what.cuda)
-        described, cuda = what.described, what.cuda
-        tensors = {**given, **results}
-        views = [_view(tensors[role], cuda) if role in tensors else TensorView() for role in roles]
-        views += [_view(param, cuda) for param in params]
-        arguments, outputs = list(given), list(results)
-        slots = [arguments.index(r) if r in given else ~outputs.index(r) if r in results else _core.xla_absent for r in roles]
-        slots += [len(arguments) + i for i in range(len(params))]
-        trained = [i in results for i in range(len(params))]
-        if pass_ == Pass.backward:
-            views += [_view(results[i], cuda) if wanted else TensorView() for i, wanted in enumerate(trained)]
-            slots += [~outputs.index(i) if wanted else _core.xla_absent for i, wanted in enumerate(trained)]
-        call = _core.Call(
-            described.attention, pass_, described.params, views, trained, *what.max_seqlens, *what.options
-        )  # fmt: skip
-        workspace = ~len(outputs) if cuda else _core.xla_absent
-        rng_state = arguments.index(_RNG_STATE) if _RNG_STATE in given else _core.xla_absent
-        _ids[key] = (_core.xla_register(call, slots, workspace, rng_state, cuda), call.workspace_bytes)
-    return _ids[key]
+        options = what.options
+        how = (pass_.name, what.cuda, what.max_seqlens, (options.backend, options.target, int(options.threads), options.exclude), *looks)
+        text = f"{what.described.text}\n{how!r}"
+        found = _planned[key] = (text, _plan(text, what.described))
+        while len(_planned) > _MAX_PLANNED:
+            _planned.popitem(last=False)
+    else:
+        _planned.move_to_end(key)
+    return found
+
+
+def restored(text: str) -> None:
+    """Plans a call again of which a compiled program holds the text: it was forgotten, or the program comes from a cache of another process."""
+    _plan(text, read(text.rsplit("\n", 1)[0]))
+
+
+def _plan(text: str, described: Description) -> int:
+    """Plans the call with this text and registers it under it; its workspace bytes."""
+    pass_name, cuda, max_seqlens, options, *looks = ast.literal_eval(text.rsplit("\n", 1)[1])
+    pass_ = getattr(Pass, pass_name)
+    given, params, results = ({name: (dtype, shape) for name, shape, dtype in group} for group in looks)
+    tensors = {**given, **results}
+
+    def view(look: tuple[str, tuple[int, ...]]) -> TensorView:
+        return TensorView(arrays.dtype_named(look[0]), cuda, 0, list(look[1]))
+
+    roles = (*(_FORWARD_ROLES if pass_ == Pass.forward else _BACKWARD_ROLES), *_LENGTHS)
+    views = [view(tensors[role]) if role in tensors else TensorView() for role in roles]
+    views += [view(params[i]) for i in range(len(params))]
+    arguments, outputs = list(given), list(results)
+    slots = [arguments.index(r) if r in given else ~outputs.index(r) if r in results else _core.xla_absent for r in roles]
+    slots += [len(arguments) + i for i in range(len(params))]
+    trained = [i in results for i in range(len(params))]
+    if pass_ == Pass.backward:
+        views += [view(results[i]) if wanted else TensorView() for i, wanted in enumerate(trained)]
+        slots += [~outputs.index(i) if wanted else _core.xla_absent for i, wanted in enumerate(trained)]
+    call = _core.Call(described.attention, pass_, described.params, views, trained, *max_seqlens, *options)
+    workspace = ~len(outputs) if cuda else _core.xla_absent
+    rng_state = arguments.index(_RNG_STATE) if _RNG_STATE in given else _core.xla_absent
+    _core.xla_register(text, call, slots, workspace, rng_state, cuda)
+    return call.workspace_bytes
 
 
 def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
@@ -106,7 +130,7 @@ def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...
     return dict(zip(results, _compiled(what, pass_, tuple(given), looks)(tuple(given.values()), tuple(params))))
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(_MAX_PLANNED)
 def _compiled(what: _What, pass_: Pass, roles: tuple[str, ...], looks: tuple[Any, ...]) -> Any:
     """A pass as a function of its tensors and parameters, jitted: so that arrays on many devices are partitioned outside of jit, too.
 
@@ -116,11 +140,11 @@ def _compiled(what: _What, pass_: Pass, roles: tuple[str, ...], looks: tuple[Any
 
     def foreign(described: Description, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
         same = what if described is what.described else replace(what, described=_Described(described))
-        identity, workspace = _find(same, pass_, given, params, results)
+        text, workspace = _find(same, pass_, given, params, results)
         shapes = list(results.values())
         if what.cuda:
             shapes.append(jax.ShapeDtypeStruct((workspace + _core.workspace_alignment,), jnp.uint8))
-        found = jax.ffi.ffi_call(_TARGET, shapes)(*given.values(), *params, call=np.int64(identity))
+        found = jax.ffi.ffi_call(_TARGET, shapes)(*given.values(), *params, call=text)
         return dict(zip(results, found))
 
     def whole(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
@@ -188,8 +212,7 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
         return None if expr is None else _core.fold_batch(expr, batch, folded)
 
     score_mod, mask = fold(described.score_mod), fold(described.mask)
-    text = f"{described.text}; {size} examples, copies of {sorted((p.name, tuple(p.shape)) for p in folded.values())}"
-    fresh = Description(described.attention.with_scores(score_mod, mask, described.sink), new_params, [], text, score_mod, mask, described.sink)
+    fresh = description_of(score_mod, mask, new_params, [], described.sink, described.settings)
     shapes = {
         key: jax.ShapeDtypeStruct(tuple(new_arrays[key].shape) if isinstance(key, int) else merged((size, *x.shape)), x.dtype)
         for key, x in results.items()

@@ -21,7 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from . import _core
 from ._core import Expr, Param
-from .describe import Description
+from .describe import Description, description_of
 
 BATCH, HEADS, KV_HEADS, OTHER = "b", "h", "n", ""
 _LIKE_Q, _LIKE_KV, _LIKE_LSE = ("q", "out", "dout", "dq"), ("k", "v", "dk", "dv"), ("lse", "dlse")
@@ -146,10 +146,8 @@ def _description(described: Description, split: Split, sizes: Sizes) -> tuple[De
     read = set().union(*[_core.params_of(e) for e in (score_mod, mask) if e is not None])
     used = tuple(symbol for symbol, param in origins.items() if param.name in read)
     sink = None if described.sink is None else shards_of.get(described.sink.name, described.sink)
-    text = f"{described.text}; a shard of {split.batch_shards} x {split.head_shards} of {sizes}"
-    attention = described.attention.with_scores(score_mod, mask, sink)
     params += [origins[symbol] for symbol in used]
-    return Description(attention, params, [], text, score_mod, mask, sink, described.dropout), used
+    return description_of(score_mod, mask, params, [], sink, described.settings), used
 
 
 def _on_shard(

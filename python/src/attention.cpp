@@ -113,17 +113,7 @@ void bind_attention(nb::module_& m) {
       .def_ro("sink", &Attention::sink)
       .def_prop_ro("dropout_p", [](const Attention& a) { return a.dropout_p; })
       .def_ro("q_offset", &Attention::q_offset)
-      .def_ro("kv_offset", &Attention::kv_offset)
-      .def(
-          "with_scores",
-          [](Attention attention, const std::optional<Expr>& score_mod, const std::optional<Expr>& mask, const std::optional<Param>& sink) {
-            attention.score_mod = score_mod.value_or(Expr());
-            attention.mask = mask.value_or(Expr());
-            attention.sink = sink;
-            return attention;
-          },
-          nb::arg("score_mod").none(), nb::arg("mask").none(), nb::arg("sink").none(), "The same with another score, mask and sink.");
-
+      .def_ro("kv_offset", &Attention::kv_offset);
   m.def(
       "on_plan", [](nb::object observer) { Program::observer() = std::move(observer); }, nb::arg("observer").none(),
       "Called with each new Call and the seconds that planning took; None: nobody is.");
@@ -169,7 +159,7 @@ void bind_attention(nb::module_& m) {
       .def_prop_ro("heads_first", &Program::heads_first)
       .def_prop_ro("attention", &Program::attention)
       .def_prop_ro("params", &Program::params)
-      .def_prop_ro("planned", &Program::planned, "How many calls it keeps planned.")
+      .def_prop_ro("planned", &Program::planned, "How many calls it has planned.")
       .def(
           "forward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,

@@ -1,16 +1,17 @@
-// JAX: planned Calls behind one XLA foreign function. A compiled program holds the id of its Call; the table below maps it back.
+// JAX: planned Calls behind one XLA foreign function. A compiled program holds the text of its Call, and the table below the Calls that ran
+// last by their texts. A compiled program lives as long as its framework likes, in a cache on disk longer than this process: a Call that is
+// not in the table is planned again from its text.
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
 #include <memory>
-#include <mutex>
-#include <random>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 
 #include "array.h"
+#include "base/recent.h"
 #include "call.h"
 #include "module.h"
 #include "xla_ffi.h"
@@ -31,13 +32,22 @@ struct Entry {
   bool on_stream = false;
 };
 
-std::mutex table_mutex;
-std::unordered_map<std::int64_t, std::shared_ptr<const Entry>> table;
+using Table = base::Recent<Entry>;
 
-/// Ids start at random, so that a program from another process's compilation cache finds nothing rather than a wrong Call.
-std::int64_t next_id() {
-  static std::int64_t id = static_cast<std::int64_t>(std::random_device{}()) << 24;
-  return ++id;
+Table& table() {
+  static auto& table = *new Table(1024);  // never destroyed: compiled programs may run until the process ends
+  return table;
+}
+
+/// The planned Call of a compiled program.
+std::shared_ptr<const Entry> entry_of(std::string_view text) {
+  if (auto entry = table().find(text)) return entry;
+  const nb::gil_scoped_acquire gil;
+  for (int attempt = 0; attempt < 3; ++attempt) {  // many others may be planned meanwhile
+    nb::module_::import_("foveal.jax").attr("restored")(nb::str(text.data(), text.size()));
+    if (auto entry = table().find(text)) return entry;
+  }
+  throw Error(ErrorCode::device, "foveal: the table of planned calls has no room: too many are planned at once");
 }
 
 void* error(const xla::Api* api, int code, const std::string& message) {
@@ -51,33 +61,36 @@ void* aligned(void* workspace) {
                                  workspace_alignment);
 }
 
+const xla::Buffer* buffer_of(const xla::CallFrame& frame, std::int64_t slot) {
+  if (slot == absent) return nullptr;
+  const xla::Buffers& buffers = slot >= 0 ? frame.args : frame.rets;
+  return static_cast<const xla::Buffer*>(buffers.items[slot >= 0 ? slot : ~slot]);
+}
+
 void* run(const xla::CallFrame& frame) {
-  std::int64_t id = 0;
+  std::string_view text;
   for (std::int64_t i = 0; i < frame.attrs.size; ++i) {
     const xla::ByteSpan& name = *frame.attrs.names[i];
-    if (std::string_view(name.data, name.size) == "call") {
-      id = *static_cast<const std::int64_t*>(static_cast<const xla::Scalar*>(frame.attrs.items[i])->value);
+    if (std::string_view(name.data, name.size) == "call" && frame.attrs.types[i] == xla::attr_string) {
+      const auto& span = *static_cast<const xla::ByteSpan*>(frame.attrs.items[i]);
+      text = {span.data, span.size};
     }
   }
-  std::shared_ptr<const Entry> entry;
-  {
-    const std::lock_guard lock(table_mutex);
-    const auto it = table.find(id);
-    if (it != table.end()) entry = it->second;
-  }
-  if (!entry) return error(frame.api, 9, "foveal: this compiled program was made in another process; compile it again");
-  const auto address = [&frame](std::int64_t slot) -> void* {
-    if (slot == absent) return nullptr;
-    const xla::Buffers& buffers = slot >= 0 ? frame.args : frame.rets;
-    return static_cast<const xla::Buffer*>(buffers.items[slot >= 0 ? slot : ~slot])->data;
-  };
-  Stream stream;
-  if (entry->on_stream) {
-    xla::StreamGetArgs args{sizeof(xla::StreamGetArgs), nullptr, frame.context, nullptr};
-    if (void* failed = frame.api->stream_get(&args)) return failed;
-    stream.handle = args.stream;
-  }
+  if (text.empty()) return error(frame.api, 9, "foveal: this compiled program was made by another version of foveal; compile it again");
   try {
+    const std::shared_ptr<const Entry> entry = entry_of(text);
+    const auto address = [&frame](std::int64_t slot) { return buffer_of(frame, slot) == nullptr ? nullptr : buffer_of(frame, slot)->data; };
+    Stream stream;
+    if (entry->on_stream) {
+      xla::StreamGetArgs args{sizeof(xla::StreamGetArgs), nullptr, frame.context, nullptr};
+      if (void* failed = frame.api->stream_get(&args)) return failed;
+      stream.handle = args.stream;
+    }
+    if (const xla::Buffer* given = buffer_of(frame, entry->workspace)) {
+      const std::size_t wanted = entry->call->plan().workspace_bytes() + workspace_alignment;
+      if (given->rank != 1 || static_cast<std::size_t>(given->dims[0]) < wanted)
+        throw Error(ErrorCode::invalid_argument, "foveal: this compiled program was made by another version of foveal; compile it again");
+    }
     std::vector<TensorView> tensors = entry->call->tensors();
     for (std::size_t i = 0; i < tensors.size(); ++i) tensors[i].data = address(entry->slots[i]);
     DropoutRng rng;
@@ -88,6 +101,9 @@ void* run(const xla::CallFrame& frame) {
     entry->call->run(tensors, rng, aligned(address(entry->workspace)), stream);
   } catch (const Error& e) {
     return error(frame.api, e.code() == ErrorCode::invalid_argument ? 3 : 13, e.what());
+  } catch (nb::python_error& e) {  // of planning again
+    const nb::gil_scoped_acquire gil;
+    return error(frame.api, 13, e.what());
   } catch (const std::exception& e) {
     return error(frame.api, 13, e.what());
   }
@@ -113,13 +129,15 @@ void bind_jax(nb::module_& m) {
   m.def("xla_handler", [] { return nb::capsule(reinterpret_cast<void*>(&handler), "xla._CUSTOM_CALL_TARGET"); });
   m.def(
       "xla_register",
-      [](std::shared_ptr<Call> call, std::vector<std::int64_t> slots, std::int64_t workspace, std::int64_t rng_state, bool on_stream) {
-        const std::lock_guard lock(table_mutex);
-        const std::int64_t id = next_id();
-        table[id] = std::make_shared<const Entry>(Entry{std::move(call), std::move(slots), workspace, rng_state, on_stream});
-        return id;
+      [](std::string text, std::shared_ptr<Call> call, std::vector<std::int64_t> slots, std::int64_t workspace, std::int64_t rng_state,
+         bool on_stream) {
+        table().insert(std::move(text),
+                       std::make_shared<const Entry>(Entry{std::move(call), std::move(slots), workspace, rng_state, on_stream}));
       },
-      nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("rng_state"), nb::arg("on_stream"));
+      nb::arg("text"), nb::arg("call"), nb::arg("slots"), nb::arg("workspace"), nb::arg("rng_state"), nb::arg("on_stream"),
+      "Keeps a planned call for compiled programs that hold this text.");
+  m.def(
+      "xla_registered", [] { return table().size(); }, "How many planned calls are kept.");
   m.attr("xla_absent") = absent;
   m.attr("workspace_alignment") = workspace_alignment;
 }

@@ -15,7 +15,6 @@ namespace nb = nanobind;
 namespace foveal::python {
 namespace {
 
-constexpr std::size_t max_sites = 4096;
 constexpr std::size_t first_gradient = 3;  // among the results of a backward pass: dq, dk, dv come before the parameters'
 
 template <class T>
@@ -23,10 +22,11 @@ void append(std::string& text, const T& value) {
   text.append(reinterpret_cast<const char*>(&value), sizeof(value));
 }
 
-/// Equal for calls that share a plan and the way their results are made.
-std::string signature_of(const Program::Arguments& arguments, const std::vector<TensorView>& tensors) {
+/// Equal for calls of a program that share a plan and the way their results are made.
+std::string signature_of(std::int64_t program, const Program::Arguments& arguments, const std::vector<TensorView>& tensors) {
   std::string text;
-  text.reserve(64 + 72 * tensors.size());
+  text.reserve(72 + 72 * tensors.size());
+  append(text, program);
   append(text, arguments.pass);
   append(text, arguments.arrays[slots::q].type().ptr());
   append(text, arguments.max_seqlen_q);
@@ -99,6 +99,17 @@ struct Program::Site {
   nb::object scratch;                                      ///< null: the CPU call finds its own
 };
 
+std::int64_t Program::next_number() {
+  static std::int64_t number = 0;
+  return ++number;
+}
+
+/// Planned calls of all programs. Used with the interpreter's lock held, as what makes results belongs to Python.
+base::Recent<Program::Site>& Program::sites() {
+  static auto& sites = *new base::Recent<Site>(2048);  // never destroyed: it outlives the interpreter
+  return sites;
+}
+
 TensorView Program::view(nb::handle array, const char* name, std::size_t slot) const {
   TensorView view = view_of(array, name);
   if (heads_first_ && has_heads(slot)) swap_heads(view);
@@ -166,11 +177,10 @@ nb::object& Program::observer() {
 }
 
 std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, const std::vector<TensorView>& tensors) {
-  std::string signature = signature_of(arguments, tensors);
+  std::string signature = signature_of(number_, arguments, tensors);
   std::shared_ptr<const Site>& last = last_[static_cast<std::size_t>(arguments.pass)];
   if (last && last->signature == signature) return last;
-  const auto found = sites_.find(signature);
-  if (found != sites_.end()) return last = found->second;
+  if (auto found = sites().find(signature)) return last = std::move(found);
 
   auto site = std::make_shared<Site>();
   site->call = plan(arguments, tensors);
@@ -190,8 +200,8 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
   if (device.kind != DeviceKind::cpu && scratch_bytes > 0)
     site->scratch = maker(contiguous_view(DType::u8, device, &scratch_bytes, 1), like);
   site->signature = signature;
-  if (sites_.size() >= max_sites) sites_.clear();
-  sites_.emplace(std::move(signature), site);
+  sites().insert(std::move(signature), site);
+  ++planned_;
   return last = site;
 }
 

@@ -6,10 +6,10 @@
 #include <array>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "base/recent.h"
 #include "call.h"
 
 namespace foveal::python {
@@ -23,7 +23,7 @@ class Program {
   bool heads_first() const { return heads_first_; }
   const Attention& attention() const { return attention_; }
   const std::vector<Param>& params() const { return params_; }
-  std::size_t planned() const { return sites_.size(); }
+  std::int64_t planned() const { return planned_; }
 
   /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
   struct Arguments {
@@ -48,6 +48,8 @@ class Program {
  private:
   struct Site;
 
+  static std::int64_t next_number();
+  static base::Recent<Site>& sites();
   TensorView view(nanobind::handle array, const char* name, std::size_t slot) const;
   std::vector<TensorView> read(const Arguments& arguments) const;
   void add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const;
@@ -58,8 +60,9 @@ class Program {
   const std::vector<Param> params_;
   const PlanOptions options_;
   const bool heads_first_;
-  std::unordered_map<std::string, std::shared_ptr<const Site>> sites_;  ///< by signature
-  std::array<std::shared_ptr<const Site>, 2> last_;                     ///< of each pass: most calls are like the one before
+  const std::int64_t number_ = next_number();  ///< tells its calls from other programs'
+  std::int64_t planned_ = 0;
+  std::array<std::shared_ptr<const Site>, 2> last_;  ///< of each pass: most calls are like the one before
 };
 
 }  // namespace foveal::python

@@ -46,10 +46,7 @@ struct ByteSpan {
   std::size_t size;
 };
 
-struct Scalar {
-  int dtype;
-  void* value;
-};
+constexpr int attr_string = 4;
 
 struct Buffers {
   std::size_t struct_size;
@@ -65,7 +62,7 @@ struct Attrs {
   std::int64_t size;
   int* types;
   ByteSpan** names;
-  void** items;  ///< Scalar* for type 3
+  void** items;  ///< ByteSpan* for attr_string
 };
 
 struct ErrorCreateArgs {

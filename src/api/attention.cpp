@@ -5,15 +5,19 @@
 
 #include "api/backends.h"
 #include "base/check.h"
-#include "plan/cache.h"
+#include "base/recent.h"
+#include "plan/choose.h"
 #include "plan/signature.h"
 #include "plan/workspace_pool.h"
 
 namespace foveal {
 namespace {
 
-planning::PlanCache& plan_cache() {
-  static planning::PlanCache cache(512);
+using PlanCache = base::Recent<planning::PlanState>;
+
+/// Plans that were made before, by problem and options, and by signature.
+PlanCache& plan_cache() {
+  static PlanCache cache(512);
   return cache;
 }
 

@@ -2,11 +2,10 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <thread>
 
 #include "api/backends.h"
 #include "counted_allocations.h"
-#include "plan/cache.h"
+#include "plan/choose.h"
 #include "plan/signature.h"
 #include "problem/case_data.h"
 
@@ -83,33 +82,6 @@ TEST(Choose, ListsEveryReasonWhenNoneCan) {
     EXPECT_NE(text.find("first: head_dim 600 exceeds 512"), std::string::npos) << text;
     EXPECT_NE(text.find("second: another backend was asked for by name"), std::string::npos) << text;
   }
-}
-
-TEST(PlanCache, ForgetsTheLeastRecentlyUsed) {
-  PlanCache cache(2);
-  const auto state = std::make_shared<const PlanState>();
-  cache.insert("a", state);
-  cache.insert("b", state);
-  EXPECT_NE(cache.find("a"), nullptr);
-  cache.insert("c", state);
-  EXPECT_EQ(cache.find("b"), nullptr);
-  EXPECT_NE(cache.find("a"), nullptr);
-  EXPECT_NE(cache.find("c"), nullptr);
-  EXPECT_EQ(cache.size(), 2u);
-}
-
-TEST(PlanCache, IsSafeFromManyThreads) {
-  PlanCache cache(16);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&cache, t] {
-      for (int i = 0; i < 2000; ++i) {
-        const std::string key = std::to_string((i * 7 + t) % 40);
-        if (!cache.find(key)) cache.insert(key, std::make_shared<const PlanState>());
-      }
-    });
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(cache.size(), 16u);
 }
 
 std::string signature_of(const CaseData& data, const Attention& attention, const PlanOptions& options = {}) {

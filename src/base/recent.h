@@ -1,0 +1,53 @@
+#pragma once
+// What was made before, by key: bounded, the least recently used goes first, safe from any thread.
+#include <cstddef>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+namespace foveal::base {
+
+template <class Value>
+class Recent {
+ public:
+  explicit Recent(std::size_t capacity) : capacity_(capacity) {}
+
+  /// Null when there is none.
+  std::shared_ptr<const Value> find(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    const auto found = index_.find(key);
+    if (found == index_.end()) return nullptr;
+    entries_.splice(entries_.begin(), entries_, found->second);
+    return found->second->second;
+  }
+
+  /// Where there is one already, it stays: another thread made the same meanwhile.
+  void insert(std::string key, std::shared_ptr<const Value> value) {
+    std::list<Entry> fresh, forgotten;  // memory is taken before the lock, and what is forgotten ends after it
+    fresh.emplace_front(std::move(key), std::move(value));
+    const std::lock_guard lock(mutex_);
+    if (!index_.try_emplace(fresh.front().first, fresh.begin()).second) return;
+    entries_.splice(entries_.begin(), fresh);
+    if (entries_.size() <= capacity_) return;
+    index_.erase(entries_.back().first);
+    forgotten.splice(forgotten.begin(), entries_, std::prev(entries_.end()));
+  }
+
+  std::size_t size() const {
+    const std::lock_guard lock(mutex_);
+    return entries_.size();
+  }
+
+ private:
+  using Entry = std::pair<std::string, std::shared_ptr<const Value>>;
+  const std::size_t capacity_;
+  mutable std::mutex mutex_;
+  std::list<Entry> entries_;  // most recently used first
+  std::unordered_map<std::string_view, typename std::list<Entry>::iterator> index_;
+};
+
+}  // namespace foveal::base

@@ -1,0 +1,48 @@
+#include "base/recent.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+#include <vector>
+
+namespace foveal::base {
+namespace {
+
+TEST(Recent, ForgetsTheLeastRecentlyUsed) {
+  Recent<int> cache(2);
+  const auto value = std::make_shared<const int>(7);
+  cache.insert("a", value);
+  cache.insert("b", value);
+  EXPECT_NE(cache.find("a"), nullptr);
+  cache.insert("c", value);
+  EXPECT_EQ(cache.find("b"), nullptr);
+  EXPECT_NE(cache.find("a"), nullptr);
+  EXPECT_NE(cache.find("c"), nullptr);
+  EXPECT_EQ(cache.size(), 2u);
+  EXPECT_EQ(value.use_count(), 3) << "what is forgotten ends";
+}
+
+TEST(Recent, KeepsWhatWasThereFirst) {
+  Recent<int> cache(2);
+  cache.insert("a", std::make_shared<const int>(1));
+  cache.insert("a", std::make_shared<const int>(2));
+  EXPECT_EQ(*cache.find("a"), 1);
+  EXPECT_EQ(cache.size(), 1u);
+}
+
+TEST(Recent, IsSafeFromManyThreads) {
+  Recent<int> cache(16);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&cache, t] {
+      for (int i = 0; i < 2000; ++i) {
+        const std::string key = std::to_string((i * 7 + t) % 40);
+        if (!cache.find(key)) cache.insert(key, std::make_shared<const int>(i));
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(cache.size(), 16u);
+}
+
+}  // namespace
+}  // namespace foveal::base
