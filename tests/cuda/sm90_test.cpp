@@ -78,7 +78,7 @@ TEST_F(Sm90, PlainConfigurationsDoNotSpill) {
         for (const char* mask : {"", causal}) {
           if (std::string(dtype) == "f16" && std::string(dims) != "d128") continue;
           expect_clean(std::string(pass) + dtype + " b2 h4 q8192:8192 " + dims + mask,
-                       std::string(pass) == "forward " && std::string(dims) == "d80" ? 40 : 16);
+                       std::string(pass) == "forward " && std::string(dims) == "d80" ? 40 : 32);
         }
       }
     }
@@ -199,10 +199,10 @@ TEST_F(Sm90, SmallArgumentsOfTanhTakeNoSpecialFunction) {
     const problem::Problem p = problem_of("forward " + dtype + " b2 h4 q8192:8192 d128 score=\"" + score + "\"" + causal);
     return test::instructions_of(jit::compile(sources_of(p).front())->bytes);
   };
-  // Whole tiles inside a task, and in part the first ones of the kernel and of other tasks, each in both ways: only one of them has two
+  // Whole tiles inside a task, and in part the first ones of tasks, each in both ways: only one of them has two
   // special functions for each pair.
   auto light = counts_of("f16", "score * 2"), capped = counts_of("f16", "tanh(score / 30) * 30");
-  constexpr int pairs = 128 / 2, whole = 1, copies = whole + 2;
+  constexpr int pairs = 128 / 2, whole = 1, copies = whole + 1;
   EXPECT_LE(capped[test::MUFU] - light[test::MUFU], copies * 2 * pairs + copies);
   EXPECT_GE(capped[test::FFMA] - light[test::FFMA], copies * pairs * (1 + 5 - 1));
   // bf16 goes on to the probability at once, each way with exponentials of its own: polynomials of 4 terms, for whole tiles also of 3
@@ -401,7 +401,7 @@ TEST_F(Sm90, DenseReadsComeAsTiles) {
     ASSERT_EQ(ours.size(), *pass == 'b' ? 2u : 1u);
     for (std::size_t i = 0; i < ours.size(); ++i) {
       const auto image = jit::compile(ours[i]);
-      expect_clean(*image, p.line(), image->facts.registers == 128 ? 360 : 40);  // three warpgroups are short of registers
+      expect_clean(*image, p.line(), image->facts.registers == 128 ? 456 : 40);  // three warpgroups are short of registers
       auto counts = instructions_of(image->bytes), before = instructions_of(jit::compile(theirs[i])->bytes);
       if (std::string(dtype) == "bf16") {
         EXPECT_GE(counts[LDSM], 4) << line << image->stem;

@@ -424,25 +424,22 @@ struct Consumer {
 
   FOVEAL_DEVICE void run() const {
     const bool leader = kEveryLaneArrives || thread == 0;
-    int next_round = -1;
-    ForwardTask next;  // whose scores are computed
+    int round, next_round = -1;  // of the task whose output is accumulated, none before the first; of the one whose scores are computed
+    ForwardTask next;            // the latter
     next.walk.stop();
     u32 tile = 0, query = 0;
     bool partial, new_task;
-    if (!advance(next, next_round, partial, new_task)) return;
 
     float scores[kBlockKv / 2];
     float acc[kDimV / 2];
-    u32 p[kBlockKv / 4];
+    u32 p[kBlockKv / 4] = {};
     float rescale[2];
-    bool rescales, lasted;
-    bool guesses, guessing;  // those of this task so far were right; this tile's
+    bool rescales, lasted = false;
+    bool guesses, guessing = false;  // those of this task so far were right; this tile's
     Stage stage;
     AheadValues ahead;
-    OfHead head = of_head(next);
-    guesses = head.highest_sum > 0;
+    OfHead head;
     OnlineSoftmax softmax;
-    softmax.reset();
 
     const auto score_product = [&] {
       wgmma_pin(scores);
@@ -514,22 +511,23 @@ struct Consumer {
       pack_fragment<Element>(p, scores);
     };
 
-    int round = next_round;  // of the task whose output is accumulated
     bool accumulate = false;
     // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short, and
     // nothing that seldom happens lies between, past which a jump would wait for instructions. Otherwise queries may have to come first, for which values do not
-    // wait, and while they do the output is written.
+    // wait, and while they do the output is written. Before the first tile there is none: its product is of what happens to lie there and counts for nothing,
+    // which costs less than a text of the first step to compile.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
       constexpr bool kValuesFirst = !kInside && !kQueriesAhead;
+      const bool started = kInside || round >= 0;
       Ending ending;
       const auto start_values = [&](u32 use) {
-        rings.value.wait_full(use);
+        if (started) rings.value.wait_full(use);
         value_product(use, accumulate);
       };
       const auto end_values = [&] {
         wgmma_pin(acc);
-        if (leader) rings.value.release(tile - 1);
+        if (leader && started) rings.value.release(tile - 1);
         accumulate = kInside || !new_task;
         if (!kInside && new_task) {
           write_out(ending, acc);
@@ -539,14 +537,21 @@ struct Consumer {
       };
       if constexpr (kValuesFirst) start_values(tile);
       if (!kInside && new_task) {
-        ending = end(round, softmax);
+        ending.rows = 0;
+        if (started) {
+          ending = end(round, softmax);
+          if (!kGivesQueriesEarly && leader) rings.query.release(query);
+          ++query;
+          ++tile;
+        }
         softmax.reset();
         head = of_head(next);
         guesses = head.highest_sum > 0;
-        if (!kGivesQueriesEarly && leader) rings.query.release(query);
-        rings.query.wait_full(++query);
+        rings.query.wait_full(query);
+      } else {
+        ++tile;
       }
-      rings.key.wait_full(++tile);
+      rings.key.wait_full(tile);
       if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
       if constexpr (!kValuesFirst) start_values(tile - 1);
@@ -577,24 +582,15 @@ struct Consumer {
       }
     };
 
-    rings.query.wait_full(query);
-    rings.key.wait_full(tile);
-    score_product();
-    follow_tables();
-    load_ahead(ahead, next, partial);
-    lasted = guessing = false;
-    wgmma_wait<0>();
-    take_scores(kPartialOutside || partial);
-    take_probabilities();
-
     for (;;) {
-      if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
-        while (next.next_full_tile()) step(Constant<true>{});
-      }
       round = next_round;
       if (!advance(next, next_round, partial, new_task)) break;
       step(Constant<false>{});
+      if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
+        while (next.next_full_tile()) step(Constant<true>{});
+      }
     }
+    if (round < 0) return;
     rings.value.wait_full(tile);
     value_product(tile, accumulate);
     wgmma_wait<0>();
