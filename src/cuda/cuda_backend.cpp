@@ -92,6 +92,7 @@ class CudaBackend : public planning::Backend {
 
   std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {
     const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
+    const driver::BesideCapture beside;
     auto executable = choose(problem, facts, options.target).candidate->make(problem, facts);
     executable->set_arch(jit::arch_of(facts.major, facts.minor));
     executable->load(jit::compile(executable->sources()));

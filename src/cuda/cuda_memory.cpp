@@ -14,6 +14,7 @@ class CudaMemory : public planning::DeviceMemory {
 
   void* allocate(std::size_t bytes) override {
     if (bytes == 0) return nullptr;
+    const driver::BesideCapture beside;
     const driver::Current current(device_);
     driver::DevicePointer pointer = 0;
     driver::check(driver::api().memory_alloc(&pointer, bytes), "cuMemAlloc");
@@ -21,6 +22,7 @@ class CudaMemory : public planning::DeviceMemory {
   }
   void release(void* memory) noexcept override {
     if (!memory) return;
+    const driver::BesideCapture beside;
     const driver::Current current(device_);
     driver::api().memory_free(reinterpret_cast<driver::DevicePointer>(memory));
   }

@@ -109,6 +109,7 @@ driver::Api recording_api() {
     return 0;
   };
   api.memory_free = [](driver::DevicePointer) { return 0; };
+  api.exchange_capture_mode = [](int*) { return 0; };
   api.copy_to_device = [](driver::DevicePointer to, const void* from, std::size_t bytes) {
     recorder->tables[static_cast<std::size_t>(place_of(to).block - recorder->blocks)].assign(static_cast<const char*>(from), bytes);
     return 0;

@@ -153,6 +153,9 @@ Current::~Current() {
   api().context_pop(&popped);
 }
 
+BesideCapture::BesideCapture() { check(api().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
+BesideCapture::~BesideCapture() { api().exchange_capture_mode(&mode_); }
+
 Memory::Memory(int device, const void* host, std::size_t bytes) : device_(device) {
   if (bytes == 0) return;
   Current current(device);
@@ -168,6 +171,7 @@ Memory& Memory::operator=(Memory&& other) noexcept {
 
 Memory::~Memory() {
   if (!pointer_) return;
+  const BesideCapture beside;
   Current current(device_);
   api().memory_free(pointer_);
 }

@@ -90,6 +90,7 @@ struct alignas(64) TensorMap {
   X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                           \
   X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                 \
   X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                            \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int*))                                                   \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
     (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
@@ -143,6 +144,18 @@ class Current {
 
  private:
   bool pops_ = false;
+};
+
+/// While it lives, this thread may load kernels and allocate although some thread captures a CUDA graph: what planning does is no part of it.
+class BesideCapture {
+ public:
+  BesideCapture();
+  ~BesideCapture();
+  BesideCapture(const BesideCapture&) = delete;
+  BesideCapture& operator=(const BesideCapture&) = delete;
+
+ private:
+  int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one before
 };
 
 /// Device memory owned by a prepared computation (tables that do not change).
