@@ -6,6 +6,9 @@
 Works on NumPy arrays, torch tensors (with autograd, see foveal.torch), JAX arrays (foveal.jax) and anything with DLPack.
 """
 
+import atexit
+
+from . import _core
 from . import logging as logging
 from ._core import (
     Error,
@@ -50,6 +53,9 @@ from ._core import abs as abs  # noqa: A004 - the name of the score language
 from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
 from .masks import alibi, causal, causal_bottom_right, dilated, document, global_tokens, padding, prefix_lm, softcap, window
+
+
+atexit.register(_core.finish_ahead)
 
 
 def clamp(x, low, high):

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "ahead.h"
 #include "array.h"
 #include "call.h"
 #include "module.h"
@@ -163,7 +164,8 @@ void bind_attention(nb::module_& m) {
       .def(
           "forward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle params, bool want_lse, nb::handle cu_q,
-             nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state) {
+             nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state,
+             bool trains) {
             const nb::handle none = Py_None;
             return program.run({.pass = Pass::forward,
                                 .arrays = {q, k, v, none, none, cu_q, cu_kv},
@@ -171,11 +173,15 @@ void bind_attention(nb::module_& m) {
                                 .wanted = {want_lse},
                                 .max_seqlen_q = max_q,
                                 .max_seqlen_kv = max_kv,
+                                .trains = trains,
                                 .rng = rng_of(seed, offset, rng_state)});
           },
           nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("params"), nb::arg("want_lse"), nb::arg("cu_q").none() = nb::none(),
           nb::arg("cu_kv").none() = nb::none(), nb::arg("max_q") = 0, nb::arg("max_kv") = 0, nb::arg("seed") = 0, nb::arg("offset") = 0,
-          nb::arg("rng_state").none() = nb::none(), "(out, lse), newly made; lse None when not wanted.")
+          nb::arg("rng_state").none() = nb::none(), nb::arg("trains") = false,
+          "(out, lse), newly made; lse None when not wanted. trains: a backward pass for what requires gradients follows, whose kernels "
+          "are compiled\n"
+          "beside those of this one.")
       .def(
           "backward",
           [](Program& program, nb::handle q, nb::handle k, nb::handle v, nb::handle out, nb::handle lse, nb::handle dout, nb::handle dlse,
@@ -214,6 +220,8 @@ void bind_attention(nb::module_& m) {
           "None for\n"
           "absent ones, contiguous ones are planned for then.");
 
+  m.def("finish_ahead", &finish_ahead, nb::call_guard<nb::gil_scoped_release>(),
+        "Waits until no kernels are compiled ahead of their call.");
   m.def("set_num_threads", &set_num_threads, nb::arg("threads"), "Threads of the CPU backend; 0 = all that the process may use.");
   m.def("num_threads", &num_threads, "Threads of the CPU backend.");
   m.def(

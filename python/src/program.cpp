@@ -3,11 +3,13 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
 #include <functional>
 
+#include "ahead.h"
 #include "array.h"
 
 namespace nb = nanobind;
@@ -171,6 +173,23 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
   return call;
 }
 
+/// Plans the backward pass that will follow a forward pass, on another thread: on GPUs that compiles its kernels, which the plan of the call finds then. Its own
+/// tensors are taken to be contiguous; with other strides most kernels are the same.
+void Program::plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const {
+  const std::size_t given = params_.size();
+  Arguments backward{.pass = Pass::backward, .arrays = {}, .params = forward.params, .wanted = {}, .rounded = true};
+  std::vector<TensorView> planned(slots::backward_count + 2 + 2 * given);
+  std::copy_n(tensors.begin(), slots::out, planned.begin());
+  std::copy_n(tensors.begin() + slots::forward_count, 2 + given, planned.begin() + slots::backward_count);
+  const auto requires_gradient = [](nb::handle array) { return nb::cast<bool>(nb::getattr(array, "requires_grad", nb::bool_(false))); };
+  for (std::size_t slot = slots::q; slot < first_gradient; ++slot) backward.wanted.push_back(requires_gradient(forward.arrays[slot]));
+  for (std::size_t i = 0; i < given; ++i) backward.wanted.push_back(requires_gradient(forward.params[i]));
+  add_results(backward, planned);
+  begin_ahead([attention = attention_, params = params_, options = options_, tensors = std::move(planned),
+               trained = std::vector<bool>(backward.wanted.begin() + first_gradient, backward.wanted.end()), max_q = forward.max_seqlen_q,
+               max_kv = forward.max_seqlen_kv] { Call(attention, Pass::backward, params, tensors, trained, max_q, max_kv, options); });
+}
+
 nb::object& Program::observer() {
   static auto& observer = *new nb::object;  // never destroyed: it outlives the interpreter
   return observer;
@@ -182,6 +201,7 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
   if (last && last->signature == signature) return last;
   if (auto found = sites().find(signature)) return last = std::move(found);
 
+  if (arguments.trains && tensors[slots::q].device.kind != DeviceKind::cpu) plan_gradients_ahead(arguments, tensors);
   auto site = std::make_shared<Site>();
   site->call = plan(arguments, tensors);
   const nb::handle like = arguments.arrays[slots::q];

@@ -33,6 +33,7 @@ class Program {
     std::vector<bool> wanted;  ///< forward: lse; backward: dq, dk, dv, then each parameter's gradient
     std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
     bool rounded = false;  ///< gradients of parameters in their own dtype instead of fp32 or wider
+    bool trains = false;   ///< forward: a backward pass for the arrays that require gradients follows
     DropoutRng rng{};
   };
 
@@ -54,6 +55,7 @@ class Program {
   std::vector<TensorView> read(const Arguments& arguments) const;
   void add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const;
   std::shared_ptr<Call> plan(const Arguments& arguments, std::vector<TensorView> tensors);
+  void plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const;
   std::shared_ptr<const Site> find(const Arguments& arguments, const std::vector<TensorView>& tensors);
 
   const Attention attention_;

@@ -94,7 +94,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(program, run, q, k, v, *params):
-        return program.forward(q, k, v, params, True, *run)
+        return program.forward(q, k, v, params, True, *run, True)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
