@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 using namespace foveal::cuda::driver;
 using foveal::test::MockDevice;
@@ -20,6 +21,7 @@ namespace {
 constexpr Result success = 0, invalid_value = 1, out_of_memory = 2;
 int context_object;
 thread_local Context current = nullptr;
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
 
 Context the_context() { return reinterpret_cast<Context>(&context_object); }
 
@@ -95,6 +97,7 @@ Result cuMemsetD8Async(DevicePointer, unsigned char, std::size_t, StreamHandle) 
 Result cuStreamCreate(StreamHandle* stream, unsigned) { return *stream = nullptr, success; }
 Result cuStreamDestroy_v2(StreamHandle) { return success; }
 Result cuStreamSynchronize(StreamHandle) { return success; }
+Result cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), success; }
 Result cuTensorMapEncodeTiled(TensorMap* map, int, unsigned, void* address, const std::uint64_t*, const std::uint64_t*, const unsigned*,
                               const unsigned*, int, int, int, int) {
   std::memset(map, 0, sizeof *map);
