@@ -1,13 +1,17 @@
 // foveal explain: what a plan would do, and why.
 #include <fmt/core.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
 #include "command.h"
 #include "dist/plan.h"
+#include "files/files.h"
 #include "json.h"
 #include "lines.h"
+#include "mask_picture.h"
 #include "problem/case_data.h"
 #include "problem/line_problem.h"
 
@@ -20,7 +24,27 @@ struct Options {
   dist::PlanRequest context;  ///< of several ranks
   std::string deal = "automatic", machine = "nvlink";
   std::int64_t unit = 128;
+  bool draw = false;
+  std::string png, tile = "128x128";
+  std::int64_t batch = 0, head = 0;  ///< that are drawn
 };
+
+/// "128x64" -> 128, 64.
+std::pair<std::int32_t, std::int32_t> tile_named(const std::string& text) {
+  std::int32_t q = 0, kv = 0;
+  int end = 0;
+  const bool read = std::sscanf(text.c_str(), "%" SCNd32 "x%" SCNd32 "%n", &q, &kv, &end) == 2 && end == static_cast<int>(text.size());
+  FOVEAL_CHECK(read, "explain: --tile '", text, "'; expected queries and keys of a tile: 128x64");
+  return {q, kv};
+}
+
+void draw(const problem::Line& line, const Options& options) {
+  if (!options.draw && options.png.empty()) return;
+  const auto [block_q, block_kv] = tile_named(options.tile);
+  const MaskPicture picture(line, block_q, block_kv, options.batch, options.head);
+  if (options.draw) fmt::print("{}", picture.text());
+  if (!options.png.empty()) write_file(picture.png(), options.png);
+}
 
 Explanation explain(const problem::Line& line) {
   const problem::CaseData data(line);
@@ -58,13 +82,11 @@ void print_strategies(const std::vector<Explanation>& strategies, const std::str
 }
 
 /// How several ranks would share the problem. Parameters that the mask reads are made as the line says; nothing else is.
-std::string explain_context(problem::Line line, const Options& options) {
+std::string explain_context(const problem::Line& line, const Options& options) {
   dist::PlanRequest request = options.context;
   request.deal = dist::deal_named(options.deal), request.machine = dist::machine_named(options.machine);
   const problem::Problem problem = problem::problem_of(line, Device{});
-  problem::Line small = line;  // the same parameters beside tensors of one token
-  small.varlen = false, small.batch = 1, small.seqlen_q = small.seqlen_kv = 1, small.strides.clear(), small.lengths.clear();
-  const problem::CaseData data(small);
+  const problem::CaseData data(parameters_alone(line));
   std::vector<TensorView> params;
   for (std::size_t i = 0; i < line.params.size(); ++i) params.push_back(data.param(i));
   const dist::Workload workload = dist::make_workload(problem, line.lengths, params, options.unit);
@@ -75,6 +97,8 @@ void run(const Options& options) {
   const std::vector<problem::Line> lines = gather_lines(options.lines);
   FOVEAL_CHECK(!lines.empty(), "explain: no problem line given");
   FOVEAL_CHECK(options.context.ranks == 1 || !options.as_json, "explain: --json is not for --ranks");
+  FOVEAL_CHECK(options.png.empty() || lines.size() == 1, "explain: --png for ", lines.size(), " problem lines; expected one");
+  FOVEAL_CHECK(!options.draw || !options.as_json, "explain: --json is not for --draw; --png is");
   if (options.context.ranks > 1) {
     for (const problem::Line& line : lines) fmt::print("{}\n", explain_context(line, options));
     return;
@@ -92,6 +116,7 @@ void run(const Options& options) {
       if (several) print_strategies(strategies, e.strategy);
       fmt::print("\n");
     }
+    draw(line, options);
   }
   if (options.as_json) fmt::print("{}\n", rows.dump(2));
 }
@@ -108,6 +133,11 @@ void add_explain(CLI::App& app) {
   command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces");
   command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)");
   command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side");
+  command->add_flag("--draw", options->draw, "the mask as its tiles, one character each");
+  command->add_option("--png", options->png, "the same as a picture, to this file");
+  command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile");
+  command->add_option("--batch", options->batch, "with --draw and --png: which batch");
+  command->add_option("--head", options->head, "with --draw and --png: which query head");
   command->callback([options] { run(*options); });
 }
 

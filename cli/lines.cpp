@@ -112,4 +112,9 @@ std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lin
   return result;
 }
 
+problem::Line parameters_alone(problem::Line line) {
+  line.varlen = false, line.batch = 1, line.seqlen_q = line.seqlen_kv = 1, line.strides.clear(), line.lengths.clear();
+  return line;
+}
+
 }  // namespace foveal::cli

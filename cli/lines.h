@@ -25,4 +25,7 @@ std::vector<problem::Line> read_lines(const LineOptions& options);
 std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lines, const LineOptions& options);
 inline std::vector<problem::Line> gather_lines(const LineOptions& options) { return apply_overrides(read_lines(options), options); }
 
+/// The same parameters beside tensors of one token: for what only the mask and its data decide.
+problem::Line parameters_alone(problem::Line line);
+
 }  // namespace foveal::cli

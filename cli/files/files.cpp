@@ -77,6 +77,12 @@ void check_output_path(const std::string& path) {
   FOVEAL_CHECK(folder.empty() || fs::is_directory(folder), path, ": no folder '", folder.string(), "'");
 }
 
+void write_file(const std::vector<std::byte>& bytes, const std::string& path) {
+  Staged staged;
+  staged.write(path, bytes);
+  staged.publish();
+}
+
 void write_tensors(const std::vector<Tensor>& tensors, const std::string& path) {
   check_output_path(path);
   const std::string ending = fs::path(path).extension();

@@ -14,6 +14,9 @@ std::vector<Tensor> read_tensors(const std::string& path);
 /// renamed when all of it is there: an error leaves the old files, or none.
 void write_tensors(const std::vector<Tensor>& tensors, const std::string& path);
 
+/// Written beside its place and renamed. Throws invalid_argument when it cannot be.
+void write_file(const std::vector<std::byte>& bytes, const std::string& path);
+
 /// Throws invalid_argument when write_tensors() could not take this path: so that no work is done before that is known.
 void check_output_path(const std::string& path);
 

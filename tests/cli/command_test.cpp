@@ -1,14 +1,17 @@
 // The command as a shell sees it: exit codes, what goes to which stream, and files that are whole or not there.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
+#include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "files/files.h"
 #include "foveal/foveal.h"
@@ -136,6 +139,57 @@ TEST_F(Command, ExplainAsJson) {
   const auto plans = nlohmann::json::parse(ran.out);
   EXPECT_FALSE(plans[0]["kernel"].get<std::string>().empty());
   EXPECT_EQ(plans[0]["strategies"].size(), 3u);
+}
+
+/// The pixels of a PNG file as to_png() writes them: one IDAT chunk, rows without a filter.
+std::vector<std::vector<std::array<int, 3>>> pixels_of(const std::string& png) {
+  const auto number = [&](std::size_t at) {
+    std::uint32_t value = 0;
+    for (std::size_t i = 0; i < 4; ++i) value = value << 8 | static_cast<unsigned char>(png.at(at + i));
+    return value;
+  };
+  EXPECT_EQ(png.substr(0, 8), "\x89PNG\r\n\x1a\n");
+  EXPECT_EQ(png.substr(12, 4) + png.substr(37, 4), "IHDRIDAT");
+  const std::size_t width = number(16), height = number(20), stride = 1 + 3 * width;
+  std::string rows(height * stride, '\0');
+  uLongf size = rows.size();
+  EXPECT_EQ(uncompress(reinterpret_cast<Bytef*>(rows.data()), &size, reinterpret_cast<const Bytef*>(png.data()) + 41, number(33)), Z_OK);
+  EXPECT_EQ(size, rows.size());
+  EXPECT_EQ(number(29), crc32(0, reinterpret_cast<const Bytef*>(png.data()) + 12, 17));
+  std::vector<std::vector<std::array<int, 3>>> pixels(height, std::vector<std::array<int, 3>>(width));
+  for (std::size_t y = 0; y < height; ++y)
+    for (std::size_t x = 0; x < width; ++x)
+      for (std::size_t i = 0; i < 3; ++i) pixels[y][x][i] = static_cast<unsigned char>(rows[y * stride + 1 + 3 * x + i]);
+  return pixels;
+}
+
+TEST_F(Command, ExplainDrawsTheMask) {
+  const std::string line =
+      "'forward f32 b2 h2 q40:50 d4 mask=\"(kv_idx <= q_idx) & (kv_idx >= from[batch])\" param=\"from: integer[2] integers(20, 21)\"'";
+  Ran ran = run("explain --draw --tile 10x10 --batch 1 --png " + path("mask.png") + " " + line);
+  ASSERT_EQ(ran.code, 0) << ran.err;
+  EXPECT_NE(ran.out.find("1 full (#), 2 partial (+), 17 empty (.)\n  .....\n  .....\n  ..+..\n  ..#+.\n"), std::string::npos) << ran.out;
+  const auto pixels = pixels_of(text(path("mask.png")));
+  const std::size_t side = (pixels[0].size() - 1) / 5;
+  ASSERT_EQ(pixels.size(), 4 * side + 1);
+  std::set<std::array<int, 3>> colours;
+  for (std::size_t row = 0; row < 4; ++row)
+    for (std::size_t column = 0; column < 5; ++column) {
+      const char tile = std::string("............+....#+.")[5 * row + column];
+      const auto& like = tile == '#' ? pixels[3 * side + 2][2 * side + 2] : tile == '+' ? pixels[2 * side + 2][2 * side + 2] : pixels[2][2];
+      EXPECT_EQ(pixels[row * side + side / 2][column * side + side / 2], like) << row << ", " << column;
+      colours.insert(like);
+    }
+  EXPECT_EQ(colours.size(), 3u);
+
+  ran = run("explain --draw 'forward f32 b1 h1 q100000 d4 mask=\"causal()\"'");
+  EXPECT_NE(ran.out.find("a character for 13 x 13 of them\n  +...."), std::string::npos) << ran.out;
+  for (const std::string bad : {"--draw --tile 10", "--draw --tile 0x4", "--draw --batch 2", "--draw --head -1", "--draw --json"}) {
+    ran = run("explain " + bad + " " + line);
+    EXPECT_NE(ran.code, 0) << bad;
+    EXPECT_NE(ran.err.find("explain: --"), std::string::npos) << bad << ran.err;
+  }
+  EXPECT_NE(run("explain --png " + path("no") + "/folder.png " + line).code, 0);
 }
 
 TEST_F(Command, BenchGivesFigures) {
