@@ -26,6 +26,7 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
     return sources;
   }
   sources.push_back(delta_sm80_source(p));
+  for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::measure)) sources.push_back(measure_sm80_source(p, config));
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(dq_sm80_source(p, config));
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(dkdv_sm80_source(p, config));
   Workspace workspace;

@@ -71,7 +71,10 @@ struct PartArgs {
 struct AttentionArgs {
   Tensor q, k, v, out, dout, dq, dk, dv;
   Rows lse, dlse;
-  Rows lse2, delta;  ///< workspace of the backward pass: lse * log2(e) (natural for f64), +inf for rows without keys; row sums
+  /// Workspace of the backward pass. Probabilities are 2^((score - largest) kappa - lse2): largest is 0 and lse2 = lse * log2(e), but for far rows
+  /// (docs/numerics.md), where they are what the pass measured, the largest score and log2(sum). lse2 is +inf for rows without keys; natural for f32 and f64.
+  Rows lse2, largest;
+  Rows delta;  ///< row sums
   int batch, heads_q, heads_kv, group_size;
   int seqlen_q, seqlen_kv;  ///< packed: the maxima
   int tiles_q, tiles_kv;

@@ -30,6 +30,11 @@ struct TaskOrder {
 
 constexpr int kMaxPairTiles = 2;
 
+/// What the softmax of a part of the keys was, for one row: sum of 2^((score - reference) exponent); reference -inf: it keeps none.
+struct SplitRow {
+  float reference, sum;
+};
+
 struct Sm90Args {
   TensorMap q, k, v, dout;
   AttentionArgs attention;
@@ -38,14 +43,17 @@ struct Sm90Args {
   /// Backward: rows of lse2 and delta (and of dq's sum) of one head, a multiple of 128. Packed: of one head over all sequences, of which each
   /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
+  unsigned short* far;  ///< backward: does some of eight rows of statistics have to be less its largest score? 0: largest is 0
   float scale;  ///< that of AttentionArgs: conversions of doubles are slow
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh)
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
-  /// writes split_rows rows, of kHeadDimV floats and of lse: in the order of tokens, and for a token of heads.
+  /// writes split_rows rows, of kHeadDimV floats and of SplitRow: in the order of tokens, and for a token of heads.
   Divisor splits;
-  float *split_out, *split_lse;
+  float* split_out;
+  SplitRow* split_softmax;
+  float* split_exponent;  ///< of all scores, to powers of two
   long long split_rows;
 };
 

@@ -34,11 +34,13 @@ class BackwardSm80 : public GpuExecutable {
       : problem_(problem),
         device_(problem.device.index),
         gradients_(problem, workspace_),
+        measure_(problem, facts.shared_bytes_per_block),
         reads_(problem, facts.shared_bytes_per_block, splits_dq(problem, facts.shared_bytes_per_block), workspace_) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
     lse2_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
+    largest_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
     const std::size_t limit = facts.shared_bytes_per_block;
@@ -60,7 +62,7 @@ class BackwardSm80 : public GpuExecutable {
       }
     }
     const auto add = [&](const std::vector<jit::KernelSource>& more) { sources_.insert(sources_.end(), more.begin(), more.end()); };
-    sources_.push_back(delta_sm80_source(p));
+    sources_ = {delta_sm80_source(p), measure_.source()};
     add(gradients_.sources());
     if (keys_) add(keys_->sources());
     if (queries_) add(queries_->sources());
@@ -70,6 +72,7 @@ class BackwardSm80 : public GpuExecutable {
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     const auto* next = images.data();
     delta_ = jit::Kernel(*next++, device_, 0);
+    measure_.load(*next++, device_);
     gradients_.load(next, device_);
     next += gradients_.sources().size();
     for (auto* pass : {&keys_, &queries_}) {
@@ -100,11 +103,13 @@ class BackwardSm80 : public GpuExecutable {
     device::AttentionArgs args = attention_args(p, buffers);
     const std::int64_t rows = p.varlen ? p.total_q : p.seqlen_q;
     args.lse2 = {Workspace::at<void>(workspace, lse2_offset_), p.varlen ? 0 : p.heads_q * rows, rows, 1};
+    args.largest = {Workspace::at<void>(workspace, largest_offset_), p.varlen ? 0 : p.heads_q * rows, rows, 1};
     args.delta = {Workspace::at<void>(workspace, delta_offset_), p.varlen ? 0 : p.heads_q * rows, rows, 1};
     gradients_.prepare(args, buffers, workspace, stream);
 
     args.tiles_q = tiles(p.seqlen_q, delta_rows);
     delta_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch), .threads = delta_warps * 32}, args, stream);
+    measure_.run(p, args, stream);
     if (keys_) keys_->place(p, args, workspace, stream);
     if (keys_ && !two_scan_) keys_->launch(args, args.tiles_kv * p.heads_kv * p.batch, stream);
     if (queries_) {
@@ -121,8 +126,9 @@ class BackwardSm80 : public GpuExecutable {
   int device_;
   Workspace workspace_;
   ParamGradients gradients_;
+  MeasureSm80 measure_;
   ReadPasses reads_;  ///< those that the dq kernel does not collect
-  std::size_t lse2_offset_ = 0, delta_offset_ = 0;
+  std::size_t lse2_offset_ = 0, largest_offset_ = 0, delta_offset_ = 0;
   bool two_scan_ = false;
   std::optional<PassSm80> keys_, queries_;
   jit::Kernel delta_;
@@ -139,7 +145,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
       p.attention.backward == BackwardStrategy::two_scan
           ? two_scan_config(p, limit).has_value()
           : sm80_config(p, Sm80Kernel::dq, limit) && sm80_config(p, Sm80Kernel::dkdv, limit) && sm80_config(p, Sm80Kernel::pairs, limit);
-  if (!fits) return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory");
+  if (!fits || !sm80_config(p, Sm80Kernel::measure, limit))
+    return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", limit, " bytes of shared memory");
   return std::nullopt;
 }
 
@@ -154,6 +161,12 @@ const Candidate backward_sm80{"sm80", Pass::backward, refuses, make};
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");
   source.constants.set("kBlockQ", delta_rows).set("kWarps", delta_warps).set("kColumnSplit", 1);
+  return source;
+}
+
+jit::KernelSource measure_sm80_source(const problem::Problem& p, const Sm80Config& config) {
+  jit::KernelSource source = source_of(p, "measure_sm80");
+  config.set(source.constants);
   return source;
 }
 

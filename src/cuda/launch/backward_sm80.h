@@ -1,5 +1,5 @@
 #pragma once
-// The portable backward pass: delta, then dk and dv, then dq with the gradients of parameters (split), or both in one launch (two_scan).
+// The portable backward pass: delta and far rows, then dk and dv, then dq with the gradients of parameters (split), or both in one launch (two_scan).
 #include "cuda/candidate.h"
 #include "cuda/jit/source.h"
 #include "cuda/tune/sm80.h"
@@ -9,6 +9,7 @@ namespace foveal::cuda {
 extern const Candidate backward_sm80;
 
 jit::KernelSource delta_sm80_source(const problem::Problem& problem);
+jit::KernelSource measure_sm80_source(const problem::Problem& problem, const Sm80Config& config);
 jit::KernelSource dq_sm80_source(const problem::Problem& problem, const Sm80Config& config);
 jit::KernelSource dkdv_sm80_source(const problem::Problem& problem, const Sm80Config& config);
 jit::KernelSource two_scan_sm80_source(const problem::Problem& problem, const Sm80Config& config);

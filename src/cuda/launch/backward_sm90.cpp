@@ -56,6 +56,8 @@ class BackwardSm90 : public GpuExecutable {
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
     lse2_offset_ = workspace_.reserve(rows * sizeof(float));
+    largest_offset_ = workspace_.reserve(rows * sizeof(float));
+    far_offset_ = workspace_.reserve(rows / 8 * sizeof(unsigned short));
     delta_offset_ = workspace_.reserve(rows * sizeof(float));
     const auto sum_columns = static_cast<std::size_t>(round_up(p.head_dim, 64));  // the most that device/tile/dq_sum.cuh says
     dq_sum_offset_ = workspace_.reserve(rows * sum_columns * sizeof(float));
@@ -79,6 +81,12 @@ class BackwardSm90 : public GpuExecutable {
     if (p.dq.present) sources_.push_back(backward_convert_sm90_source(p, config_));
     add(gradients_.sources());
     if (collect_) sources_.push_back(collect_->source());
+    if (reads_.any()) {
+      problem::Problem rows_only = p;
+      if (p.sink >= 0) rows_only.params[static_cast<std::size_t>(p.sink)].gradient = {};  // far rows gave it theirs
+      measure_.emplace(rows_only, facts.shared_bytes_per_block);
+      sources_.push_back(measure_->source());
+    }
     add(reads_.sources());
     for (const PairsSm90& pairs : pairs_) add(pairs.sources());
     if (uses_tables()) add(tables_.sources());
@@ -92,6 +100,7 @@ class BackwardSm90 : public GpuExecutable {
     gradients_.load(next, device_);
     next += gradients_.sources().size();
     if (collect_) collect_->load(*next++, device_);
+    if (measure_) measure_->load(*next++, device_);
     reads_.load(next, device_);
     next += reads_.sources().size();
     for (PairsSm90& pairs : pairs_) {
@@ -143,6 +152,8 @@ class BackwardSm90 : public GpuExecutable {
     args.order = schedule_.order;
     args.stat_rows = static_cast<int>(stat_rows_);
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
+    args.attention.largest.data = Workspace::at<void>(workspace, largest_offset_);
+    args.far = Workspace::at<unsigned short>(workspace, far_offset_);
     args.attention.delta.data = Workspace::at<void>(workspace, delta_offset_);
     args.dq_sum = Workspace::at<float>(workspace, dq_sum_offset_);
     args.dq_turns = Workspace::at<unsigned>(workspace, dq_turns_offset_);
@@ -179,7 +190,9 @@ class BackwardSm90 : public GpuExecutable {
   void finish_params(device::AttentionArgs args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
     const long long rows = stat_rows_;
     args.lse2 = {args.lse2.data, rows * problem_.heads_q, rows, 1};
+    args.largest = {args.largest.data, rows * problem_.heads_q, rows, 1};
     args.delta = {args.delta.data, rows * problem_.heads_q, rows, 1};
+    if (measure_) measure_->run(problem_, args, stream);
     reads_.run(problem_, args, workspace, stream);
     gradients_.finish(args, buffers, stream);
   }
@@ -195,9 +208,10 @@ class BackwardSm90 : public GpuExecutable {
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;
+  std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores in their own way
   std::vector<PairsSm90> pairs_;
   std::int64_t stat_rows_ = 0;
-  std::size_t lse2_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
+  std::size_t lse2_offset_ = 0, largest_offset_ = 0, far_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
@@ -248,16 +262,16 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tanh = true,
                                   .bins = config.bins}));
 }
-// These know rows, not pairs, and little of what a call is: most calls share them.
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_sink(p, true),
+                           .score = emit_score(p, {.lines = sm90_line_values(p)}),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
   return source;
 }
+// It knows rows, not pairs, and little of what a call is: most calls share it.
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .entry = "backward_convert_sm90",

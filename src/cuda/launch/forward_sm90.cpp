@@ -29,7 +29,8 @@ class ForwardSm90 : public GpuExecutable {
       split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
       const auto rows = static_cast<std::size_t>(splits_.value * split_rows_);
       split_out_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(p.head_dim_v) * sizeof(float));
-      split_lse_offset_ = workspace_.reserve(rows * sizeof(float));
+      split_softmax_offset_ = workspace_.reserve(rows * sizeof(device::SplitRow));
+      split_exponent_offset_ = workspace_.reserve(sizeof(float));
     }
     std::vector<double> row_cost;
     for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false))
@@ -96,7 +97,8 @@ class ForwardSm90 : public GpuExecutable {
     if (config_.split) {
       args.splits = splits_;
       args.split_out = Workspace::at<float>(workspace, split_out_offset_);
-      args.split_lse = Workspace::at<float>(workspace, split_lse_offset_);
+      args.split_softmax = Workspace::at<device::SplitRow>(workspace, split_softmax_offset_);
+      args.split_exponent = Workspace::at<float>(workspace, split_exponent_offset_);
       args.split_rows = split_rows_;
     }
     kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams),
@@ -124,7 +126,7 @@ class ForwardSm90 : public GpuExecutable {
   Sm90Schedule schedule_{};
   device::Divisor splits_{};  // parts of the keys
   std::int64_t split_rows_ = 0;
-  std::size_t split_out_offset_ = 0, split_lse_offset_ = 0;
+  std::size_t split_out_offset_ = 0, split_softmax_offset_ = 0, split_exponent_offset_ = 0;
   unsigned shared_bytes_ = 0;
   jit::Kernel kernel_, merge_;
 };

@@ -50,6 +50,20 @@ void PassSm80::describe(Explanation& e, const char* name, const problem::Problem
                                           ", shared bytes ", shared_bytes_));
 }
 
+MeasureSm80::MeasureSm80(const problem::Problem& p, std::size_t limit)
+    : config_(*sm80_config(p, Sm80Kernel::measure, limit)),
+      shared_bytes_(static_cast<unsigned>(config_.shared_bytes(p, Sm80Kernel::measure))),
+      source_(measure_sm80_source(p, config_)) {}
+
+void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Stream stream) const {
+  args.tiles_q = tiles(p.seqlen_q, config_.block_q);
+  args.runs = {};  // every tile
+  kernel_.launch({.grid_x = static_cast<unsigned>(args.tiles_q * p.heads_q * p.batch),
+                  .threads = static_cast<unsigned>(config_.threads()),
+                  .shared_bytes = shared_bytes_},
+                 args, stream);
+}
+
 bool collects_reads(const problem::Problem& p) {
   for (const scoring::TrainableRead& read : p.score->reads)
     if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) return true;

@@ -35,7 +35,24 @@ class PassSm80 {
   jit::Kernel kernel_;
 };
 
-/// Collects gradients of parameters beside kernels that do not: a walk over tiles of queries that needs q, k, v, dout, lse2 and delta but
+/// Measures far rows (device/score/far_row.cuh): between what made their lse2 and largest, which it replaces, and what reads these.
+class MeasureSm80 {
+ public:
+  MeasureSm80(const problem::Problem& problem, std::size_t shared_bytes_per_block);
+
+  const jit::KernelSource& source() const { return source_; }
+  void load(const std::shared_ptr<const jit::Image>& image, int device) { kernel_ = jit::Kernel(image, device, shared_bytes_); }
+  /// args: with lse2, largest and delta; the gradient of the sink gets what far rows add to it.
+  void run(const problem::Problem& problem, device::AttentionArgs args, Stream stream) const;
+
+ private:
+  Sm80Config config_;
+  unsigned shared_bytes_;
+  jit::KernelSource source_;
+  jit::Kernel kernel_;
+};
+
+/// Collects gradients of parameters beside kernels that do not: a walk over tiles of queries that needs q, k, v, dout, lse2, largest and delta but
 /// gives no dq (when `queries`), and for elements that batches or heads share a walk over tiles of pairs. For any backward pass of any
 /// target.
 class ReadPasses {
@@ -44,6 +61,7 @@ class ReadPasses {
   ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, bool queries, Workspace& workspace,
              const std::vector<int>& served = {});
 
+  bool any() const { return queries_ || !pairs_.empty(); }
   std::vector<jit::KernelSource> sources() const;
   void load(const std::shared_ptr<const jit::Image>* images, int device);
   void run(const problem::Problem& problem, device::AttentionArgs args, void* workspace, Stream stream) const;

@@ -88,9 +88,12 @@ std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kerne
     case Sm80Kernel::forward:
       bytes = tile(block_q, std::max(dim, dim_v)) + tile(stages * walked, dim) + tile(stages * walked, dim_v) + round_up(block_kv, 16);
       break;
+    case Sm80Kernel::measure:
+      bytes = tile(block_q, dim) + tile(stages * walked, dim) + tile(stages * walked, dim_v) + round_up(block_kv, 16);
+      break;
     case Sm80Kernel::dkdv:
       bytes = tile(block_kv, dim) + tile(block_kv, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
-              2 * round_up(stages * block_q * real, 16);
+              3 * round_up(stages * block_q * real, 16);
       break;
     case Sm80Kernel::dq:
     case Sm80Kernel::reads:
@@ -122,6 +125,8 @@ std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel ke
       return dkdv_table(p.dtype, dim);
     case Sm80Kernel::dq:
       return dq_table(p.dtype, dim);
+    case Sm80Kernel::measure:
+      return unsplit(dq_table(p.dtype, dim));
     case Sm80Kernel::reads: {
       std::vector<Sm80Config> table = unsplit(dq_table(p.dtype, dim));
       if (size_of(p.dtype) == 2 && dim <= 128) table.insert(table.begin(), Sm80Config{128, 64, 4, 2, 2, 1, 1});

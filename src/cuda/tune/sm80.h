@@ -10,8 +10,8 @@
 
 namespace foveal::cuda {
 
-/// reads: the dq kernel without dq, for gradients of parameters alone.
-enum class Sm80Kernel { forward, dq, dkdv, reads, pairs };
+/// reads: the dq kernel without dq, for gradients of parameters alone; measure: of far rows.
+enum class Sm80Kernel { forward, dq, dkdv, reads, pairs, measure };
 
 struct Sm80Config {
   int block_q, block_kv;

@@ -17,6 +17,9 @@ std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b;
 /// A tile in shared memory: chunks of 64 columns, 128 bytes a row.
 std::size_t tile_bytes(int rows, std::int64_t columns) { return static_cast<std::size_t>(divide_up(columns, 64) * rows * 128); }
 
+/// Of a tile of queries: lse and delta, and two bytes for eight rows that say whether some are far.
+int statistics_bytes(int block_q) { return 2 * 4 * block_q + block_q / 4; }
+
 /// Shared memory of the terms of one staged read (ReadStage of tile/collect_reads.cuh).
 std::size_t staged_read_bytes(int block_kv, int block_q) { return 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43)); }
 
@@ -147,7 +150,7 @@ std::size_t Sm90BackwardConfig::bytes_without_lines(const problem::Problem& p) c
   const std::size_t tiles = keys + tile_bytes(block_kv, p.head_dim_v) +
                             static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
                             2 * tile_bytes(block_kv, block_q);
-  const int barriers_and_statistics = 80 + 48 * stages + 2 * stages * 4 * block_q;
+  const int barriers_and_statistics = 80 + 48 * stages + stages * statistics_bytes(block_q);
   return tiles + static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
          static_cast<std::size_t>(sm90_collects(p) && p.head_dim <= 128 ? staged_reads(p) : 0) * staged_read_bytes(block_kv, block_q) +
          bytes_of_bins(p, bins) + bytes_of_tables(tables);
@@ -262,8 +265,8 @@ std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p) 
 }
 
 std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
-  const std::size_t of_stage =
-      tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) + 2 * 4 * block_q + 4 * lines.count(block_kv, block_q) + 48;
+  const std::size_t of_stage = tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) +
+                               static_cast<std::size_t>(statistics_bytes(block_q)) + 4 * lines.count(block_kv, block_q) + 48;
   return tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) + static_cast<std::size_t>(stages) * of_stage + 80 +
          static_cast<std::size_t>(staged_reads(p)) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(p, bins);
 }

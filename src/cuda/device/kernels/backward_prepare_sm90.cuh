@@ -1,13 +1,14 @@
 // Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
-// of those who sum it), and the gradient
-// of the sink, -exp(sink - lse) delta.
+// of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. Far rows are measured anew (tile/measure_rows.cuh).
 // One group of lanes for each row of statistics, rows beyond the sequence included.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits.
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
+#include "score/far_row.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
+#include "tile/measure_rows.cuh"
 
 namespace foveal::device {
 
@@ -26,10 +27,34 @@ FOVEAL_DEVICE float dot8(uint4 a, uint4 b) {
   return sum;
 }
 
+/// A row with exponents (score - largest) * exponent - log2_sum; natural: the largest score in whole.
+struct RowStatistics {
+  float largest, log2_sum, natural;
+};
+
+/// Of the block's rows, once one of them is far. The thread's result is right if its row is far.
+FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequence& sequence, int head, int row, float lse) {
+  const AttentionArgs& attention = args.attention;
+  const Position base{sequence.batch, head, 0, 0, sequence.len_q, sequence.len_kv};
+  const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
+  __shared__ RowMeasure<float> measures[kRowsPerBlock < 16 ? 16 : kRowsPerBlock];
+#pragma unroll 1
+  for (int first = 0; first < kRowsPerBlock; first += 16) {
+    const RowMeasure<float> measure = measure_rows<kThreads / kWarp>(attention, args.scale, sequence, head, blockIdx.x * kRowsPerBlock + first, exponent);
+    if (threadIdx.x < 16) measures[first + threadIdx.x] = measure;
+  }
+  __syncthreads();
+  const RowMeasure<float> measure = measures[row % kRowsPerBlock];
+  if (measure.sum == 0) return {0, lse * kLog2e, 0};  // of keys that are elsewhere
+  const float sink = kHasSink ? sink_logit(head, attention.score) : -infinity();
+  const float natural = measure.largest * (exponent * kLn2);
+  return {measure.largest, measure.log_sum(lse, natural, sink) * kLog2e, natural};
+}
+
 }  // namespace foveal::device
 
 /// Grid: (blocks of rows of the longest sequence, rounded up to 128, query heads, sequences).
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     backward_prepare_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
@@ -44,6 +69,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     return static_cast<const float*>(rows.data)[batch * rows.batch + head * rows.head + token * rows.seq];
   };
 
+  const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
+  const float lse = exists && lane == 0 ? row_value(attention.lse) : -infinity();
   float sum = 0;
   if (exists && 8 * lane < kHeadDimV) {
     const auto at = [&](const Tensor& tensor) {
@@ -52,29 +79,35 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     };
     sum = dot8(at(attention.out), at(attention.dout));
   }
-#pragma unroll
-  for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
-
-  const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
-  float sink_term = 0;
-  if (lane == 0 && stands) {
-    float lse2 = infinity(), delta = 0;
-    if (exists) {
-      const float lse = row_value(attention.lse);
-      if (lse != -infinity()) {
-        lse2 = lse * kLog2e;
-        delta = attention.dlse.data == nullptr ? sum : sum - row_value(attention.dlse);
-        if constexpr (kSinkParam >= 0) sink_term = -exp2_real(sink_logit(head, attention.score) * kLog2e - lse2) * delta;
-      }
-    }
-    static_cast<float*>(attention.lse2.data)[stat] = lse2;
-    static_cast<float*>(attention.delta.data)[stat] = delta;
-  }
   if (stands) {
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
 #pragma unroll
     for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
     if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_turns[stat / kBlockQ * kSumCtas + lane] = 0;
+  }
+#pragma unroll
+  for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+
+  RowStatistics statistics{0, lse == -infinity() ? infinity() : lse * kLog2e, 0};
+  const bool some_far = __syncthreads_or(is_far(lse));
+  if (some_far) {
+    const RowStatistics measured = measure_far_rows(args, sequence, head, row, lse);
+    if (is_far(lse)) statistics = measured;
+  }
+  float sink_term = 0;
+  if (lane == 0 && stands) {
+    float delta = 0;
+    if (lse != -infinity()) {
+      delta = attention.dlse.data == nullptr ? sum : sum - row_value(attention.dlse);
+      if constexpr (kSinkParam >= 0) {
+        const float sink = sink_logit(head, attention.score);
+        sink_term = -exp2_real((sink - statistics.natural) * kLog2e - statistics.log2_sum) * delta;
+      }
+    }
+    static_cast<float*>(attention.lse2.data)[stat] = statistics.log2_sum;
+    static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
+    static_cast<float*>(attention.delta.data)[stat] = delta;
+    if (row % 8 == 0) args.far[stat / 8] = some_far;
   }
   if constexpr (kSinkParam >= 0) {
     __shared__ float terms[kRowsPerBlock];

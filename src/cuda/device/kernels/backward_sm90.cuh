@@ -86,15 +86,12 @@ struct Consumer : BackwardGroup {
       };
       rings.grad_out.wait_full(tile);
       if constexpr (kGradPBeside) grad_p_product();
+      const bool far = has_far_rows(tile);
       wgmma_wait<kGradPBeside>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
-      if (partial) {
-        probabilities<true>(scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
-      } else {
-        probabilities<false>(scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
-      }
+      take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
 
       if constexpr (!kGradPBeside) grad_p_product();
       wgmma_pin(dv);

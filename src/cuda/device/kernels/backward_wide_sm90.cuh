@@ -99,14 +99,11 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
         LseAhead lse;
         load_lse_ahead(lse, tile);
         start_scores(scores, tile);
+        const bool far = has_far_rows(tile);
         wgmma_wait<0>();
         wgmma_pin(scores);
         if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
-        } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, lse, work, tile);
-        }
+        take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, lse, work, tile);
         if constexpr (kHasLines) release(rings.line_values, tile);
         release(rings.query, tile);
 
@@ -194,6 +191,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         LseAhead lse;
         load_lse_ahead(lse, tile);
         start_scores(scores, tile);
+        const bool far = has_far_rows(tile);
         rings.grad_out.wait_full(tile);
         wgmma_pin(grad_p);
         wgmma_fence();
@@ -202,11 +200,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        if (partial) {
-          probabilities<true>(scores, p, dropped, early, factors, ahead, lse, work, tile);
-        } else {
-          probabilities<false>(scores, p, dropped, early, factors, ahead, lse, work, tile);
-        }
+        take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, lse, work, tile);
         wgmma_wait<0>();
         wgmma_pin(grad_p);
         if (partial) {

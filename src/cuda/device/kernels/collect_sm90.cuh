@@ -66,14 +66,11 @@ struct TermCollector : BackwardGroup {
       wgmma_fence();
       multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, uniform(rings.grad_out_tile(tile)));
       wgmma_commit();
+      const bool far = has_far_rows(tile);
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
-      if (partial) {
-        probabilities<true>(scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
-      } else {
-        probabilities<false>(scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
-      }
+      take_probabilities(partial, far, scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
       release(rings.query, tile);
       wgmma_wait<0>();
       wgmma_pin(grad_p);

@@ -1,6 +1,7 @@
 // Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf for rows
-// without keys; and the gradient of the sink, -exp(sink - lse) delta.
+// without keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows get theirs in kernels/measure_sm80.cuh.
 #include "score/exact_sum.cuh"
+#include "score/far_row.cuh"
 #include "tile/problem.cuh"
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
@@ -30,8 +31,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
       const R scaled = kTensorCores<Element> ? row_lse * kLog2eR : row_lse;
       row_values(args.delta, seq.batch, seq.first_q, head)[row * args.delta.seq] = sum;
       row_values(args.lse2, seq.batch, seq.first_q, head)[row * args.lse2.seq] = empty ? R(infinity()) : scaled;
+      row_values(args.largest, seq.batch, seq.first_q, head)[row * args.largest.seq] = 0;
       if constexpr (kHasSink) {
-        if (!empty) sink_term -= exp_real(sink_logit(head, args.score) - row_lse) * sum;
+        if (!empty && !is_far(row_lse)) sink_term -= exp_real(sink_logit(head, args.score) - row_lse) * sum;
       }
     }
   }

@@ -35,6 +35,9 @@ constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
 constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
+/// Scores to powers of two.
+FOVEAL_DEVICE float score_exponent(const Sm90Args& args) { return score_unit({1, args.scale}, {}, args.attention.score) * kLog2e; }
+
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
   const Sm90Args& args;
@@ -48,7 +51,7 @@ struct Consumer {
         rings(rings),
         group(group),
         thread(threadIdx.x % 128),
-        exponent(score_unit({1, args.scale}, {}, args.attention.score) * kLog2e) {}
+        exponent(score_exponent(args)) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -292,14 +295,15 @@ struct Consumer {
     return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
   }
 
-  FOVEAL_DEVICE void write_lse(const ForwardTask& work, const float (&lse)[2]) const {
-    if constexpr (kSplit) {
+  FOVEAL_DEVICE void write_split(const ForwardTask& work, const OnlineSoftmax& softmax) const {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        if (thread % 4 == 0 && exists(work, r)) args.split_lse[split_row(work, r)] = lse[r];
-      }
-      return;
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(softmax.sum[r]);
+      if (thread % 4 == 0 && exists(work, r)) args.split_softmax[split_row(work, r)] = {softmax.reference[r], sum};
     }
+  }
+
+  FOVEAL_DEVICE void write_lse(const ForwardTask& work, const float (&lse)[2]) const {
     const Rows& to = args.attention.lse;
     if (to.data == nullptr || thread % 4 != 0) return;
 #pragma unroll
@@ -357,7 +361,11 @@ struct Consumer {
     } else {
       softmax.finish(exponent, ending.factor, lse);
     }
-    write_lse(work, lse);
+    if constexpr (kSplit) {
+      write_split(work, softmax);
+    } else {
+      write_lse(work, lse);
+    }
     if constexpr (kDropout) {
       ending.factor[0] *= args.attention.dropout.keep_scale;
       ending.factor[1] *= args.attention.dropout.keep_scale;
@@ -635,6 +643,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
     for (int word = 0; word < SharedLayout::kAgainWords; ++word) store_word(rings.base + SharedLayout::kAgain + 4 * word, 0);
   }
+  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args);
   if constexpr (kQueries * kPackedHeads < kBlockQ) {
     for (int i = threadIdx.x; i < kQueryStages * SharedLayout::kQueryBytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
     fence_async_proxy();

@@ -1,10 +1,11 @@
-// After a forward pass whose tasks took a part of the keys each: one result of theirs, out = sum of exp(lse_s - lse) out_s with lse = log of the sum of exp(lse_s),
-// where a sink counts as one more part, of zeros.
+// After a forward pass whose tasks took a part of the keys each: one result of theirs, the mean of their outputs with the weights sum 2^((reference - largest) exponent),
+// where a sink counts as one more part, of zeros. Their lse would not do: far from 0 it has no digits left for the sum.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDimV (a multiple of 8), kVarlen.
 #include "element.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
+#include "softmax/online.cuh"
 
 #include "config.cuh"
 
@@ -26,20 +27,31 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads) merge_spl
   const int token = (kVarlen ? sequence.first_q : static_cast<int>(blockIdx.y) * attention.seqlen_q) + query;
   const i64 from = static_cast<i64>(token) * attention.heads_q + head;
 
-  const auto lse_of = [&](int split) { return split < args.splits.value ? args.split_lse[split * args.split_rows + from] : -infinity(); };
+  const float exponent = *args.split_exponent;
+  const auto part_of = [&](int split) {
+    return split < args.splits.value ? args.split_softmax[split * args.split_rows + from] : SplitRow{-infinity(), 0};
+  };
   float top = -infinity();
-  for (int split = lane; split < args.splits.value; split += kWarp) top = fmaxf(top, lse_of(split));
+  for (int split = lane; split < args.splits.value; split += kWarp) top = fmaxf(top, part_of(split).reference);
 #pragma unroll
   for (int other = kWarp / 2; other > 0; other /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
-  const float sink = kHasSink ? sink_logit(head, attention.score) : -infinity();
-  top = fmaxf(top, sink);
-  const auto weight_of = [&](int split) { return top == -infinity() ? 0.0f : exp2_real((lse_of(split) - top) * kLog2e); };
+  const auto weight_of = [&](int split) {
+    const SplitRow part = part_of(split);
+    return part.reference == -infinity() ? 0.0f : part.sum * exp2_real((part.reference - top) * exponent);
+  };
   float total = 0;
   for (int split = lane; split < args.splits.value; split += kWarp) total += weight_of(split);
 #pragma unroll
   for (int other = kWarp / 2; other > 0; other /= 2) total += __shfl_xor_sync(~0u, total, other);
-  if (kHasSink) total += exp2_real((sink - top) * kLog2e);
-  const float inverse = total > 0 ? 1 / total : 0.0f;
+  OnlineSoftmax softmax{{top, top}, {total / 4, total / 4}};  // of one of four lanes
+  float inverses[2], lse[2];
+  if constexpr (kHasSink) {
+    const float sink = sink_logit(head, attention.score);
+    softmax.finish(exponent, {sink, sink}, inverses, lse);
+  } else {
+    softmax.finish(exponent, inverses, lse);
+  }
+  const float inverse = inverses[0];
 
   const Tensor& out = attention.out;
   u16* to = static_cast<u16*>(out.data) + blockIdx.y * out.batch + head * out.head + (sequence.first_q + query) * out.seq;
@@ -64,7 +76,6 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads) merge_spl
   }
   const Rows& rows = attention.lse;
   if (lane == 0 && rows.data != nullptr) {
-    static_cast<float*>(rows.data)[blockIdx.y * rows.batch + head * rows.head + (sequence.first_q + query) * rows.seq] =
-        top == -infinity() ? top : top + log2_approx(total) * kLn2;
+    static_cast<float*>(rows.data)[blockIdx.y * rows.batch + head * rows.head + (sequence.first_q + query) * rows.seq] = lse[0];
   }
 }

@@ -104,8 +104,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       HeadRows(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kHeadDim);
       HeadRows(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
       copy_commit();
-      R lse2[kRowTiles][2], delta[kRowTiles][2];
-      load_statistics(args, seq, head, q_local, lse2, delta);
+      RowStatistics rows[kRowTiles][2];
+      R delta[kRowTiles][2];
+      load_statistics(args, seq, head, q_local, rows, delta);
       copy_wait<0>();
       __syncthreads();
 
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, k_smem);
       multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, v_smem);
       const Position at{batch, head, 0, 0, seq.len_q, seq.len_kv};
-      dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+      dq_scores<true>(args, at, q_local, kv_begin, s, dp, rows, delta, kept);
       pair_terms(args, at, q_local, kv_begin, s, dp);
       if constexpr (kPairsShareAddress) {
 #pragma unroll

@@ -12,6 +12,7 @@
 // kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells
 // apart), kPairsDiffer (what is read for each pair is not the same for all that share it), kHoldPairs (what is read for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
+#include "score/far_row.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
 #include "tile/pair_tiles.cuh"
@@ -41,7 +42,8 @@ struct SharedLayout {
   static constexpr int kKey = kGradOut + tile_bytes(kBlockQ, kDimV);
   static constexpr int kValue = kKey + tile_bytes(kBlockKv, kDim);
   static constexpr int kLse = kValue + tile_bytes(kBlockKv, kDimV);
-  static constexpr int kDelta = kLse + kStatBytes;
+  static constexpr int kLargest = kLse + kStatBytes;
+  static constexpr int kDelta = kLargest + kStatBytes;
   static constexpr int kLoadedBytes = kDelta + kStatBytes;
   static constexpr int kStageBytes = round_up(kLoadedBytes, 1024);
   static constexpr int kPairs = kStages * kStageBytes;
@@ -110,6 +112,7 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   const Sm90Args& maps = args.sm90;
   const AttentionArgs& attention = maps.attention;
   const float* lse2 = static_cast<const float*>(attention.lse2.data);
+  const float* largest = static_cast<const float*>(attention.largest.data);
   const float* delta = static_cast<const float*>(attention.delta.data);
   int round = -1;
   u32 use = 0;
@@ -132,6 +135,7 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
         load_tile<kBlockQ, kDimV>(ring.at(use, SharedLayout::kGradOut), maps.dout, full, row, head, batch);
         load_tile<kBlockKv, kDimV>(ring.at(use, SharedLayout::kValue), maps.v, full, key, kv_head, batch);
         bulk_load(ring.at(use, SharedLayout::kLse), lse2 + stat, SharedLayout::kStatBytes, full);
+        bulk_load(ring.at(use, SharedLayout::kLargest), largest + stat, SharedLayout::kStatBytes, full);
         bulk_load(ring.at(use, SharedLayout::kDelta), delta + stat, SharedLayout::kStatBytes, full);
         ++use;
       });
@@ -263,7 +267,7 @@ struct Consumer {
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
                                const PairValues (&pairs)[kHalf / 2], const TiledValues (&tiled)[kHalf / 16], const float (&lse2)[2],
-                               const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
+                               const float (&largest)[2], const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = args.sm90.scale;
     const float exponent = score_unit({1, scale}, position(work, batch, head, half, 0, true), attention.score) * kLog2e;
@@ -283,7 +287,7 @@ struct Consumer {
       pairs[i].put_into(at);
       tiled[i / 8].put_into(at, i);
       const Score score{scores[i], scale};
-      const float p = exp2_real(fmaf(score_in_units(score, at, attention.score), exponent, -lse2[r]));
+      const float p = exp2_real(fmaf(less(score_in_units(score, at, attention.score), largest[r]), exponent, -lse2[r]));
       float term = p * (grad_p[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -405,11 +409,12 @@ struct Consumer {
   FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, u32 pair_use, bool last,
                               float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2], Tiled& tiled) const {
     ring.stage.wait_full(use);
-    float lse2[2], delta[2];
+    float lse2[2], largest[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 4 * (64 * group + fragment_first_row(thread) + 8 * r);
       lse2[r] = load_float(ring.at(use, SharedLayout::kLse) + row);
+      largest[r] = load_float(ring.at(use, SharedLayout::kLargest) + row);
       delta[r] = load_float(ring.at(use, SharedLayout::kDelta) + row);
     }
 #pragma unroll
@@ -430,9 +435,9 @@ struct Consumer {
       if (half == kHalves - 1) release_loaded(ring.stage, use);
       if constexpr (kPairTiles > 0 && !kHoldTiles) load_tiled(tiled[half], pair_use + half);
       if (partial) {
-        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, delta, work, batch, head, half);
+        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
       } else {
-        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, delta, work, batch, head, half);
+        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
       }
       if (kPairTiles > 0 && !kHoldTiles && last) release_loaded(ring.pairs.ring, pair_use + half);
     }

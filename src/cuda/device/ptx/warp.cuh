@@ -24,6 +24,10 @@ FOVEAL_DEVICE void load_pair(u32 shared, float (&value)[2]) {
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value[0]), "=f"(value[1]) : "r"(shared));
 }
 
+FOVEAL_DEVICE void load_words(u32 shared, u32 (&value)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(value[0]), "=r"(value[1]), "=r"(value[2]), "=r"(value[3]) : "r"(shared));
+}
+
 FOVEAL_DEVICE float load_float(u32 shared) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(shared));

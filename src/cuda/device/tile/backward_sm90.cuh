@@ -9,6 +9,7 @@
 #include "philox.cuh"
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
+#include "score/far_row.cuh"
 #include "score/score.cuh"
 #include "tile/collect_reads.cuh"
 #include "tile/dq_sum.cuh"
@@ -42,7 +43,7 @@ struct SharedLayout {
   static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
   static constexpr int kGradOutBytes = tile_bytes(kBlockQ, kDimV);
   static constexpr int kGradScoreBytes = tile_bytes(kBlockKv, kBlockQ);
-  static constexpr int kStatBytes = 4 * kBlockQ;
+  static constexpr int kStatBytes = 4 * kBlockQ, kFarBytes = kBlockQ / 4;
   static constexpr int kKey = 0;
   static constexpr int kValue = kKey + kKeyBytes;
   static constexpr int kPeerKey = kValue + kValueBytes;
@@ -52,7 +53,8 @@ struct SharedLayout {
   static constexpr int kPairs = kGradScore + kGradScoreTiles * kGradScoreBytes;
   static constexpr int kLse = kPairs + Pairs::kBytes;
   static constexpr int kDelta = kLse + kStages * kStatBytes;
-  static constexpr int kBarriers = kDelta + kStages * kStatBytes;
+  static constexpr int kFar = kDelta + kStages * kStatBytes;
+  static constexpr int kBarriers = kFar + kStages * kFarBytes;
   static constexpr int kPairBarriers = kBarriers + (kClusterSize > 1 ? 5 : 4) * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
   static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
   static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
@@ -65,7 +67,7 @@ struct Rings {
   unsigned char* memory;
   u32 base;
   RingBarriers<1> key, value, staged, turn;
-  RingBarriers<kStages> query, grad_out;  // with them come lse and delta
+  RingBarriers<kStages> query, grad_out;  // with them come lse, and whether rows are far; delta
   RingBarriers<kStages> line_values;
   RingBarriers<1> exchange;  // of gradients of scores in a cluster
   Pairs pairs;
@@ -115,6 +117,7 @@ struct Rings {
   FOVEAL_DEVICE ReadTables tables() const { return {base + SharedLayout::kTable}; }
   FOVEAL_DEVICE ReadBins read_bins() const { return {base + SharedLayout::kReadBins}; }
   FOVEAL_DEVICE u32 lse(u32 use) const { return base + SharedLayout::kLse + query.index(use) * SharedLayout::kStatBytes; }
+  FOVEAL_DEVICE u32 far(u32 use) const { return base + SharedLayout::kFar + query.index(use) * SharedLayout::kFarBytes; }
   FOVEAL_DEVICE u32 delta(u32 use) const { return base + SharedLayout::kDelta + query.index(use) * SharedLayout::kStatBytes; }
 };
 
@@ -208,9 +211,10 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       const bool follows = first && tasks > 0;  // a task whose keys are given back last, and values just before
       if (first && !follows) load_key();
       rings.query.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes);
+      mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes + SharedLayout::kFarBytes);
       load_tile<kBlockQ, kDim>(rings.query_tile(tile).address, args.q, rings.query.full(tile), token, head, batch);
       bulk_load(rings.lse(tile), lse2 + stat, SharedLayout::kStatBytes, rings.query.full(tile));
+      bulk_load(rings.far(tile), args.far + stat / 8, SharedLayout::kFarBytes, rings.query.full(tile));
       if (first && !follows) load_value();
       rings.grad_out.wait_empty(tile);
       mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), SharedLayout::kGradOutBytes + SharedLayout::kStatBytes);
@@ -396,6 +400,18 @@ struct BackwardGroup {
     }
   }
 
+  /// Are some of the tile's rows far? Once the queries are there; best asked before a wait for products.
+  FOVEAL_DEVICE bool has_far_rows(u32 use) const {
+    u32 any = 0;
+#pragma unroll
+    for (int i = 0; i < SharedLayout::kFarBytes; i += 16) {
+      u32 words[4];
+      load_words(rings.far(use) + i, words);
+      any |= words[0] | words[1] | words[2] | words[3];
+    }
+    return __any_sync(~0u, any != 0);
+  }
+
   /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
@@ -408,8 +424,108 @@ struct BackwardGroup {
 
   /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
   /// gradients of parameters are wanted. `dropped`: one bit per register.
+  FOVEAL_DEVICE void take_probabilities(bool partial, bool far, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+                                        const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work,
+                                        u32 use) const {
+    if constexpr (kDropout) draw(dropped, ahead, work, use);
+    if (far) {
+      far_probabilities(scores, p, dropped, early, of_head, ahead, work, use);
+    } else if (partial) {
+      probabilities<true>(scores, p, dropped, early, of_head, ahead, lse_ahead, work, use);
+    } else {
+      probabilities<false>(scores, p, dropped, early, of_head, ahead, lse_ahead, work, use);
+    }
+  }
+
+  /// Which pairs are dropped.
+  FOVEAL_DEVICE void draw(u32 (&dropped)[kBlockQ / 64], const AheadValues& ahead, const BackwardTask& work, u32 use) const {
+    const AttentionArgs& attention = args.attention;
+    const WarpPairs pairs = warp_pairs(work, use, ahead);
+    const DropoutRow dropout(attention.dropout, dropout_row(attention, pairs.base.batch, pairs.base.head));
+#pragma unroll
+    for (int word = 0; word < kBlockQ / 64; ++word) {
+      dropped[word] = 0;
+#pragma unroll 1
+      for (int i = 0; i < 32; ++i) {
+        const int q = pairs.first_q + fragment_column(32 * word + i) + static_cast<int>(attention.q_offset);
+        const int kv = pairs.first_key + 8 * fragment_row(i) + static_cast<int>(attention.kv_offset);
+        if (!dropout.keep(static_cast<u32>(q), static_cast<u32>(kv))) dropped[word] |= 1u << i;
+      }
+    }
+  }
+
+  /// Queries that the thread's two keys keep, as columns of its scores.
+  struct KeptColumns {
+    int low[2], high[2];
+    FOVEAL_DEVICE bool keep(int r, int column) const { return column <= high[r] && (!Walk::kLimitLow || column >= low[r]); }
+  };
+  FOVEAL_DEVICE KeptColumns kept_columns(const WarpPairs& pairs, const BackwardTask& work) const {
+    KeptColumns columns;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int key = pairs.first_key + 8 * r;
+      columns.high[r] = key < work.sequence.len_kv ? work.sequence.len_q - 1 - pairs.first_q : -1;
+      if constexpr (Walk::kLimitHigh) columns.high[r] = min(columns.high[r], key - args.band_low - pairs.first_q);
+      if constexpr (Walk::kLimitLow) columns.low[r] = key - args.band_high - pairs.first_q;
+    }
+    return columns;
+  }
+
+  /// The same where rows are far: scores less the largest of their row. Rare, so that a text for one pair has to do, through memory.
+  FOVEAL_DEVICE void far_probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+                                       const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
+    constexpr int kCount = kBlockQ / 2;
+    const AttentionArgs& attention = args.attention;
+    float raws[kCount], kept[kCount];
+    EarlyTerms terms;
+    AheadValues loaded;
+    TiledValues tiled[kCount / 8];
+    u32 dropped_words[kBlockQ / 64];
+    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) raws[i] = scores[i];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) loaded[i] = ahead[i];
+#pragma unroll
+    for (int n = 0; n < kCount / 8; ++n) tiled[n] = tiles.load(n);
+#pragma unroll
+    for (int word = 0; word < kBlockQ / 64; ++word) dropped_words[word] = kDropout ? dropped[word] : 0;
+    const WarpPairs pairs = warp_pairs(work, use, loaded);
+    const KeptColumns columns = kept_columns(pairs, work);
+    const float* largest =
+        static_cast<const float*>(attention.largest.data) + stat_row<kVarlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+      const int column = fragment_column(i);
+      Pair at = pairs.pair(i);
+      tiled[i / 8].put_into(at, i);
+      const Score raw{raws[i], args.scale};
+      if constexpr (kTanhAhead) at.tanh = fv_tanh(raw.raw, of_head.tanh_factor);
+      const float score = less(score_in_units(raw, at, attention.score), largest[column]);
+      float probability = exp2_real(fmaf(score, of_head.exponent, -load_float(rings.lse(use) + 4 * (fragment_first_column(thread) + column))));
+      bool keep = columns.keep(fragment_row(i), column);
+      if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
+      if (!keep) probability = 0;
+      const auto times = [&](float factor) { return probability == 0.0f ? 0.0f : probability * factor; };
+      raws[i] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : probability;
+      const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : probability == 0.0f ? 0.0f : factor; };
+      if constexpr (kEarlyReads > 0) start_terms<0>(terms, i, raw, at, start);
+      kept[i] = probability;
+      if constexpr (kDropout) kept[i] = dropped_words[i / 32] >> i % 32 & 1 ? 0.0f : probability * attention.dropout.keep_scale;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      scores[i] = raws[i];
+#pragma unroll
+      for (int read = 0; read < kEarlyReads; ++read) early[read][i] = terms[read][i];
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) p[i / 2] = pack(Element{}, kept[i], kept[i + 1]);
+    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
+  }
+
   template <bool partial>
-  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                    const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work, u32 use) const {
     if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
     const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
@@ -423,7 +539,7 @@ struct BackwardGroup {
   }
   template <bool partial, class TanhAhead>
   FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], const TanhAhead& tanh_ahead, u32 (&p)[kBlockQ / 4],
-                                   u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead,
+                                   const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead,
                                    const LseAhead& lse_ahead, const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
@@ -431,27 +547,7 @@ struct BackwardGroup {
     const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
     TiledValues tiled;
     const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
-    int low[2], high[2];  // columns (queries) that the keys keep
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = pairs.first_key + 8 * r;
-      high[r] = key < work.sequence.len_kv ? work.sequence.len_q - 1 - pairs.first_q : -1;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], key - args.band_low - pairs.first_q);
-      if constexpr (Walk::kLimitLow) low[r] = key - args.band_high - pairs.first_q;
-    }
-    if constexpr (kDropout) {
-      const DropoutRow dropout(attention.dropout, dropout_row(attention, pairs.base.batch, pairs.base.head));
-#pragma unroll
-      for (int word = 0; word < kBlockQ / 64; ++word) {
-        dropped[word] = 0;
-#pragma unroll 1
-        for (int i = 0; i < 32; ++i) {
-          const int q = pairs.first_q + fragment_column(32 * word + i) + static_cast<int>(attention.q_offset);
-          const int kv = pairs.first_key + 8 * fragment_row(i) + static_cast<int>(attention.kv_offset);
-          if (!dropout.keep(static_cast<u32>(q), static_cast<u32>(kv))) dropped[word] |= 1u << i;
-        }
-      }
-    }
+    const KeptColumns columns = kept_columns(pairs, work);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float lse2[2], kept[4], tanh[4];
@@ -478,8 +574,7 @@ struct BackwardGroup {
         }
         kept[j] = exp2_real(logarithm);
         if constexpr (partial) {
-          bool keep = column <= high[r];
-          if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+          bool keep = columns.keep(r, column);
           if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
           kept[j] = keep ? kept[j] : 0.0f;
         }

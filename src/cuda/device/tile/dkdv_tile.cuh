@@ -2,7 +2,7 @@
 // Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores transposed, so
 // that p^T and ds^T are left operands where they are:
 //   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
-//   shared memory: k | v | kStages x (q | dout | lse2 | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
+//   shared memory: k | v | kStages x (q | dout | lse2 | largest | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
 // Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
 #include "tile/problem.cuh"
 
@@ -11,9 +11,8 @@ namespace foveal::device {
 /// s^T, dp^T -> p^T (with dropout applied, as dv needs it) and ds^T.
 template <bool kMasked>
 FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockQ / 8][4],
-                               R (&dp)[kRowTiles][kBlockQ / 8][4], const R* lse2, const R* delta) {
+                               R (&dp)[kRowTiles][kBlockQ / 8][4], const R* lse2, const R* largest, const R* delta) {
   const int t = lane_id() % 4;
-  const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
   const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
   for (int n = 0; n < kBlockQ / 8; ++n) {
@@ -21,7 +20,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
     for (int j = 0; j < 2; ++j) {
       const int in_tile = 8 * n + 2 * t + j;
       const int col = q_local + in_tile;
-      const R row_lse2 = lse2[in_tile], row_delta = delta[in_tile];
+      const R row_delta = delta[in_tile];
       at.q = int(args.q_offset) + (kMasked ? min(col, at.seqlen_q - 1) : col);
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
@@ -34,12 +33,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
           if constexpr (kScaleBefore) x *= R(args.scale);
           R modified = x;
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
-          R p;
-          if constexpr (kTensorCores<Element>) {
-            p = exp2_real(fma_real(modified, kappa, -row_lse2));
-          } else {
-            p = exp2_real(((kScaleBefore ? modified : modified * R(args.scale)) - row_lse2) * kLog2eR);
-          }
+          const R p = probability_of(args, modified, {largest[in_tile], lse2[in_tile]});
           R dropped = p;
           if constexpr (kDropout) {
             const bool keep = dropout.keep(u32(args.q_offset) + col, u32(args.kv_offset) + row);
@@ -70,6 +64,7 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   const auto q_smem = shared.tile<kStages * kBlockQ, kHeadDimPadded>();
   const auto dout_smem = shared.tile<kStages * kBlockQ, kHeadDimVPadded>();
   R* lse2_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
+  R* largest_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
   R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
 
   const int tile_kv = task % args.tiles_kv;
@@ -87,11 +82,13 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     HeadRows(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
     HeadRows(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
     const R* lse2 = row_values(args.lse2, seq.batch, seq.first_q, head);
+    const R* largest = row_values(args.largest, seq.batch, seq.first_q, head);
     const R* delta = row_values(args.delta, seq.batch, seq.first_q, head);
     for (int i = threadIdx.x; i < kBlockQ; i += kThreads) {
       const bool valid = row + i < seq.len_q;
       const i64 from = valid ? row + i : 0;
       copy_async<sizeof(R)>(lse2_smem + stage * kBlockQ + i, lse2 + from * args.lse2.seq, valid);
+      copy_async<sizeof(R)>(largest_smem + stage * kBlockQ + i, largest + from * args.largest.seq, valid);
       copy_async<sizeof(R)>(delta_smem + stage * kBlockQ + i, delta + from * args.delta.seq, valid);
     }
   };
@@ -150,11 +147,12 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     R s[kRowTiles][kBlockQ / 8][4], dp[kRowTiles][kBlockQ / 8][4];
     multiply_nt<kRowTiles, kBlockQ>(s, k_smem, row_in_tile, q_stage(stage));
     multiply_nt<kRowTiles, kBlockQ>(dp, v_smem, row_in_tile, dout_stage(stage));
+    const R* largest = largest_smem + stage * kBlockQ;
     const R* delta = delta_smem + stage * kBlockQ;
     if (masked) {
-      dkdv_scores<true>(args, at, q_begin, kv_local, s, dp, lse2, delta);
+      dkdv_scores<true>(args, at, q_begin, kv_local, s, dp, lse2, largest, delta);
     } else {
-      dkdv_scores<false>(args, at, q_begin, kv_local, s, dp, lse2, delta);
+      dkdv_scores<false>(args, at, q_begin, kv_local, s, dp, lse2, largest, delta);
     }
     Operand<Element, kRowTiles, kBlockQ> left;
     if constexpr (kWantsDv) {

@@ -10,10 +10,9 @@ namespace foveal::device {
 /// s, dp -> p' relative to the saved statistics and ds', for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
 template <bool kMasked>
 FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockKv / 8][4],
-                             R (&dp)[kRowTiles][kBlockKv / 8][4], const R (&lse2)[kRowTiles][2], const R (&delta)[kRowTiles][2],
+                             R (&dp)[kRowTiles][kBlockKv / 8][4], const RowStatistics (&rows)[kRowTiles][2], const R (&delta)[kRowTiles][2],
                              unsigned char* kept) {
   const int t = lane_id() % 4;
-  const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
   const DropoutRow dropout(args.dropout, dropout_row(args, at.batch, at.head));
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
@@ -36,12 +35,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
           if constexpr (kScaleBefore) x *= R(args.scale);
           R modified = x;
           if constexpr (kHasScore) modified = score_forward(x, at, args.score);
-          R p;
-          if constexpr (kTensorCores<Element>) {
-            p = exp2_real(fma_real(modified, kappa, -lse2[m][i]));
-          } else {
-            p = exp2_real(((kScaleBefore ? modified : modified * R(args.scale)) - lse2[m][i]) * kLog2eR);
-          }
+          const R p = probability_of(args, modified, rows[m][i]);
           if constexpr (kDropout) y = kept_pair[j] ? y * keep_scale(args) : R(0);
           R gradient = p * (y - delta[m][i]);
           if constexpr (kMasked) {
@@ -58,17 +52,19 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
 }
 
 /// The saved statistics of this thread's rows; a row beyond the end has none.
-FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local, R (&lse2)[kRowTiles][2],
+FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local, RowStatistics (&rows)[kRowTiles][2],
                                    R (&delta)[kRowTiles][2]) {
   const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
+  const R* largest_rows = row_values(args.largest, seq.batch, seq.first_q, head);
   const R* delta_rows = row_values(args.delta, seq.batch, seq.first_q, head);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = q_local + 16 * m + 8 * i;
-      lse2[m][i] = row < seq.len_q ? lse2_rows[row * args.lse2.seq] : R(infinity());
-      delta[m][i] = row < seq.len_q ? delta_rows[row * args.delta.seq] : R(0);
+      const bool exists = row < seq.len_q;
+      rows[m][i] = {exists ? largest_rows[row * args.largest.seq] : R(0), exists ? lse2_rows[row * args.lse2.seq] : R(infinity())};
+      delta[m][i] = exists ? delta_rows[row * args.delta.seq] : R(0);
     }
   }
 }
@@ -91,8 +87,9 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   const int head = queries.head, row_in_tile = queries.row_in_tile(), q_local = queries.q_local();
   const int col = warp_id() % kColumnSplit * kCols;
   const Position at = queries.at();
-  R lse2[kRowTiles][2], delta[kRowTiles][2];
-  load_statistics(args, seq, head, q_local, lse2, delta);
+  RowStatistics rows[kRowTiles][2];
+  R delta[kRowTiles][2];
+  load_statistics(args, seq, head, q_local, rows, delta);
   R acc[kRowTiles][kCols / 8][4];
   clear(acc);
   ReadSums<kRowTiles> sums;
@@ -108,14 +105,14 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
     multiply_nt<kRowTiles, kBlockKv>(dp, dout_smem, row_in_tile, values);
     if (masked) {
-      dq_scores<true>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+      dq_scores<true>(args, at, q_local, kv_begin, s, dp, rows, delta, kept);
       if constexpr (kHasMask) {
         __syncthreads();
         clear_rows_unless(keys, kept);
         __syncthreads();
       }
     } else {
-      dq_scores<false>(args, at, q_local, kv_begin, s, dp, lse2, delta, kept);
+      dq_scores<false>(args, at, q_local, kv_begin, s, dp, rows, delta, kept);
     }
     if constexpr (kCollects) {
       if constexpr (!kScaleBefore) {

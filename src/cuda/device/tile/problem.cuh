@@ -2,6 +2,7 @@
 // What the attention kernels share: the types of this problem, and views of its tensors.
 #include "philox.cuh"
 #include "schedule/tile_runs.cuh"
+#include "score/far_row.cuh"
 #include "score/score.cuh"
 #include "tile/multiply.cuh"
 #include "tile/part.cuh"
@@ -54,6 +55,22 @@ FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int he
 
 /// What stays after dropout grows by this.
 FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) { return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale); }
+
+/// What a row's scores are less, and the logarithm of their sum then (AttentionArgs::lse2).
+struct RowStatistics {
+  R largest, log_sum;
+};
+
+/// Scores with the exponents of these: products, where the exponent takes the scale in.
+constexpr bool kScaledInExponent = kTensorCores<Element> && !kScaleBefore;
+FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) { return kScaleBefore || kScaledInExponent ? modified : modified * R(args.scale); }
+FOVEAL_DEVICE R score_exponent(const AttentionArgs& args) { return kScaledInExponent ? R(args.scale) * kLog2eR : kLog2eR; }
+
+FOVEAL_DEVICE R probability_of(const AttentionArgs& args, R modified, const RowStatistics& row) {
+  const R score = less(score_of(args, modified), row.largest);
+  if constexpr (kTensorCores<Element>) return exp2_real(fma_real(score, score_exponent(args), -row.log_sum));
+  return exp2_real((score - row.log_sum) * kLog2eR);
+}
 
 /// Shared memory handed out in order.
 class SharedMemory {
