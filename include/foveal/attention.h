@@ -56,7 +56,7 @@ struct Attention {
   double dropout_p = 0;           ///< in [0, 1): the probability that a pair is dropped; which ones is up to a run's DropoutRng
   Determinism determinism = Determinism::fast;
   BackwardStrategy backward = BackwardStrategy::automatic;
-  bool checked = false;       ///< verify every parameter index at run time (CPU and reference); slow
+  bool checked = false;       ///< verify every parameter index at run time; slow, on GPUs each run waits
   std::int64_t q_offset = 0;  ///< added to local positions to give q_idx: a shard or a decode step
   std::int64_t kv_offset = 0;
 };

@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "cpu/tape_compile.h"
 #include "cpu/tape_words.h"
+#include "problem/outside.h"
 #include "score/evaluate.h"
 
 namespace foveal::cpu {
@@ -255,9 +256,9 @@ template std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame&, cons
 
 std::string Tape::describe(const IndexFault& fault) const {
   const auto param = static_cast<std::size_t>(fault.param);
-  return base::join(prepared_->score->params[param].name, ": index ", fault.index, " in dimension ", fault.dimension, " at batch ",
-                    fault.batch, ", head ", fault.head, ", q_idx ", fault.q_idx, ", kv_idx ", fault.kv_idx, "; expected 0 to ",
-                    prepared_->layouts[param].sizes[static_cast<std::size_t>(fault.dimension)] - 1);
+  const std::int64_t last = prepared_->layouts[param].sizes[static_cast<std::size_t>(fault.dimension)] - 1;
+  return problem::describe(prepared_->score->params[param].name,
+                           {fault.index, fault.dimension, last, fault.batch, fault.head, fault.q_idx, fault.kv_idx});
 }
 
 std::string Tape::text() const {

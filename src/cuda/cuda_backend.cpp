@@ -7,6 +7,7 @@
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
 #include "cuda/launch/backward_sm90.h"
+#include "cuda/launch/checked_reads.h"
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/forward_sm90.h"
 
@@ -35,6 +36,10 @@ Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts,
   }
   if (choice.refusals.empty()) choice.refusals = base::join("no target ", target, "; expected sm80 or sm90");
   return choice;
+}
+
+std::unique_ptr<GpuExecutable> make(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
+  return with_checked_reads(problem, candidate.make(problem, facts));
 }
 
 /// What is known about every device of an architecture.
@@ -93,7 +98,7 @@ class CudaBackend : public planning::Backend {
   std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {
     const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
     const driver::BesideCapture beside;
-    auto executable = choose(problem, facts, options.target).candidate->make(problem, facts);
+    auto executable = make(*choose(problem, facts, options.target).candidate, problem, facts);
     executable->set_arch(jit::arch_of(facts.major, facts.minor));
     executable->load(jit::compile(executable->sources()));
     return executable;
@@ -108,7 +113,7 @@ std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, co
   const driver::DeviceFacts facts = facts_of_arch(arch);
   const Choice choice = choose(problem, facts, target);
   if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
-  auto executable = choice.candidate->make(problem, facts);
+  auto executable = make(*choice.candidate, problem, facts);
   executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA are of the latter; no device is the former alone
   return executable;
 }

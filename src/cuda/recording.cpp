@@ -195,6 +195,7 @@ void find_addresses(Recording::Launch& launch, const std::string& other, const s
 }  // namespace
 
 Recording record(const problem::Problem& p, const std::string& arch, const std::string& target) {
+  if (p.attention.checked) base::fail(ErrorCode::unsupported, "checked: such a pass waits for the device, which no emitted program does");
   static const driver::Api api = recording_api();
   const auto images = jit::compile(executable_of(p, arch, target)->sources());
   std::vector<std::shared_ptr<const jit::Image>> kernels;  // equal sources have one image

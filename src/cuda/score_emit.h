@@ -72,6 +72,12 @@ bool is_long(const problem::Problem& problem);
 /// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
 /// a clamp superfluous, and on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
+/// Can some index of a kept pair leave its parameter, as far as is known without data?
+bool reads_may_leave(const problem::Problem& problem);
+/// What device/kernels/outside_reads.cuh needs besides: functions that find such a read at a pair,
+///   constexpr bool kIndexReadsScore
+///   bool mask_reads_outside(at, args, read), score_reads_outside(score, at, args, read)
+std::string emit_outside_reads(const problem::Problem& problem);
 /// The same for kernels that know rows, not pairs: of a program the sink alone, so that one binary serves all scores and masks.
 /// of_gradient: only if that of the sink is wanted.
 std::string emit_sink(const problem::Problem& problem, bool of_gradient);

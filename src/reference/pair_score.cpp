@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "problem/outside.h"
 
 namespace foveal::reference {
 
@@ -24,9 +25,9 @@ double ParamValues::read(std::int32_t param, const std::int64_t* index) const {
 void ParamValues::refuse_outside(const Point& point) const {
   if (outside_param_ < 0 || !problem_.attention.checked) return;
   const Param& param = problem_.params[static_cast<std::size_t>(outside_param_)].param;
-  base::fail(ErrorCode::invalid_argument, "parameter ", param.name(), ": index ", outside_index_, " in dimension ", outside_dimension_,
-             "; expected 0 to ", param.shape()[outside_dimension_] - 1, " (at batch ", point.batch, ", head ", point.head, ", q_idx ",
-             point.q_idx, ", kv_idx ", point.kv_idx, ")");
+  const auto dimension = static_cast<std::int64_t>(outside_dimension_);
+  base::fail(ErrorCode::invalid_argument, problem::describe(param.name(), {outside_index_, dimension, param.shape()[outside_dimension_] - 1,
+                                                                           point.batch, point.head, point.q_idx, point.kv_idx}));
 }
 
 std::int64_t PairScore::doubles(const problem::Problem& problem) {

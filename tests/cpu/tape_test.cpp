@@ -540,7 +540,7 @@ TEST(TapeFaults, NameTheParameterAndThePlace) {
   frame.keys = 19;
   const auto fault = tape.find_fault<float>(frame, bound, nullptr);
   ASSERT_TRUE(fault.has_value());
-  EXPECT_EQ(tape.describe(*fault), "b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
+  EXPECT_EQ(tape.describe(*fault), "parameter b: index 30 in dimension 0 at batch 0, head 1, q_idx 18, kv_idx 18; expected 0 to 29");
 }
 
 TEST(ParamGradPlans, ShareWhatPartitionsDoNotShare) {

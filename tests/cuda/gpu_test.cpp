@@ -314,5 +314,40 @@ TEST_F(Gpu, OneCallWithoutAPlan) {
   EXPECT_TRUE(planned.bytes() == direct.bytes());
 }
 
+TEST_F(Gpu, CheckedRunsNameTheFirstIndexThatLeavesItsParameter) {
+  struct Case {
+    const char *line, *message;
+  };
+  for (const auto& [line, message] :
+       {Case{"forward bf16 b1 h2 q40 d16 checked score=\"score + t[where(kv_idx == 33, n[0], 0)]\" param=\"t: real[5]\" param=\"n: "
+             "integer[1] "
+             "constant(7)\"",
+             "parameter t: index 7 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 33; expected 0 to 4"},
+        {"backward f32 b2 h2 q40 d16 checked mask=\"kv_idx <= q_idx & m[head + n[0] * batch, 0] >= 0\" param=\"m: integer[2, 1] "
+         "constant(0)\" "
+         "param=\"n: integer[1] constant(-3)\"",
+         "parameter m: index -3 in dimension 0 at batch 1, head 0, q_idx 0, kv_idx 0; expected 0 to 1"},
+        {"forward f16 h2 d32 lengths=5,30:40 q_offset=2 checked score=\"score + t[where(q_idx - 2 < n[0], 0, q_idx)]\" param=\"t: "
+         "real[8]\" "
+         "param=\"n: integer[1] constant(20)\"",
+         "parameter t: index 22 in dimension 0 at batch 1, head 0, q_idx 22, kv_idx 0; expected 0 to 7"},
+        {"forward f32 b1 h1 q8 d16 checked score=\"score + t[where(score > -1e30, n[0], 0)]\" param=\"t: real[5]\" param=\"n: integer[1] "
+         "constant(9)\"",
+         "parameter t: index 9 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 0; expected 0 to 4"}}) {
+    const OnGpu gpu(line);
+    try {
+      gpu.run({});
+      ADD_FAILURE() << line;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << line;
+      EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+    }
+  }
+  const OnGpu inside(
+      "forward bf16 b1 h2 q40 d16 checked mask=\"kv_idx < 30\" score=\"score + t[where(kv_idx == 33, n[0], 0)]\" param=\"t: real[5]\" "
+      "param=\"n: integer[1] constant(7)\"");
+  EXPECT_NO_THROW(inside.run({}));  // the mask leaves no such pair
+}
+
 }  // namespace
 }  // namespace foveal::cuda

@@ -3,7 +3,9 @@
 
 #include "cuda/jit/compile.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
+#include "cuda/launch/checked_reads.h"
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/tile_tables.h"
@@ -103,10 +105,38 @@ TEST_F(Sm80, EveryHeadDimFitsIntoSmallSharedMemory) {
   for (const char* dtype : {"bf16", "f32"}) {
     for (const int dim : {1, 40, 64, 72, 128, 192, 256}) {  // larger ones in fp32 need more
       const problem::Problem p = problem_of(std::string("backward ") + dtype + " b1 h1 q64:64 d" + std::to_string(dim));
-      for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv, Sm80Kernel::pairs}) {
+      for (const Sm80Kernel kernel : {Sm80Kernel::forward, Sm80Kernel::dq, Sm80Kernel::dkdv, Sm80Kernel::pairs, Sm80Kernel::measure}) {
         EXPECT_TRUE(sm80_config(p, kernel, sm86)) << dtype << " " << dim << " " << static_cast<int>(kernel);
       }
     }
+  }
+}
+
+TEST_F(Sm80, CheckedReadsAreAPassOfTheirOwn) {
+  const std::string reads =
+      " mask=\"m[q_idx] <= kv_idx\" score=\"score + t[m[kv_idx], head] + t[where(score > 0, m[q_idx], 0), 0]\" "
+      "param=\"m: integer[64]\" param=\"t: real[5, 2]\"";
+  for (const char* dtype : {"bf16", "f32", "f64"}) {
+    const std::string line = std::string("backward ") + dtype + " b2 h2 q64:64 d16";
+    const auto stems = [](const problem::Problem& p) {
+      std::vector<std::string> all;
+      for (const jit::KernelSource& source : kernels_of(p, "sm_90a", "")) all.push_back(source.stem);
+      return all;
+    };
+    std::vector<std::string> checked = stems(problem_of(line + reads + " checked"));
+    EXPECT_EQ(checked.back(), "outside_reads");
+    checked.pop_back();
+    EXPECT_EQ(checked, stems(problem_of(line + reads)));
+    jit::KernelSource source = outside_reads_source(problem_of(line + reads));
+    // Five indices may leave; head is proven to stay.
+    EXPECT_NE(source.score.find("kIndexReadsScore = true"), std::string::npos);
+    EXPECT_EQ(source.score.find("args.param[1].size[1], "), std::string::npos);
+    for (const char* arch : {"sm_80", "sm_90a"}) {
+      source.arch = arch;
+      EXPECT_GT(jit::compile(source)->bytes.size(), 1000u);
+    }
+    const std::string inside = " score=\"score + t[kv_idx]\" param=\"t: real[64]\"";  // nothing to look for
+    EXPECT_EQ(stems(problem_of(line + inside + " checked")), stems(problem_of(line + inside)));
   }
 }
 

@@ -244,7 +244,7 @@ const std::vector<Row> rows{
        static std::vector<std::int32_t> far(8, 5);
        c.params = {{c.table, c.table_data}, {c.ids, {far.data(), DType::i32, {8}}}}, c.options.backend = "reference", c.forward();
      },
-     "parameter table: index 8 in dimension 0; expected 0 to 7 (at batch 0, head 0, q_idx 0, kv_idx 3)"},
+     "parameter table: index 8 in dimension 0 at batch 0, head 0, q_idx 0, kv_idx 3; expected 0 to 7"},
     {"IndexOutsideAtEveryPair",
      [](Calls& c) {
        c.attention.score_mod = score + c.table(kv_idx + 8), c.params = {{c.table, c.table_data}}, c.forward();

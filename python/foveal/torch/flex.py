@@ -36,7 +36,7 @@ def flex_attention(
     Key and value of batch 1 are broadcast.
     block_mask: a BlockMask, a mask_mod function, or None. Of a BlockMask the lists hold, as in compiled FlexAttention: blocks listed as full are
     kept whole, those listed as partial where mask_mod keeps them, the others are skipped; its batch and heads may be 1.
-    kernel_options: {"checked": True} refuses, while running on a CPU, an index that leaves a captured tensor at a pair that is kept (otherwise the
+    kernel_options: {"checked": True} refuses, while running, an index that leaves a captured tensor at a pair that is kept (otherwise the
     nearest element is read); the rest is accepted and ignored.
     Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse, or an AuxOutput of what an AuxRequest as
     return_aux asks for: lse, and max_scores like it, without gradient, in a pass of its own over the scores.

@@ -93,7 +93,6 @@ std::optional<std::string> refuses_sm80(const problem::Problem& p, const driver:
   if (p.head_dim_v > sm80_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm80_max_head_dim);
   if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
     return base::join(p.params.size(), " params exceed ", device::kMaxParams);
-  if (p.attention.checked) return "checked reads run on the CPU and the reference only";
   constexpr std::int64_t smallest_tile = 16;
   const std::int64_t tasks = (std::max(p.seqlen_q, p.seqlen_kv) / smallest_tile + 1) * p.heads_q * p.batch;
   if (tasks > std::numeric_limits<std::int32_t>::max())

@@ -67,7 +67,6 @@ std::optional<std::string> refuses_sm90(const problem::Problem& p, const driver:
   if (p.params.size() > static_cast<std::size_t>(device::kMaxParams))
     return base::join(p.params.size(), " params exceed ", device::kMaxParams);
   if (is_long(p)) return "the score is too long to stand beside wgmma for every pair";
-  if (p.attention.checked) return "checked reads run on the CPU and the reference only";
   if (p.total_q == 0 || p.total_kv == 0 || p.heads_q == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return "a size is 0";
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max() / 2;
   const std::int64_t tasks = (std::max(p.seqlen_q, p.seqlen_kv) / 64 + 1) * p.heads_q * p.batch;

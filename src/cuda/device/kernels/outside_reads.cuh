@@ -1,0 +1,42 @@
+// Does some pair that the mask keeps read outside a parameter (Attention::checked)? A block looks at the pairs of one query of one head, for debugging: nothing
+// is skipped, and an index that depends on the score computes it here.
+//
+// config.cuh: as for all kernels. score.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
+#include "outside_args.cuh"
+#include "schedule/tile_runs.cuh"
+#include "score/score.cuh"
+
+namespace foveal::device {
+
+FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int head, int q, int kv) {
+  const Tensor &a = args.q, &b = args.k;
+  const Element* query = static_cast<const Element*>(a.data) + seq.batch * a.batch + (seq.first_q + q) * a.seq + head * a.head;
+  const Element* key = static_cast<const Element*>(b.data) + seq.batch * b.batch + (seq.first_kv + kv) * b.seq + head / args.group_size * b.head;
+  real sum = 0;
+  for (int d = 0; d < kHeadDim; ++d) sum = fma_real(to_real(query[d * a.dim]), to_real(key[d * b.dim]), sum);
+  return sum;
+}
+
+}  // namespace foveal::device
+
+extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_constant__ foveal::device::OutsideArgs args) {
+  using namespace foveal::device;
+  const AttentionArgs& attention = args.attention;
+  const int q = int(blockIdx.x) % attention.seqlen_q, head = int(blockIdx.x) / attention.seqlen_q % attention.heads_q;
+  const Sequence seq = find_sequence<kVarlen, SeqlenIndex>(attention, int(blockIdx.x) / attention.seqlen_q / attention.heads_q);
+  if (q >= seq.len_q) return;
+  for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
+    const i64 pair = i64(blockIdx.x) * attention.seqlen_kv + kv;
+    if (args.wanted >= 0 && pair != args.wanted) continue;
+    const Position at{seq.batch, head, int(attention.q_offset) + q, int(attention.kv_offset) + kv, seq.len_q, seq.len_kv};
+    if (kHasMask && !mask_keep(at, attention.score)) continue;
+    OutsideRead read;
+    const real raw = kIndexReadsScore ? product(attention, seq, head, q, kv) : real(0);
+    if (!mask_reads_outside(at, attention.score, read) && !score_reads_outside(Score{raw, real(attention.scale)}, at, attention.score, read)) continue;
+    if (args.wanted < 0) {
+      atomicMin(args.first, u64(pair));
+    } else {
+      *args.read = read;
+    }
+  }
+}

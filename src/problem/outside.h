@@ -1,0 +1,20 @@
+#pragma once
+// What Attention::checked says of a read outside its parameter, at a pair that the mask keeps.
+#include <cstdint>
+#include <string>
+
+#include "base/check.h"
+
+namespace foveal::problem {
+
+struct Outside {
+  std::int64_t index, dimension, last;  ///< last: the highest index there is
+  std::int64_t batch, head, q_idx, kv_idx;
+};
+
+inline std::string describe(const std::string& param, const Outside& outside) {
+  return base::join("parameter ", param, ": index ", outside.index, " in dimension ", outside.dimension, " at batch ", outside.batch,
+                    ", head ", outside.head, ", q_idx ", outside.q_idx, ", kv_idx ", outside.kv_idx, "; expected 0 to ", outside.last);
+}
+
+}  // namespace foveal::problem
