@@ -10,20 +10,22 @@ import functools
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Iterable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .describe import Description, Mask, Options, ScoreMod, describe, description_of, read, wanted_gradients
+from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
 
 _TARGET = "foveal_call"
-_registered: set[str] = set()
 # (text, workspace bytes) of calls that were planned, by what they were planned for, the most recently used last. Compiled programs hold the text
 # and may outlive both this and the calls themselves: restored() makes a call again.
 _planned: OrderedDict[Any, tuple[str, int]] = OrderedDict()
@@ -36,7 +38,7 @@ _RNG_STATE = "rng_state"
 
 @dataclass(frozen=True)
 class _What:
-    """The static part of a call, hashable: what jit and custom_vjp see. `described` counts by its text."""
+    """The static part of a call, hashable: what jit sees. `described` counts by its text."""
 
     described: "_Described"
     max_seqlens: tuple[int, int]
@@ -67,11 +69,9 @@ def _on_cuda(q: Any) -> bool:
     return platform in ("gpu", "cuda")
 
 
-def _register(cuda: bool) -> None:
-    platform = "CUDA" if cuda else "cpu"
-    if platform not in _registered:
-        jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(), platform=platform)
-        _registered.add(platform)
+# At once, as programs of another process (jax.export, caches on disk) hold calls, too.
+for _platform in ("cpu", "CUDA"):
+    jax.ffi.register_ffi_target(_TARGET, _core.xla_handler(), platform=_platform)
 
 
 def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> tuple[str, int]:
@@ -80,7 +80,6 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
     key = (what, pass_, *map(tuple, looks))
     found = _planned.get(key)
     if found is None:
-        _register(what.cuda)
         options = what.options
         how = (pass_.name, what.cuda, what.max_seqlens, (options.backend, options.target, int(options.threads), options.exclude), *looks)
         text = f"{what.described.text}\n{how!r}"
@@ -127,59 +126,106 @@ def _plan(text: str, described: Description) -> int:
 def _run(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
     """The results, by the keys of `results`, which says how they look."""
     looks = tuple((key, tuple(x.shape), np.dtype(x.dtype)) for key, x in results.items())
-    return dict(zip(results, _compiled(what, pass_, tuple(given), looks)(tuple(given.values()), tuple(params))))
+    return dict(zip(results, _bind(_One(what, pass_, tuple(given), looks), (*given.values(), *params))))
 
 
-@functools.lru_cache(_MAX_PLANNED)
-def _compiled(what: _What, pass_: Pass, roles: tuple[str, ...], looks: tuple[Any, ...]) -> Any:
-    """A pass as a function of its tensors and parameters, jitted: so that arrays on many devices are partitioned outside of jit, too.
+@dataclass(frozen=True)
+class _One:
+    """One pass: a function of its operands, which are the tensors of its roles and then the parameters."""
 
-    Under vmap all examples run as one batch where that is possible.
-    """
-    results: dict[Any, Any] = {key: jax.ShapeDtypeStruct(shape, dtype) for key, shape, dtype in looks}
+    what: _What
+    pass_: Pass
+    roles: tuple[str, ...]
+    looks: tuple[tuple[Any, tuple[int, ...], Any], ...]  # of the results: key, shape, dtype
 
-    def foreign(described: Description, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
-        same = what if described is what.described else replace(what, described=_Described(described))
-        text, workspace = _find(same, pass_, given, params, results)
+    @property
+    def results(self) -> dict[Any, Any]:
+        return {key: jax.ShapeDtypeStruct(shape, dtype) for key, shape, dtype in self.looks}
+
+    def split(self, operands: Any) -> tuple[dict[str, Any], tuple[Any, ...]]:
+        """Into tensors by role, and parameters."""
+        count = len(self.roles)
+        return dict(zip(self.roles, operands)), tuple(operands[count:])
+
+    def foreign(self, described: Description, given: dict[str, Any], params: tuple[Any, ...], results: dict[Any, Any]) -> dict[Any, Any]:
+        what = self.what if described is self.what.described else replace(self.what, described=_Described(described))
+        text, workspace = _find(what, self.pass_, given, params, results)
         shapes = list(results.values())
         if what.cuda:
             shapes.append(jax.ShapeDtypeStruct((workspace + _core.workspace_alignment,), jnp.uint8))
         found = jax.ffi.ffi_call(_TARGET, shapes)(*given.values(), *params, call=text)
         return dict(zip(results, found))
 
-    def whole(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
-        tensors = dict(zip(roles, given))
-        return list(foreign(what.described, tensors, params, placed(what.described, tensors, params, results)).values())
+    def __call__(self, *operands: Any) -> list[Any]:
+        described = self.what.described
 
-    call = jax.custom_batching.custom_vmap(partitioned(whole, foreign, what.described, roles, results) if can_split(what.described) else whole)
+        def whole(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
+            tensors = dict(zip(self.roles, given))
+            return list(self.foreign(described, tensors, params, placed(described, tensors, params, self.results)).values())
 
-    @call.def_vmap
-    def batched(size: int, in_batched: Any, given: tuple[Any, ...], params: tuple[Any, ...]) -> tuple[list[Any], list[bool]]:
-        every = [True] * len(results)
-        given_flags, params_flags = in_batched
-        copied = [flag or i in results for i, flag in enumerate(params_flags)]
-        if "cu_seqlens_q" not in roles and _folds(what.described, copied):
-            tensors = dict(zip(roles, _stacked(size, given, given_flags, [True] * len(given))))
-            return _run_folded(what, pass_, size, tensors, _stacked(size, params, params_flags, copied), copied, results), every
-        # One example after the other.
-        stacked = _stacked(size, given, given_flags, [True] * len(given)), _stacked(size, params, params_flags, [True] * len(params))
-        return jax.lax.map(lambda one: call(*one), stacked), every
+        given, params = self.split(operands)
+        call = partitioned(whole, self.foreign, described, self.roles, self.results) if can_split(described) else whole
+        # Here and not around the primitive: the derivative of a cast to varying is a sum over devices.
+        return [_varying_with(x, _axes(operands[0])) for x in call(tuple(given.values()), params)]
 
-    @jax.custom_jvp
-    def underived(given: tuple[Any, ...], params: tuple[Any, ...]) -> list[Any]:
-        return call(given, params)
+    def batched(self, size: int, operands: Any, flags: list[bool]) -> list[Any]:
+        """All examples as one batch where that is possible. flags: the operands with a leading dimension of `size`."""
+        given, params = self.split(operands)
+        copied = [flag or i in self.results for i, flag in enumerate(flags[len(given) :])]
+        if "cu_seqlens_q" not in given and _folds(self.what.described, copied):
+            tensors = _stacked(size, given.values(), flags, [True] * len(given))
+            arrays = _stacked(size, params, flags[len(given) :], copied)
+            return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
+        stacked = _stacked(size, operands, flags, [True] * len(flags))
+        return jax.lax.map(lambda example: _bind(self, example), stacked)
 
-    @underived.defjvp
-    def _(primals: Any, tangents: Any) -> Any:
-        raise NotImplementedError(
-            "foveal.jax: a derivative beyond the first, or in forward mode (jax.hessian, jvp, grad of grad): JAX's front end has first derivatives in "
-            "reverse mode; foveal.torch has the others"
-        )
+    def derived(self, operands: Any, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
+        """The results and their tangents. tangents: None where there is none."""
+        found = _bind(self, operands)
+        if self.pass_ == Pass.backward:
+            return found, of_backward(self.what.described, self.roles, list(self.results), operands, tangents)
+        varied = tuple(i for i, t in enumerate(tangents) if t is not None)
+        forward = Forward(self.what.described, _Gradients(self.what), self.roles, varied)
+        return found, of_forward(forward, operands, *found, [tangents[i] for i in varied])
 
-    return jax.jit(underived, inline=True)
+
+@functools.lru_cache(_MAX_PLANNED)
+def _jaxpr(one: _One, looks: tuple[Any, ...], mesh: Any) -> Any:
+    """The pass for operands of these types, traced under this mesh. JAX looks into it when a program that holds it is compiled."""
+    return jax.make_jaxpr(one)(*looks)
 
 
-def _stacked(size: int, values: tuple[Any, ...], batched: Any, wanted: list[bool]) -> tuple[Any, ...]:
+@functools.lru_cache(_MAX_PLANNED)
+def _jitted(jaxpr: Any) -> Any:
+    return jax.jit(jaxpr_as_fun(jaxpr))
+
+
+def _bind(one: _One, operands: Any) -> list[Any]:
+    mesh = jax.sharding.get_abstract_mesh() if hasattr(jax.sharding, "get_abstract_mesh") else None
+    return _pass_p.bind(*operands, one=one, jaxpr=_jaxpr(one, tuple(map(jax.typeof, operands)), mesh))
+
+
+def _batch(operands: Any, dims: Any, *, one: _One, jaxpr: Any) -> Any:
+    size = next(x.shape[d] for x, d in zip(operands, dims) if d is not None)
+    in_front = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(operands, dims)]
+    found = one.batched(size, in_front, [d is not None for d in dims])
+    return found, [0] * len(found)
+
+
+def _derive(operands: Any, tangents: Any, *, one: _One, jaxpr: Any) -> Any:
+    return one.derived(operands, [None if type(t) is ad.Zero or not is_real(x) else t for x, t in zip(operands, tangents)])
+
+
+_pass_p = Primitive("foveal_pass")
+_pass_p.multiple_results = True
+_pass_p.def_impl(lambda *operands, one, jaxpr: _jitted(jaxpr)(*operands))  # so that arrays on many devices are partitioned outside of jit, too
+_pass_p.def_abstract_eval(lambda *avals, one, jaxpr: jaxpr.out_avals)
+mlir.register_lowering(_pass_p, mlir.lower_fun(lambda *operands, one, jaxpr: jaxpr_as_fun(jaxpr)(*operands), multiple_results=True))
+batching.primitive_batchers[_pass_p] = _batch
+ad.primitive_jvps[_pass_p] = _derive
+
+
+def _stacked(size: int, values: Iterable[Any], batched: Iterable[bool], wanted: Iterable[bool]) -> tuple[Any, ...]:
     """Those that are wanted with a leading dimension of `size`, one element for each example."""
     return tuple(
         x if flag or not want else jnp.broadcast_to(x, (size, *x.shape)) for x, flag, want in zip(values, batched, wanted)
@@ -222,12 +268,8 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
     return [found[key].reshape((size, *x.shape)) for key, x in results.items()]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any) -> Any:
-    return _forward(what, q, k, v, cu, rng_state, params)[0]
-
-
-def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any) -> Any:
+def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple[Any, Any]:
+    q, v = given["q"], given["v"]
     if q.ndim not in (3, 4) or v.ndim != q.ndim:
         raise ValueError(
             f"q: rank {q.ndim}, v: rank {v.ndim}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
@@ -235,9 +277,8 @@ def _forward(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, param
     out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
     lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
     lse = jax.ShapeDtypeStruct(lse_shape, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
-    found = _run(what, Pass.forward, _given(cu, rng_state, q=q, k=k, v=v), params, {"out": out, "lse": lse})
-    found = {role: _like(x, q) for role, x in found.items()}
-    return (found["out"], found["lse"]), (q, k, v, cu, rng_state, params, found["out"], found["lse"])
+    found = _run(what, Pass.forward, given, params, {"out": out, "lse": lse})
+    return found["out"], found["lse"]
 
 
 def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
@@ -245,21 +286,17 @@ def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
     return {**tensors, **lengths, **({} if rng_state is None else {_RNG_STATE: rng_state})}
 
 
-def _gradients(what: _What, q: Any, k: Any, v: Any, cu: Any, rng_state: Any, params: Any, out: Any, lse: Any, dout: Any, dlse: Any, wanted: Any) -> dict[Any, Any]:
+@dataclass(frozen=True)
+class _Gradients:
     """dq, dk, dv by name, and the wanted parameters' gradients by position, in float32 or wider."""
-    given = _given(cu, rng_state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
-    results: dict[Any, Any] = {role: jax.ShapeDtypeStruct(x.shape, x.dtype) for role, x in (("dq", q), ("dk", k), ("dv", v))}
-    for i in wanted:
-        results[i] = jax.ShapeDtypeStruct(params[i].shape, jnp.float64 if params[i].dtype == jnp.float64 else jnp.float32)
-    return _run(what, Pass.backward, given, params, results)
 
+    what: _What
 
-def _backward(what: _What, saved: Any, cotangents: Any) -> Any:
-    q, k, v, cu, rng_state, params, out, lse = saved
-    wanted = [i for i, p in enumerate(params) if jnp.issubdtype(p.dtype, jnp.floating)]
-    found = _gradients(what, q, k, v, cu, rng_state, params, out, lse, *cotangents, wanted)
-    dparams = tuple(_like(found[i].astype(p.dtype), p) if i in found else None for i, p in enumerate(params))
-    return _like(found["dq"], q), _like(found["dk"], k), _like(found["dv"], v), None, None, dparams
+    def __call__(self, given: dict[str, Any], params: tuple[Any, ...], wanted: tuple[int, ...]) -> dict[Any, Any]:
+        results: dict[Any, Any] = {f"d{role}": jax.ShapeDtypeStruct(given[role].shape, given[role].dtype) for role in ("q", "k", "v")}
+        for i in wanted:
+            results[i] = jax.ShapeDtypeStruct(params[i].shape, jnp.float64 if params[i].dtype == jnp.float64 else jnp.float32)
+        return _run(self.what, Pass.backward, given, params, results)
 
 
 def _varying_with(x: Any, axes: frozenset[str]) -> Any:
@@ -276,11 +313,14 @@ def _axes(x: Any) -> frozenset[str]:
     return frozenset(getattr(kind, "vma", ()))
 
 
-def _like(x: Any, other: Any) -> Any:
-    return _varying_with(x, _axes(other))
-
-
-_attention.defvjp(_forward, _backward)
+def _array(value: Any, name: str) -> jax.Array:
+    """Of JAX; NumPy's arrays are taken for such."""
+    if isinstance(value, np.ndarray):
+        arrays.check_plain(value, name)
+        return jnp.asarray(value)
+    if not isinstance(value, jax.Array):
+        raise TypeError(f"attention: {name}: found {type(value).__module__}.{type(value).__qualname__}; expected a JAX array")
+    return value
 
 
 def _words(value: Any, name: str) -> list[Any]:
@@ -357,11 +397,12 @@ def attention(
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """
+    q, k, v = (_array(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
     what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
-    operands = (q, k, v, cu_seqlens, _rng_state(what.described, seed, offset, rng_state), params)
+    operands = (_given(cu_seqlens, _rng_state(what.described, seed, offset, rng_state), q=q, k=k, v=v), params)
     # Inside shard_map all differ along the same axes, so that the gradient of one that is the same everywhere is summed over the shards.
     axes = frozenset().union(*map(_axes, jax.tree.leaves(operands)))
-    out, lse = _attention(what, *jax.tree.map(lambda x: _varying_with(x, axes), operands))
+    out, lse = _forward(what, *jax.tree.map(lambda x: _varying_with(x, axes), operands))
     return (out, lse) if return_lse else out
 
 
@@ -386,10 +427,12 @@ def backward(
     **arguments: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
     """foveal.backward() for JAX arrays."""
+    q, k, v, out, lse, dout = (_array(x, name) for name, x in zip(_BACKWARD_ROLES, (q, k, v, out, lse, dout)))
     what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
     state = _rng_state(what.described, seed, offset, rng_state)
-    found = _gradients(what, q, k, v, cu_seqlens, state, params, out, lse, dout, dlse, wanted)
+    given = _given(cu_seqlens, state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
+    found = _Gradients(what)(given, params, tuple(wanted))
     return found["dq"], found["dk"], found["dv"], {names[i]: found[i] for i in wanted}
 
 

@@ -255,17 +255,6 @@ def test_the_door_of_dot_product_attention_refuses_by_name():
         foveal.jax.dot_product_attention(q[0], q, q)
 
 
-def test_derivatives_that_do_not_exist_are_refused():
-    q, k, v = (jax.random.normal(jax.random.key(i), (1, 3, 1, 8)) for i in range(3))
-    loss = lambda q: (foveal.jax.attention(q, k, v) ** 2).sum()  # noqa: E731
-    with pytest.raises(NotImplementedError, match="a derivative beyond the first"):
-        jax.hessian(loss)(q)
-    with pytest.raises(NotImplementedError, match="a derivative beyond the first"):
-        jax.grad(lambda q: (jax.grad(loss)(q) ** 2).sum())(q)
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(loss, (q,), (q,))
-
-
 def test_shard_map_with_gradients():
     """Over batch and heads on four devices of one process, with the check of what differs between them; shared parameters sum over shards."""
     code = """
@@ -295,6 +284,31 @@ for wrap in (lambda f: f, jax.jit):
     if not hasattr(jax, "shard_map"):
         pytest.skip("this JAX has no jax.shard_map")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300, env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4"})
+
+
+def test_export_to_another_process(tmp_path):
+    import subprocess
+    import sys
+
+    pytest.importorskip("flatbuffers")
+    from jax import export
+
+    arguments = inputs()
+    fn = jax.jit(lambda *x: (ours(*x), jax.grad(squared(ours), argnums=(0, 3))(*x)))
+    with pytest.raises(ValueError, match="foveal_call"):
+        export.export(fn)(*arguments).serialize()
+    exported = export.export(fn, disabled_checks=[export.DisabledSafetyCheck.custom_call("foveal_call")])(*arguments)
+    (tmp_path / "program").write_bytes(exported.serialize())
+    np.savez(tmp_path / "arrays.npz", *arguments, *jax.tree.leaves(fn(*arguments)))
+    code = """
+import sys, numpy as np, jax, foveal.jax
+folder = sys.argv[1]
+*arguments, out, dq, dbias = np.load(folder + "/arrays.npz").values()
+program = jax.export.deserialize(bytearray(open(folder + "/program", "rb").read()))
+for found, expected in zip(jax.tree.leaves(program.call(*arguments)), (out, dq, dbias), strict=True):
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=300)
 
 
 def test_a_traced_scale():

@@ -11,11 +11,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core, logging
+from ..evaluation import MaterializedWarning
 from .evaluate import Evaluation
-
-
-class MaterializedWarning(UserWarning):
-    """Derivatives beyond the first, or in forward mode, hold all seqlen_q x seqlen_kv scores in memory, as unfused attention does."""
 
 
 def attend(

@@ -1,0 +1,202 @@
+"""A pass as a composition of JAX's operations, exact and with all scores in memory: what is differentiated beyond the first derivative, and in
+forward mode."""
+
+from __future__ import annotations
+
+import ast
+import math
+import warnings
+from typing import Any, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from . import _core, evaluation, logging
+from .describe import Description
+from .evaluation import MaterializedWarning, Symbols
+
+
+class Evaluation(evaluation.Evaluation):
+    """active: the pairs whose values count. Elsewhere functions of reals are evaluated at 1, so that an infinite derivative of a branch that is
+    not taken, or of a pair that is masked, has no part in the gradient, as in foveal's kernels."""
+
+    library = "JAX"
+
+    def __init__(self, text: str, symbols: Symbols, params: Mapping[str, jax.Array], dtype: Any, active: jax.Array | None = None):
+        super().__init__(text, symbols, params)
+        self._dtype, self._active = dtype, active
+
+    def constant(self, value: bool | int | float) -> jax.Array:
+        return jnp.asarray(value, jnp.bool_ if isinstance(value, bool) else jnp.int_ if isinstance(value, int) else self._dtype)
+
+    def real(self, x: jax.Array) -> jax.Array:
+        return x.astype(self._dtype)
+
+    def numbers(self, *values: jax.Array) -> tuple[jax.Array, ...]:
+        kind = self._dtype if any(jnp.issubdtype(x.dtype, jnp.floating) for x in values) else jnp.int_
+        return tuple(x.astype(kind) for x in values)
+
+    def operands(self, name: str, *values: jax.Array) -> tuple[jax.Array, ...]:
+        reals = super().operands(name, *values)
+        return reals if self._active is None else tuple(jnp.where(self._active, x, 1.0) for x in reals)
+
+    def read(self, array: jax.Array, indices: list[jax.Array]) -> jax.Array:
+        if indices:
+            array = array[tuple(jnp.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape))]
+        if array.dtype == jnp.bool_:
+            return array
+        return array.astype(self._dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int_)
+
+    def where(self, condition: ast.expr, if_true: ast.expr, if_false: ast.expr) -> jax.Array:
+        kept = self.of(condition)
+        values = self._where(kept).of(if_true), self._where(~kept).of(if_false)
+        if any(x.dtype != jnp.bool_ for x in values):
+            values = self.numbers(*values)
+        return jnp.where(kept, *values)
+
+    def _where(self, kept: jax.Array) -> Evaluation:
+        other = self.branch()
+        other._active = kept if self._active is None else kept & self._active
+        return other
+
+
+def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.floor(a / b) if jnp.issubdtype(a.dtype, jnp.floating) else jnp.floor_divide(a, jnp.where(b == 0, 1, b))
+
+
+Evaluation.of_reals = {
+    **{name: getattr(jnp, name) for name in "exp exp2 log log2 sqrt tanh sin cos tan floor".split()},
+    "rsqrt": jax.lax.rsqrt,
+    "erf": jax.lax.erf,
+    "sigmoid": jax.nn.sigmoid,
+    "Div": jnp.divide,
+    "Pow": jnp.power,
+    "pow": jnp.power,
+}
+Evaluation.of_numbers = {
+    "Add": jnp.add,
+    "Sub": jnp.subtract,
+    "Mult": jnp.multiply,
+    "FloorDiv": _floor_div,
+    "Mod": lambda a, b: a - b * _floor_div(a, b),
+    "abs": jnp.abs,
+    "min": jnp.minimum,
+    "max": jnp.maximum,
+    "stop_gradient": jax.lax.stop_gradient,
+    "LShift": jnp.left_shift,
+    "RShift": jnp.right_shift,
+    "to_integer": lambda x: jax.lax.stop_gradient(x).astype(jnp.int_),
+    "to_boolean": lambda x: x != 0,
+}
+Evaluation.of_booleans = {"BitAnd": jnp.bitwise_and, "BitOr": jnp.bitwise_or, "BitXor": jnp.bitwise_xor}
+Evaluation.comparisons = {"Eq": jnp.equal, "NotEq": jnp.not_equal, "Lt": jnp.less, "LtE": jnp.less_equal}
+
+
+def attend(described: Description, given: Mapping[str, jax.Array], params: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """(out, lse) of a forward pass, whose arrays are given by role. Computes in float64 for float64 arrays, else in float32."""
+    logging.route.debug("a derivative beyond the first, or in forward mode, of %s: by JAX's operations, with all scores in memory", given["q"].shape)
+    warnings.warn(
+        "foveal: a derivative beyond the first, or in forward mode: computed from all seqlen_q x seqlen_kv scores in memory", MaterializedWarning,
+        stacklevel=2,
+    )  # fmt: skip
+    attention, named = described.attention, dict(zip([param.name for param in described.params], params))
+    dtype = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
+    packed = "cu_seqlens_q" in given
+    q, k, v = (jnp.swapaxes(x[None] if packed else x, 1, 2).astype(dtype) for x in (given["q"], given["k"], given["v"]))
+    symbols, same = _symbols(attention, q, k, given) if packed else (_dense_symbols(attention, q, k), None)
+    group = q.shape[1] // k.shape[1]
+    k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
+
+    scale = 1.0 / math.sqrt(q.shape[-1]) if attention.scale is None else attention.scale
+    scores = jnp.einsum("bhid,bhjd->bhij", q, k, precision="highest") * scale
+    keep = jnp.ones((1, 1, 1, 1), jnp.bool_) if same is None else same
+    if attention.mask is not None:
+        fixed = {name: jax.lax.stop_gradient(array) for name, array in named.items()}
+        keep = keep & Evaluation(repr(attention.mask), symbols, fixed, dtype).result()
+    if attention.score_mod is not None:
+        scores = Evaluation(repr(attention.score_mod), {**symbols, "score": scores}, named, dtype, keep).result()
+    scores = jnp.where(keep, scores, -jnp.inf)
+
+    highest = jax.lax.stop_gradient(scores).max(-1, keepdims=True)
+    sink = None
+    if described.sink is not None:
+        sink = named[described.sink.name].astype(dtype).reshape(1, -1, 1, 1)
+        highest = jnp.maximum(highest, jax.lax.stop_gradient(sink))
+    highest = jnp.where(highest == -jnp.inf, 0.0, highest)
+    weights = jnp.exp(scores - highest)
+    total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total = total + jnp.exp(sink - highest)
+    empty = total == 0
+    total = jnp.where(empty, 1.0, total)
+    lse = jnp.where(empty, -jnp.inf, jnp.log(total) + highest)[..., 0]
+    weights = weights / total
+    if described.dropout:
+        kept = _kept_by_dropout(attention.dropout_p, given["rng_state"], q.shape[1], symbols)
+        weights = weights * kept * (1.0 / (1.0 - attention.dropout_p))
+    out = jnp.swapaxes(jnp.einsum("bhij,bhjd->bhid", weights, v, precision="highest"), 1, 2).astype(given["q"].dtype)
+    return (out[0], lse[0]) if packed else (out, lse)
+
+
+def _along(x: jax.Array, dim: int) -> jax.Array:
+    return x.reshape([-1 if d == dim else 1 for d in range(4)])
+
+
+def _dense_symbols(attention: _core.Attention, q: jax.Array, k: jax.Array) -> dict[str, Any]:
+    """Of all pairs, as arrays that broadcast to [batch, heads, seqlen_q, seqlen_kv]."""
+    return {
+        "batch": _along(jnp.arange(q.shape[0]), 0),
+        "head": _along(jnp.arange(q.shape[1]), 1),
+        "q_idx": _along(jnp.arange(q.shape[2]), 2) + attention.q_offset,
+        "kv_idx": _along(jnp.arange(k.shape[2]), 3) + attention.kv_offset,
+        "seqlen_q": q.shape[2],
+        "seqlen_kv": k.shape[2],
+    }
+
+
+def _symbols(attention: _core.Attention, q: jax.Array, k: jax.Array, given: Mapping[str, jax.Array]) -> tuple[dict[str, Any], jax.Array]:
+    """Of packed sequences, whose rows form a batch of one; and which pairs lie in one sequence."""
+    rows, places = [], []
+    for role, x in (("cu_seqlens_q", q), ("cu_seqlens_kv", k)):
+        cu, row = given[role].astype(jnp.int_), jnp.arange(x.shape[2])
+        rows.append(jnp.searchsorted(cu, row, side="right") - 1)
+        places.append(row - cu[rows[-1]])
+    sequence = jnp.minimum(rows[0], given["cu_seqlens_q"].shape[0] - 2)
+    lengths = [jnp.diff(given[role].astype(jnp.int_))[sequence] for role in ("cu_seqlens_q", "cu_seqlens_kv")]
+    symbols = {
+        "batch": _along(sequence, 2),
+        "head": _along(jnp.arange(q.shape[1]), 1),
+        "q_idx": _along(places[0], 2) + attention.q_offset,
+        "kv_idx": _along(places[1], 3) + attention.kv_offset,
+        "seqlen_q": _along(lengths[0], 2),
+        "seqlen_kv": _along(lengths[1], 2),
+    }
+    return symbols, (_along(rows[0], 2) == _along(rows[1], 3)) & (_along(rows[0], 2) == symbols["batch"])
+
+
+def _kept_by_dropout(p: float, rng_state: jax.Array, heads: int, symbols: Mapping[str, Any]) -> jax.Array:
+    """The pairs that foveal's dropout keeps: Philox4x32-10 of their global positions, four keys to a call (src/base/philox.h)."""
+    if rng_state.dtype == jnp.uint32:
+        seed_low, seed_high, offset_low, offset_high = rng_state
+    else:
+        words = rng_state.astype(jnp.uint64)
+        (seed_low, offset_low), (seed_high, offset_high) = words.astype(jnp.uint32), (words >> 32).astype(jnp.uint32)
+    u32 = lambda x: jnp.asarray(x).astype(jnp.uint32)  # noqa: E731
+    kv = u32(symbols["kv_idx"])
+    counter = jnp.broadcast_arrays(kv // 4, u32(symbols["q_idx"]), u32(symbols["batch"]) * u32(heads) + u32(symbols["head"]), offset_low)
+    key = [seed_low, seed_high ^ offset_high]
+    for _ in range(10):
+        high = [_product_high(0xD2511F53, counter[0]), _product_high(0xCD9E8D57, counter[2])]
+        low = [u32(0xD2511F53) * counter[0], u32(0xCD9E8D57) * counter[2]]
+        counter = [high[1] ^ counter[1] ^ key[0], low[1], high[0] ^ counter[3] ^ key[1], low[0]]
+        key = [key[0] + u32(0x9E3779B9), key[1] + u32(0xBB67AE85)]
+    bits = jnp.select([kv % 4 == i for i in range(3)], counter[:3], counter[3])
+    return bits >= u32(min(int(p * 4294967296.0), 0xFFFFFFFF))
+
+
+def _product_high(factor: int, x: jax.Array) -> jax.Array:
+    """The high word of a product of 32 x 32 bits, in words of 32."""
+    half, low = jnp.uint32(16), jnp.uint32(0xFFFF)
+    a_low, a_high, x_low, x_high = jnp.uint32(factor & 0xFFFF), jnp.uint32(factor >> 16), x & low, x >> half
+    middle = a_high * x_low + (a_low * x_low >> half)
+    return a_high * x_high + (middle >> half) + ((a_low * x_high + (middle & low)) >> half)
