@@ -25,6 +25,7 @@ void add_run(CLI::App& app);
 void add_cache(CLI::App& app);
 void add_emit(CLI::App& app);
 void add_support(CLI::App& app);
+void add_tune(CLI::App& app);
 
 /// Ends the command with this code after all of its output has been written.
 struct Exit {

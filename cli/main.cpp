@@ -31,6 +31,7 @@ int run(int argc, char** argv) {
   add_cache(app);
   add_emit(app);
   add_support(app);
+  add_tune(app);
   try {
     app.parse(argc, argv);
     return exit_ok;

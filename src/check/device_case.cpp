@@ -14,6 +14,9 @@ planning::DeviceMemory& memory_of(Device device) {
 
 }  // namespace
 
+DeviceBytes::DeviceBytes(Device device, std::size_t bytes) : memory_(&memory_of(device)), data_(memory_->allocate(bytes)) {}
+DeviceBytes::~DeviceBytes() { memory_->release(data_); }
+
 DeviceCase::DeviceCase(problem::CaseData& data) : data_(data) {
   if (data.line().device.kind == DeviceKind::cpu) return;
   memory_ = &memory_of(data.line().device);

@@ -7,6 +7,21 @@
 
 namespace foveal::check {
 
+/// Bytes of a device, and its queue; of the host's memory for the CPU.
+class DeviceBytes {
+ public:
+  explicit DeviceBytes(Device device, std::size_t bytes = 0);
+  ~DeviceBytes();
+  DeviceBytes(const DeviceBytes&) = delete;
+  DeviceBytes& operator=(const DeviceBytes&) = delete;
+  void* data() const { return data_; }
+  void synchronize() { memory_->synchronize({}); }
+
+ private:
+  planning::DeviceMemory* memory_;
+  void* data_ = nullptr;
+};
+
 class DeviceCase {
  public:
   /// Copies the case to the device; throws unsupported when no backend serves it.

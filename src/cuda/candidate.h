@@ -25,11 +25,18 @@ class GpuExecutable : public planning::Executable {
   std::vector<jit::KernelSource> sources_;  ///< without an arch until set_arch()
 };
 
+/// A kernel that has configurations to choose from, and all that are legal for a problem, as text (tune/tuned.h).
+struct Family {
+  std::string name;
+  std::vector<std::string> configs;
+};
+
 struct Candidate {
   const char* target;  ///< "sm90", "sm80": PlanOptions::target
   Pass pass;
   std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
+  std::vector<Family> (*families)(const problem::Problem& problem, const driver::DeviceFacts& facts);
 };
 
 }  // namespace foveal::cuda

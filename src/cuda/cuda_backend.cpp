@@ -109,17 +109,35 @@ class CudaBackend : public planning::Backend {
 
 }  // namespace
 
-std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
-  const driver::DeviceFacts facts = facts_of_arch(arch);
+namespace {
+
+const Candidate& candidate_for(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
   const Choice choice = choose(problem, facts, target);
   if (!choice.candidate) base::fail(ErrorCode::unsupported, choice.refusals, " [", problem.line(), "]");
-  auto executable = make(*choice.candidate, problem, facts);
+  return *choice.candidate;
+}
+
+}  // namespace
+
+std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
+  const driver::DeviceFacts facts = facts_of_arch(arch);
+  auto executable = make(candidate_for(problem, facts, target), problem, facts);
   executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA are of the latter; no device is the former alone
   return executable;
 }
 
 std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
   return executable_of(problem, arch, target)->sources();
+}
+
+std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  auto executable = make(candidate_for(problem, facts, target), problem, facts);
+  executable->set_arch(jit::arch_of(facts.major, facts.minor));
+  return executable->sources();
+}
+
+std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
+  return candidate_for(problem, facts, target).families(problem, facts);
 }
 
 std::unique_ptr<planning::Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }

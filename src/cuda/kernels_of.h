@@ -14,6 +14,11 @@ namespace foveal::cuda {
 /// known, unsupported when no target can.
 std::vector<jit::KernelSource> kernels_of(const problem::Problem& problem, const std::string& arch, const std::string& target);
 
+/// The kernels of the plan that a device with these facts gets.
+std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
+/// The configurations that these kernels may have. Both throw unsupported when no target can.
+std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target);
+
 /// The same before it is loaded; its sources carry the arch.
 std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target);
 

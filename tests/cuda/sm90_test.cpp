@@ -139,7 +139,7 @@ TEST_F(Sm90, FewQueriesShareATile) {
       EXPECT_EQ(config.consumers, consumers) << line;
       EXPECT_LE(config.shared_bytes(p), 232448u) << line;
       for (const bool split : {false, true}) {
-        config.split = split;
+        config.split_kv = split;
         std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
         if (split) sources.push_back(merge_splits_sm90_source(p));
         for (jit::KernelSource& source : sources) source.arch = "sm_90a";

@@ -18,7 +18,7 @@ long mock_launches = 0;
 
 namespace {
 
-constexpr Result success = 0, invalid_value = 1, out_of_memory = 2;
+constexpr Result success = 0, invalid_value = 1, out_of_memory = 2, not_found = 500;
 int context_object;
 thread_local Context current = nullptr;
 thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
@@ -30,6 +30,8 @@ Context the_context() { return reinterpret_cast<Context>(&context_object); }
 extern "C" {
 
 Result cuInit(unsigned) { return success; }
+/// NVRTC asks for it where there is a driver.
+Result cuGetExportTable(const void** table, const void*) { return *table = nullptr, not_found; }
 Result cuDriverGetVersion(int* version) { return *version = 12080, success; }
 Result cuGetErrorName(Result, const char** text) { return *text = "MOCK_ERROR", success; }
 Result cuGetErrorString(Result, const char** text) { return *text = "an error of the mock driver", success; }

@@ -8,6 +8,7 @@
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
@@ -23,8 +24,8 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
 }
 
 /// Warps that share the rows of dq compute the same terms, so reads are collected by a pass of their own.
-bool splits_dq(const problem::Problem& p, std::size_t limit) {
-  const auto config = sm80_config(p, Sm80Kernel::dq, limit);
+bool splits_dq(const problem::Problem& p, const Sm80Device& device) {
+  const auto config = sm80_config(p, Sm80Kernel::dq, device);
   return config && config->column_split > 1;
 }
 
@@ -35,7 +36,7 @@ class BackwardSm80 : public GpuExecutable {
         device_(problem.device.index),
         gradients_(problem, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
-        reads_(problem, facts.shared_bytes_per_block, splits_dq(problem, facts.shared_bytes_per_block), workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, splits_dq(problem, sm80_device(facts)), workspace_) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
@@ -43,21 +44,21 @@ class BackwardSm80 : public GpuExecutable {
     largest_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
-    const std::size_t limit = facts.shared_bytes_per_block;
-    const bool wants_queries = p.dq.present || (collects_reads(p) && !splits_dq(p, limit)), wants_keys = p.dk.present || p.dv.present;
+    const Sm80Device device = sm80_device(facts);
+    const bool wants_queries = p.dq.present || (collects_reads(p) && !splits_dq(p, device)), wants_keys = p.dk.present || p.dv.present;
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
-      const Sm80Config config = *two_scan_config(p, limit);
+      const Sm80Config config = *two_scan_config(p, device.shared_bytes);
       queries_.emplace(p, Sm80Kernel::dq, config, two_scan_sm80_source(p, config), workspace_);
       keys_.emplace(p, Sm80Kernel::dkdv, config, two_scan_sm80_source(p, config), workspace_);
       queries_->reserve_shared(keys_->shared_bytes());
     } else {
       if (wants_keys) {
-        const Sm80Config config = *sm80_config(p, Sm80Kernel::dkdv, limit);
+        const Sm80Config config = *sm80_config(p, Sm80Kernel::dkdv, device);
         keys_.emplace(p, Sm80Kernel::dkdv, config, dkdv_sm80_source(p, config), workspace_);
       }
       if (wants_queries) {
-        const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, limit);
+        const Sm80Config config = *sm80_config(p, Sm80Kernel::dq, device);
         queries_.emplace(p, Sm80Kernel::dq, config, dq_sm80_source(p, config), workspace_);
       }
     }
@@ -154,9 +155,20 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
   return std::make_unique<BackwardSm80>(p, facts);
 }
 
+std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  std::vector<Family> all;
+  if (p.attention.backward == BackwardStrategy::two_scan) return all;  // one configuration for both halves
+  for (const Sm80Kernel kernel : {Sm80Kernel::dq, Sm80Kernel::dkdv}) {
+    if (!(kernel == Sm80Kernel::dq ? p.dq.present : p.dk.present || p.dv.present)) continue;
+    all.push_back({sm80_family(kernel), {}});
+    for (const Sm80Config& config : sm80_space(p, kernel, facts.shared_bytes_per_block)) all.back().configs.push_back(text_of(config));
+  }
+  return all;
+}
+
 }  // namespace
 
-const Candidate backward_sm80{"sm80", Pass::backward, refuses, make};
+const Candidate backward_sm80{"sm80", Pass::backward, refuses, make, families};
 
 jit::KernelSource delta_sm80_source(const problem::Problem& p) {
   jit::KernelSource source = source_of(p, "delta_sm80");
@@ -206,8 +218,9 @@ jit::KernelSource pairs_sm80_source(const problem::Problem& p, const Sm80Config&
 
 std::optional<Sm80Config> two_scan_config(const problem::Problem& p, std::size_t limit) {
   // Both halves own 16 rows per warp, so square tiles serve both; the columns of dk and dv are not split.
-  for (const Sm80Config& config : {Sm80Config{64, 64, 4, 1, 2, 1, 1}, Sm80Config{64, 64, 4, 1, 1, 1, 1}, Sm80Config{32, 32, 2, 1, 1, 1, 1},
-                                   Sm80Config{16, 16, 1, 1, 1, 1, 1}}) {
+  for (const Sm80Config& config :
+       {Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2}, Sm80Config{.block_q = 64, .block_kv = 64, .warps = 4},
+        Sm80Config{.block_q = 32, .block_kv = 32, .warps = 2}, Sm80Config{.block_q = 16, .block_kv = 16, .warps = 1}}) {
     if (std::max(config.shared_bytes(p, Sm80Kernel::dq), config.shared_bytes(p, Sm80Kernel::dkdv)) <= limit) return config;
   }
   return std::nullopt;

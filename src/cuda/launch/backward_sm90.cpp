@@ -14,6 +14,7 @@
 #include "cuda/score_emit.h"
 #include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
+#include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
@@ -40,7 +41,8 @@ class BackwardSm90 : public GpuExecutable {
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
-        config_(sm90_backward_candidates(problem).front()),
+        choice_(*sm90_backward_choice(problem, facts.name)),
+        config_(choice_.config),
         pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
@@ -127,6 +129,7 @@ class BackwardSm90 : public GpuExecutable {
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
+    e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text());
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
@@ -199,6 +202,7 @@ class BackwardSm90 : public GpuExecutable {
 
   problem::Problem problem_;
   int device_;
+  Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
   std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
@@ -232,13 +236,21 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     const bool collected = sm90_collects(p) && gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added;
     if (p.varlen && !collected) return "this gradient of a parameter is not collected from packed sequences";
   }
-  const std::size_t needed = sm90_backward_candidates(p).front().shared_bytes(p);
+  const auto choice = sm90_backward_choice(p, facts.name);
+  if (!choice) return "no tile fits shared memory";
+  const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
   return std::make_unique<BackwardSm90>(p, facts);
+}
+
+std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
+  Family family{"sm90.backward", {}};
+  for (const Sm90BackwardConfig& config : sm90_backward_space(p)) family.configs.push_back(text_of(config));
+  return {family};
 }
 
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
@@ -251,7 +263,7 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 
 }  // namespace
 
-const Candidate backward_sm90{"sm90", Pass::backward, refuses, make};
+const Candidate backward_sm90{"sm90", Pass::backward, refuses, make, families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   return source_of(p, config, config.kernel(),

@@ -6,6 +6,7 @@
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
@@ -66,19 +67,26 @@ class ForwardSm80 : public GpuExecutable {
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
-  if (!sm80_config(p, Sm80Kernel::forward, facts.shared_bytes_per_block)) {
+  if (!sm80_config(p, Sm80Kernel::forward, sm80_device(facts))) {
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
   }
   return std::nullopt;
 }
 
 std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  return std::make_unique<ForwardSm80>(p, *sm80_config(p, Sm80Kernel::forward, facts.shared_bytes_per_block));
+  return std::make_unique<ForwardSm80>(p, *sm80_config(p, Sm80Kernel::forward, sm80_device(facts)));
+}
+
+std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts& facts) {
+  Family family{sm80_family(Sm80Kernel::forward), {}};
+  for (const Sm80Config& config : sm80_space(p, Sm80Kernel::forward, facts.shared_bytes_per_block))
+    family.configs.push_back(text_of(config));
+  return {family};
 }
 
 }  // namespace
 
-const Candidate forward_sm80{"sm80", Pass::forward, refuses, make};
+const Candidate forward_sm80{"sm80", Pass::forward, refuses, make, families};
 
 jit::KernelSource forward_sm80_source(const problem::Problem& problem, const Sm80Config& config) {
   jit::KernelSource source{

@@ -7,6 +7,7 @@
 #include "cuda/score_emit.h"
 #include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
+#include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
@@ -18,14 +19,15 @@ class ForwardSm90 : public GpuExecutable {
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
-        config_(sm90_forward_candidates(problem).front()),
+        choice_(*sm90_forward_choice(problem, facts.name)),
+        config_(choice_.config),
         pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
     splits_ = sm90_forward_splits(p, config_, facts.multiprocessors);
-    config_.split = splits_.value > 1;
-    if (config_.split) {
+    config_.split_kv = splits_.value > 1;
+    if (config_.split_kv) {
       split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
       const auto rows = static_cast<std::size_t>(splits_.value * split_rows_);
       split_out_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(p.head_dim_v) * sizeof(float));
@@ -45,13 +47,13 @@ class ForwardSm90 : public GpuExecutable {
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_.push_back(forward_sm90_source(p, config_));
-    if (config_.split) sources_.push_back(merge_splits_sm90_source(p));
+    if (config_.split_kv) sources_.push_back(merge_splits_sm90_source(p));
     if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
   void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
     kernel_ = jit::Kernel(images[0], device_, shared_bytes_);
-    if (config_.split) merge_ = jit::Kernel(images[1], device_, 0);
+    if (config_.split_kv) merge_ = jit::Kernel(images[1], device_, 0);
     if (!uses_tables()) return;
     tables_.load(images.data() + images.size() - tables_.sources().size(), device_);  // the last ones
     tables_.upload(device_);
@@ -60,7 +62,7 @@ class ForwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
-                      config_.split ? ".split" : "");
+                      config_.split_kv ? ".split" : "");
   }
 
   void describe(Explanation& e) const override {
@@ -70,8 +72,9 @@ class ForwardSm90 : public GpuExecutable {
               static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
+    e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text());
-    if (config_.split) e.details.emplace_back("parts of the keys", std::to_string(splits_.value));
+    if (config_.split_kv) e.details.emplace_back("split-KV", std::to_string(splits_.value));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -94,7 +97,7 @@ class ForwardSm90 : public GpuExecutable {
       args.attention.runs = tables_.runs(workspace);
       tables_.make(args.attention, workspace, stream);
     }
-    if (config_.split) {
+    if (config_.split_kv) {
       args.splits = splits_;
       args.split_out = Workspace::at<float>(workspace, split_out_offset_);
       args.split_softmax = Workspace::at<device::SplitRow>(workspace, split_softmax_offset_);
@@ -105,7 +108,7 @@ class ForwardSm90 : public GpuExecutable {
                     .threads = static_cast<unsigned>(config_.threads()),
                     .shared_bytes = shared_bytes_},
                    args, stream);
-    if (!config_.split) return;
+    if (!config_.split_kv) return;
     const std::int64_t rows = p.seqlen_q * p.heads_q;
     merge_.launch({.grid_x = static_cast<unsigned>((rows + merge_rows - 1) / merge_rows),
                    .grid_y = static_cast<unsigned>(p.batch),
@@ -118,6 +121,7 @@ class ForwardSm90 : public GpuExecutable {
 
   problem::Problem problem_;
   int device_;
+  Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
   std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
@@ -135,7 +139,9 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (auto reason = refuses_sm90(p, facts)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
-  const std::size_t needed = sm90_forward_candidates(p).front().shared_bytes(p);
+  const auto choice = sm90_forward_choice(p, facts.name);
+  if (!choice) return "no tile fits shared memory";
+  const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;
 }
@@ -144,9 +150,15 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
   return std::make_unique<ForwardSm90>(p, facts);
 }
 
+std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
+  Family family{"sm90.forward", {}};
+  for (const Sm90ForwardConfig& config : sm90_forward_space(p)) family.configs.push_back(text_of(config));
+  return {family};
+}
+
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses, make};
+const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = "forward_sm90",

@@ -3,66 +3,136 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "cuda/tune/tuned.h"
 
 namespace foveal::cuda {
 namespace {
 
 int round_up(std::int64_t value, int step) { return static_cast<int>((value + step - 1) / step * step); }
 
-/// Rows: {block_q, block_kv, warps, row_tiles, stages, column_split, blocks}.
-std::vector<Sm80Config> forward_table(DType dtype, int dim) {
-  if (dtype == DType::f64) {
-    if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
-    if (dim <= 128) return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
-    if (dim <= 256) return {{16, 16, 1, 1, 1, 1, 1}};
-    return {{16, 16, 4, 1, 1, 4, 1}};
-  }
-  if (dtype == DType::f32) {
-    if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 2}};
-    if (dim <= 128) return {{64, 32, 4, 1, 2, 1, 1}, {64, 32, 4, 1, 1, 1, 1}};
-    if (dim <= 256) return {{64, 32, 4, 1, 1, 1, 1}, {32, 16, 2, 1, 1, 1, 1}};
-    return {{32, 16, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
-  }
-  if (dim <= 64) return {{128, 64, 4, 2, 2, 1, 2}, {64, 64, 4, 1, 2, 1, 2}};
-  if (dim <= 128) return {{64, 64, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 2, 1, 2}};
-  if (dim <= 256) return {{64, 32, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 1, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
-  return {{64, 32, 8, 1, 1, 2, 1}, {32, 16, 4, 1, 1, 2, 1}};
+/// For elements of so many bits and head dims up to dim: the configurations, best first.
+struct Row {
+  int bits;
+  std::int64_t dim;
+  std::vector<Sm80Config> configs;
+};
+using Table = std::vector<Row>;
+
+const Table& forward_table() {
+  static const Table table = {
+      {.bits = 64,
+       .dim = 64,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
+      {.bits = 64, .dim = 128, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}}},
+      {.bits = 64, .dim = 256, .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}}},
+      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+      {.bits = 32, .dim = 64, .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 32,
+       .dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 32, .warps = 4}}},
+      {.bits = 32, .dim = 256, .configs = {{.block_q = 64, .block_kv = 32, .warps = 4}, {.block_q = 32, .block_kv = 16, .warps = 2}}},
+      {.bits = 32,
+       .dim = sm80_max_head_dim,
+       .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
+      {.bits = 16,
+       .dim = 64,
+       .configs = {{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2, .blocks = 2},
+                   {.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 16,
+       .dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2},
+                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 16,
+       .dim = 256,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2},
+                   {.block_q = 64, .block_kv = 32, .warps = 4},
+                   {.block_q = 64, .block_kv = 16, .warps = 4}}},
+      {.bits = 16,
+       .dim = sm80_max_head_dim,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 8, .column_split = 2},
+                   {.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2}}},
+  };
+  return table;
 }
 
-std::vector<Sm80Config> dq_table(DType dtype, int dim) {
-  if (dtype == DType::f64) {
-    if (dim <= 64) return {{32, 32, 2, 1, 1, 1, 1}};
-    if (dim <= 256) return {{16, 16, 1, 1, 1, 1, 1}};
-    return {{16, 16, 4, 1, 1, 4, 1}};
-  }
-  if (dtype == DType::f32) {
-    if (dim <= 64) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
-    if (dim <= 128) return {{64, 32, 4, 1, 2, 1, 1}, {32, 32, 2, 1, 1, 1, 1}};
-    if (dim <= 256) return {{32, 32, 2, 1, 1, 1, 1}, {16, 16, 1, 1, 1, 1, 1}};
-    return {{16, 16, 2, 1, 1, 2, 1}};
-  }
-  if (dim <= 128) return {{64, 64, 4, 1, 2, 1, 2}, {64, 32, 4, 1, 2, 1, 2}};
-  if (dim <= 192) return {{64, 32, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
-  if (dim <= 256) return {{64, 16, 4, 1, 2, 1, 1}, {64, 16, 4, 1, 1, 1, 1}};
-  return {{32, 16, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
+const Table& dq_table() {
+  static const Table table = {
+      {.bits = 64, .dim = 64, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}}},
+      {.bits = 64, .dim = 256, .configs = {{.block_q = 16, .block_kv = 16, .warps = 1}}},
+      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+      {.bits = 32,
+       .dim = 64,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
+      {.bits = 32,
+       .dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 32, .block_kv = 32, .warps = 2}}},
+      {.bits = 32, .dim = 256, .configs = {{.block_q = 32, .block_kv = 32, .warps = 2}, {.block_q = 16, .block_kv = 16, .warps = 1}}},
+      {.bits = 32, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
+      {.bits = 16,
+       .dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2},
+                   {.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 16,
+       .dim = 192,
+       .configs = {{.block_q = 64, .block_kv = 32, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}}},
+      {.bits = 16,
+       .dim = 256,
+       .configs = {{.block_q = 64, .block_kv = 16, .warps = 4, .stages = 2}, {.block_q = 64, .block_kv = 16, .warps = 4}}},
+      {.bits = 16,
+       .dim = sm80_max_head_dim,
+       .configs = {{.block_q = 32, .block_kv = 16, .warps = 4, .column_split = 2},
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
+  };
+  return table;
 }
 
-std::vector<Sm80Config> dkdv_table(DType dtype, int dim) {
-  if (dtype == DType::f64) {
-    if (dim <= 64) return {{16, 32, 4, 1, 1, 2, 1}};
-    return {{16, 16, 4, 1, 1, 4, 1}};
-  }
-  if (dtype == DType::f32) {
-    if (dim <= 64) return {{32, 64, 4, 1, 2, 1, 1}, {32, 32, 4, 1, 1, 2, 1}};
-    if (dim <= 128) return {{32, 64, 8, 1, 2, 2, 1}, {16, 32, 4, 1, 2, 2, 1}};
-    if (dim <= 256) return {{16, 32, 4, 1, 1, 2, 1}, {16, 16, 2, 1, 1, 2, 1}};
-    return {{16, 16, 4, 1, 1, 4, 1}};
-  }
-  if (dim <= 64) return {{64, 64, 4, 1, 2, 1, 2}};
-  if (dim <= 96) return {{32, 64, 4, 1, 2, 1, 2}};
-  if (dim <= 128) return {{64, 64, 8, 1, 2, 2, 1}, {32, 64, 8, 1, 2, 2, 1}};
-  if (dim <= 256) return {{32, 64, 8, 1, 2, 2, 1}, {32, 32, 4, 1, 1, 2, 1}, {16, 32, 4, 1, 1, 2, 1}};
-  return {{16, 32, 8, 1, 1, 4, 1}, {16, 16, 4, 1, 1, 4, 1}};
+const Table& dkdv_table() {
+  static const Table table = {
+      {.bits = 64, .dim = 64, .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}}},
+      {.bits = 64, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+      {.bits = 32,
+       .dim = 64,
+       .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2},
+                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2}}},
+      {.bits = 32,
+       .dim = 128,
+       .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
+                   {.block_q = 16, .block_kv = 32, .warps = 4, .stages = 2, .column_split = 2}}},
+      {.bits = 32,
+       .dim = 256,
+       .configs = {{.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2},
+                   {.block_q = 16, .block_kv = 16, .warps = 2, .column_split = 2}}},
+      {.bits = 32, .dim = sm80_max_head_dim, .configs = {{.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+      {.bits = 16, .dim = 64, .configs = {{.block_q = 64, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 16, .dim = 96, .configs = {{.block_q = 32, .block_kv = 64, .warps = 4, .stages = 2, .blocks = 2}}},
+      {.bits = 16,
+       .dim = 128,
+       .configs = {{.block_q = 64, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
+                   {.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2}}},
+      {.bits = 16,
+       .dim = 256,
+       .configs = {{.block_q = 32, .block_kv = 64, .warps = 8, .stages = 2, .column_split = 2},
+                   {.block_q = 32, .block_kv = 32, .warps = 4, .column_split = 2},
+                   {.block_q = 16, .block_kv = 32, .warps = 4, .column_split = 2}}},
+      {.bits = 16,
+       .dim = sm80_max_head_dim,
+       .configs = {{.block_q = 16, .block_kv = 32, .warps = 8, .column_split = 4},
+                   {.block_q = 16, .block_kv = 16, .warps = 4, .column_split = 4}}},
+  };
+  return table;
+}
+
+/// Of the row for these elements and this dim.
+const std::vector<Sm80Config>& configs_of(const Table& table, DType dtype, int dim) {
+  const int bits = static_cast<int>(8 * size_of(dtype));
+  const auto row = std::find_if(table.begin(), table.end(), [&](const Row& each) { return each.bits == bits && dim <= each.dim; });
+  static const std::vector<Sm80Config> none;
+  return row == table.end() ? none : row->configs;
+}
+
+const Table& table_of(Sm80Kernel kernel) {
+  return kernel == Sm80Kernel::forward ? forward_table() : kernel == Sm80Kernel::dkdv ? dkdv_table() : dq_table();
 }
 
 /// The same tiles with whole rows for each warp.
@@ -75,7 +145,7 @@ std::vector<Sm80Config> unsplit(std::vector<Sm80Config> table) {
 
 std::string Sm80Config::text() const {
   return base::join(block_q, "x", block_kv, " warps ", warps, " stages ", stages,
-                    column_split > 1 ? base::join(" split ", column_split) : "");
+                    column_split > 1 ? base::join(" split ", column_split) : "", note);
 }
 
 std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kernel) const {
@@ -118,34 +188,76 @@ void Sm80Config::set(jit::Constants& constants) const {
 
 std::vector<Sm80Config> sm80_candidates(const problem::Problem& p, Sm80Kernel kernel) {
   const int dim = round_up(std::max(p.head_dim, p.head_dim_v), 16);
-  switch (kernel) {
-    case Sm80Kernel::forward:
-      return forward_table(p.dtype, dim);
-    case Sm80Kernel::dkdv:
-      return dkdv_table(p.dtype, dim);
-    case Sm80Kernel::dq:
-      return dq_table(p.dtype, dim);
-    case Sm80Kernel::measure:
-      return unsplit(dq_table(p.dtype, dim));
-    case Sm80Kernel::reads: {
-      std::vector<Sm80Config> table = unsplit(dq_table(p.dtype, dim));
-      if (size_of(p.dtype) == 2 && dim <= 128) table.insert(table.begin(), Sm80Config{128, 64, 4, 2, 2, 1, 1});
-      return table;
-    }
-    case Sm80Kernel::pairs: {
-      std::vector<Sm80Config> table = unsplit(dq_table(p.dtype, dim));
-      for (Sm80Config& config : table) config.stages = 1, config.blocks = 1;
-      // Nothing is loaded ahead: other blocks fill the wait.
-      if (size_of(p.dtype) == 2 && dim <= 64) table.insert(table.begin(), Sm80Config{64, 32, 4, 1, 1, 1, 4});
-      return table;
-    }
+  std::vector<Sm80Config> configs = configs_of(table_of(kernel), p.dtype, dim);
+  if (kernel == Sm80Kernel::forward || kernel == Sm80Kernel::dq || kernel == Sm80Kernel::dkdv) return configs;
+  configs = unsplit(configs);
+  if (kernel == Sm80Kernel::measure) return configs;
+  const bool short_elements = size_of(p.dtype) == 2;
+  if (kernel == Sm80Kernel::reads) {
+    if (short_elements && dim <= 128)
+      configs.insert(configs.begin(), Sm80Config{.block_q = 128, .block_kv = 64, .warps = 4, .row_tiles = 2, .stages = 2});
+    return configs;
   }
-  return {};
+  for (Sm80Config& config : configs) config.stages = 1, config.blocks = 1;
+  // Nothing is loaded ahead: other blocks fill the wait.
+  if (short_elements && dim <= 64) configs.insert(configs.begin(), Sm80Config{.block_q = 64, .block_kv = 32, .warps = 4, .blocks = 4});
+  return configs;
 }
 
-std::optional<Sm80Config> sm80_config(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block) {
-  for (const Sm80Config& config : sm80_candidates(problem, kernel))
-    if (config.shared_bytes(problem, kernel) <= shared_bytes_per_block) return config;
+const char* sm80_family(Sm80Kernel kernel) {
+  return kernel == Sm80Kernel::forward ? "sm80.forward"
+         : kernel == Sm80Kernel::dq    ? "sm80.dq"
+         : kernel == Sm80Kernel::dkdv  ? "sm80.dkdv"
+                                       : "";
+}
+
+std::optional<std::string> sm80_illegal(const problem::Problem& p, Sm80Kernel kernel, const Sm80Config& config, std::size_t shared_bytes) {
+  for (const int size : {config.block_q, config.block_kv})
+    if (size < 16 || size > 128 || size % 16 != 0) return "block_q and block_kv are multiples of 16 to 128";
+  if (config.warps < 1 || config.warps > 8 || config.row_tiles < 1 || config.row_tiles > 2 || config.stages < 1 || config.stages > 2 ||
+      config.column_split < 1 || config.column_split > 4 || config.blocks < 1 || config.blocks > 4)
+    return "warps 1 to 8, row_tiles 1 or 2, stages 1 or 2, column_split and blocks 1 to 4 are there";
+  const int owned = kernel == Sm80Kernel::dkdv ? config.block_kv : config.block_q;
+  if (owned * config.column_split != 16 * config.row_tiles * config.warps) return "each warp owns its rows, or its columns of them";
+  const std::size_t needed = config.shared_bytes(p, kernel);
+  if (needed > shared_bytes) return base::join(needed, " bytes of shared memory exceed ", shared_bytes);
+  return std::nullopt;
+}
+
+std::vector<Sm80Config> sm80_space(const problem::Problem& p, Sm80Kernel kernel, std::size_t shared_bytes) {
+  std::vector<Sm80Config> space;
+  const auto add = [&](const Sm80Config& config) {
+    const auto same = [&](const Sm80Config& other) { return text_of(other) == text_of(config); };
+    if (!sm80_illegal(p, kernel, config, shared_bytes) && std::none_of(space.begin(), space.end(), same)) space.push_back(config);
+  };
+  const std::vector<Sm80Config> candidates = sm80_candidates(p, kernel);
+  for (const Sm80Config& config : candidates) add(config);
+  for (const Row& row : table_of(kernel)) {
+    if (row.bits != static_cast<int>(8 * size_of(p.dtype))) continue;
+    for (Sm80Config config : row.configs) {
+      if (config.column_split != candidates.front().column_split) continue;
+      for (config.stages = 1; config.stages <= 2; ++config.stages)
+        for (config.blocks = 1; config.blocks <= 2; ++config.blocks) add(config);
+    }
+  }
+  return space;
+}
+
+std::optional<Sm80Config> sm80_config(const problem::Problem& p, Sm80Kernel kernel, const Sm80Device& device) {
+  std::string note;
+  const std::string family = sm80_family(kernel);
+  if (const auto tuned = family.empty() ? std::nullopt : tuned_config(p, device.name, family)) {
+    auto config = parse_config<Sm80Config>(tuned->config, tuned->source);
+    const auto reason = sm80_illegal(p, kernel, config, device.shared_bytes);
+    note = base::join(reason ? ", not as tuned (" : ", tuned (", tuned->source, ")", reason ? ": " + *reason : "");
+    config.note = note;
+    if (!reason) return config;
+  }
+  for (Sm80Config& config : sm80_candidates(p, kernel)) {
+    if (config.shared_bytes(p, kernel) > device.shared_bytes) continue;
+    config.note = note;
+    return config;
+  }
   return std::nullopt;
 }
 

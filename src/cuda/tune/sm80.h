@@ -14,24 +14,47 @@ namespace foveal::cuda {
 enum class Sm80Kernel { forward, dq, dkdv, reads, pairs, measure };
 
 struct Sm80Config {
-  int block_q, block_kv;
-  int warps;
-  int row_tiles;     ///< m16 tiles of rows per warp
-  int stages;        ///< of the tiles that are walked
-  int column_split;  ///< warps that share rows and split the columns of what is summed
-  int blocks;        ///< at least this many blocks on a multiprocessor
+  int block_q = 64, block_kv = 64;
+  int warps = 4;
+  int row_tiles = 1;     ///< m16 tiles of rows per warp
+  int stages = 1;        ///< of the tiles that are walked
+  int column_split = 1;  ///< warps that share rows and split the columns of what is summed
+  int blocks = 1;        ///< at least this many blocks on a multiprocessor
+  std::string note{};    ///< of whose choice it is, where not the table's
 
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("warps", self.warps), fn("row_tiles", self.row_tiles);
+    fn("stages", self.stages), fn("column_split", self.column_split), fn("blocks", self.blocks);
+  }
   std::string text() const;  ///< "64x64 warps 4 stages 2"
   int threads() const { return warps * 32; }
   std::size_t shared_bytes(const problem::Problem& problem, Sm80Kernel kernel) const;
   void set(jit::Constants& constants) const;
 };
 
-/// Everything that may be chosen for head dims like these, best first.
+/// What a choice looks at besides the problem.
+struct Sm80Device {
+  std::size_t shared_bytes;  ///< of a block, at most
+  std::string name{};        ///< for tuned configurations; "" for none
+  Sm80Device(std::size_t bytes) : shared_bytes(bytes) {}
+  Sm80Device(std::size_t bytes, std::string named) : shared_bytes(bytes), name(std::move(named)) {}
+};
+
+/// The name of a kernel's configurations in files of tuned ones; "" for kernels that have none.
+const char* sm80_family(Sm80Kernel kernel);
+
+/// The table's for elements and head dims like these, best first.
 std::vector<Sm80Config> sm80_candidates(const problem::Problem& problem, Sm80Kernel kernel);
 
-/// The first candidate that fits into a block's shared memory.
-std::optional<Sm80Config> sm80_config(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block);
+/// The device's tuned configuration, or the first candidate that fits into a block's shared memory.
+std::optional<Sm80Config> sm80_config(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Device& device);
+
+/// Why a kernel cannot run a problem so, or nothing.
+std::optional<std::string> sm80_illegal(const problem::Problem& problem, Sm80Kernel kernel, const Sm80Config& config,
+                                        std::size_t shared_bytes_per_block);
+/// Every legal configuration of the tables, the candidates first: what can be measured.
+std::vector<Sm80Config> sm80_space(const problem::Problem& problem, Sm80Kernel kernel, std::size_t shared_bytes_per_block);
 
 constexpr int sm80_max_head_dim = 512;
 

@@ -10,7 +10,6 @@ namespace foveal::cuda {
 namespace {
 
 constexpr std::int64_t unlimited = std::int64_t{1} << 30;
-constexpr std::size_t shared_limit = 232448;  // bytes of a CTA
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -132,8 +131,8 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kTakeTurns", take_turns)
       .set("kFewQueries", few_queries())
       .set("kPackedHeads", packed_heads)
-      .set("kSplit", split)
-      .set("kOrdered", ordered);
+      .set("kSplit", split_kv)
+      .set("kOrdered", softmax_before_pv_wait);
 }
 
 std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) const {
@@ -188,10 +187,7 @@ std::vector<ReadBins> sm90_bins(const problem::Problem& p, std::size_t room) {
   return bins;
 }
 
-namespace {
-
-/// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
-std::vector<ReadTable> fitting_tables(const problem::Problem& p, const std::vector<PairTile>& tiles, std::size_t room) {
+std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& p, const std::vector<PairTile>& tiles, std::size_t room) {
   std::vector<ReadTable> tables;
   if (p.has_score_mod())
     for (ReadTable table : find_read_tables(p, tiles)) {
@@ -209,8 +205,6 @@ std::vector<ReadTable> fitting_tables(const problem::Problem& p, const std::vect
   }
   return tables;
 }
-
-}  // namespace
 
 std::string Sm90BackwardConfig::text() const {
   return base::join(block_q, "x", task_keys(), " stages ", stages, cluster_size() > 1 ? " in clusters" : "",
@@ -231,16 +225,16 @@ std::optional<Sm90CollectConfig> fitting_collect_config(const problem::Problem& 
   for (const int stages : {2, 1}) {
     Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
-      fitting.bins = sm90_bins(p, shared_limit - fitting.shared_bytes(p));
+      fitting.bins = sm90_bins(p, sm90_shared_limit - fitting.shared_bytes(p));
       return fitting;
     };
-    if (config.shared_bytes(p) <= shared_limit) {
+    if (config.shared_bytes(p) <= sm90_shared_limit) {
       const std::vector<ReadBins> bins = with_bins(config).bins;
       bool all = true;
       for (std::size_t r = 0; r < bins.size(); ++r) all = all && bins[r].entries == bin_entries(p, p.score->reads[r]);
       if (all || stages == 1) return config;
     }
-    if (stages == 1 && without_lines.shared_bytes(p) <= shared_limit) return with_bins(without_lines);
+    if (stages == 1 && without_lines.shared_bytes(p) <= sm90_shared_limit) return with_bins(without_lines);
   }
   return std::nullopt;
 }
@@ -277,9 +271,9 @@ LineValues sm90_line_values(const problem::Problem& p) {
   LineValues lines = find_line_values(p, straight_values(p));
   if (p.pass == Pass::forward) return lines;
   // As many as shared memory has room for: those along diagonals serve more pairs.
-  const Sm90BackwardConfig config{64, p.head_dim > 128 ? 64 : 128, 2, 0};
+  const Sm90BackwardConfig config{.block_q = 64, .block_kv = p.head_dim > 128 ? 64 : 128};
   const std::size_t taken = config.bytes_without_lines(p);
-  const std::size_t room = taken < shared_limit ? (shared_limit - taken) / (4 * static_cast<std::size_t>(config.stages)) : 0;
+  const std::size_t room = taken < sm90_shared_limit ? (sm90_shared_limit - taken) / (4 * static_cast<std::size_t>(config.stages)) : 0;
   for (std::vector<scoring::ValueId>* values : {&lines.walk, &lines.diagonal})
     while (!values->empty() && lines.count(config.block_kv, config.block_q) > room) values->pop_back();
   return lines;
@@ -305,170 +299,6 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
     tiles.erase(std::remove_if(tiles.begin(), tiles.end(), late), tiles.end());
   }
   return tiles;
-}
-
-namespace {
-
-/// Reads of one element per pair come as tiles where these fit.
-Sm90ForwardConfig with_pair_tiles(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  if (sm90_pair_tiles(p).empty()) return config;
-  for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) {
-    Sm90ForwardConfig tried = config;
-    tried.pair_stages = pair_stages;
-    tried.query_stages = std::min(config.query_stages, query_stages);
-    if (tried.shared_bytes(p) <= shared_limit) return tried;
-  }
-  return config;
-}
-
-/// Parameters that are read at any place stand in shared memory where they fit, if need be instead of the next task's queries.
-Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig& config) {
-  Sm90ForwardConfig best = config;
-  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) {
-    Sm90ForwardConfig tried = config;
-    tried.query_stages = query_stages;
-    if (const std::size_t taken = tried.shared_bytes(p); taken < shared_limit) {
-      tried.tables = fitting_tables(p, tried.pair_tiles(p), shared_limit - taken);
-      if (tried.tables.size() > best.tables.size()) best = tried;
-    }
-  }
-  return best;
-}
-
-/// Fewer queries than a tile has rows: keys and values are what takes time, so that they are read once for all heads that share them, into
-/// as many buffers as there is room for.
-std::optional<Sm90ForwardConfig> for_few_queries(const problem::Problem& p) {
-  constexpr int most_rows = 128;
-  if (p.attention.dropout_p > 0 || p.part) return std::nullopt;
-  if (p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39) return std::nullopt;
-  const std::int64_t rows = p.seqlen_q * p.group_size, dim = std::max(p.head_dim, p.head_dim_v);
-  if (rows > 64 && p.group_size == 1) return std::nullopt;
-  // More than a tile takes time to compute, and scores are dearer where heads share it.
-  if (p.has_score_mod() && rows > most_rows) return std::nullopt;
-  const bool listed = sm90_mask(p).tiles == Sm90Tiles::list;
-  if (listed && p.group_size > 1 && mask_depends_on_head(p)) return std::nullopt;
-  const int consumers = rows <= 64 ? 1 : 2;
-  const int block_kv = dim <= 128 ? 128 : dim <= 192 ? 96 : consumers == 1 ? 80 : 64;
-  Sm90ForwardConfig config{block_kv, consumers, 4, 2, consumers > 1, dim > 80};
-  config.packed_heads = static_cast<int>(p.group_size);
-  config.helpers = p.group_size == 1 && !sm90_line_values(p).empty();  // lines of one head
-  while (config.shared_bytes(p) > shared_limit) {
-    if (config.stages > 2) {
-      --config.stages;
-    } else if (config.query_stages > 1) {
-      config.query_stages = 1;
-    } else {
-      return std::nullopt;  // no room even so: tiles of one head
-    }
-  }
-  return config;
-}
-
-// Chosen by measurement on an H200 (docs/lab/gpu.md).
-std::vector<Sm90ForwardConfig> forward_candidates(const problem::Problem& p) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool plain = !p.has_score_mod() && sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0;
-  const bool causal = sm90_mask(p).tiles != Sm90Tiles::all;
-  const bool helpers = !sm90_line_values(p).empty();
-  const Sm90ForwardConfig two{128, 2, 2, 2, true, false, helpers}, three{128, 3, 2, 2, true, false, helpers};
-  if (dim <= 64) {
-    const bool bf16 = p.dtype == DType::bf16;
-    if (sm90_mask(p).tiles == Sm90Tiles::list || p.attention.dropout_p > 0 || reads_pairs(p, 0, sm90_pair_tiles(p))) return {two};
-    const std::vector<PairTile> tiles = sm90_pair_tiles(p);
-    if (tiles.size() > 1 || (tiles.size() == 1 && tiles[0].element_bytes > 2)) return {two};  // shared memory is full
-    // Fewer and wider tiles, fewer waits for them.
-    const Sm90ForwardConfig wide{160, 2, 2, 2, true, false, helpers};
-    if (bf16 && is_capped(p)) return {two};
-    // The unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile.
-    // Not for what is the same along lines of a tile, which another warp evaluates.
-    if (!helpers && evaluates_special_functions(p)) return {{112, 3, 2, 2, true, false}, two};
-    if (!is_light(p)) return {two};
-    if ((causal && p.seqlen_q <= 1024) || p.seqlen_q <= 128) return {two, three};
-    if (sm90_line_values(p).walk.size() > 1) return {two};  // beside values of rows, which registers hold, a wide tile spills
-    if (bf16 && is_sum(p) && sm90_pair_tiles(p).empty()) return {wide, three};
-    return {three, two};
-  }
-  if (dim <= 80 && plain) return {{112, 3, 2, 2, true, false}};
-  if (dim <= 96 && plain) return {{144, 2, 2, 2, true, true}};
-  if (dim <= 128) {
-    const Sm90ForwardConfig narrow{128, 2, 2, 2, true, true, helpers}, wide{160, 2, 2, 2, true, true};
-    if (plain && p.seqlen_kv >= (causal ? 8192 : 4096)) return {wide, narrow};
-    return plain ? std::vector{narrow, wide} : std::vector{narrow};
-  }
-  if (dim <= 192) {
-    if (p.head_dim_v <= 128) return {{128, 2, 2, 1, true, true, helpers}};
-    return {{96, 2, 2, 1, false, true, helpers}};
-  }
-  return {{plain ? 80 : 64, 2, 2, 1, false, true, helpers}};
-}
-
-}  // namespace
-
-bool sm90_has_few_queries(const problem::Problem& p) { return for_few_queries(p).has_value(); }
-
-std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) {
-  if (const auto config = for_few_queries(p)) return {*config};
-  std::vector<Sm90ForwardConfig> candidates = forward_candidates(p);
-  for (Sm90ForwardConfig& candidate : candidates) candidate = with_tables(p, with_pair_tiles(p, candidate));
-  return candidates;
-}
-
-namespace {
-
-/// What a thread of the helping warps needs; above head dim 64 the others need all that can be spared, which sums along diagonals can
-/// least.
-int backward_helper_registers(const problem::Problem& p, bool helpers) {
-  if (p.head_dim > 128) return 40;
-  if (!helpers) return 24;
-  if (std::max(p.head_dim, p.head_dim_v) <= 64) return 72;
-  return sm90_collects(p) && reads_along(p, scoring::Reduction::diagonal) > 0 && early_reads(p) == 0 ? 56 : 40;
-}
-
-std::vector<Sm90BackwardConfig> backward_candidates(const problem::Problem& p) {
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
-  const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
-  const bool helpers = (sm90_collects(p) && p.head_dim <= 128 && staged_reads(p) > 0) || !sm90_line_values(p).empty();
-  const int helper_registers = backward_helper_registers(p, helpers);
-  if (p.head_dim > 128) return {{64, 64, 2, helper_registers}};
-  // Registers hold of each pair what the plain pass holds.
-  const bool only_sums = std::all_of(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
-    const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
-    return follows_from_dk(p, read) ||
-           (!of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column));
-  });
-  const bool straight = bare && is_light(p) && only_sums && !helpers && !reads_pairs(p);
-  if (dim <= 64 && (plain || straight)) return {{128, 128, 2, helper_registers}, {64, 128, 2, helper_registers}};
-  std::vector<Sm90BackwardConfig> candidates;
-  const auto add_fitting = [&](const Sm90BackwardConfig& config) {
-    if (config.shared_bytes(p) <= shared_limit) candidates.push_back(config);
-  };
-  if (const std::vector<PairTile> tiles = sm90_pair_tiles(p); !tiles.empty()) {
-    const bool adds = std::none_of(tiles.begin(), tiles.end(), [&](const PairTile& tile) {  // a slope for each pair needs registers
-      return comes_from(p.score->backward, p.score->dscore, tile.read);
-    });
-    const bool light = bare && adds && !helpers && !sm90_collects(p) && is_light(p) && !reads_pairs(p, 0, tiles);
-    for (const int pair_stages : {2, 1})
-      if (dim <= 64 && light && candidates.empty()) add_fitting({128, 128, 2, helper_registers, pair_stages});
-    const int more = dim <= 64 ? backward_helper_registers(p, true) : helper_registers;  // the warp that loads has more to do
-    for (const int pair_stages : {2, 1})
-      if (candidates.empty() || pair_stages == 2) add_fitting({64, 128, 2, more, pair_stages});
-  }
-  if (candidates.empty()) candidates.push_back({64, 128, 2, helper_registers});
-  return candidates;
-}
-
-}  // namespace
-
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) {
-  std::vector<Sm90BackwardConfig> candidates = backward_candidates(p);
-  for (Sm90BackwardConfig& config : candidates)
-    if (const std::size_t taken = config.shared_bytes(p); sm90_collects(p) && config.cluster_size() == 1 && taken < shared_limit)
-      config.bins = sm90_bins(p, shared_limit - taken);
-  for (Sm90BackwardConfig& config : candidates)
-    if (const std::size_t taken = config.shared_bytes(p); config.cluster_size() == 1 && taken < shared_limit)
-      config.tables = fitting_tables(p, config.pair_tiles(p), shared_limit - taken);
-  return candidates;
 }
 
 }  // namespace foveal::cuda

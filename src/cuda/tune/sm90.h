@@ -1,5 +1,6 @@
 #pragma once
-// Tiles and schedules of the sm_90 kernels: pure functions from a problem to printable values. The order of tasks: sm90_order.h.
+// Configurations of the sm_90 kernels, what they take of a CTA, and their choice by tables: pure functions from a problem to printable
+// values. The order of tasks: sm90_order.h.
 #include <optional>
 #include <string>
 #include <vector>
@@ -23,18 +24,33 @@ struct Sm90Mask {
 };
 Sm90Mask sm90_mask(const problem::Problem& problem);
 
+/// What a configuration is chosen for, and why: of its table, or whose measurement says so.
+template <class Config>
+struct Chosen {
+  Config config;
+  std::string why;
+};
+
 struct Sm90ForwardConfig {
-  int block_kv;
-  int consumers;  ///< warpgroups of 64 rows
-  int stages;     ///< of keys and values
-  int query_stages;
-  bool take_turns;                  ///< warpgroups issue their products one after the other
-  bool ordered;                     ///< exponentials before the wait for the product that runs beside them
-  bool helpers = false;             ///< a warp beside the one that loads has work too
-  int pair_stages = 0;              ///< of reads that come as tiles; 0: none does
-  int packed_heads = 1;             ///< of a kv head, whose queries are rows of one tile
-  bool split = false;               ///< tasks take a part of the keys each
-  std::vector<ReadTable> tables{};  ///< in shared memory
+  int block_kv = 128;
+  int consumers = 2;  ///< warpgroups of 64 rows
+  int stages = 2;     ///< of keys and values
+  int query_stages = 2;
+  bool take_turns = true;               ///< warpgroups issue their products one after the other
+  bool softmax_before_pv_wait = false;  ///< exponentials before the wait for the product that runs beside them
+  int packed_heads = 1;                 ///< GQA packing: heads of a kv head, whose queries are rows of one tile
+  int pair_stages = 0;                  ///< of reads that come as tiles; 0: none does
+  bool helpers = false;                 ///< a warp beside the one that loads has work too
+  bool split_kv = false;                ///< tasks take a part of the keys each
+  std::vector<ReadTable> tables{};      ///< in shared memory
+
+  /// Those that are chosen; the others follow from them and the problem.
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("block_kv", self.block_kv), fn("consumers", self.consumers), fn("stages", self.stages), fn("query_stages", self.query_stages);
+    fn("take_turns", self.take_turns), fn("softmax_before_pv_wait", self.softmax_before_pv_wait);
+    fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
+  }
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
   LineValues line_values(const problem::Problem& problem) const;           ///< that a helping warp evaluates
@@ -48,12 +64,17 @@ struct Sm90ForwardConfig {
 };
 
 struct Sm90BackwardConfig {
-  int block_q, block_kv;            ///< of a CTA
-  int stages;                       ///< of queries and gradients of the output
-  int helper_registers;             ///< of a thread of the warps that load and help; the others share the rest
-  int pair_stages = 0;              ///< of reads that come as tiles; 0: none does
-  std::vector<ReadBins> bins{};     ///< see sm90_bins
-  std::vector<ReadTable> tables{};  ///< in shared memory
+  int block_q = 64, block_kv = 128;  ///< of a CTA
+  int stages = 2;                    ///< of queries and gradients of the output
+  int pair_stages = 0;               ///< of reads that come as tiles; 0: none does
+  int helper_registers = 0;          ///< of a thread of the warps that load and help; the others share the rest
+  std::vector<ReadBins> bins{};      ///< see sm90_bins
+  std::vector<ReadTable> tables{};   ///< in shared memory
+
+  template <class Self, class Fn>
+  static void fields(Self& self, Fn fn) {
+    fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
+  }
 
   std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
 
@@ -90,14 +111,26 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem);
 /// What its score needs along the lines of a tile, where the kernel has warps for that.
 LineValues sm90_line_values(const problem::Problem& problem);
 
-/// Everything that may be chosen for head dims like these, the best for this problem first.
+/// The configurations of all rows of a table (sm90_choice.cpp) that apply and fit, the best for this problem first; empty when none fits.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
 std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
 
-/// Has the forward pass fewer queries than a tile has rows, and nothing that keeps heads from sharing a tile and tasks from sharing the
-/// keys?
-bool sm90_has_few_queries(const problem::Problem& problem);
+/// What runs on a device of this name: its tuned configuration, or the first candidate. Nothing when no row fits.
+std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& problem, const std::string& device);
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const std::string& device);
 
+/// Why the kernels cannot run a problem so, or nothing; for configurations that were completed for the problem.
+std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90ForwardConfig& config);
+std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90BackwardConfig& config);
+
+/// Every legal configuration, the candidates first: what can be measured.
+std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem);
+
+/// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
+std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles, std::size_t room);
+
+constexpr std::size_t sm90_shared_limit = 232448;  ///< bytes of a CTA
 constexpr std::int64_t sm90_max_head_dim = 256;
 
 }  // namespace foveal::cuda

@@ -175,7 +175,7 @@ Sm90SplitSchedule sm90_schedule_splits(const std::vector<Sm90TileRange>& rows, c
 }
 
 device::Divisor sm90_forward_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
-  if (!sm90_has_few_queries(p)) return divisor(1);
+  if (!config.few_queries()) return divisor(1);
   const auto rows = sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, false);
   std::int64_t tiles = 0;
   for (const Sm90TileRange& row : rows) tiles = std::max(tiles, row.end - row.begin);

@@ -1,0 +1,208 @@
+// foveal tune: every legal configuration of a problem's kernels, timed on the device that is there.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <functional>
+
+#include "base/check.h"
+#include "check/device_case.h"
+#include "command.h"
+#include "cuda/jit/compile.h"
+#include "cuda/kernels_of.h"
+#include "cuda/tune/tuned.h"
+#include "lines.h"
+#include "problem/problem.h"
+
+namespace foveal::cli {
+namespace {
+
+struct Options {
+  LineOptions lines;
+  double seconds = 0.2;
+  std::string write;
+};
+
+/// Within this of the fastest, a table's own choice stays: repeated measurements differ by as much.
+constexpr double noise = 1.01;
+
+/// A problem line on its device, ready to run.
+class Case {
+ public:
+  explicit Case(const problem::Line& line) : line_(line), data_(line), device_(data_), memory_(line.device) {
+    if (line.pass == Pass::backward) forward(line.attention, device_.forward_inputs(), device_.forward_outputs(), {}, line.options);
+  }
+
+  const problem::Line& line() const { return line_; }
+  problem::Problem problem() const {
+    if (line_.pass == Pass::forward) return problem::make_problem(line_.attention, device_.forward_inputs(), device_.forward_outputs());
+    return problem::make_problem(line_.attention, device_.backward_inputs(), device_.backward_outputs());
+  }
+  Plan plan() const {
+    if (line_.pass == Pass::forward)
+      return foveal::plan(line_.attention, device_.forward_inputs(), device_.forward_outputs(), line_.options);
+    return foveal::plan(line_.attention, device_.backward_inputs(), device_.backward_outputs(), line_.options);
+  }
+  /// Runs it again and again; seconds of one.
+  double time(const Plan& plan, double seconds) {
+    const check::DeviceBytes workspace(line_.device, plan.workspace_bytes());
+    const std::function<void()> run =
+        line_.pass == Pass::forward
+            ? std::function<void()>(
+                  [&, in = device_.forward_inputs(), out = device_.forward_outputs()] { plan.run(in, out, workspace.data()); })
+            : [&, in = device_.backward_inputs(), out = device_.backward_outputs()] { plan.run(in, out, workspace.data()); };
+    const auto several = [&](int count) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < count; ++i) run();
+      memory_.synchronize();
+      return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / count;
+    };
+    several(2);
+    constexpr int rounds = 5;
+    const int count = std::clamp(static_cast<int>(seconds / rounds / std::max(several(3), 1e-7)), 1, 10000);
+    std::vector<double> times;
+    for (int round = 0; round < rounds; ++round) times.push_back(several(count));
+    std::sort(times.begin(), times.end());
+    return times[rounds / 2];
+  }
+  /// Everything that the last run wrote.
+  std::vector<std::vector<double>> results() {
+    device_.download();
+    std::vector<std::vector<double>> all;
+    const bool forward = line_.pass == Pass::forward;
+    for (const char* role : {"out", "lse", "dq", "dk", "dv"})
+      if (forward == (role[0] != 'd') && data_.view(role).present()) all.push_back(problem::values_of(data_.view(role)));
+    for (std::size_t i = 0; !forward && i < line_.params.size(); ++i)
+      if (line_.params[i].grad) all.push_back(problem::values_of(data_.dparam(i)));
+    return all;
+  }
+
+ private:
+  problem::Line line_;
+  problem::CaseData data_;
+  check::DeviceCase device_;
+  check::DeviceBytes memory_;
+};
+
+/// The norm of the largest difference of two results, as a share of the result; another place of infinities or NaNs is all of it.
+double difference(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b) {
+  double most = 0;
+  for (std::size_t t = 0; t < a.size(); ++t) {
+    double apart = 0, size = 0;
+    for (std::size_t i = 0; i < a[t].size(); ++i) {
+      const double x = a[t][i], y = b[t][i];
+      if (!std::isfinite(x) || !std::isfinite(y)) {
+        if (!(x == y || (std::isnan(x) && std::isnan(y)))) return 1;
+        continue;
+      }
+      apart += (x - y) * (x - y), size += x * x;
+    }
+    if (apart > 0) most = std::max(most, std::sqrt(apart / std::max(size, 1e-300)));
+  }
+  return most;
+}
+
+struct Timed {
+  std::string config;
+  double seconds = 0;
+  std::string failure{};
+};
+
+std::vector<Timed> measure(Case& work, const cuda::Family& family, double seconds) {
+  constexpr double wrong = 0.02;  // of what rounding in another order gives: a thousandth in 16 bits
+  std::vector<std::vector<double>> expected;
+  std::vector<Timed> all;
+  for (const std::string& config : family.configs) {
+    Timed timed{.config = config};
+    try {
+      const cuda::Trial trial(family.name, config);
+      const Plan plan = work.plan();
+      timed.seconds = work.time(plan, seconds);
+      if (expected.empty()) {
+        expected = work.results();
+      } else if (const double apart = difference(expected, work.results()); apart > wrong) {
+        timed.failure = fmt::format("its results are {:.2g} away from those of the table's configuration", apart);
+      }
+    } catch (const Error& error) {
+      timed.failure = error.what();
+    }
+    all.push_back(std::move(timed));
+  }
+  return all;
+}
+
+/// Compiles the kernels of all configurations at once, on several threads.
+void compile_all(const problem::Problem& problem, const cuda::driver::DeviceFacts& facts, const std::string& target,
+                 const std::vector<cuda::Family>& families) {
+  std::vector<cuda::jit::KernelSource> sources;
+  for (const cuda::Family& family : families)
+    for (const std::string& config : family.configs) {
+      const cuda::Trial trial(family.name, config);
+      const auto more = cuda::kernels_on(problem, facts, target);
+      sources.insert(sources.end(), more.begin(), more.end());
+    }
+  cuda::jit::compile(sources);
+}
+
+/// The ranking; the line of a table for the fastest.
+std::string report(const problem::Problem& problem, const std::string& device, const cuda::Family& family, std::vector<Timed> all) {
+  const std::string own = all.front().config;
+  const double before = all.front().seconds;
+  std::stable_sort(all.begin(), all.end(), [](const Timed& a, const Timed& b) {
+    return std::pair(!a.failure.empty(), a.seconds) < std::pair(!b.failure.empty(), b.seconds);
+  });
+  fmt::print("{} {}: {} configurations\n", device, family.name, all.size());
+  for (const Timed& timed : all) {
+    if (timed.failure.empty()) {
+      fmt::print("{:10.4f} ms  {:6.3f}  {}{}\n", timed.seconds * 1e3, timed.seconds / before, timed.config,
+                 timed.config == own ? "  (the table's)" : "");
+    } else {
+      fmt::print("    failed            {}: {}\n", timed.config, timed.failure);
+    }
+  }
+  std::fflush(stdout);
+  FOVEAL_CHECK(all.front().failure.empty(), "tune: no configuration of ", family.name, " runs");
+  const bool stays = before > 0 && before <= noise * all.front().seconds;
+  return cuda::tuned_line(problem, device, family.name, stays ? own : all.front().config);
+}
+
+void run(const Options& options) {
+  std::vector<problem::Line> lines = gather_lines(options.lines);
+  FOVEAL_CHECK(!lines.empty(), "tune: no problem line given");
+  std::vector<std::string> found;
+  for (problem::Line& line : lines) {
+    if (line.device.kind == DeviceKind::cpu) line.device = {DeviceKind::cuda, 0};
+    line.options.backend = "cuda";
+    if (!cuda::driver::unavailable().empty()) base::fail(ErrorCode::unsupported, "tune: ", cuda::driver::unavailable());
+    Case work(line);
+    const cuda::driver::DeviceFacts& facts = cuda::driver::device_facts(line.device.index);
+    const problem::Problem problem = work.problem();
+    const std::vector<cuda::Family> families = cuda::families_on(problem, facts, line.options.target);
+    if (families.empty()) base::fail(ErrorCode::unsupported, "tune: nothing to choose from: ", problem.line());
+    fmt::print("{}\n", problem.line());
+    compile_all(problem, facts, line.options.target, families);
+    for (const cuda::Family& family : families)
+      found.push_back(report(problem, facts.name, family, measure(work, family, options.seconds)));
+  }
+  if (options.write.empty()) return;
+  std::ofstream out(options.write, std::ios::app);
+  for (const std::string& line : found) out << line << "\n";
+  if (!out.flush()) base::fail(ErrorCode::device, "tune: cannot write ", options.write);
+  fmt::print("{}: {} lines added; the library reads them where FOVEAL_TUNED={}\n", options.write, found.size(), options.write);
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app) {
+  CLI::App* command =
+      app.add_subcommand("tune", "Times every legal configuration of a problem's GPU kernels on the device that is there, and ranks them");
+  const auto options = std::make_shared<Options>();
+  add_line_options(*command, options->lines);
+  command->add_option("--seconds", options->seconds, "Of each configuration's measurement")->check(CLI::PositiveNumber);
+  command->add_option("--write", options->write, "Append the fastest to this file, which the library reads as FOVEAL_TUNED=FILE");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace foveal::cli

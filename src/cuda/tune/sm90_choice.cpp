@@ -1,0 +1,470 @@
+// Which configuration a Hopper kernel runs in: tables of rows that were measured, the facts of a problem that they look at, and what is
+// legal.
+#include <algorithm>
+#include <initializer_list>
+#include <utility>
+
+#include "base/check.h"
+#include "cuda/tune/score_facts.h"
+#include "cuda/tune/sm90.h"
+#include "cuda/tune/tuned.h"
+
+namespace foveal::cuda {
+namespace {
+
+/// Of a table, whose first row that applies is taken: of its configurations the first that fits. Where none does, the next row is tried.
+template <class Facts, class Config>
+struct Row {
+  bool (*applies)(const Facts&);
+  std::vector<Config> configs;
+  const char* why;
+  const char* measured;  ///< where the figures are
+};
+
+/// What the rows of the forward table look at.
+struct ForwardFacts {
+  const problem::Problem& p;
+  std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  std::int64_t rows = p.seqlen_q * p.group_size;  ///< of queries that share keys
+  Sm90Tiles tiles = sm90_mask(p).tiles;
+  bool bf16 = p.dtype == DType::bf16;
+  bool scored = p.has_score_mod();
+  bool listed = tiles == Sm90Tiles::list;
+  bool skips = tiles != Sm90Tiles::all;  ///< tiles: the walk of a row is short
+  bool dropout = p.attention.dropout_p > 0;
+  bool plain = !scored && !listed && !dropout;
+  LineValues lines = sm90_line_values(p);
+  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p);
+  bool wide_pair_tiles = pair_tiles.size() > 1 || (pair_tiles.size() == 1 && pair_tiles[0].element_bytes > 2);
+  bool reads_pairs = cuda::reads_pairs(p, 0, pair_tiles);
+  bool special = evaluates_special_functions(p);
+  bool light = is_light(p);
+  bool capped = is_capped(p);
+  bool sum = is_sum(p);
+
+  bool few_queries() const;
+};
+
+/// Fewer queries than a tile has rows, and nothing that keeps heads from sharing a tile and tasks from sharing the keys: keys and values
+/// are what takes time.
+bool ForwardFacts::few_queries() const {
+  constexpr int most_rows = 128;
+  if (dropout || p.part || p.seqlen_q >= most_rows || p.group_size > most_rows || p.q.strides[2] * p.group_size >= std::int64_t{1} << 39)
+    return false;
+  if (rows > 64 && p.group_size == 1) return false;
+  if (scored && rows > most_rows) return false;  // more than a tile takes time to compute, and scores are dearer where heads share it
+  return !(listed && p.group_size > 1 && mask_depends_on_head(p));
+}
+
+using ForwardRow = Row<ForwardFacts, Sm90ForwardConfig>;
+using F = ForwardFacts;
+
+constexpr const char* grid = "bench/results/h200-sm90.json";
+constexpr const char* notes = "docs/lab/gpu.md";
+
+/// Decode and short prefill, where few_queries(): all heads of a group are packed, and loads run as many stages ahead as fit.
+const std::vector<ForwardRow>& decode_rows() {
+  static const std::vector<ForwardRow> rows = {
+      {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 80; },
+       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .take_turns = false}},
+       .why = "one warpgroup holds all queries",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 128; },
+       .configs = {{.block_kv = 128, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "one warpgroup holds all queries",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.rows <= 64 && f.dim <= 192; },
+       .configs = {{.block_kv = 96, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "one warpgroup holds all queries; narrower tiles leave room for stages",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.rows <= 64; },
+       .configs = {{.block_kv = 80, .consumers = 1, .stages = 4, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "one warpgroup holds all queries; narrower tiles leave room for stages",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 80; },
+       .configs = {{.block_kv = 128, .stages = 4}},
+       .why = "two warpgroups share the queries",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 128; },
+       .configs = {{.block_kv = 128, .stages = 4, .softmax_before_pv_wait = true}},
+       .why = "two warpgroups share the queries",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 192; },
+       .configs = {{.block_kv = 96, .stages = 4, .softmax_before_pv_wait = true}},
+       .why = "two warpgroups share the queries; narrower tiles leave room for stages",
+       .measured = notes},
+      {.applies = [](const F&) { return true; },
+       .configs = {{.block_kv = 64, .stages = 4, .softmax_before_pv_wait = true}},
+       .why = "two warpgroups share the queries; narrower tiles leave room for stages",
+       .measured = notes},
+  };
+  return rows;
+}
+
+const std::vector<ForwardRow>& forward_rows() {
+  static const Sm90ForwardConfig two{.block_kv = 128}, three{.block_kv = 128, .consumers = 3}, wide{.block_kv = 160};
+  static const Sm90ForwardConfig late{.block_kv = 128, .softmax_before_pv_wait = true},
+      late_wide{.block_kv = 160, .softmax_before_pv_wait = true};
+  static const std::vector<ForwardRow> rows = {
+      {.applies = [](const F& f) { return f.dim <= 64 && (f.listed || f.dropout || f.reads_pairs); },
+       .configs = {two},
+       .why = "the mask, dropout or reads of pairs need registers",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64 && f.wide_pair_tiles; },
+       .configs = {two},
+       .why = "tiles of a bias fill shared memory",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64 && f.bf16 && f.capped; },
+       .configs = {two},
+       .why = "a softcap: other widths and three warpgroups gave 1.00 to 1.18 of the time",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64 && f.lines.empty() && f.special; },
+       .configs = {{.block_kv = 112, .consumers = 3}, two},
+       .why = "the unit for special functions binds: three warpgroups keep it busy, and registers last for a narrow tile",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64 && !f.light; },
+       .configs = {two},
+       .why = "the score needs registers",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64 && ((f.skips && f.p.seqlen_q <= 1024) || f.p.seqlen_q <= 128); },
+       .configs = {two, three},
+       .why = "short sequences: narrower tasks even out",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 64 && f.lines.walk.size() > 1; },
+       .configs = {two},
+       .why = "beside values of rows, which registers hold, a wide tile spills",
+       .measured = "docs/lab/gpu-experiments.md"},
+      {.applies = [](const F& f) { return f.dim <= 64 && f.bf16 && f.sum && f.pair_tiles.empty(); },
+       .configs = {wide, three},
+       .why = "a score that is a sum: fewer and wider tiles, fewer waits for them (0.81 to 0.98 of the time)",
+       .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 64; },
+       .configs = {three, two},
+       .why = "three warpgroups hide the softmax of each other",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 80 && f.plain; },
+       .configs = {{.block_kv = 112, .consumers = 3}},
+       .why = "three warpgroups, as wide a tile as their registers hold",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 96 && f.plain; },
+       .configs = {{.block_kv = 144, .softmax_before_pv_wait = true}},
+       .why = "as wide a tile as shared memory holds",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 128 && f.plain && f.p.seqlen_kv >= (f.skips ? 8192 : 4096); },
+       .configs = {late_wide, late},
+       .why = "long sequences: fewer and wider tiles",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 128 && f.plain; },
+       .configs = {late, late_wide},
+       .why = "short sequences: narrower tiles waste less",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 128; }, .configs = {late}, .why = "the score needs registers", .measured = notes},
+      {.applies = [](const F& f) { return f.dim <= 192 && f.p.head_dim_v <= 128; },
+       .configs = {{.block_kv = 128, .query_stages = 1, .softmax_before_pv_wait = true}},
+       .why = "keys wider than values: one tile of queries leaves room for 128 keys",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.dim <= 192; },
+       .configs = {{.block_kv = 96, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "as wide a tile as shared memory holds",
+       .measured = grid},
+      {.applies = [](const F& f) { return f.plain; },
+       .configs = {{.block_kv = 80, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "as wide a tile as shared memory holds",
+       .measured = grid},
+      {.applies = [](const F&) { return true; },
+       .configs = {{.block_kv = 64, .query_stages = 1, .take_turns = false, .softmax_before_pv_wait = true}},
+       .why = "the score needs registers",
+       .measured = grid},
+  };
+  return rows;
+}
+
+// ---- a row's configuration made one of a problem ----
+
+bool fits(const problem::Problem& p, const auto& config) { return config.shared_bytes(p) <= sm90_shared_limit; }
+
+/// As many stages as there is room for.
+std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
+  config.packed_heads = static_cast<int>(f.p.group_size);
+  config.helpers = f.p.group_size == 1 && !f.lines.empty();  // lines of one head
+  while (!fits(f.p, config)) {
+    if (config.stages > 2) {
+      --config.stages;
+    } else if (config.query_stages > 1) {
+      config.query_stages = 1;
+    } else {
+      return std::nullopt;  // no room even so: tiles of one head
+    }
+  }
+  return config;
+}
+
+/// Reads of one element per pair come as tiles where these fit.
+Sm90ForwardConfig with_pair_tiles(const ForwardFacts& f, const Sm90ForwardConfig& config) {
+  if (f.pair_tiles.empty()) return config;
+  for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) {
+    Sm90ForwardConfig tried = config;
+    tried.pair_stages = pair_stages;
+    tried.query_stages = std::min(config.query_stages, query_stages);
+    if (fits(f.p, tried)) return tried;
+  }
+  return config;
+}
+
+/// Parameters that are read at any place stand in shared memory where they fit, if need be instead of the next task's queries.
+Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  Sm90ForwardConfig best = config;
+  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) {
+    Sm90ForwardConfig tried = config;
+    tried.query_stages = query_stages;
+    if (const std::size_t taken = tried.shared_bytes(p); taken < sm90_shared_limit) {
+      tried.tables = sm90_fitting_tables(p, tried.pair_tiles(p), sm90_shared_limit - taken);
+      if (tried.tables.size() > best.tables.size()) best = tried;
+    }
+  }
+  return best;
+}
+
+std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
+  config.helpers = !f.lines.empty();
+  config = with_tables(f.p, with_pair_tiles(f, config));
+  return fits(f.p, config) ? std::optional(config) : std::nullopt;
+}
+
+/// The configurations of the first row that has some.
+template <class Facts, class Config, class Complete>
+std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& rows, const Facts& facts, const Complete& complete) {
+  std::vector<Chosen<Config>> chosen;
+  for (const Row<Facts, Config>& row : rows) {
+    if (!row.applies(facts)) continue;
+    for (const Config& config : row.configs)
+      if (const auto whole = complete(facts, config)) chosen.push_back({*whole, base::join(row.why, " (", row.measured, ")")});
+    if (!chosen.empty()) break;
+  }
+  return chosen;
+}
+
+std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
+  if (f.few_queries())
+    if (auto chosen = chosen_of(decode_rows(), f, packed); !chosen.empty()) return chosen;
+  return chosen_of(forward_rows(), f, whole_heads);
+}
+
+// ---- backward ----
+
+struct BackwardFacts {
+  const problem::Problem& p;
+  std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
+  bool collects = sm90_collects(p);
+  /// The warps beside the one that loads have work.
+  bool helpers = (collects && p.head_dim <= 128 && staged_reads(p) > 0) || !sm90_line_values(p).empty();
+  bool light = is_light(p);
+  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p);
+
+  bool only_sums() const;
+  bool holds_little() const;
+  bool adds_tiles() const;
+};
+
+/// Trained reads leave no term of a pair in registers.
+bool BackwardFacts::only_sums() const {
+  return std::all_of(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
+    const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
+    return follows_from_dk(p, read) ||
+           (!of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column));
+  });
+}
+
+/// Registers hold of each pair what the plain pass holds.
+bool BackwardFacts::holds_little() const {
+  const bool plain = bare && !p.has_score_mod() && p.score->reads.empty();
+  return plain || (bare && light && only_sums() && !helpers && !reads_pairs(p));
+}
+
+/// A tile is added to the score, which takes no slope of a pair in registers.
+bool BackwardFacts::adds_tiles() const {
+  const bool adds = std::none_of(pair_tiles.begin(), pair_tiles.end(),
+                                 [&](const PairTile& tile) { return comes_from(p.score->backward, p.score->dscore, tile.read); });
+  return bare && adds && !helpers && !collects && light && !reads_pairs(p, 0, pair_tiles);
+}
+
+/// What a thread of the helping warps needs; above head dim 64 the others need all that can be spared, which sums along diagonals can
+/// least.
+int helper_registers(const BackwardFacts& f, bool helpers) {
+  if (f.p.head_dim > 128) return 40;
+  if (!helpers) return 24;
+  if (f.dim <= 64) return 72;
+  return f.collects && reads_along(f.p, scoring::Reduction::diagonal) > 0 && early_reads(f.p) == 0 ? 56 : 40;
+}
+
+using BackwardRow = Row<BackwardFacts, Sm90BackwardConfig>;
+using B = BackwardFacts;
+
+const std::vector<BackwardRow>& backward_rows() {
+  static const std::vector<BackwardRow> rows = {
+      {.applies = [](const B& f) { return f.p.head_dim > 128; },
+       .configs = {{.block_q = 64, .block_kv = 64}},
+       .why = "two CTAs of a cluster share a task: shared memory holds no more",
+       .measured = grid},
+      {.applies = [](const B& f) { return f.dim <= 64 && f.holds_little(); },
+       .configs = {{.block_q = 128}, {.block_q = 64}},
+       .why = "registers last for 128 queries",
+       .measured = grid},
+      {.applies = [](const B& f) { return f.dim <= 64 && !f.pair_tiles.empty() && f.adds_tiles(); },
+       .configs = {{.block_q = 128, .pair_stages = 2},
+                   {.block_q = 128, .pair_stages = 1},
+                   {.block_q = 64, .pair_stages = 2},
+                   {.block_q = 64, .pair_stages = 1}},
+       .why = "a bias comes as tiles and is added",
+       .measured = notes},
+      {.applies = [](const B& f) { return !f.pair_tiles.empty(); },
+       .configs = {{.block_q = 64, .pair_stages = 2}, {.block_q = 64, .pair_stages = 1}},
+       .why = "reads of pairs come as tiles, and take registers",
+       .measured = notes},
+      {.applies = [](const B&) { return true; }, .configs = {{.block_q = 64}}, .why = "registers last for 64 queries", .measured = grid},
+  };
+  return rows;
+}
+
+std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardConfig config) {
+  const problem::Problem& p = f.p;
+  const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
+  config.helper_registers = helper_registers(f, f.helpers || loads_more);
+  if (!fits(p, config)) return std::nullopt;
+  if (config.cluster_size() == 1) {
+    if (f.collects) config.bins = sm90_bins(p, sm90_shared_limit - config.shared_bytes(p));
+    config.tables = sm90_fitting_tables(p, config.pair_tiles(p), sm90_shared_limit - config.shared_bytes(p));
+  }
+  return config;
+}
+
+std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) { return chosen_of(backward_rows(), f, complete); }
+
+template <class Config>
+std::vector<Config> configs_of(std::vector<Chosen<Config>> chosen) {
+  std::vector<Config> configs;
+  for (Chosen<Config>& one : chosen) configs.push_back(std::move(one.config));
+  return configs;
+}
+
+/// A tuned configuration where it is legal, and the reason why another is taken where not.
+template <class Config, class Complete>
+std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::string& device, const char* family,
+                                     std::vector<Chosen<Config>> chosen, const Complete& completed) {
+  std::string unfit;
+  if (const auto tuned = tuned_config(p, device, family)) {
+    const auto config = completed(parse_config<Config>(tuned->config, tuned->source));
+    const auto reason = config ? sm90_illegal(p, *config) : std::optional<std::string>("it does not fit shared memory");
+    if (!reason) return Chosen<Config>{*config, base::join("tuned (", tuned->source, ")")};
+    unfit = base::join("; not as tuned (", tuned->source, "): ", *reason);
+  }
+  if (chosen.empty()) return std::nullopt;
+  chosen.front().why += unfit;
+  return chosen.front();
+}
+
+/// With what follows from the problem, the fields as they are.
+std::optional<Sm90ForwardConfig> as_it_is(const ForwardFacts& f, Sm90ForwardConfig config) {
+  config.helpers = !f.lines.empty() && config.packed_heads == 1;
+  if (!fits(f.p, config)) return std::nullopt;
+  if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.pair_tiles(f.p), sm90_shared_limit - config.shared_bytes(f.p));
+  return config;
+}
+
+}  // namespace
+
+std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) { return configs_of(forward_chosen({p})); }
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) { return configs_of(backward_chosen({p})); }
+
+std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& p, const std::string& device) {
+  const ForwardFacts facts{p};
+  return choice(p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return as_it_is(facts, config); });
+}
+
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const std::string& device) {
+  const BackwardFacts facts{p};
+  return choice(p, device, "sm90.backward", backward_chosen(facts),
+                [&](const Sm90BackwardConfig& config) { return complete(facts, config); });
+}
+
+// ---- what is legal ----
+
+std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  const ForwardFacts f{p};
+  if (config.block_kv % 16 != 0 || config.block_kv < 16 || config.block_kv > 256)
+    return base::join("block_kv ", config.block_kv, " is no multiple of 16 to 256");
+  if (config.consumers < 1 || config.consumers > 3 || config.stages < 2 || config.stages > 8 || config.query_stages < 1 ||
+      config.query_stages > 2 || config.pair_stages < 0 || config.pair_stages > 2)
+    return "consumers 1 to 3, stages 2 to 8, query_stages 1 or 2, pair_stages 0 to 2 are there";
+  if (config.packed_heads != 1 && config.packed_heads != p.group_size)
+    return base::join("packed_heads ", config.packed_heads, " is neither 1 nor ", p.group_size);
+  if (config.few_queries() && (!f.few_queries() || config.packed_heads != p.group_size || config.queries() < 1 ||
+                               (config.consumers == 1) != (f.rows <= 64) || config.consumers == 3))
+    return "one warpgroup and packed heads are for few queries";
+  if (config.take_turns && config.consumers == 1) return "one warpgroup has nobody to take turns with";
+  if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.few_queries())) return "no read comes as tiles";
+  // Accumulators of the output, scores, probabilities, and what else a thread has.
+  const std::int64_t registers = (p.head_dim_v + 15) / 16 * 8 + config.block_kv / 2 + config.block_kv / 4 + 24;
+  const int most = config.consumers == 3 ? 160 : config.helpers ? 224 : 240;
+  if (registers > most) return base::join(registers, " registers a thread exceed ", most);
+  if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
+  return std::nullopt;
+}
+
+std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  const BackwardFacts f{p};
+  if (config.block_kv != (p.head_dim > 128 ? 64 : 128)) return base::join("block_kv is ", p.head_dim > 128 ? 64 : 128, " at this head_dim");
+  if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
+  if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not last for 128 queries";
+  if (config.stages != 2) return "stages are 2";
+  if (config.pair_stages < 0 || config.pair_stages > 2 || (config.pair_stages > 0 && f.pair_tiles.empty()))
+    return "pair_stages are 0 to 2, and 0 where no read comes as tiles";
+  if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
+  return std::nullopt;
+}
+
+namespace {
+
+/// Adds a configuration that is legal and not there yet.
+template <class Config>
+void add_legal(const problem::Problem& p, const std::optional<Config>& config, std::vector<Config>& space) {
+  const auto same = [&](const Config& other) { return text_of(other) == text_of(*config); };
+  if (config && !sm90_illegal(p, *config) && std::none_of(space.begin(), space.end(), same)) space.push_back(*config);
+}
+
+}  // namespace
+
+std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
+  const ForwardFacts facts{p};
+  std::vector<Sm90ForwardConfig> space = sm90_forward_candidates(p);
+  const bool few = facts.few_queries();
+  for (const int consumers : {1, 2, 3})
+    for (const int block_kv : {64, 80, 96, 112, 128, 144, 160, 176, 192})
+      for (const int turns : {1, 0})
+        for (const int early : {0, 1}) {
+          Sm90ForwardConfig config{.block_kv = block_kv,
+                                   .consumers = consumers,
+                                   .stages = few ? 4 : 2,
+                                   .take_turns = turns == 1,
+                                   .softmax_before_pv_wait = early == 1};
+          if (few) {
+            add_legal(p, packed(facts, config), space);
+            config.stages = 2;
+          }
+          for (config.query_stages = 2; config.query_stages > 1 && !fits(p, config);) --config.query_stages;
+          add_legal(p, whole_heads(facts, config), space);
+        }
+  return space;
+}
+
+std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p) {
+  const BackwardFacts facts{p};
+  std::vector<Sm90BackwardConfig> space = sm90_backward_candidates(p);
+  for (const int block_q : {64, 128})
+    for (const int pair_stages : {0, 1, 2})
+      add_legal(p, complete(facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages}), space);
+  return space;
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,79 @@
+#pragma once
+// Configurations that were found by measuring on the device that is there, instead of those of the tables: a file that `foveal tune` writes
+// and planning reads, named by FOVEAL_TUNED.
+//
+// A line is `device | family | configuration | class`, such as
+//   NVIDIA H200 | sm90.forward | block_kv=160 consumers=2 stages=2 ... | forward bf16 d128:128 q4096 kv4096 group=1 causal ...
+// A device is named as the driver names it; a family is a kernel with tables of its own; a class is what configurations depend on.
+#include <charconv>
+#include <optional>
+#include <string>
+
+#include "base/check.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// What configurations of a problem depend on: pass, dtype, head dims, lengths rounded up to powers of two, whether heads share keys, and
+/// the programs.
+std::string problem_class(const problem::Problem& problem);
+
+struct Tuned {
+  std::string config;
+  std::string source;  ///< whose word it is: "table.txt:3"
+};
+/// What is to be used instead of a table's choice: that of a Trial, or of the file. Throws invalid_argument, naming file and line, for a
+/// file that cannot be read.
+std::optional<Tuned> tuned_config(const problem::Problem& problem, const std::string& device, const std::string& family);
+/// The line of a file.
+std::string tuned_line(const problem::Problem& problem, const std::string& device, const std::string& family, const std::string& config);
+/// Instead of FOVEAL_TUNED; "" for no file. Reads it anew.
+void set_tuned_file(const std::string& path);
+
+/// While it lives, this thread's plans take this configuration of a family.
+class Trial {
+ public:
+  Trial(std::string family, std::string config);
+  ~Trial();
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+};
+
+// ---- configurations as text ----
+//
+// A configuration lists its fields: `template <class Self, class Fn> static void fields(Self& self, Fn fn) { fn("stages", self.stages); }`.
+
+/// "block_kv=160 consumers=2 ..."
+template <class Config>
+std::string text_of(const Config& config) {
+  std::string text;
+  Config::fields(config, [&](const char* name, const auto& value) {
+    text += base::join(text.empty() ? "" : " ", name, "=", static_cast<int>(value));
+  });
+  return text;
+}
+
+/// Throws invalid_argument, naming `source`, for text that is no such list.
+template <class Config>
+Config parse_config(const std::string& text, const std::string& source) {
+  Config config;
+  std::string rest = text + " ";
+  const auto take = [&](const std::string& name) {
+    const std::string head = name + "=";
+    int value = 0;
+    const char* const end = rest.data() + rest.size();
+    if (rest.compare(0, head.size(), head) == 0) {
+      const auto [after, error] = std::from_chars(rest.data() + head.size(), end, value);
+      if (error == std::errc() && *after == ' ') {
+        rest.erase(0, static_cast<std::size_t>(after + 1 - rest.data()));
+        return value;
+      }
+    }
+    base::fail(ErrorCode::invalid_argument, source, ": configuration \"", text, "\"; expected ", head, "a number at \"", rest, "\"");
+  };
+  Config::fields(config, [&](const char* name, auto& value) { value = static_cast<std::remove_reference_t<decltype(value)>>(take(name)); });
+  FOVEAL_CHECK(rest.empty(), source, ": configuration \"", text, "\" goes on with \"", rest, "\"; expected nothing more");
+  return config;
+}
+
+}  // namespace foveal::cuda
