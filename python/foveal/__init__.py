@@ -14,7 +14,6 @@ from ._core import (
     Error,
     Expr,
     Param,
-    __version__,
     batch,
     cos,
     erf,
@@ -49,6 +48,7 @@ from ._core import (
     to_real,
     where,
 )
+from ._core import __version__ as __version__  # type: ignore[attr-defined, unused-ignore]  # stubs have no dunder names
 from ._core import abs as abs  # noqa: A004 - the name of the score language
 from .api import Plan, Report, attention, backward, check, explain, forward, plan
 from .describe import Options
@@ -57,8 +57,16 @@ from .masks import alibi, causal, causal_bottom_right, dilated, document, global
 
 atexit.register(_core.finish_ahead)
 
+__all__ = [
+    "Error", "Expr", "Options", "Param", "Plan", "Report", "__version__", "_core", "abs", "alibi", "attention", "backward", "batch",
+    "causal", "causal_bottom_right", "check", "clamp", "cos", "dilated", "document", "erf", "exp", "exp2", "explain", "floor", "floor_div",
+    "forward", "global_tokens", "head", "kv_idx", "log", "log2", "logging", "maximum", "minimum", "num_threads", "padding", "parse", "plan",
+    "pow", "prefix_lm", "q_idx", "rsqrt", "score", "seqlen_kv", "seqlen_q", "set_num_threads", "sigmoid", "sin", "softcap", "sqrt",
+    "stop_gradient", "tan", "tanh", "targets", "to_boolean", "to_integer", "to_real", "where", "window",
+]
 
-def clamp(x, low, high):
+
+def clamp(x: Expr | float, low: Expr | float, high: Expr | float) -> Expr:
     """min(max(x, low), high)."""
     return minimum(maximum(x, low), high)
 

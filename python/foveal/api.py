@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, overload
 
 from . import _core, arrays
 from ._core import Pass
-from .describe import Bound, Mask, Options, Rng, ScoreMod, trace, wanted_gradients
+from .describe import Bound, Options, Rng, trace, wanted_gradients
+from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 _FORWARD_ROLES = _ROLES[:5]
 
 
+@overload
+def attention(
+    q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[False] = False, **arguments: Unpack[Arguments]
+) -> A: ...
+@overload
+def attention(
+    q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[True], **arguments: Unpack[Arguments]
+) -> tuple[A, A]: ...
+@overload
+def attention(
+    q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
+) -> A | tuple[A, A]: ...
 def attention(
     q: Any,
     k: Any,
@@ -21,20 +37,8 @@ def attention(
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
-    scale: float | None = None,
-    sink: Any = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng_state: Any = None,
-    deterministic: bool = False,
-    strategy: str = "automatic",
-    checked: bool = False,
-    params: Mapping[str, Any] | None = None,
-    cu_seqlens: tuple[Any, Any] | None = None,
-    max_seqlens: tuple[int, int] = (0, 0),
     return_lse: bool = False,
-    options: Options = Options(),
+    **arguments: Any,
 ) -> Any:
     """Exact softmax attention.
 
@@ -52,87 +56,96 @@ def attention(
     captured CUDA graph each replay drops other pairs once other numbers are there. With neither, torch's generator of q's device gives them,
     NumPy's for other arrays; JAX has none: there a seed is needed. (forward() and backward() take them as given, 0 by default.)
     deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
+    q_offset, kv_offset: added to q_idx and kv_idx, for tensors that are parts of longer ones.
     checked: refuse, while running, an index that leaves a captured array at a pair that is kept; otherwise the nearest element is read.
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
     [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.
     Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
     """
-    arguments = dict(
-        scale=scale, sink=sink, dropout_p=dropout_p, deterministic=deterministic, strategy=strategy, checked=checked, params=params
-    )
+    check_names("attention", arguments, (*_ACCEPTED, "return_lse"))
     front = _front(q)
     if front is not None:
-        return front.attention(
-            q, k, v, score_mod, mask, cu_seqlens=cu_seqlens, max_seqlens=max_seqlens, seed=seed, offset=offset, rng_state=rng_state,
-            return_lse=return_lse, options=options, **arguments,
-        )  # fmt: skip
-    bound = trace(score_mod, mask, options, arguments)
-    if dropout_p > 0.0 and seed is None and rng_state is None:
+        return front.attention(q, k, v, score_mod, mask, return_lse=return_lse, **arguments)
+    cu_seqlens, max_seqlens, _, options, described = _split(arguments)
+    seed, offset, rng_state = (arguments.get(name) for name in ("seed", "offset", "rng_state"))
+    bound = trace(score_mod, mask, options, described)
+    if described.get("dropout_p", 0.0) > 0.0 and seed is None and rng_state is None:
         import numpy
 
         seed = int(numpy.random.randint(0, 2**62, dtype=numpy.int64))
-    rng = Rng(seed or 0, offset, rng_state)
-    out, lse = bound.program.forward(q, k, v, bound.arrays, return_lse, *(cu_seqlens or (None, None)), *max_seqlens, *rng)
-    return (out, lse) if return_lse else out
+    found = bound.program.forward(
+        q, k, v, bound.arrays, return_lse, cu_seqlens[0], cu_seqlens[1], max_seqlens[0], max_seqlens[1], seed or 0, offset or 0, rng_state
+    )
+    return tuple(found) if return_lse else found[0]
+
+
+_ACCEPTED = (*Settings.__annotations__, *Running.__annotations__)
 
 
 def _front(q: Any) -> Any:
     """The module with gradients for q's framework, if there is one."""
     framework = arrays.framework(q)
     if framework == "torch":
-        from . import torch as front
+        from . import torch
 
-        return front
+        return torch
     if framework == "jax":
-        from . import jax as front
+        from . import jax
 
-        return front
+        return jax
     return None
 
 
-def _split(arguments: dict[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Rng, Options, dict[str, Any]]:
+def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Rng, Options, dict[str, Any]]:
     """What belongs to a run: cu_seqlens, max_seqlens, seed and offset; the options; the arguments of describe()."""
     rest = dict(arguments)
-    rng = Rng(rest.pop("seed", 0), rest.pop("offset", 0), rest.pop("rng_state", None))
+    rng = Rng(rest.pop("seed", None) or 0, rest.pop("offset", 0), rest.pop("rng_state", None))
     return rest.pop("cu_seqlens", None) or (None, None), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
 
 
-def forward(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Any) -> tuple[Any, Any]:
+def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Unpack[Arguments]) -> tuple[A, A]:
     """(out, lse), without autograd: the arguments and shapes of attention(). Pass both to backward()."""
+    check_names("forward", arguments, _ACCEPTED)
     if arrays.framework(q) == "jax":
         from . import jax as front
 
-        return front.attention(q, k, v, score_mod, mask, return_lse=True, **arguments)
+        call: Any = front.attention  # of jax.Array, as q is
+        out, lse = call(q, k, v, score_mod, mask, return_lse=True, **arguments)
+        return out, lse
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
-    return bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
+    out, lse = bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
+    return out, lse
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
+    q: A,
+    k: A,
+    v: A,
+    out: A,
+    lse: A,
+    dout: A,
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
-    dlse: Any = None,
+    dlse: A | None = None,
     gradients: tuple[str, ...] = (),
-    **arguments: Any,
-) -> tuple[Any, Any, Any, dict[str, Any]]:
+    **arguments: Unpack[Arguments],
+) -> tuple[A, A, A, dict[str, A]]:
     """(dq, dk, dv, {name: gradient}): the gradients of sum(out * dout) + sum(lse * dlse).
 
     out, lse: what forward() returned; dout: like out; dlse: like lse, or None.
     gradients: names of parameters (keys of `params`, "sink", or p0, p1, ... in the order of their first read) that want one; accumulated
     in float32 or wider. The other arguments are those of attention(). Raises ValueError for a name that is no parameter's.
     """
+    check_names("backward", arguments, (*_ACCEPTED, "dlse", "gradients"))
     if arrays.framework(q) == "jax":
         from . import jax as front
 
-        return front.backward(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
+        call: Any = front.backward  # of jax.Array, as q is
+        dq, dk, dv, others = call(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
+        return dq, dk, dv, others
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
@@ -187,7 +200,7 @@ class Plan:
         first = -arrays.read(found, "workspace")[5] % 256
         return found[first : first + max(1, self.workspace_bytes)]
 
-    def run(self, *, workspace: Any = None, params: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None, **tensors: Any) -> None:
+    def run(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> None:
         """Computes into the given outputs; nothing is allocated on a GPU when `workspace` is given (None: made for this run; the thread's
         own on the CPU).
 
@@ -199,7 +212,7 @@ class Plan:
         """
         self.bind(workspace=workspace, params=params, gradients=gradients, **tensors)()
 
-    def bind(self, *, workspace: Any = None, params: Mapping[str, Any] | None = None, gradients: Mapping[str, Any] | None = None, **tensors: Any) -> Callable[[], None]:
+    def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
         """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
         cu_seqlens = tensors.pop("cu_seqlens", self._cu_seqlens)
         rng = Rng(tensors.pop("seed", self._rng.seed), tensors.pop("offset", self._rng.offset), tensors.pop("rng_state", self._rng.state))
@@ -220,9 +233,9 @@ class Plan:
 
 
 def plan(
-    q: Any,
-    k: Any,
-    v: Any,
+    q: Array,
+    k: Array,
+    v: Array,
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
@@ -230,7 +243,7 @@ def plan(
     dlse: bool = False,
     lse: bool = True,
     gradients: tuple[str, ...] = (),
-    **arguments: Any,
+    **arguments: Unpack[Arguments],
 ) -> Plan:
     """A Plan for arrays that look like q, k, v (shapes, strides, dtype, device): forward, or backward with the gradients of q, k, v and of the
     parameters named in `gradients`. dlse: a gradient of lse will be given. lse: a forward pass gives it. Outputs are planned contiguous.
@@ -241,6 +254,7 @@ def plan(
 
     The other arguments are those of attention(). Raises as attention() does, before anything runs.
     """
+    check_names("plan", arguments, (*_ACCEPTED, "backward", "dlse", "lse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
@@ -258,11 +272,14 @@ def _like_lse(q: Any) -> Any:
     return arrays.empty(lse, dtype, q)
 
 
-def explain(q: Any, k: Any, v: Any, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Any) -> dict[str, Any]:
+def explain(
+    q: Array, k: Array, v: Array, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Unpack[Arguments]
+) -> dict[str, Any]:
     """What a call with these arguments would run, and why: backend, kernel, tiles visited and skipped, workspace, FLOPs, refusals.
 
     Only the shapes, strides, dtypes and device of q, k, v are used. The key "text" holds the same as a printable report.
     """
+    check_names("explain", arguments, (*_ACCEPTED, "backward"))
     return plan(q, k, v, score_mod, mask, backward=backward, **arguments).explain()
 
 
@@ -287,16 +304,16 @@ class Report:
 
 
 def check(
-    q: Any,
-    k: Any = None,
-    v: Any = None,
+    q: Array | str,
+    k: Array | None = None,
+    v: Array | None = None,
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
-    dout: Any = None,
-    dlse: Any = None,
+    dout: Array | None = None,
+    dlse: Array | None = None,
     gradients: tuple[str, ...] = (),
-    **arguments: Any,
+    **arguments: Unpack[Arguments],
 ) -> Report:
     """Runs a call and compares its results with the fp64 reference, by the rule that foveal's own tests use: the error may be at most twice
     that of the unfused computation in the same precision, plus one unit in the last place.
@@ -310,6 +327,7 @@ def check(
         return Report(**_core.check_line(q))
     if k is None or v is None:
         raise TypeError("check: expected a problem line, or q, k and v")
+    check_names("check", arguments, (*_ACCEPTED, "dout", "dlse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None

@@ -34,7 +34,8 @@ def _framework_of(kind: type) -> str:
 
 def framework(array: Any) -> str:
     """"torch", "jax", "numpy", "cupy", or the package of the array's type."""
-    return _framework_of(type(array))
+    kind: Any = type(array)
+    return _framework_of(kind)
 
 
 def is_array(value: Any) -> bool:
@@ -114,13 +115,13 @@ def on_cpu(array: Any) -> bool:
 
 def _address(array: Any) -> int:
     if hasattr(array, "data_ptr"):
-        return array.data_ptr()
+        return int(array.data_ptr())
     if hasattr(array, "__array_interface__"):
-        return array.__array_interface__["data"][0]
+        return int(array.__array_interface__["data"][0])
     if hasattr(array, "__cuda_array_interface__"):
-        return array.__cuda_array_interface__["data"][0]
+        return int(array.__cuda_array_interface__["data"][0])
     if hasattr(array, "unsafe_buffer_pointer"):
-        return array.unsafe_buffer_pointer()
+        return int(array.unsafe_buffer_pointer())
     raise TypeError(f"cannot find the memory of a {type(array).__name__}")
 
 
@@ -155,10 +156,10 @@ def stream(like: Any) -> int:
     if framework(like) == "cupy":
         import cupy
 
-        return cupy.cuda.get_current_stream().ptr
+        return int(cupy.cuda.get_current_stream().ptr)
     import torch
 
-    return torch.cuda.current_stream(like.device).cuda_stream
+    return int(torch.cuda.current_stream(like.device).cuda_stream)
 
 
 def on_host(array: Any) -> Any:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import ast
+import operator
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
-from . import _core, logging
+from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
 from .guards import key_of
+from .signatures import Mask, ScoreMod
 from .trace import Tracer
-
-ScoreMod = Callable[..., Any] | Expr | str | None
-Mask = Callable[..., Any] | Expr | str | None
 
 
 class Options(NamedTuple):
@@ -78,19 +77,39 @@ def describe(
         tracer.names.setdefault(id(sink), "sink")
         sink_param = tracer.param(sink)
     settings = {
-        "scale": None if scale is None else float(scale),
-        "dropout_p": float(dropout_p),
+        "scale": None if scale is None else _number("scale", scale),
+        "dropout_p": _number("dropout_p", dropout_p),
         "deterministic": bool(deterministic),
         "strategy": strategy,
         "checked": bool(checked),
-        "q_offset": int(q_offset),
-        "kv_offset": int(kv_offset),
+        "q_offset": _integer("q_offset", q_offset),
+        "kv_offset": _integer("kv_offset", kv_offset),
     }
     return description_of(score_expr, mask_expr, tracer.params, tracer.arrays, sink_param, settings)
 
 
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
+        raise TypeError(f"attention: {name}: found {_found(value)}; expected a number")
+    return float(value)
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"attention: {name}: found {_found(value)}; expected an integer") from None
+
+
+def _found(value: Any) -> str:
+    """A value in a message."""
+    if arrays.is_array(value):
+        return f"{type(value).__module__.partition('.')[0]} array of {value.dtype}{list(value.shape)}"
+    return f"{type(value).__name__} {value!r}"
+
+
 def description_of(
-    score_mod: Expr | None, mask: Expr | None, params: list[Param], arrays: list[Any], sink: Param | None, settings: dict[str, Any]
+    score_mod: Expr | None, mask: Expr | None, params: list[Param], bound: list[Any], sink: Param | None, settings: dict[str, Any]
 ) -> Description:
     """settings: the arguments of describe() that are plain values, from scale to kv_offset."""
     plain = dict(settings)
@@ -104,7 +123,7 @@ def description_of(
     looks = [(p.name, tuple(p.shape), p.type.name) for p in params]
     rest = (looks, None if sink is None else sink.name, settings)
     text = f"{score_mod!r}\n{mask!r}\n{rest!r}"
-    return Description(attention, params, arrays, text, score_mod, mask, sink, plain["dropout_p"] > 0, settings)
+    return Description(attention, params, bound, text, score_mod, mask, sink, plain["dropout_p"] > 0, settings)
 
 
 def read(text: str) -> Description:
@@ -113,7 +132,7 @@ def read(text: str) -> Description:
     looks, sink, settings = ast.literal_eval(rest)
     params = [Param(name, list(shape), getattr(Type, kind)) for name, shape, kind in looks]
     exprs = [None if expr == "None" else _core.parse(expr, params) for expr in (score_mod, mask)]
-    return description_of(*exprs, params, [], next((p for p in params if p.name == sink), None), settings)
+    return description_of(exprs[0], exprs[1], params, [], next((p for p in params if p.name == sink), None), settings)
 
 
 @dataclass
@@ -157,7 +176,8 @@ def program(key: str) -> _core.Program:
 
 
 def _made(key: str, description: Description, options: Sequence[Any], heads_first: bool) -> _core.Program:
-    made = _programs[key] = _core.Program(description.attention, description.params, *options, heads_first)
+    backend, target, threads, exclude = options
+    made = _programs[key] = _core.Program(description.attention, description.params, backend, target, threads, exclude, heads_first)
     while len(_programs) > _MAX_PROGRAMS:
         _programs.popitem(last=False)
     logging.compile.debug("%s", key.replace("\n", "; "))
@@ -188,7 +208,10 @@ def trace(
         captures = given and (callable(score_mod) or callable(mask))
         looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
         found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, tuple(rest.items()))
-        hit = _traces.get(found_key)
+        try:
+            hit = _traces.get(found_key)
+        except TypeError:  # an argument that is no plain value: describe() says which
+            found_key = hit = None
         if hit is not None:
             bound, sources = hit
             if not sources:
@@ -199,7 +222,7 @@ def trace(
     tracing = tracer()
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None and not tracing.saw_values:
+    if found_key is not None and reads is not None and not tracing.saw_values:
         sources = [_source(array, reads.arrays, given) for array in bound.arrays]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:

@@ -16,7 +16,7 @@ LN2 = math.log(2.0)
 
 
 def is_real(x: Any) -> bool:
-    return x.type == Type.real
+    return bool(x.type == Type.real)
 
 
 def both(first: Callable[[Any], Any], of_integers: Callable[[Any], Any]) -> Callable[[Any], Any]:

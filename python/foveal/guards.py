@@ -291,7 +291,8 @@ class _Walk:
     @staticmethod
     def own(value: Any, name: str) -> Any:
         kind = type(value)
-        if kind.__getattribute__ is not object.__getattribute__ and not isinstance(value, types.FunctionType):
+        attribute_of: Any = kind.__getattribute__
+        if attribute_of is not object.__getattribute__ and not isinstance(value, types.FunctionType):
             raise _Unknown
         of_class = _in_class(kind, name)
         if isinstance(of_class, types.MemberDescriptorType):

@@ -10,7 +10,7 @@ import functools
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import Any, Iterable
+from typing import TYPE_CHECKING, Any, Iterable, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,14 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
-from .describe import Description, Mask, Options, ScoreMod, describe, description_of, read, wanted_gradients
+from .describe import Description, Options, describe, description_of, read, wanted_gradients
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
+from .signatures import Arguments, Mask, ScoreMod, check_names
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _TARGET = "foveal_call"
 # (text, workspace bytes) of calls that were planned, by what they were planned for, the most recently used last. Compiled programs hold the text
@@ -64,7 +68,7 @@ def _on_cuda(q: Any) -> bool:
     if not isinstance(q, jax.core.Tracer):
         platform = next(iter(q.devices())).platform
     else:
-        default = jax.config.jax_default_device
+        default: Any = getattr(jax.config, "jax_default_device")
         platform = default if isinstance(default, str) else default.platform if default is not None else jax.default_backend()
     return platform in ("gpu", "cuda")
 
@@ -186,7 +190,7 @@ class _One:
             return found, of_backward(self.what.described, self.roles, list(self.results), operands, tangents)
         varied = tuple(i for i, t in enumerate(tangents) if t is not None)
         forward = Forward(self.what.described, _Gradients(self.what), self.roles, varied)
-        return found, of_forward(forward, operands, *found, [tangents[i] for i in varied])
+        return found, of_forward(forward, operands, found[0], found[1], [tangents[i] for i in varied])
 
 
 @functools.lru_cache(_MAX_PLANNED)
@@ -216,7 +220,7 @@ def _derive(operands: Any, tangents: Any, *, one: _One, jaxpr: Any) -> Any:
     return one.derived(operands, [None if type(t) is ad.Zero or not is_real(x) else t for x, t in zip(operands, tangents)])
 
 
-_pass_p = Primitive("foveal_pass")
+_pass_p: Any = Primitive("foveal_pass")
 _pass_p.multiple_results = True
 _pass_p.def_impl(lambda *operands, one, jaxpr: _jitted(jaxpr)(*operands))  # so that arrays on many devices are partitioned outside of jit, too
 _pass_p.def_abstract_eval(lambda *avals, one, jaxpr: jaxpr.out_avals)
@@ -307,7 +311,7 @@ def _varying_with(x: Any, axes: frozenset[str]) -> Any:
 
 def _axes(x: Any) -> frozenset[str]:
     """Of the mesh, along which x differs inside shard_map."""
-    kind = jax.typeof(x) if hasattr(jax, "typeof") else None
+    kind: Any = jax.typeof(x) if hasattr(jax, "typeof") else None
     if hasattr(kind, "manual_axis_type"):
         return frozenset(kind.manual_axis_type.varying)
     return frozenset(getattr(kind, "vma", ()))
@@ -365,15 +369,29 @@ def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
     """(what to do, the arrays of its parameters, their names)."""
     scale = arguments.get("scale")
-    traced = isinstance(scale, jax.Array)
-    description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": 1.0 if traced else scale})
-    if traced:
-        description = _scaled(description, scale, arguments)
+    traced = scale if isinstance(scale, jax.Array) else None
+    description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": scale if traced is None else 1.0})
+    if traced is not None:
+        description = _scaled(description, traced, arguments)
     params = tuple(jnp.asarray(array) for array in description.arrays)
     what = _What(_Described(description), max_seqlens, options, _on_cuda(q))
     return what, params, [param.name for param in description.params]
 
 
+@overload
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[False] = False,
+    **arguments: Unpack[Arguments],
+) -> jax.Array: ...
+@overload
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[True],
+    **arguments: Unpack[Arguments],
+) -> tuple[jax.Array, jax.Array]: ...
+@overload
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -381,15 +399,15 @@ def attention(
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
-    cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
+    cu_seqlens: Any = None,
     max_seqlens: tuple[int, int] = (0, 0),
     seed: Any = None,
     offset: Any = 0,
-    rng_state: jax.Array | None = None,
+    rng_state: Any = None,
     return_lse: bool = False,
     options: Options = Options(),
     **arguments: Any,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
 
     Inside score_mod and mask use Python operators, functions of jnp, jax.nn and jax.lax (with JAX's derivatives), and foveal's.
@@ -397,6 +415,7 @@ def attention(
     Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
     sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
     """
+    check_names("attention", arguments, (*Arguments.__annotations__, "return_lse"))
     q, k, v = (_array(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
     what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     operands = (_given(cu_seqlens, _rng_state(what.described, seed, offset, rng_state), q=q, k=k, v=v), params)
@@ -420,13 +439,14 @@ def backward(
     gradients: tuple[str, ...] = (),
     cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
-    seed: Any = 0,
-    offset: Any = 0,
+    seed: int | jax.Array | None = 0,
+    offset: int | jax.Array = 0,
     rng_state: jax.Array | None = None,
     options: Options = Options(),
     **arguments: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
     """foveal.backward() for JAX arrays."""
+    check_names("backward", arguments, (*Arguments.__annotations__, "dlse", "gradients"))
     q, k, v, out, lse, dout = (_array(x, name) for name, x in zip(_BACKWARD_ROLES, (q, k, v, out, lse, dout)))
     what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
@@ -443,14 +463,14 @@ def dot_product_attention(
     bias: jax.Array | None = None,
     mask: jax.Array | None = None,
     *,
-    scale: Any = None,
+    scale: float | jax.Array | None = None,
     is_causal: bool = False,
     query_seq_lengths: jax.Array | None = None,
     key_value_seq_lengths: jax.Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
-) -> Any:
+) -> jax.Array | tuple[jax.Array, jax.Array]:
     """jax.nn.dot_product_attention, by foveal: bias and scale may be traced and trained; tiles that masks empty are skipped.
 
     query: [batch, seqlen_q, heads_q, head_dim]; key, value: [batch, seqlen_kv, heads_kv, ...]; or all without batch. bias (added to the scores) and
@@ -487,7 +507,7 @@ def dot_product_attention(
                 raise ValueError(f"dot_product_attention: {name}: {lengths.dtype}{list(lengths.shape)}; expected integers [{batch}]")
             masks.append(f"{symbol} < {name}[batch]")
     text = " & ".join([f"({part})" for part in masks]) or None
-    out, lse = attention(*batched, score_mod, text, scale=scale, params=params, return_lse=True)
+    out, lse = attention(batched[0], batched[1], batched[2], score_mod, text, scale=scale, params=params, return_lse=True)
     residual = jax.lax.stop_gradient(lse.transpose(0, 2, 1).astype(query.dtype))
     if query.ndim == 3:
         out, residual = out[0], residual[0]

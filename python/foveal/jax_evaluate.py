@@ -49,13 +49,13 @@ class Evaluation(evaluation.Evaluation):
 
     def where(self, condition: ast.expr, if_true: ast.expr, if_false: ast.expr) -> jax.Array:
         kept = self.of(condition)
-        values = self._where(kept).of(if_true), self._where(~kept).of(if_false)
+        values: tuple[jax.Array, ...] = (self._where(kept).of(if_true), self._where(~kept).of(if_false))
         if any(x.dtype != jnp.bool_ for x in values):
             values = self.numbers(*values)
-        return jnp.where(kept, *values)
+        return jnp.where(kept, values[0], values[1])
 
     def _where(self, kept: jax.Array) -> Evaluation:
-        other = self.branch()
+        other: Any = self.branch()
         other._active = kept if self._active is None else kept & self._active
         return other
 

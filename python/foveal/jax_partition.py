@@ -168,8 +168,8 @@ def _on_shard(
             tensors[role] = jax.lax.dynamic_slice_in_dim(tensors[role], kv_head, 1, axis=-2)
     shapes = {}
     for key, x in results.items():
-        count = {BATCH: split.batch_shards, HEADS: split.head_shards, KV_HEADS: sizes.heads_kv if one_kv_head else split.head_shards}
-        shape = tuple(extent // count.get(dim, 1) for extent, dim in zip(x.shape, dims(key, len(x.shape), described, sizes)))
+        shares = {BATCH: split.batch_shards, HEADS: split.head_shards, KV_HEADS: sizes.heads_kv if one_kv_head else split.head_shards}
+        shape = tuple(extent // shares.get(dim, 1) for extent, dim in zip(x.shape, dims(key, len(x.shape), described, sizes)))
         shapes[key] = jax.ShapeDtypeStruct(shape, x.dtype)
     found = run(fresh, tensors, (*params, *[first[symbol] for symbol in used]), shapes)
     for key in results:
@@ -178,10 +178,9 @@ def _on_shard(
             summed = (() if BATCH in own else split.batch_axes) + (() if HEADS in own else split.head_axes)
             found[key] = jax.lax.psum(found[key], summed) if summed else found[key]
         elif one_kv_head and key in _LIKE_KV:
-            shape = list(found[key].shape)
-            shape[-2] = sizes.heads_kv
+            *front, _, dim = found[key].shape
             wide = jnp.promote_types(found[key].dtype, jnp.float32)
-            placed = jax.lax.dynamic_update_slice_in_dim(jnp.zeros(shape, wide), found[key].astype(wide), kv_head, axis=-2)
+            placed = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((*front, sizes.heads_kv, dim), wide), found[key].astype(wide), kv_head, axis=-2)
             found[key] = jax.lax.psum(placed, split.head_axes).astype(found[key].dtype)
     return [found[key] for key in results]
 
@@ -191,7 +190,7 @@ def placed(described: Description, given: dict[str, Any], params: Sequence[Any],
     q = getattr(jax.typeof(given["q"]), "sharding", None) if hasattr(jax, "typeof") else None
     if q is None or q.mesh.empty:
         return results
-    primals = {**{f"d{role}": given[role] for role in ("q", "k", "v")}, **dict(enumerate(params))}
+    primals: dict[Any, Any] = {**{f"d{role}": given[role] for role in ("q", "k", "v")}, **dict(enumerate(params))}
     sizes, axes = Sizes.of(given["q"], given["k"]), {BATCH: q.spec[0], HEADS: q.spec[-2]}
     found = {}
     for key, x in results.items():
@@ -222,7 +221,7 @@ def _rule(mesh: Mesh, roles: Sequence[Any], ranks: Sequence[int], outputs: int, 
             mapping.append(factor)
         mappings.append(ArrayMapping(*mapping))
     first = len(mappings) - outputs
-    return SdyShardingRule(tuple(mappings[:first]), tuple(mappings[first:]), need_replication_factors=tuple(alone), **factors)
+    return SdyShardingRule(tuple(mappings[:first]), tuple(mappings[first:]), need_replication_factors=tuple(alone), **factors)  # type: ignore[arg-type]
 
 
 def partitioned(

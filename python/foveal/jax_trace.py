@@ -300,7 +300,7 @@ def _stand_in(value: Any) -> Any:
 
 def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()))
+        key: Any = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()))
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None

@@ -394,7 +394,7 @@ def _look_of(value: Any) -> Any:
 
 def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()))
+        key: Any = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()))
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None
@@ -428,7 +428,8 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
     name = _name_of(func)
     if tracer is None:
-        tracer = next((value._tracer for value in flat((*args, *kwargs.values())) if isinstance(value, (Symbol, Capture))), None)
+        found: Any = next((value._tracer for value in flat((*args, *kwargs.values())) if isinstance(value, (Symbol, Capture))), None)
+        tracer = found
         if tracer is None:
             raise TypeError(f"torch.{name}: an expression met a tensor outside of tracing")
     if raw.endswith("_") and not raw.endswith("__") and raw not in ("and_", "or_"):
@@ -441,14 +442,6 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else value for value in args)
     with torch._C.DisableTorchFunction():  # what follows is ours
         return meaning(Call(tracer, name, func, args, kwargs, _look_of_result(name, func, args, kwargs)))
-
-
-def flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from flat(value)
-        else:
-            yield value
 
 
 # ---- tracing ----
@@ -582,12 +575,12 @@ def _own_rules_refused() -> Iterator[None]:
         refuse("apply", args)
         return unwrap(args)
 
-    Function.apply = classmethod(guarded)
+    Function.apply = classmethod(guarded)  # type: ignore[method-assign, assignment]
     utils.unwrap_dead_wrappers = guarded_unwrap
     try:
         yield
     finally:
-        Function.apply = apply
+        Function.apply = apply  # type: ignore[method-assign]
         utils.unwrap_dead_wrappers = unwrap
 
 
@@ -613,6 +606,7 @@ def _attribute(expr: Expr, name: str) -> Any:
     return getattr(Symbol(_tracing[-1], [expr], (), _DTYPES[expr.type]), name)
 
 
-Expr.__getattr__ = _attribute
-Expr.__torch_function__ = classmethod(lambda cls, func, types, args=(), kwargs=None: _call(None, func, args, kwargs or {}))
-Capture.__torch_function__ = Expr.__torch_function__
+Expr.__getattr__ = _attribute  # type: ignore[attr-defined]
+_TORCH_FUNCTION = classmethod(lambda cls, func, types, args=(), kwargs=None: _call(None, func, args, kwargs or {}))
+for _kind in (Expr, Capture):
+    setattr(_kind, "__torch_function__", _TORCH_FUNCTION)

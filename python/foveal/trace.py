@@ -250,7 +250,8 @@ class Capture:
         given[at : at + 1] = [slice(None)] * (self.ndim - named)
         if any(isinstance(i, Symbols) for i in given):
             return self._gathered(given)
-        axes, order = list(self._axes), []
+        axes = list(self._axes)
+        order: list[int | None] = []
         left = iter(self._order)
         for i in given:
             axis = None if i is None else next(left)

@@ -84,7 +84,8 @@ def attention_mask(
         return _materialized(arguments, attention_mask, device, kwargs)
     padding = None
     if attention_mask is not None and not bool(attention_mask.all()):
-        padding = prepare_padding_mask(attention_mask, kv_length, kv_offset).to(torch.bool)
+        whole: Any = prepare_padding_mask(attention_mask, kv_length, kv_offset)  # type: ignore[arg-type]  # offsets may be tensors
+        padding = whole.to(torch.bool)
 
     q_shift, kv_shift = _shift(q_offset), _shift(kv_offset)
     growing = isinstance(q_offset, int) and isinstance(kv_offset, int) and q_offset + q_length == kv_offset + kv_length > q_length
@@ -145,7 +146,8 @@ def attention_forward(
         raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
     if kwargs.get("cache") is not None:
         raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
-    score, masks, params = "score", [], {}
+    score, masks = "score", list[str]()
+    params: dict[str, Any] = {}
     if softcap is not None:
         score = f"{float(softcap)} * tanh(score / {float(softcap)})"
     if position_bias is not None:

@@ -29,13 +29,14 @@ def as_mask(block_mask: torch_flex.BlockMask, query: Tensor, seqlen_kv: int) -> 
     A listed block that is full is kept whole, one that is partial where mask_mod keeps it, the others are skipped. Where mask_mod alone says the
     same, as for nearly all masks that create_block_mask() makes, it is the mask: then kernels know more of it than of a table.
     """
-    mask_mod = block_mask.mask_mod
+    mask_mod: Any = block_mask.mask_mod
     if mask_mod is getattr(torch_flex, "_sliced_mask_mod_error", ...):
         raise CallError("flex_attention: block_mask: a slice, whose mask_mod torch takes away; expected one with a mask_mod of its own")
     if mask_mod is torch_flex.noop_mask:
         mask_mod = None
     if tuple(block_mask.BLOCK_SIZE) == (_EVERYTHING, _EVERYTHING):
-        return mask_mod
+        every: Callable[..., Any] | None = mask_mod
+        return every
     batch, heads, seqlen_q = query.shape[:3]
     seqlen_q, seqlen_kv = whole_seqlens(seqlen_q, seqlen_kv)
     _check(block_mask, batch, heads, seqlen_q, seqlen_kv, query.device)
@@ -104,7 +105,7 @@ def _block_classes(block_mask: torch_flex.BlockMask) -> Tensor:
     """int8 [batch or 1, heads or 1, rows, columns]: _EMPTY, _PARTIAL or _FULL."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
 
-    def listed(num_blocks: Tensor, indices: Tensor) -> Tensor:
+    def listed(num_blocks: Any, indices: Any) -> Tensor:
         num_blocks, indices = (t.reshape((1,) * (n - t.dim()) + tuple(t.shape)) for t, n in ((num_blocks, 3), (indices, 4)))
         position = torch.arange(indices.shape[-1], device=indices.device)
         # What lies past the number of blocks is undefined: it goes to a column that is cut off. So does a block past the last key.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .. import _core, logging
-from ..evaluation import MaterializedWarning
+from ..evaluation import MaterializedWarning as MaterializedWarning
 from .evaluate import Evaluation
 
 
@@ -31,13 +31,14 @@ def attend(
     if state is not None:
         seed, offset = state[0], state[1]
     if cu_q is None:
-        heads_first = [t if program.heads_first else t.transpose(1, 2) for t in real]
-        out, lse = _attend(program.attention, *heads_first, named, seed, offset, first_batch=0)
+        q4, k4, v4 = [t if program.heads_first else t.transpose(1, 2) for t in real]
+        out, lse = _attend(program.attention, q4, k4, v4, named, seed, offset, first_batch=0)
         return (out if program.heads_first else out.transpose(1, 2)).to(q.dtype), lse
     results = []
     for b, (q_begin, q_end, kv_begin, kv_end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], cu_kv.tolist(), cu_kv.tolist()[1:])):
         parts = real[0][q_begin:q_end], real[1][kv_begin:kv_end], real[2][kv_begin:kv_end]
-        results.append(_attend(program.attention, *[part.transpose(0, 1)[None] for part in parts], named, seed, offset, first_batch=b))
+        q4, k4, v4 = [part.transpose(0, 1)[None] for part in parts]
+        results.append(_attend(program.attention, q4, k4, v4, named, seed, offset, first_batch=b))
     out = torch.cat([out[0].transpose(0, 1) for out, _ in results])
     return out.to(q.dtype), torch.cat([lse[0] for _, lse in results], dim=1)
 
@@ -56,7 +57,7 @@ def second_derivatives(
     if not asked:
         return [None] * len(inputs)
 
-    def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+    def gradients(*values: Any) -> Any:
         """Of the attention, those that have a cotangent."""
         filled = list(inputs)
         for i, value in zip(varied, values):
@@ -64,16 +65,19 @@ def second_derivatives(
         primals = [*filled[:3], *filled[5:]]
 
         def forward(*chosen: Tensor) -> tuple[Tensor, Tensor]:
-            tensors = list(primals)
+            tensors: list[Any] = list(primals)
             for i, tensor in zip(asked, chosen):
                 tensors[i] = tensor
-            return attend(program, *tensors[:3], tensors[3:], run)
+            return attend(program, tensors[0], tensors[1], tensors[2], tensors[3:], run)
 
-        (_, lse), pull = torch.func.vjp(forward, *[primals[i] for i in asked])
+        pulled: Any = torch.func.vjp(forward, *[primals[i] for i in asked])
+        (_, lse), pull = pulled
         return pull((filled[3], torch.zeros_like(lse) if filled[4] is None else filled[4]))
 
-    _, pull = torch.func.vjp(gradients, *[inputs[i] for i in varied])
-    found = dict(zip(varied, pull(tuple([cotangents[i].to(primal.dtype) for i in asked for primal in ([q, k, v, *params][i],)]))))
+    pulled: Any = torch.func.vjp(gradients, *[inputs[i] for i in varied])
+    _, pull = pulled
+    primals = [q, k, v, *params]
+    found = dict(zip(varied, pull(tuple([ct.to(primals[i].dtype) for i in asked if (ct := cotangents[i]) is not None]))))
     return [found.get(i) for i in range(len(inputs))]
 
 

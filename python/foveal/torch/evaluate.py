@@ -50,7 +50,8 @@ class Evaluation(evaluation.Evaluation):
     def where(self, condition: ast.expr, if_true: ast.expr, if_false: ast.expr) -> Tensor:
         kept = self.of(condition)
         if not self._compact or kept.dim() == 0:
-            return torch.where(kept, *self._alike(self.of(if_true), self.of(if_false)))
+            whole = self._alike(self.of(if_true), self.of(if_false))
+            return torch.where(kept, whole[0], whole[1])
         taken, other = kept.nonzero()[:, 0], (~kept).nonzero()[:, 0]
         a, b = self._alike(self._narrowed(taken).of(if_true), self._narrowed(other).of(if_false))
         joined = torch.cat([a.expand(len(taken)), b.expand(len(other))])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
 
-from ..describe import Mask, Options, Rng, ScoreMod, bind, describe
+from ..describe import Options, Rng, bind, describe
+from ..signatures import Arguments, Mask, ScoreMod, Settings, check_names
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_ACCEPTED = (*Arguments.__annotations__, "return_lse")
 
 
 class Attention(torch.nn.Module):
@@ -20,10 +26,11 @@ class Attention(torch.nn.Module):
     mode only, other ones at each call. Can be copied, and saved as a whole with torch.save.
     """
 
-    def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Any):
+    def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Unpack[Settings]):
         super().__init__()
+        check_names("Attention", arguments, (*Settings.__annotations__, "options"))
         with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
-            described = describe(score_mod, mask, tracer=TorchTracer(), **arguments)
+            described = describe(score_mod, mask, tracer=TorchTracer(), **_settings(arguments))
         for param, array in zip(described.params, described.arrays):
             if isinstance(array, torch.nn.Parameter):
                 self.register_parameter(param.name, array)
@@ -32,7 +39,7 @@ class Attention(torch.nn.Module):
         self.names = tuple([param.name for param in described.params])
         self._texts = tuple([None if expr is None else repr(expr) for expr in (described.score_mod, described.mask)])
         self._sink = None if described.sink is None else described.sink.name
-        self._arguments = {name: value for name, value in arguments.items() if name not in ("params", "sink")}
+        self._arguments = {name: value for name, value in _settings(arguments).items() if name not in ("params", "sink")}
         self._options = options
         self._bind()
 
@@ -46,7 +53,7 @@ class Attention(torch.nn.Module):
         self._dropping_key, self.key = keys
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._bind()
 
     def extra_repr(self) -> str:
@@ -64,7 +71,7 @@ class Attention(torch.nn.Module):
         offset: int = 0,
         rng_state: Tensor | None = None,
         return_lse: bool = False,
-    ) -> Any:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention(). seed, offset, rng_state: of dropout; drawn
         from torch's generator of q's device when none is given."""
         captured = [getattr(self, name) for name in self.names]
@@ -74,10 +81,27 @@ class Attention(torch.nn.Module):
         return (out, lse) if return_lse else out
 
 
+def _settings(arguments: Settings) -> dict[str, Any]:
+    return dict(arguments)
+
+
 def _rng(seed: int | None, offset: int, rng_state: Tensor | None, device: torch.device) -> Rng:
     return draw_rng(device) if seed is None and rng_state is None else Rng(seed or 0, offset, rng_state)
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[False] = False,
+    **arguments: Unpack[Arguments],
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: Literal[True], **arguments: Unpack[Arguments]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -85,21 +109,23 @@ def attention(
     score_mod: ScoreMod = None,
     mask: Mask = None,
     *,
-    cu_seqlens: tuple[Tensor, Tensor] | None = None,
+    cu_seqlens: Any = None,
     max_seqlens: tuple[int, int] = (0, 0),
     dropout_p: float = 0.0,
-    seed: int | None = None,
-    offset: int = 0,
-    rng_state: Tensor | None = None,
+    seed: Any = None,
+    offset: Any = 0,
+    rng_state: Any = None,
     return_lse: bool = False,
     options: Options = Options(),
     **arguments: Any,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor]:
     """foveal.attention() with autograd: gradients reach q, k, v, the sink and every captured tensor that requires one, and flow through lse.
 
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     dropout_p: without a seed or rng_state one is drawn from torch's generator of q's device.
     """
+    if arguments:
+        check_names("attention", arguments, _ACCEPTED)
     key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
     out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, rng)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .._core import Expr
-from ..describe import Mask, Options, Rng, ScoreMod, program, trace
+from ..describe import Options, Rng, program, trace
+from ..signatures import Mask, ScoreMod
 from ..torch_trace import TorchTracer
 from . import composite, examples
 
@@ -181,7 +182,7 @@ def call(
 def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
     """What tensors without elements give: zeros, with gradients of zero; lse is -inf, the sink where there is one."""
     connected = sum([t[..., :0].sum() for t in (q, k, v, *params) if t.is_floating_point()])
-    lead, heads = q.shape[:-2], q.shape[-2]  # [batch, seqlen] or packed [total]
+    lead, heads = tuple(q.shape[:-2]), q.shape[-2]  # [batch, seqlen] or packed [total]
     if program.heads_first and q.dim() == 4:
         lead, heads = (q.shape[0], q.shape[2]), q.shape[1]
     out = q.new_zeros((*q.shape[:-1], v.shape[-1])) + connected
@@ -214,7 +215,7 @@ def whole_seqlens(seqlen_q: int, seqlen_kv: int) -> tuple[int, int]:
 
 _trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break
 # torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
-_CONSTANT = (Expr, str, type(None)) if torch.__version__ >= (2, 13) else (str, type(None))
+_CONSTANT = (Expr, str, type(None)) if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else (str, type(None))
 
 
 def bound(

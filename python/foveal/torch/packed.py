@@ -80,11 +80,12 @@ def jagged_attention(
         arguments["dropout_p"], rng = dropout_p, draw_rng(query.device)
     program, captured = bound(None, "kv_idx <= q_idx" if is_causal else None, Options(), arguments, heads_first=False)
     (cu_q, max_q), (cu_kv, max_kv) = lengths[:2]
-    out, _ = call(program, captured, *packed, (cu_q, cu_kv), (max_q, max_kv), rng)
+    q, k, v = packed
+    out, _ = call(program, captured, q, k, v, (cu_q, cu_kv), (max_q, max_kv), rng)
     return torch.nested.nested_tensor_from_jagged(out, offsets=cu_q).transpose(1, 2)
 
 
-def _packed(name: str, tensor: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
+def _packed(name: str, tensor: Any) -> tuple[Tensor, tuple[Tensor, int]]:
     """Values [total, heads, head_dim], and (offsets, the longest sequence)."""
     if not tensor.is_nested:
         raise CallError(f"scaled_dot_product_attention: {name}: a dense tensor beside nested ones; expected a nested one")
@@ -93,7 +94,7 @@ def _packed(name: str, tensor: Tensor) -> tuple[Tensor, tuple[Tensor, int]]:
             f"scaled_dot_product_attention: {name}: a nested tensor of layout {tensor.layout} and rank {tensor.dim()}; "
             "expected layout torch.jagged, [batch, heads, seqlen, head_dim] with different seqlens"
         )
-    rows = tensor.transpose(1, 2)  # [batch, seqlen, heads, head_dim]
+    rows: Any = tensor.transpose(1, 2)  # [batch, seqlen, heads, head_dim]
     if rows.lengths() is not None:
         raise CallError(f"scaled_dot_product_attention: {name}: a nested tensor with holes; expected a contiguous one")
     return rows.values(), (rows.offsets(), rows._get_max_seqlen())

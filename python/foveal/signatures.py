@@ -1,0 +1,80 @@
+"""The types of foveal's public signatures, and what is said of a keyword that is none of theirs."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Callable, Collection, Mapping, Protocol, TypedDict, TypeVar
+
+from ._core import Expr
+
+if TYPE_CHECKING:
+    from .describe import Options
+
+
+class Array(Protocol):
+    """A NumPy array, torch tensor, JAX array, or anything else with DLPack."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> object: ...
+
+
+A = TypeVar("A", bound=Array)
+ScoreMod = Callable[..., object] | Expr | str | None
+Mask = Callable[..., object] | Expr | str | None
+
+
+class Settings(TypedDict, total=False):
+    """What a call computes, besides the score and the mask: see foveal.attention()."""
+
+    scale: float | Array | None  # an array: JAX
+    sink: Array | None
+    dropout_p: float
+    deterministic: bool
+    strategy: str
+    checked: bool
+    q_offset: int
+    kv_offset: int
+    params: Mapping[str, Array] | None
+
+
+class Running(TypedDict, total=False):
+    """What differs between the runs of a call: see foveal.attention()."""
+
+    cu_seqlens: tuple[Array, Array] | None
+    max_seqlens: tuple[int, int]
+    seed: int | Array | None
+    offset: int | Array
+    rng_state: Array | None
+    options: Options
+
+
+class Arguments(Settings, Running, total=False):
+    """The named arguments of foveal.attention(), without return_lse."""
+
+
+_INSTEAD = {
+    "is_causal": "mask=foveal.causal()",
+    "causal": "mask=foveal.causal()",
+    "attn_mask": "mask",
+    "block_mask": "mask",
+    "bias": "score_mod, for instance lambda s, b, h, i, j: s + bias[b, h, i, j]",
+    "softmax_scale": "scale",
+    "sm_scale": "scale",
+    "dropout": "dropout_p",
+    "window_size": "mask=foveal.window(w)",
+    "softcap": "score_mod=foveal.softcap(cap)",
+    "enable_gqa": "fewer heads in k and v, which is all that it takes",
+    "dtype": "q, k and v of that dtype",
+}
+
+
+def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:
+    """Raises TypeError for a keyword argument that the function does not have."""
+    for name in arguments:
+        if name not in accepted:
+            near = difflib.get_close_matches(name, accepted, 1)
+            hint = _INSTEAD.get(name) or (near[0] if near else ", ".join(accepted))
+            raise TypeError(f"{function}: {name}: no argument of this function; expected {hint}")
