@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "problems.h"
@@ -14,7 +15,7 @@ using test::problem_of;
 
 std::vector<PlannedRead> plan_of(const std::string& line) {
   const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 " + line);
-  return sm90_read_plan(p, sm90_backward_candidates(p).front());
+  return sm90_read_plan(p, sm90_backward_candidates(p).front()).reads;
 }
 Collector collector_of(const std::string& line) { return plan_of(line).front().collector; }
 
@@ -55,6 +56,27 @@ TEST(ReadPlan, LinesOfATileNeedNoBins) {
   for (const char* dim : {"d64", "d128", "d192", "d256"})
     EXPECT_EQ(collector_of(std::string(dim) + " score=\"score + b[head, q_idx, kv_idx]\" param=\"b: real[4, 4096, 4096] grad\""),
               Collector::pairs);
+}
+
+TEST(ReadPlan, ThePortableKernelsHaveOneToo) {
+  const auto collectors = [](const std::string& line) {
+    const problem::Problem p = problem_of("backward " + line);
+    std::vector<Collector> found;
+    for (const PlannedRead& read : sm80_read_plan(p, *sm80_config(p, Sm80Kernel::dq, 166912)).reads) found.push_back(read.collector);
+    return found;
+  };
+  const std::string two = "score=\"score * g[head] + t[q_idx, kv_idx]\" param=\"g: real[4] grad\" param=\"t: real[300, 300] grad\"";
+  EXPECT_EQ(collectors("f32 b2 h4 q300 d64 " + two), (std::vector{Collector::beside_dq, Collector::any_pairs}));
+  EXPECT_EQ(collectors("f32 b2 h4 q300 d400 " + two), (std::vector{Collector::walk, Collector::any_pairs}));
+  EXPECT_TRUE(collectors("f32 b2 h4 q300 d64").empty());
+}
+
+TEST(ReadPlan, PackedSequencesHaveHopperKernelsWhereTheyCollect) {
+  const auto kernel = [](const std::string& score) {
+    return executable_of(problem_of("backward bf16 b2 h4 q300 total=500 d64 " + score), "sm_90a", "")->kernel();
+  };
+  EXPECT_EQ(kernel("score=\"score * g[head]\" param=\"g: real[4] grad\""), "cuda.sm90.bf16.backward.fused");
+  EXPECT_EQ(kernel("score=\"score + t[q_idx, kv_idx]\" param=\"t: real[300, 300] grad\""), "cuda.sm80.bf16.backward.split");
 }
 
 TEST(ReadPlan, FewElementsHaveACopyForEachLane) {

@@ -13,6 +13,7 @@
 #include "cuda/launch/collect_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
+#include "cuda/launch/read_plan.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/score_emit.h"
 #include "cuda/tune/sm90_order.h"
@@ -349,7 +350,7 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
                                 " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] grad\""}) {
         const problem::Problem p = problem_of(line + score);
         ASSERT_EQ(gradient_storage(p, 0), GradientStorage::added);
-        ASSERT_TRUE(PairsSm90::serves(p, 0));
+        ASSERT_EQ(sm90_read_plan(p, sm90_backward_candidates(p).front()).of(Collector::pairs), std::vector{0});
         EXPECT_TRUE(covers_parameter(p, p.score->reads[0]));
         jit::KernelSource source = pairs_sm90_source(p, 0, true);
         source.arch = "sm_90a";
@@ -366,8 +367,9 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
 std::vector<jit::KernelSource> sources_with_pairs(const problem::Problem& p) {
   std::vector<jit::KernelSource> sources{p.pass == Pass::forward ? forward_sm90_source(p, sm90_forward_candidates(p).front())
                                                                  : backward_sm90_source(p, sm90_backward_candidates(p).front())};
-  for (std::size_t r = 0; p.pass == Pass::backward && r < p.score->reads.size(); ++r)
-    if (PairsSm90::serves(p, static_cast<int>(r))) sources.push_back(pairs_sm90_source(p, static_cast<int>(r), true));
+  if (p.pass == Pass::backward)
+    for (const int read : sm90_read_plan(p, sm90_backward_candidates(p).front()).of(Collector::pairs))
+      sources.push_back(pairs_sm90_source(p, read, true));
   for (jit::KernelSource& source : sources) source.arch = "sm_90a";
   return sources;
 }

@@ -23,20 +23,15 @@ jit::KernelSource source_of(const problem::Problem& p, const char* kernel) {
   return source;
 }
 
-/// Warps that share the rows of dq compute the same terms, so reads are collected by a pass of their own.
-bool splits_dq(const problem::Problem& p, const Sm80Device& device) {
-  const auto config = sm80_config(p, Sm80Kernel::dq, device);
-  return config && config->column_split > 1;
-}
-
 class BackwardSm80 : public GpuExecutable {
  public:
   BackwardSm80(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
+        read_plan_(sm80_read_plan(problem, *sm80_config(problem, Sm80Kernel::dq, sm80_device(facts)))),
         gradients_(problem, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
-        reads_(problem, facts.shared_bytes_per_block, splits_dq(problem, sm80_device(facts)), workspace_) {
+        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
     const problem::Problem& p = problem_;
     const auto real = p.dtype == DType::f64 ? sizeof(double) : sizeof(float);
     const std::int64_t rows = p.varlen ? p.total_q : p.batch * p.seqlen_q;
@@ -45,7 +40,7 @@ class BackwardSm80 : public GpuExecutable {
     delta_offset_ = workspace_.reserve(static_cast<std::size_t>(rows * p.heads_q) * real);
 
     const Sm80Device device = sm80_device(facts);
-    const bool wants_queries = p.dq.present || (collects_reads(p) && !splits_dq(p, device)), wants_keys = p.dk.present || p.dv.present;
+    const bool wants_queries = p.dq.present || !read_plan_.of(Collector::beside_dq).empty(), wants_keys = p.dk.present || p.dv.present;
     two_scan_ = p.attention.backward == BackwardStrategy::two_scan && wants_queries && wants_keys;
     if (two_scan_) {
       const Sm80Config config = *two_scan_config(p, device.shared_bytes);
@@ -93,6 +88,7 @@ class BackwardSm80 : public GpuExecutable {
     e.kernel = kernel();
     e.strategy = two_scan_ ? "two_scan" : "split";
     e.reduction = gradients_.text();
+    read_plan_.describe(e, problem_);
     reads_.describe(e, problem_);
     if (keys_) keys_->describe(e, "dk, dv", problem_, 1 + problem_.dk.present, 1 + problem_.dv.present);
     if (queries_) queries_->describe(e, "dq", problem_, 1 + problem_.dq.present, 1);
@@ -126,9 +122,10 @@ class BackwardSm80 : public GpuExecutable {
   problem::Problem problem_;
   int device_;
   Workspace workspace_;
+  ReadPlan read_plan_;
   ParamGradients gradients_;
   MeasureSm80 measure_;
-  ReadPasses reads_;  ///< those that the dq kernel does not collect
+  ReadPasses reads_;
   std::size_t lse2_offset_ = 0, largest_offset_ = 0, delta_offset_ = 0;
   bool two_scan_ = false;
   std::optional<PassSm80> keys_, queries_;

@@ -47,13 +47,13 @@ class BackwardSm90 : public GpuExecutable {
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
         read_plan_(sm90_read_plan(problem, config_)),
-        gradients_(problem, workspace_, params_of(problem, reads_of(read_plan_, Collector::pairs))),
-        reads_(problem, facts.shared_bytes_per_block, !sm90_collects(problem), workspace_, reads_of(read_plan_, Collector::pairs)) {
-    for (const int read : reads_of(read_plan_, Collector::pairs)) {
+        gradients_(problem, workspace_, params_of(problem, read_plan_.of(Collector::pairs))),
+        reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
+    for (const int read : read_plan_.of(Collector::pairs)) {
       pairs_.emplace_back(problem_, read, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
-    if (const auto collect = sm90_collect_config(problem_)) collect_.emplace(problem_, *collect, facts);
+    if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -133,10 +133,7 @@ class BackwardSm90 : public GpuExecutable {
     e.details.emplace_back("tasks", schedule_.text());
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
-    for (const PlannedRead& read : read_plan_) {
-      const auto param = static_cast<std::size_t>(problem_.score->reads[static_cast<std::size_t>(read.read)].param);
-      e.details.emplace_back(base::join("gradient of ", problem_.params[param].param.name()), read.text());
-    }
+    read_plan_.describe(e, problem_);
     if (collect_) collect_->describe(e);
     for (const PairsSm90& pairs : pairs_) pairs.describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -208,7 +205,7 @@ class BackwardSm90 : public GpuExecutable {
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
-  std::vector<PlannedRead> read_plan_;
+  ReadPlan read_plan_;
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;
@@ -232,12 +229,13 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
     return "tiles of this mask add to dq in any order, which is not reproducible";
-  for (const scoring::TrainableRead& read : p.score->reads) {
-    const bool collected = sm90_collects(p) && gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added;
-    if (p.varlen && !collected) return "this gradient of a parameter is not collected from packed sequences";
-  }
   const auto choice = sm90_backward_choice(p, facts.name);
   if (!choice) return "no tile fits shared memory";
+  if (p.varlen) {
+    const ReadPlan plan = sm90_read_plan(p, choice->config);
+    for (const Collector collector : {Collector::pairs, Collector::any_pairs, Collector::walk})
+      if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from packed sequences";
+  }
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;

@@ -11,10 +11,6 @@ namespace {
 
 using scoring::Op;
 
-const scoring::Instr& instr_of(const problem::Problem& p, scoring::ValueId id) {
-  return p.score->backward.code[static_cast<std::size_t>(id)];
-}
-
 /// Does what is read for each pair depend on who shares the gradient's elements?
 bool reads_differ(const problem::Problem& p, const scoring::TrainableRead& read) {
   unsigned shared_by = 0;
@@ -50,22 +46,6 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   int half = 0;
   for (const PairTile& tile : tiles) half += block_q * 64 * tile.element_bytes;
   return static_cast<unsigned>(stages * (stage + 16) + tasks_ahead * 16 + pair_stages * (half + 16));
-}
-
-bool PairsSm90::serves(const problem::Problem& p, int number) {
-  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
-  const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
-  if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
-  if (std::max(p.head_dim, p.head_dim_v) > 256 || p.varlen || p.attention.dropout_p > 0) return false;
-  for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
-    const Op op = instr_of(p, index).op;
-    const auto depends = p.score->backward.depends[static_cast<std::size_t>(index)];
-    if (op != Op::batch && op != Op::head && depends & (scoring::depends_batch | scoring::depends_head)) return false;
-  }
-  if (sm90_mask(p).tiles != Sm90Tiles::list) return true;
-  for (const scoring::Instr& instr : p.score->mask.code)
-    if ((instr.op == Op::batch && !read.reads_batch) || (instr.op == Op::head && !read.reads_head)) return false;
-  return true;
 }
 
 PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::DeviceFacts& facts, Workspace& workspace)

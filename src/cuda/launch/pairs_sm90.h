@@ -25,9 +25,6 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
 
 class PairsSm90 {
  public:
-  /// Can the kernel do this read?
-  static bool serves(const problem::Problem& problem, int read);
-
   PairsSm90(const problem::Problem& problem, int read, const driver::DeviceFacts& facts, Workspace& workspace);
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }

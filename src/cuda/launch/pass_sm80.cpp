@@ -64,25 +64,17 @@ void MeasureSm80::run(const problem::Problem& p, device::AttentionArgs args, Str
                  args, stream);
 }
 
-bool collects_reads(const problem::Problem& p) {
-  for (const scoring::TrainableRead& read : p.score->reads)
-    if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) return true;
-  return false;
-}
-
-ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, bool queries, Workspace& workspace, const std::vector<int>& served) {
-  if (queries && collects_reads(p)) {
+ReadPasses::ReadPasses(const problem::Problem& p, std::size_t limit, const ReadPlan& plan, Workspace& workspace) {
+  if (!plan.of(Collector::walk).empty()) {
     problem::Problem reads_only = p;
     reads_only.dq = {};
     const Sm80Config config = *sm80_config(p, Sm80Kernel::reads, limit);
     queries_.emplace(p, Sm80Kernel::reads, config, dq_sm80_source(reads_only, config), workspace);
   }
-  for (std::size_t r = 0; r < p.score->reads.size(); ++r) {
-    const scoring::TrainableRead& read = p.score->reads[r];
-    if (gradient_storage(p, static_cast<std::size_t>(read.param)) != GradientStorage::added) continue;
-    if (std::find(served.begin(), served.end(), static_cast<int>(r)) != served.end()) continue;
+  for (const int number : plan.of(Collector::any_pairs)) {
+    const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
     const Sm80Config config = *sm80_config(p, Sm80Kernel::pairs, limit);
-    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, config, pairs_sm80_source(p, config, static_cast<int>(r)), workspace),
+    pairs_.push_back({PassSm80(p, Sm80Kernel::pairs, config, pairs_sm80_source(p, config, number), workspace),
                       (read.reads_batch ? p.batch : 1) * (read.reads_head ? p.heads_q : 1)});
   }
 }

@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "cuda/launch/read_plan.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/tune/sm80.h"
 #include "foveal/attention.h"
@@ -52,14 +53,11 @@ class MeasureSm80 {
   jit::Kernel kernel_;
 };
 
-/// Collects gradients of parameters beside kernels that do not: a walk over tiles of queries that needs q, k, v, dout, lse2, largest and delta but
-/// gives no dq (when `queries`), and for elements that batches or heads share a walk over tiles of pairs. For any backward pass of any
-/// target.
+/// The portable passes of a read plan, for any backward pass of any target: a walk over tiles of queries that needs q, k, v, dout, lse2,
+/// largest and delta but gives no dq (Collector::walk), and walks over tiles of pairs (Collector::any_pairs).
 class ReadPasses {
  public:
-  /// `served`: reads of elements that something else adds.
-  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, bool queries, Workspace& workspace,
-             const std::vector<int>& served = {});
+  ReadPasses(const problem::Problem& problem, std::size_t shared_bytes_per_block, const ReadPlan& plan, Workspace& workspace);
 
   bool any() const { return queries_ || !pairs_.empty(); }
   std::vector<jit::KernelSource> sources() const;
@@ -75,8 +73,5 @@ class ReadPasses {
   std::optional<PassSm80> queries_;
   std::vector<Pairs> pairs_;
 };
-
-/// Are some reads collected by the kernel that owns tiles of queries?
-bool collects_reads(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

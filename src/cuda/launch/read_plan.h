@@ -1,10 +1,12 @@
 #pragma once
-// The read plan of a backward pass on Hopper: for each trained read of the score who sums its terms, in which kernel, and why. Made once
-// for a problem; launches take from it what they run, and explain() prints it.
+// The read plan of a backward pass: for each trained read of the score who sums its terms, in which kernel, and why. Made once for a
+// problem; launches take from it what they run, and explain() prints it.
 #include <string>
 #include <vector>
 
+#include "cuda/tune/sm80.h"
 #include "cuda/tune/sm90.h"
+#include "foveal/attention.h"
 
 namespace foveal::cuda {
 
@@ -17,7 +19,9 @@ enum class Collector {
   scatter,    ///< exact sums in L2, a term for each pair
   stored,     ///< each element is written by the pair that it belongs to
   pairs,      ///< a kernel of its own, which owns pairs and walks whoever shares them
-  portable,   ///< portable kernels
+  beside_dq,  ///< the portable kernel of dq, tile by tile
+  walk,       ///< the same by a pass of that kernel without dq
+  any_pairs,  ///< a portable kernel that owns pairs, in any form
 };
 const char* to_string(Collector collector);
 
@@ -30,10 +34,18 @@ struct PlannedRead {
   std::string text() const;  ///< "bins in backward_sm90: ..."
 };
 
-/// config: of the backward kernel.
-std::vector<PlannedRead> sm90_read_plan(const problem::Problem& problem, const Sm90BackwardConfig& config);
+struct ReadPlan {
+  std::vector<PlannedRead> reads;
+  std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where it runs
 
-/// The numbers of the reads that a collector sums.
-std::vector<int> reads_of(const std::vector<PlannedRead>& plan, Collector collector);
+  /// The numbers of the reads that a collector sums.
+  std::vector<int> of(Collector collector) const;
+  void describe(Explanation& explanation, const problem::Problem& problem) const;
+};
+
+/// config: of the backward kernel.
+ReadPlan sm90_read_plan(const problem::Problem& problem, const Sm90BackwardConfig& config);
+/// config: of the kernel of dq.
+ReadPlan sm80_read_plan(const problem::Problem& problem, const Sm80Config& config);
 
 }  // namespace foveal::cuda
