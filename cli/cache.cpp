@@ -14,6 +14,7 @@ namespace {
 
 void list() {
   fmt::print("{}\n", cuda::jit::cache_folder());
+  if (const std::string why = cuda::jit::cache_unusable(); !why.empty()) fmt::print("not used: {}\n", why);
   fmt::print("{:<18} {:<9} {:>9} {:>9} {:>7}  {}\n", "kernel", "arch", "bytes", "registers", "spills", "key");
   std::size_t bytes = 0;
   for (const auto& entry : cuda::jit::cache_list()) {

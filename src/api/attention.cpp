@@ -44,11 +44,14 @@ class LentBuffers {
 };
 
 template <class Inputs, class Outputs>
-void run(const planning::PlanState& state, const Inputs& inputs, const Outputs& outputs, void* workspace, Stream stream) {
+void run(const std::shared_ptr<const planning::PlanState>& shared, const Inputs& inputs, const Outputs& outputs, void* workspace,
+         Stream stream) {
+  const planning::PlanState& state = state_of(shared);
   LentBuffers buffers;
   problem::fill_buffers(state.problem, inputs, outputs, *buffers);
   FOVEAL_CHECK(workspace != nullptr || state.workspace_bytes == 0, "workspace: null; expected ", state.workspace_bytes, " bytes");
   FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(workspace) % 256 == 0, "workspace: address is not a multiple of 256");
+  state.backend->keep_while_captured(stream, shared);
   state.executable->run(*buffers, workspace, stream);
 }
 
@@ -73,7 +76,7 @@ void plan_and_run(const Attention& attention, const Inputs& inputs, const Output
   const auto state = cached_plan(attention, inputs, outputs, options);
   void* workspace =
       planning::pooled_workspace(state->backend->memory(state->problem.device), state->problem.device, stream, state->workspace_bytes);
-  run(*state, inputs, outputs, workspace, stream);
+  run(state, inputs, outputs, workspace, stream);
 }
 
 }  // namespace
@@ -95,11 +98,11 @@ Explanation Plan::explain() const {
 }
 
 void Plan::run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream) const {
-  foveal::run(state_of(state_), inputs, outputs, workspace, stream);
+  foveal::run(state_, inputs, outputs, workspace, stream);
 }
 
 void Plan::run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream) const {
-  foveal::run(state_of(state_), inputs, outputs, workspace, stream);
+  foveal::run(state_, inputs, outputs, workspace, stream);
 }
 
 Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, const PlanOptions& options) {

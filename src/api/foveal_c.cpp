@@ -26,7 +26,20 @@ static_assert(FOVEAL_TWO_SCAN == static_cast<int>(BackwardStrategy::two_scan));
 static_assert(FOVEAL_COMMUNICATION == static_cast<int>(ErrorCode::communication));
 static_assert(FOVEAL_MAX_RANK == TensorView::max_rank);
 
-thread_local std::string last_error;
+struct LastError {
+  std::string text;
+  const char* shown = "";
+
+  void set(const char* message) noexcept {
+    try {
+      text = message;
+      shown = text.c_str();
+    } catch (...) {  // there is no memory for it
+      shown = "out of memory";
+    }
+  }
+};
+thread_local LastError last_error;
 
 /// Runs fn; an exception becomes its code and this thread's last error.
 template <class Fn>
@@ -35,12 +48,14 @@ int guarded(Fn&& fn) noexcept {
     fn();
     return FOVEAL_OK;
   } catch (const Error& error) {
-    last_error = error.what();
+    last_error.set(error.what());
     return static_cast<int>(error.code());
   } catch (const std::exception& error) {
-    last_error = error.what();
-    return FOVEAL_INTERNAL;
+    last_error.set(error.what());
+  } catch (...) {
+    last_error.set("an exception of another language or library");
   }
+  return FOVEAL_INTERNAL;
 }
 
 /// The size of each version of a struct but the last, which is its size now. A version's fields are the first ones of the next.
@@ -369,7 +384,7 @@ int foveal_set_num_threads(int32_t threads) {
 
 int32_t foveal_num_threads(void) { return num_threads(); }
 
-const char* foveal_last_error(void) { return last_error.c_str(); }
+const char* foveal_last_error(void) { return last_error.shown; }
 
 const char* foveal_version(void) { return FOVEAL_VERSION; }
 

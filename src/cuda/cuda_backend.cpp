@@ -105,6 +105,10 @@ class CudaBackend : public planning::Backend {
   }
 
   planning::DeviceMemory& memory(Device device) const override { return cuda_memory(device.index); }
+
+  void keep_while_captured(Stream stream, const std::shared_ptr<const void>& plan) const override {
+    driver::keep_while_captured(static_cast<driver::StreamHandle>(stream.handle), plan);
+  }
 };
 
 }  // namespace

@@ -17,14 +17,17 @@ class CudaMemory : public planning::DeviceMemory {
     const driver::BesideCapture beside;
     const driver::Current current(device_);
     driver::DevicePointer pointer = 0;
-    driver::check(driver::api().memory_alloc(&pointer, bytes), "cuMemAlloc");
+    driver::check(driver::with_memory([&] { return driver::api().memory_alloc(&pointer, bytes); }), "cuMemAlloc");
     return reinterpret_cast<void*>(pointer);
   }
   void release(void* memory) noexcept override {
     if (!memory) return;
-    const driver::BesideCapture beside;
-    const driver::Current current(device_);
-    driver::api().memory_free(reinterpret_cast<driver::DevicePointer>(memory));
+    try {
+      const driver::BesideCapture beside;
+      const driver::Current current(device_);
+      driver::api().memory_free(reinterpret_cast<driver::DevicePointer>(memory));
+    } catch (...) {  // the device is gone, and all that was on it
+    }
   }
   void to_device(void* device, const void* host, std::size_t bytes) override {
     const driver::Current current(device_);

@@ -33,6 +33,8 @@ class Backend {
   virtual std::unique_ptr<Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const = 0;
   /// Memory of one of this backend's devices, where forward() and backward() take their workspace.
   virtual DeviceMemory& memory(Device) const { return host_memory(); }
+  /// Called before a run: where the stream's work is captured, to be repeated later, the plan must live as long as that may happen.
+  virtual void keep_while_captured(Stream, const std::shared_ptr<const void>& /*plan*/) const {}
 };
 
 }  // namespace foveal::planning

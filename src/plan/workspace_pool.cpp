@@ -1,7 +1,7 @@
 #include "plan/workspace_pool.h"
 
 #include <algorithm>
-#include <vector>
+#include <list>
 
 namespace foveal::planning {
 namespace {
@@ -24,7 +24,15 @@ class Pool {
     auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& b) {
       return b.memory == &memory && b.device == device && b.stream.handle == stream.handle;
     });
-    if (block == blocks_.end()) block = blocks_.insert(block, Block{.memory = &memory, .device = device, .stream = stream});
+    if (block == blocks_.end()) {
+      if (blocks_.size() >= max_blocks) {  // of a stream that may be long gone; the device's allocator waits for work that is queued
+        blocks_.back().memory->release(blocks_.back().data);
+        blocks_.pop_back();
+      }
+      blocks_.push_back(Block{.memory = &memory, .device = device, .stream = stream});
+      block = std::prev(blocks_.end());
+    }
+    blocks_.splice(blocks_.begin(), blocks_, block);
     if (block->bytes < bytes) {
       memory.synchronize(stream);
       memory.release(block->data);
@@ -36,7 +44,8 @@ class Pool {
   }
 
  private:
-  std::vector<Block> blocks_;
+  static constexpr std::size_t max_blocks = 32;
+  std::list<Block> blocks_;  // most recently used first
 };
 
 }  // namespace

@@ -32,17 +32,20 @@ const char* to_string(Type type) {
 namespace scoring {
 
 Node::~Node() {
-  std::vector<NodePtr> pending;
-  const auto take = [&pending](std::vector<NodePtr>& args) {
-    for (NodePtr& arg : args)
-      if (arg.use_count() == 1) pending.push_back(std::move(arg));
-    args.clear();
+  NodePtr doomed;  // a list: nothing is allocated where memory may be short
+  const auto take = [&doomed](std::vector<NodePtr>& args) {
+    for (NodePtr& arg : args) {
+      const NodePtr own = std::move(arg);  // an operand that stands there twice has its last holder the second time
+      if (own.use_count() != 1) continue;
+      own->after = std::move(doomed);
+      doomed = own;
+    }
   };
   take(args);
-  while (!pending.empty()) {
-    const NodePtr last = std::move(pending.back());
-    pending.pop_back();
-    if (last.use_count() == 1) take(const_cast<Node&>(*last).args);  // nobody else holds it
+  while (doomed) {
+    const NodePtr last = std::move(doomed);
+    doomed = std::move(last->after);
+    take(const_cast<Node&>(*last).args);  // nobody else holds it
   }
 }
 

@@ -16,6 +16,7 @@ struct Node {
   double real = 0;                                  ///< Op::real_const
   std::int64_t integer = 0;                         ///< Op::integer_const, Op::boolean_const
   std::shared_ptr<const Param::Info> param{};       ///< Op::read
+  mutable std::shared_ptr<const Node> after{};      ///< while many nodes are destroyed: the next
 
   Node() = default;
   Node(Op op_, Type type_, std::vector<std::shared_ptr<const Node>> args_ = {}) : op(op_), type(type_), args(std::move(args_)) {}

@@ -81,7 +81,9 @@ std::optional<ValueId> Graph::fold(Op op, ValueId a, ValueId b, ValueId c) {
   const double value = row(op).value(result, *const_value(a), b < 0 ? 0 : *const_value(b), c < 0 ? 0 : *const_value(c));
   if (std::isnan(value)) return std::nullopt;
   if (result == Type::real) return real(value);
-  return result == Type::integer ? integer(static_cast<std::int64_t>(value)) : boolean(value != 0);
+  if (result == Type::boolean) return boolean(value != 0);
+  constexpr double beyond = 0x1p62;  // of what an integer may be, which integer() says; what a conversion of more gives is undefined
+  return integer(static_cast<std::int64_t>(std::clamp(value, -beyond, beyond)));
 }
 
 // Order of the terms: those that are the same for a whole tile first, then those of a row, then of a column, so that as much as possible

@@ -1,7 +1,10 @@
 // The kernel cache: entries are whole or not there, foreign and corrupt ones are compiled again, processes may race.
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 
@@ -82,11 +85,11 @@ TEST_F(Cache, NeverTrustsADamagedEntry) {
 
 TEST_F(Cache, ManyProcessesWriteOneEntry) {
   std::vector<pid_t> children;
-  for (int c = 0; c < 8; ++c) {
+  for (int c = 0; c < 32; ++c) {
     const pid_t child = fork();
     if (child == 0) {
       bool good = true;
-      for (int i = 0; i < 50; ++i) {
+      for (int i = 0; i < 12; ++i) {
         cache_write(image_of("shared"));
         const auto image = cache_read("shared");
         good = good && image && image->bytes == image_of("shared").bytes;
@@ -103,6 +106,74 @@ TEST_F(Cache, ManyProcessesWriteOneEntry) {
   std::size_t files = 0;
   for ([[maybe_unused]] const auto& item : std::filesystem::directory_iterator(folder_)) ++files;
   EXPECT_EQ(files, 1u) << "nothing is left beside the entry";
+}
+
+TEST_F(Cache, IsPrivate) {
+  cache_write(image_of("k1"));
+  struct stat status {};
+  ASSERT_EQ(stat(folder_.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0700u);
+  ASSERT_EQ(stat(file("k1").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0600u);
+  EXPECT_EQ(cache_unusable(), "");
+  chmod(folder_.c_str(), 0755);  // as earlier versions made it: nobody else could write
+  EXPECT_TRUE(cache_read("k1"));
+  ASSERT_EQ(stat(folder_.c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0700u);
+}
+
+TEST_F(Cache, RefusesAFolderThatOthersCouldHaveWritten) {
+  cache_write(image_of("k1"));
+  chmod(folder_.c_str(), 0770);
+  EXPECT_FALSE(cache_read("k1"));
+  cache_write(image_of("k2"));
+  EXPECT_FALSE(std::filesystem::exists(file("k2")));
+  EXPECT_NE(cache_unusable().find("0700"), std::string::npos) << cache_unusable();
+  EXPECT_TRUE(cache_list().empty());
+  EXPECT_EQ(cache_clear(), 0);
+  chmod(folder_.c_str(), 0700);
+  EXPECT_TRUE(cache_read("k1"));
+  if (geteuid() != 0) return;
+  ASSERT_EQ(chown(folder_.c_str(), 65534, 65534), 0);
+  EXPECT_FALSE(cache_read("k1"));
+  EXPECT_NE(cache_unusable().find("65534"), std::string::npos) << cache_unusable();
+  ASSERT_EQ(chown(folder_.c_str(), 0, 0), 0);
+  ASSERT_EQ(chown(file("k1").c_str(), 65534, 65534), 0);
+  EXPECT_FALSE(cache_read("k1")) << "an entry of another user";
+}
+
+TEST_F(Cache, RefusesLinksAndPipes) {
+  cache_write(image_of("k1"));
+  const auto link = own_.path() / "link";
+  std::filesystem::create_directory_symlink(folder_, link);
+  set_cache_folder(link.string());
+  EXPECT_FALSE(cache_read("k1"));
+  EXPECT_NE(cache_unusable().find("link"), std::string::npos) << cache_unusable();
+  set_cache_folder(folder_.string());
+  std::filesystem::create_symlink(file("k1"), file("k2"));
+  std::filesystem::copy_file(file("k1"), own_.path() / "k3");
+  EXPECT_FALSE(cache_read("k2"));
+  ASSERT_EQ(mkfifo(file("k4").c_str(), 0600), 0);
+  EXPECT_FALSE(cache_read("k4")) << "and does not wait for a writer";
+}
+
+TEST_F(Cache, AFullDiskIsNoError) {
+  const auto whole = image_of("k1");
+  cache_write(whole);
+  const pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit small{1000, 1000};  // bytes of a file: every further write fails, as on a full disk
+    setrlimit(RLIMIT_FSIZE, &small);
+    cache_write(image_of("k2"));
+    _exit(!cache_read("k2") && cache_read("k1") ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  std::size_t files = 0;
+  for ([[maybe_unused]] const auto& item : std::filesystem::directory_iterator(folder_)) ++files;
+  EXPECT_EQ(files, 1u) << "nothing is left of the entry that had no room";
 }
 
 TEST_F(Cache, AFolderThatCannotBeWrittenIsNoError) {

@@ -96,6 +96,12 @@ Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
   return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), success;
 }
 Result cuMemsetD8Async(DevicePointer, unsigned char, std::size_t, StreamHandle) { return success; }
+Result cuStreamGetCaptureInfo_v2(StreamHandle, int* status, std::uint64_t*, Graph*, const void**, std::size_t*) {
+  return *status = 0, success;  // nothing is captured
+}
+Result cuUserObjectCreate(UserObject*, void*, void (*)(void*), unsigned, unsigned) { return invalid_value; }
+Result cuUserObjectRelease(UserObject, unsigned) { return invalid_value; }
+Result cuGraphRetainUserObject(Graph, UserObject, unsigned, unsigned) { return invalid_value; }
 Result cuStreamCreate(StreamHandle* stream, unsigned) { return *stream = nullptr, success; }
 Result cuStreamDestroy_v2(StreamHandle) { return success; }
 Result cuStreamSynchronize(StreamHandle) { return success; }

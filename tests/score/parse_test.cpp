@@ -182,5 +182,10 @@ TEST(ParseParam, SaysWhatIsWrong) {
   EXPECT_NE(message("rel: real[99999999999999999999]").find("positive size"), std::string::npos);
 }
 
+TEST(Parse, AConstantBeyondAllIntegersIsRefused) {
+  for (const char* text : {"80000 << 49", "score + (-80000 << 62)", "1000000 << 49999"})
+    EXPECT_THROW(to_string(parse(text)), Error) << text;
+}
+
 }  // namespace
 }  // namespace foveal

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <map>
 #include <mutex>
@@ -11,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "base/recent.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sha256.h"
@@ -51,13 +50,7 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
   const bool ptx = source.arch.rfind("compute_", 0) == 0;
   Compilation compilation = nvrtc_compile(text, source.stem + ".cu", options_for(source.arch), ptx);
   if (!compilation.ok) {
-    std::string kept;
-    if (const std::string folder = cache_folder(); !folder.empty()) {
-      std::error_code failed;
-      std::filesystem::create_directories(folder, failed);
-      kept = folder + "/" + source.stem + "." + key.substr(0, 16) + ".failed.cu";
-      std::ofstream(kept) << text;
-    }
+    const std::string kept = cache_keep(base::join(source.stem, ".", key.substr(0, 16), ".failed.cu"), text);
     base::fail(ErrorCode::compile_failed, "kernel ", source.stem, " for ", source.arch, " does not compile",
                kept.empty() ? "" : "; source kept in ", kept, "\n", compilation.log);
   }
@@ -66,19 +59,18 @@ Image compile_now(const KernelSource& source, const std::string& text, const std
 
 using Future = std::shared_future<std::shared_ptr<const Image>>;
 std::mutex images_mutex;
-std::map<std::string, Future> images;  // by what a source consists of
+std::map<std::string, Future> underway;  // by what a source consists of
 Compilations counted;
+
+/// Images that were used last, by what their source consists of.
+base::Recent<Image>& images() {
+  static base::Recent<Image> recent(256);
+  return recent;
+}
 
 /// What tells a source from all others, short beside its whole text: a plan for one more length finds its kernels by it.
 std::string parts_of(const KernelSource& source) {
   return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
-}
-
-std::optional<Future> find_image(const KernelSource& source) {
-  const std::string parts = parts_of(source);
-  std::lock_guard lock(images_mutex);
-  const auto found = images.find(parts);
-  return found == images.end() ? std::nullopt : std::optional(found->second);
 }
 
 std::shared_ptr<const Image> read_or_compile(const KernelSource& source) {
@@ -107,10 +99,11 @@ Compilations compilations() {
 std::shared_ptr<const Image> compile(const KernelSource& source) {
   if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
   const std::string parts = parts_of(source);
+  if (auto image = images().find(parts)) return image;
   std::promise<std::shared_ptr<const Image>> promise;
   {
     std::unique_lock lock(images_mutex);
-    const auto [place, is_new] = images.try_emplace(parts);
+    const auto [place, is_new] = underway.try_emplace(parts);
     if (!is_new) {
       const Future future = place->second;
       lock.unlock();
@@ -118,27 +111,31 @@ std::shared_ptr<const Image> compile(const KernelSource& source) {
     }
     place->second = promise.get_future().share();
   }
+  const auto ended = [&] {
+    const std::lock_guard lock(images_mutex);
+    underway.erase(parts);
+  };
   try {
-    auto image = read_or_compile(source);
+    auto image = images().find(parts);  // another thread's, that ended just before
+    if (!image) image = read_or_compile(source);
+    images().insert(parts, image);
     promise.set_value(image);
+    ended();
     return image;
   } catch (...) {
     promise.set_exception(std::current_exception());
-    std::lock_guard lock(images_mutex);
-    images.erase(parts);
+    ended();
     throw;
   }
 }
 
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources) {
-  std::vector<std::optional<Future>> known;
-  known.reserve(sources.size());
+  std::vector<std::shared_ptr<const Image>> results(sources.size());
   std::vector<std::size_t> missing;  // threads are for these alone
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    known.push_back(find_image(sources[i]));
-    if (!known[i]) missing.push_back(i);
+    results[i] = images().find(parts_of(sources[i]));
+    if (!results[i]) missing.push_back(i);
   }
-  std::vector<std::shared_ptr<const Image>> results(sources.size());
   if (const auto count = static_cast<std::int64_t>(missing.size()); count > 0) {
     const int threads = static_cast<int>(std::min<std::int64_t>(base::available_threads(), count));
     base::parallel_for(base::default_executor(threads), count, [&](std::int64_t i, int) {
@@ -146,8 +143,6 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
       results[at] = compile(sources[at]);
     });
   }
-  for (std::size_t i = 0; i < sources.size(); ++i)
-    if (known[i]) results[i] = known[i]->get();
   return results;
 }
 

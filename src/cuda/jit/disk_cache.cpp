@@ -1,16 +1,19 @@
 #include "cuda/jit/disk_cache.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <sstream>
+#include <utility>
 
 #include "base/check.h"
 #include "cuda/jit/sha256.h"
@@ -20,6 +23,7 @@ namespace {
 
 constexpr const char* magic = "foveal-kernel 1";
 constexpr const char* extension = ".kernel";
+constexpr std::int64_t cache_limit = std::int64_t{1} << 30;  ///< bytes
 
 std::mutex folder_mutex;
 std::optional<std::string> chosen_folder;
@@ -55,12 +59,114 @@ std::optional<Image> decode(const std::string& text) {
   return image;
 }
 
-std::optional<std::string> read_file(const std::filesystem::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) return std::nullopt;
-  std::ostringstream text;
-  text << in.rdbuf();
-  return std::move(text).str();
+class File {
+ public:
+  explicit File(int descriptor) : descriptor_(descriptor) {}
+  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  File& operator=(File&&) = delete;
+  ~File() { close(); }
+  explicit operator bool() const { return descriptor_ >= 0; }
+  int operator*() const { return descriptor_; }
+  bool close() { return descriptor_ < 0 || ::close(std::exchange(descriptor_, -1)) == 0; }
+
+ private:
+  int descriptor_;
+};
+
+/// The folder, when nobody else can have written into it: a directory and no link, the user's own, closed to all others. Kernels of it run with
+/// the user's rights. `why`: what is wrong with it.
+File open_folder(bool make, std::string* why = nullptr) {
+  const auto refuse = [why](const std::string& reason) {
+    if (why) *why = reason;
+    return File(-1);
+  };
+  const std::string path = cache_folder();
+  if (path.empty()) return refuse("there is none");
+  if (make) {
+    std::error_code ignored;
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+    mkdir(path.c_str(), 0700);
+  }
+  File folder(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!folder)
+    return refuse(errno == ELOOP || errno == ENOTDIR ? "it is a link or no directory; expected a directory" : std::strerror(errno));
+  struct stat status {};
+  if (fstat(*folder, &status) != 0) return refuse(std::strerror(errno));
+  if (status.st_uid != geteuid()) return refuse(base::join("it belongs to user ", status.st_uid, "; expected your own directory"));
+  if ((status.st_mode & 022) != 0) return refuse("others may write into it; expected mode 0700");
+  if ((status.st_mode & 077) != 0 && fchmod(*folder, 0700) != 0) return refuse(std::strerror(errno));
+  return folder;
+}
+
+std::optional<std::string> read_file(const File& folder, const std::string& name) {
+  const File file(openat(*folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  struct stat status {};
+  if (!file || fstat(*file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid()) return std::nullopt;
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  for (std::size_t at = 0; at < text.size();) {
+    const ssize_t count = read(*file, text.data() + at, text.size() - at);
+    if (count <= 0) return std::nullopt;
+    at += static_cast<std::size_t>(count);
+  }
+  futimens(*file, nullptr);  // used now: the oldest go first
+  return text;
+}
+
+/// Written beside its place, then renamed: there whole, or not at all.
+bool write_file(const File& folder, const std::string& name, const std::string& text) {
+  static std::atomic<unsigned> counter{0};
+  const std::string aside = base::join(name, ".", getpid(), ".", counter++, ".tmp");
+  File file(openat(*folder, aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file) return false;
+  bool written = true;
+  for (std::size_t at = 0; at < text.size() && written;) {
+    const ssize_t count = write(*file, text.data() + at, text.size() - at);
+    written = count > 0;
+    if (written) at += static_cast<std::size_t>(count);
+  }
+  written = written && fsync(*file) == 0;
+  written = file.close() && written;
+  written = written && renameat(*folder, aside.c_str(), *folder, name.c_str()) == 0;
+  if (!written) unlinkat(*folder, aside.c_str(), 0);
+  return written;
+}
+
+/// Names in the folder that are of the cache.
+std::vector<std::string> names_in(const std::string& path, bool only_entries) {
+  std::vector<std::string> names;
+  std::error_code failed;
+  for (std::filesystem::directory_iterator item(path, failed), end; !failed && item != end; item.increment(failed)) {
+    const auto kind = item->path().extension();
+    if (kind == extension || (!only_entries && (kind == ".tmp" || kind == ".cu"))) names.push_back(item->path().filename().string());
+  }
+  return names;
+}
+
+/// The least recently used go until the rest is within the limit; files that writers left behind when they were killed, after a day.
+void keep_within_limit(const File& folder) {
+  struct Entry {
+    std::string name;
+    std::int64_t used, bytes;
+  };
+  std::vector<Entry> entries;
+  std::int64_t bytes = 0;
+  const auto now = static_cast<std::int64_t>(std::time(nullptr));
+  for (const std::string& name : names_in(cache_folder(), false)) {
+    struct stat status {};
+    if (fstatat(*folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    const auto used = static_cast<std::int64_t>(status.st_mtime);
+    if (!name.ends_with(extension) && now - used > 24 * 3600) {
+      unlinkat(*folder, name.c_str(), 0);
+      continue;
+    }
+    entries.push_back({name, used, status.st_size});
+    bytes += status.st_size;
+  }
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  for (const Entry& entry : entries) {
+    if (bytes <= cache_limit) return;
+    if (unlinkat(*folder, entry.name.c_str(), 0) == 0) bytes -= entry.bytes;
+  }
 }
 
 }  // namespace
@@ -87,10 +193,16 @@ void set_cache_folder(std::string folder) {
   chosen_folder = std::move(folder);
 }
 
+std::string cache_unusable() {
+  std::string why;
+  open_folder(true, &why);
+  return why;
+}
+
 std::optional<Image> cache_read(const std::string& key) {
-  const std::string folder = cache_folder();
-  if (folder.empty()) return std::nullopt;
-  const auto text = read_file(std::filesystem::path(folder) / (key + extension));
+  const File folder = open_folder(false);
+  if (!folder) return std::nullopt;
+  const auto text = read_file(folder, key + extension);
   if (!text) return std::nullopt;
   auto image = decode(*text);
   if (!image || image->key != key) return std::nullopt;
@@ -98,37 +210,28 @@ std::optional<Image> cache_read(const std::string& key) {
 }
 
 void cache_write(const Image& image) {
-  const std::filesystem::path folder = cache_folder();
-  if (folder.empty()) return;
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (failed) return;
-  static std::atomic<unsigned> counter{0};
-  const auto aside = folder / base::join(image.key, ".", getpid(), ".", counter++, ".tmp");
-  const int file = open(aside.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-  if (file < 0) return;
-  const std::string text = encode(image);
-  bool written = true;
-  for (std::size_t at = 0; at < text.size() && written;) {
-    const ssize_t count = write(file, text.data() + at, text.size() - at);
-    written = count > 0;
-    if (written) at += static_cast<std::size_t>(count);
-  }
-  written = written && fsync(file) == 0;
-  written = close(file) == 0 && written;
-  if (written) std::filesystem::rename(aside, folder / (image.key + extension), failed);
-  if (!written || failed) std::filesystem::remove(aside, failed);
+  const File folder = open_folder(true);
+  if (!folder || !write_file(folder, image.key + extension, encode(image))) return;
+  constexpr unsigned often = 64;
+  static std::atomic<unsigned> writes{0};
+  if (writes++ % often == 0) keep_within_limit(folder);
+}
+
+std::string cache_keep(const std::string& name, const std::string& text) {
+  const File folder = open_folder(true);
+  return folder && write_file(folder, name, text) ? cache_folder() + "/" + name : "";
 }
 
 std::vector<CacheEntry> cache_list() {
   std::vector<CacheEntry> entries;
-  std::error_code ignored;
-  for (const auto& item : std::filesystem::directory_iterator(cache_folder(), ignored)) {
-    if (item.path().extension() != extension) continue;
-    const auto text = read_file(item.path());
+  const File folder = open_folder(false);
+  if (!folder) return entries;
+  for (const std::string& name : names_in(cache_folder(), true)) {
+    const auto text = read_file(folder, name);
     const auto image = text ? decode(*text) : std::nullopt;
     if (image)
-      entries.push_back({item.path().string(), image->key, image->stem, image->entry, image->arch, image->bytes.size(), image->facts});
+      entries.push_back(
+          {cache_folder() + "/" + name, image->key, image->stem, image->entry, image->arch, image->bytes.size(), image->facts});
   }
   std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return std::tie(a.stem, a.key) < std::tie(b.stem, b.key); });
   return entries;
@@ -136,13 +239,9 @@ std::vector<CacheEntry> cache_list() {
 
 int cache_clear() {
   int removed = 0;
-  std::error_code ignored;
-  std::vector<std::filesystem::path> doomed;
-  for (const auto& item : std::filesystem::directory_iterator(cache_folder(), ignored)) {
-    const auto kind = item.path().extension();
-    if (kind == extension || kind == ".tmp" || kind == ".cu") doomed.push_back(item.path());
-  }
-  for (const auto& path : doomed) removed += std::filesystem::remove(path, ignored);
+  const File folder = open_folder(false);
+  if (!folder) return removed;
+  for (const std::string& name : names_in(cache_folder(), false)) removed += unlinkat(*folder, name.c_str(), 0) == 0;
   return removed;
 }
 

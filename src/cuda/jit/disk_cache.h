@@ -13,9 +13,15 @@ namespace foveal::cuda::jit {
 std::string cache_folder();
 void set_cache_folder(std::string folder);
 
+/// Why nothing is read or written there: it is not a directory of the user's own that is closed to all others (0700). "" when it can be used.
+std::string cache_unusable();
+
 std::optional<Image> cache_read(const std::string& key);
-/// Publishes the entry; a failure (read-only or full disk) is not an error, the kernel is only compiled again next time.
+/// Publishes the entry; beyond 1 GiB the least recently used entries go. A failure (read-only or full disk) is not an error, the kernel is only compiled again next time.
 void cache_write(const Image& image);
+
+/// Keeps a text that did not compile beside the entries; its path, "" when it could not be written.
+std::string cache_keep(const std::string& name, const std::string& text);
 
 struct CacheEntry {
   std::string path, key, stem, entry, arch;

@@ -156,24 +156,91 @@ Current::~Current() {
 BesideCapture::BesideCapture() { check(api().exchange_capture_mode(&mode_), "cuThreadExchangeStreamCaptureMode"); }
 BesideCapture::~BesideCapture() { api().exchange_capture_mode(&mode_); }
 
-Memory::Memory(int device, const void* host, std::size_t bytes) : device_(device) {
-  if (bytes == 0) return;
-  Current current(device);
-  check(api().memory_alloc(&pointer_, bytes), "cuMemAlloc");
-  check(api().copy_to_device(pointer_, host, bytes), "cuMemcpyHtoD");
+namespace {
+
+struct Dropped {
+  std::mutex mutex;
+  std::list<Held::Item> items;
+  std::size_t bytes = 0;
+};
+Dropped& dropped() {
+  static auto& all = *new Dropped;  // never destroyed: whoever holds something may end after it
+  return all;
 }
 
-Memory& Memory::operator=(Memory&& other) noexcept {
-  std::swap(pointer_, other.pointer_);
-  std::swap(device_, other.device_);
+}  // namespace
+
+Held& Held::operator=(Held&& other) noexcept {
+  std::swap(item_, other.item_);
   return *this;
 }
 
-Memory::~Memory() {
-  if (!pointer_) return;
-  const BesideCapture beside;
-  Current current(device_);
-  api().memory_free(pointer_);
+Held::~Held() {
+  if (item_.empty()) return;
+  if (redirection.api == item_.front().api) {
+    item_.front().release();
+    return;
+  }
+  Dropped& all = dropped();
+  const std::lock_guard lock(all.mutex);
+  all.bytes += item_.front().bytes;
+  all.items.splice(all.items.end(), item_);
+}
+
+void Held::Item::release() const noexcept {
+  try {
+    const BesideCapture beside;
+    const Current current(device);
+    if (library) api->library_unload(library);
+    if (pointer) api->memory_free(pointer);
+  } catch (...) {  // the device is gone, and all that was on it
+  }
+}
+
+void give_back(bool all) noexcept {
+  constexpr std::size_t many = 64, much = std::size_t{64} << 20;
+  if (redirection.api) return;
+  std::list<Held::Item> items;
+  {
+    const std::lock_guard lock(dropped().mutex);
+    if (!all && dropped().items.size() < many && dropped().bytes < much) return;
+    items.swap(dropped().items);
+    dropped().bytes = 0;
+  }
+  if (items.empty()) return;
+  for (const Held::Item& item : items) item.release();  // the driver waits for work that uses it
+}
+
+Memory::Memory(int device, const void* host, std::size_t bytes) {
+  if (bytes == 0) return;
+  Current current(device);
+  DevicePointer pointer = 0;
+  check(with_memory([&] { return api().memory_alloc(&pointer, bytes); }), "cuMemAlloc");
+  try {
+    held_ = Held(device, pointer, bytes);
+  } catch (...) {
+    api().memory_free(pointer);
+    throw;
+  }
+  check(api().copy_to_device(pointer, host, bytes), "cuMemcpyHtoD");
+}
+
+void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {
+  if (stream == nullptr) return;  // the legacy stream is never captured
+  int status = 0;
+  std::uint64_t id = 0;
+  Graph graph = nullptr;
+  constexpr int active = 1;
+  if (api().capture_info(stream, &status, &id, &graph, nullptr, nullptr) != 0 || status != active) return;
+  auto holder = std::make_unique<std::shared_ptr<const void>>(what);
+  const auto destroy = [](void* held) { delete static_cast<std::shared_ptr<const void>*>(held); };
+  constexpr unsigned no_destructor_sync = 1, move = 1;
+  UserObject object = nullptr;
+  check(api().user_object_create(&object, holder.get(), destroy, 1, no_destructor_sync), "cuUserObjectCreate");
+  holder.release();
+  const Result retained = api().graph_retain(graph, object, 1, move);
+  if (retained != 0) api().user_object_release(object, 1);
+  check(retained, "cuGraphRetainUserObject");
 }
 
 }  // namespace foveal::cuda::driver

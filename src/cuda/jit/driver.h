@@ -3,6 +3,8 @@
 // to build and no driver to start.
 #include <cstddef>
 #include <cstdint>
+#include <list>
+#include <memory>
 #include <string>
 
 #include "foveal/error.h"
@@ -17,6 +19,8 @@ using StreamHandle = struct StreamTag*;
 using Library = struct LibraryTag*;
 using KernelHandle = struct KernelTag*;
 using Function = struct FunctionTag*;
+using Graph = struct GraphTag*;
+using UserObject = struct UserObjectTag*;
 
 enum class DeviceAttribute : int {
   max_shared_memory_per_block = 8,
@@ -87,10 +91,14 @@ struct alignas(64) TensorMap {
   X(copy_to_device, cuMemcpyHtoD_v2, (DevicePointer, const void*, std::size_t))                                         \
   X(copy_to_host, cuMemcpyDtoH_v2, (void*, DevicePointer, std::size_t))                                                 \
   X(set_bytes, cuMemsetD8Async, (DevicePointer, unsigned char, std::size_t, StreamHandle))                              \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int*))                                                   \
+  X(capture_info, cuStreamGetCaptureInfo_v2, (StreamHandle, int*, std::uint64_t*, Graph*, const void**, std::size_t*))  \
+  X(user_object_create, cuUserObjectCreate, (UserObject*, void*, void (*)(void*), unsigned, unsigned))                  \
+  X(user_object_release, cuUserObjectRelease, (UserObject, unsigned))                                                   \
+  X(graph_retain, cuGraphRetainUserObject, (Graph, UserObject, unsigned, unsigned))                                     \
   X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                           \
   X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                 \
   X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                            \
-  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int*))                                                   \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
     (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))
@@ -158,19 +166,59 @@ class BesideCapture {
   int mode_ = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED; then the one before
 };
 
+/// What a prepared computation holds on a device: a library of kernels, or memory. Work that was queued before may still use it, and whoever
+/// drops it may not be allowed to call the driver (a graph that ends): so it is given back later, together with others, when something is
+/// prepared.
+class Held {
+ public:
+  Held() = default;
+  Held(int device, Library library) : item_{{.api = &api(), .device = device, .library = library}} {}
+  Held(int device, DevicePointer pointer, std::size_t bytes)
+      : item_{{.api = &api(), .device = device, .pointer = pointer, .bytes = bytes}} {}
+  Held(Held&& other) noexcept { *this = static_cast<Held&&>(other); }
+  Held& operator=(Held&& other) noexcept;
+  ~Held();
+  DevicePointer pointer() const { return item_.empty() ? 0 : item_.front().pointer; }
+
+  struct Item {
+    const Api* api = nullptr;
+    int device = 0;
+    Library library = nullptr;
+    DevicePointer pointer = 0;
+    std::size_t bytes = 0;
+    void release() const noexcept;
+  };
+
+ private:
+  std::list<Item> item_;  ///< one, or none: a list, so that dropping it takes no memory
+};
+
+/// Gives back what nobody holds any more, if it is much, or all of it.
+void give_back(bool all) noexcept;
+
+/// call(), and once more when there was no memory, after give_back().
+template <class Call>
+Result with_memory(Call&& call) {
+  give_back(false);
+  constexpr Result out_of_memory = 2;
+  const Result result = call();
+  if (result != out_of_memory) return result;
+  give_back(true);
+  return call();
+}
+
 /// Device memory owned by a prepared computation (tables that do not change).
 class Memory {
  public:
   Memory() = default;
   Memory(int device, const void* host, std::size_t bytes);
-  Memory(Memory&& other) noexcept { *this = static_cast<Memory&&>(other); }
-  Memory& operator=(Memory&& other) noexcept;
-  ~Memory();
-  void* data() const { return reinterpret_cast<void*>(pointer_); }
+  void* data() const { return reinterpret_cast<void*>(held_.pointer()); }
 
  private:
-  DevicePointer pointer_ = 0;
-  int device_ = 0;
+  Held held_;
 };
+
+/// Where work on the stream is captured into a graph, `what` lives as long as the graph and its copies.
+void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what);
 
 }  // namespace foveal::cuda::driver

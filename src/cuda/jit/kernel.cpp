@@ -1,49 +1,57 @@
 #include "cuda/jit/kernel.h"
 
-#include <map>
 #include <mutex>
-#include <tuple>
+#include <string>
 
 #include "base/check.h"
+#include "base/recent.h"
 
 namespace foveal::cuda::jit {
-namespace {
-
-struct Handle {
+struct Kernel::Loaded {
+  std::shared_ptr<const Image> image;
+  driver::Held library;
   driver::Function function = nullptr;
-  unsigned shared_bytes = 0;
+  mutable std::mutex mutex;
+  mutable unsigned shared_bytes = 0;  ///< dynamic, the most that was allowed
 };
 
-// Loaded functions live as long as the process: unloading would have to wait for every stream.
-std::mutex handles_mutex;
-std::map<std::tuple<std::string, int, const driver::Api*>, Handle> handles;
-
-}  // namespace
-
 Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes) : image_(std::move(image)) {
+  static auto& recent = *new base::Recent<Loaded>(256);  // never destroyed: the driver may be gone when the process ends
   driver::Current current(device);
   const driver::Api& api = driver::api();
-  std::lock_guard lock(handles_mutex);
-  Handle& handle = handles[{image_->key, device, &api}];
-  if (!handle.function) {
+  const std::string key = base::join(static_cast<const void*>(image_.get()), " ", device, " ", static_cast<const void*>(&api));
+  loaded_ = recent.find(key);
+  if (!loaded_) {
+    auto fresh = std::make_shared<Loaded>();
+    fresh->image = image_;
     driver::Library library = nullptr;
     driver::KernelHandle kernel = nullptr;
-    driver::check(api.library_load(&library, image_->bytes.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
-    driver::check(api.library_kernel(&kernel, library, image_->entry.c_str()), "cuLibraryGetKernel");
-    driver::check(api.kernel_function(&handle.function, kernel), "cuKernelGetFunction");
-  }
-  if (shared_bytes > handle.shared_bytes) {
     driver::check(
-        api.function_set_attribute(handle.function, driver::FunctionAttribute::max_dynamic_shared_bytes, static_cast<int>(shared_bytes)),
-        "cuFuncSetAttribute(dynamic shared memory)");
-    handle.shared_bytes = shared_bytes;
+        driver::with_memory([&] { return api.library_load(&library, image_->bytes.c_str(), nullptr, nullptr, 0, nullptr, nullptr, 0); }),
+        "cuLibraryLoadData");
+    try {
+      fresh->library = driver::Held(device, library);
+    } catch (...) {
+      api.library_unload(library);
+      throw;
+    }
+    driver::check(api.library_kernel(&kernel, library, image_->entry.c_str()), "cuLibraryGetKernel");
+    driver::check(api.kernel_function(&fresh->function, kernel), "cuKernelGetFunction");
+    recent.insert(key, fresh);
+    loaded_ = std::move(fresh);
   }
-  function_ = handle.function;
+  const std::lock_guard lock(loaded_->mutex);
+  if (shared_bytes > loaded_->shared_bytes) {
+    driver::check(
+        api.function_set_attribute(loaded_->function, driver::FunctionAttribute::max_dynamic_shared_bytes, static_cast<int>(shared_bytes)),
+        "cuFuncSetAttribute(dynamic shared memory)");
+    loaded_->shared_bytes = shared_bytes;
+  }
 }
 
 int Kernel::max_blocks_per_multiprocessor(unsigned threads, unsigned shared_bytes) const {
   int blocks = 0;
-  driver::check(driver::api().occupancy(&blocks, function_, static_cast<int>(threads), shared_bytes), "cuOccupancyMaxActiveBlocks");
+  driver::check(driver::api().occupancy(&blocks, loaded_->function, static_cast<int>(threads), shared_bytes), "cuOccupancyMaxActiveBlocks");
   return blocks;
 }
 
@@ -62,7 +70,7 @@ void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t byte
                                     static_cast<driver::StreamHandle>(stream.handle),
                                     &cooperative,
                                     shape.cooperative ? 1u : 0u};
-  const driver::Result result = driver::api().launch(&config, function_, arguments, nullptr);
+  const driver::Result result = driver::api().launch(&config, loaded_->function, arguments, nullptr);
   if (result != 0) driver::check(result, ("launch of " + image_->entry).c_str());
 }
 

@@ -15,12 +15,11 @@ struct LaunchShape {
   bool cooperative = false;   ///< all blocks run at the same time, or the launch fails: they wait for each other
 };
 
-/// A kernel loaded on one device. Cheap to copy, never unloaded while copies live.
+/// A kernel loaded on one device. Cheap to copy, not unloaded while copies live. Those that were used last stay loaded without.
 class Kernel {
  public:
   Kernel() = default;
-  /// Loads the image in the device's primary context; handles are shared between equal images. Allows `shared_bytes` of dynamic shared
-  /// memory.
+  /// Loads the image in the device's primary context, once for equal images. Allows `shared_bytes` of dynamic shared memory.
   Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes);
 
   const Image& image() const { return *image_; }
@@ -36,8 +35,9 @@ class Kernel {
  private:
   void launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const;
 
+  struct Loaded;
   std::shared_ptr<const Image> image_;
-  driver::Function function_ = nullptr;
+  std::shared_ptr<const Loaded> loaded_;
 };
 
 }  // namespace foveal::cuda::jit

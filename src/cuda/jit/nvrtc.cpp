@@ -163,9 +163,12 @@ Nvrtc load() {
     nvrtc.path = info.dli_fname ? info.dli_fname : path;
     nvrtc.identity = base::join(major, ".", minor, " ", build_id(reinterpret_cast<void*>(nvrtc.version), nvrtc.path));
     int count = 0;
-    nvrtc.arch_count(&count);
-    nvrtc.supported.resize(static_cast<std::size_t>(count));
-    nvrtc.archs(nvrtc.supported.data());
+    if (nvrtc.arch_count(&count) == 0) nvrtc.supported.resize(static_cast<std::size_t>(std::max(count, 0)));
+    if (nvrtc.supported.empty() || nvrtc.archs(nvrtc.supported.data()) != 0) {
+      nvrtc.supported.clear();
+      tried += base::join(tried.empty() ? "" : ", ", path, " (does not say for which architectures it compiles)");
+      continue;
+    }
     std::sort(nvrtc.supported.begin(), nvrtc.supported.end());
     return nvrtc;
   }
@@ -190,28 +193,38 @@ const std::vector<int>& nvrtc_archs() { return nvrtc().supported; }
 Compilation nvrtc_compile(const std::string& source, const std::string& name, const std::vector<std::string>& options, bool ptx) {
   const Nvrtc& lib = nvrtc();
   if (!lib.unavailable.empty()) base::fail(ErrorCode::device, lib.unavailable);
-  Program program = nullptr;
-  int result = lib.create(&program, source.c_str(), name.c_str(), 0, nullptr, nullptr);
-  if (result != 0) base::fail(ErrorCode::compile_failed, "nvrtcCreateProgram: ", lib.error_string(result));
+  const auto check = [&lib, &name](int result, const char* call) {
+    if (result != 0) base::fail(ErrorCode::compile_failed, call, " for ", name, ": ", lib.error_string(result), " (", result, ")");
+  };
+  struct Owner {
+    const Nvrtc& lib;
+    Program program = nullptr;
+    ~Owner() {
+      if (program) lib.destroy(&program);
+    }
+  } owner{lib};
+  check(lib.create(&owner.program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
+  Program const program = owner.program;
   std::vector<const char*> flags;
   flags.reserve(options.size());
   for (const auto& option : options) flags.push_back(option.c_str());
-  result = lib.compile(program, static_cast<int>(flags.size()), flags.data());
+  const int result = lib.compile(program, static_cast<int>(flags.size()), flags.data());
   Compilation compilation;
   compilation.ok = result == 0;
   std::size_t size = 0;
-  if (lib.log_size(program, &size) == 0 && size > 1) {
+  check(lib.log_size(program, &size), "nvrtcGetProgramLogSize");
+  if (size > 1) {
     compilation.log.resize(size);
-    lib.log(program, compilation.log.data());
+    check(lib.log(program, compilation.log.data()), "nvrtcGetProgramLog");
     compilation.log.resize(std::strlen(compilation.log.c_str()));
   }
-  if (!compilation.ok && compilation.log.empty()) compilation.log = lib.error_string(result);
-  if (compilation.ok) {
-    (ptx ? lib.ptx_size : lib.cubin_size)(program, &size);
-    compilation.bytes.resize(size);
-    (ptx ? lib.ptx : lib.cubin)(program, compilation.bytes.data());
+  if (!compilation.ok) {
+    if (compilation.log.empty()) compilation.log = base::join("nvrtcCompileProgram: ", lib.error_string(result));
+    return compilation;
   }
-  lib.destroy(&program);
+  check((ptx ? lib.ptx_size : lib.cubin_size)(program, &size), ptx ? "nvrtcGetPTXSize" : "nvrtcGetCUBINSize");
+  compilation.bytes.resize(size);
+  check((ptx ? lib.ptx : lib.cubin)(program, compilation.bytes.data()), ptx ? "nvrtcGetPTX" : "nvrtcGetCUBIN");
   return compilation;
 }
 

@@ -1,0 +1,135 @@
+// The nth allocation fails, for every n of a plan, a run and a backward pass: an error, nothing leaked, and the next call works.
+#include <gtest/gtest.h>
+
+#include "counted_allocations.h"
+#include "cuda/jit/driver.h"
+#include "foveal/foveal_c.h"
+#include "on_device.h"
+
+namespace foveal {
+namespace {
+
+constexpr const char* line =
+    "backward f32 b1 h2:1 q5:7 d8 mask=\"kv_idx <= q_idx + 2 & ids[kv_idx % 4] != 3\" score=\"tanh(score / 3) + rel[head, kv_idx - q_idx + "
+    "5]\" "
+    "param=\"rel: real[2, 12] grad\" param=\"ids: integer[4]\" dlse threads=1";
+
+/// How many allocations act() has, each of which has failed once.
+template <class Act>
+long fail_each(const char* what, Act&& act) {
+  for (int i = 0; i < 3; ++i) act();  // what is kept for the next call
+  for (long n = 1;; ++n) {
+    const long before = living_allocations;
+    failing_allocation = n;
+    try {
+      act();  // what can do without, as a stable sort, need not fail
+    } catch (const std::bad_alloc&) {
+    } catch (const Error&) {
+    }
+    const bool failed = failing_allocation <= 0;
+    failing_allocation = 0;
+    EXPECT_EQ(living_allocations, before) << what << ": allocation " << n << " failed and something was left behind";
+    EXPECT_NO_THROW(act()) << what << " after allocation " << n << " failed";
+    EXPECT_EQ(living_allocations, before) << what << ", the call after allocation " << n << " failed";
+    if (!failed) return n - 1;
+    if (testing::Test::HasFailure()) return n;
+  }
+}
+
+TEST(Allocation, EveryOneOfAPlanMayFail) {
+  const problem::CaseData data(problem::parse_line(line));
+  const Attention& attention = data.line().attention;
+  for (const char* backend : {"cpu", "reference"}) {
+    const PlanOptions options{.backend = backend, .threads = 1};
+    EXPECT_GT(fail_each("forward plan", [&] { foveal::plan(attention, data.forward_inputs(), data.forward_outputs(), options); }), 50);
+    EXPECT_GT(fail_each("backward plan", [&] { foveal::plan(attention, data.backward_inputs(), data.backward_outputs(), options); }), 50);
+  }
+}
+
+TEST(Allocation, EveryOneOfARunMayFail) {
+  const problem::CaseData data(problem::parse_line(line));
+  const Attention& attention = data.line().attention;
+  for (const char* backend : {"cpu", "reference"}) {
+    const PlanOptions options{.backend = backend, .threads = 1};
+    const ForwardInputs in = data.forward_inputs();
+    const ForwardOutputs out = data.forward_outputs();
+    const BackwardInputs backward_in = data.backward_inputs();
+    const BackwardOutputs backward_out = data.backward_outputs();
+    const Plan forward = foveal::plan(attention, in, out, options), backward = foveal::plan(attention, backward_in, backward_out, options);
+    const std::size_t bytes = std::max(forward.workspace_bytes(), backward.workspace_bytes());
+    const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (bytes + 255) / 256 * 256), std::free);
+    fail_each("forward run", [&] { forward.run(in, out, workspace.get()); });
+    fail_each("backward run", [&] { backward.run(backward_in, backward_out, workspace.get()); });
+    fail_each("forward()", [&] { foveal::forward(attention, in, out, {}, options); });
+    fail_each("backward()", [&] { foveal::backward(attention, backward_in, backward_out, {}, options); });
+  }
+}
+
+TEST(Allocation, EveryOneOfAnExpressionMayFail) {
+  const std::vector<Param> params{Param("rel", {2, 12})};
+  EXPECT_GT(fail_each("parse", [&] { to_string(parse("score + rel[head, clamp(kv_idx - q_idx, -5, 5) + 5] ** 2 // 3", params)); }), 20);
+  EXPECT_GT(fail_each("an error",
+                      [&] {
+                        try {
+                          parse("score + rel[head", params);
+                          ADD_FAILURE() << "parsed";
+                        } catch (const Error&) {
+                        }
+                      }),
+            5);
+}
+
+TEST(Allocation, EveryOneOfACallOfCMayFail) {
+  float numbers[4 * 8] = {};
+  const int64_t sizes[] = {1, 2, 2, 8};
+  foveal_tensor tensor, table;
+  const int64_t extent[] = {32};
+  ASSERT_EQ(foveal_contiguous(&tensor, numbers, FOVEAL_F32, 4, sizes), FOVEAL_OK);
+  ASSERT_EQ(foveal_contiguous(&table, numbers, FOVEAL_F32, 1, extent), FOVEAL_OK);
+  const foveal_param param{"rel: real[32]", &table, nullptr};
+  foveal_attention attention{};
+  attention.struct_size = sizeof attention, attention.score_mod = "score + rel[kv_idx]";
+  foveal_call call{};
+  call.struct_size = sizeof call, call.pass = FOVEAL_FORWARD, call.params = &param, call.param_count = 1;
+  call.q = call.k = call.v = &tensor;
+  float results[4 * 8];
+  foveal_tensor out = tensor;
+  out.data = results, call.out = &out;
+  foveal_options options{};
+  options.struct_size = sizeof options, options.threads = 1;
+  const auto expect = [](int code) {
+    if (code == FOVEAL_OK) return;
+    EXPECT_STRNE(foveal_last_error(), "");
+    throw std::bad_alloc();
+  };
+  fail_each("a plan of C", [&] {
+    foveal_plan* plan = nullptr;
+    const int code = foveal_plan_create(&attention, &call, &options, &plan);
+    foveal_plan_destroy(plan);
+    expect(code);
+  });
+  fail_each("a run of C", [&] { expect(foveal_run(&attention, &call, &options, nullptr)); });
+  foveal_attention wrong = attention;
+  wrong.score_mod = "score +";
+  fail_each("an error of C", [&] { EXPECT_NE(foveal_run(&wrong, &call, &options, nullptr), FOVEAL_OK); });
+}
+
+TEST(Allocation, EveryOneOfAPlanOnADeviceMayFail) {
+  test::OnDevice problem(
+      "forward bf16 b1 h1 q64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" score=\"tanh(score / 3)\" param=\"ids: integer[64]\"");
+  const long before = [&] {
+    problem.plan();
+    cuda::driver::give_back(true);
+    return mock::device().allocations;
+  }();
+  fail_each("a plan on a device", [&] {
+    struct GiveBack {
+      ~GiveBack() { cuda::driver::give_back(true); }
+    } after;
+    problem.plan();
+  });
+  EXPECT_EQ(mock::device().allocations, before);
+}
+
+}  // namespace
+}  // namespace foveal

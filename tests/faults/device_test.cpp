@@ -1,0 +1,189 @@
+// Every entry point of the driver and of the compiler failing in turn; many programs; graphs that outlive their plans.
+#include <gtest/gtest.h>
+#include <malloc.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <functional>
+#include <set>
+
+#include "cuda/jit/driver.h"
+#include "on_device.h"
+
+namespace foveal {
+namespace {
+
+constexpr const char* line =
+    "backward bf16 b1 h2 q96:160 d64 mask=\"ids[q_idx] == ids[kv_idx % 96]\" score=\"score + rel[kv_idx - q_idx + 96]\" "
+    "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"";
+constexpr int out_of_memory = 2, launch_failed = 719, illegal_address = 700;
+
+/// In a process of its own, as much of the driver is asked for only once.
+void in_a_child(const std::string& what, const std::function<void()>& check) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);  // a hang
+    try {
+      check();
+      _exit(testing::Test::HasFailure() ? 1 : 0);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s: %s\n", what.c_str(), error.what());
+      _exit(2);
+    }
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << what << ": status " << status;
+}
+
+void run_both() {
+  test::OnDevice problem(line);
+  problem.forward();
+  problem.backward();
+}
+
+/// The error of run_both(), "" when there is none.
+std::string error_of_running() {
+  try {
+    run_both();
+    return {};
+  } catch (const Error& error) {
+    EXPECT_NE(error.code(), ErrorCode::invalid_argument) << error.what();
+    return error.what();
+  }
+}
+
+/// How often each entry point is called by two passes of a new process.
+std::map<std::string, long> calls_of_a_run() {
+  std::map<std::string, long> calls;
+  int ends[2];
+  EXPECT_EQ(pipe(ends), 0);
+  in_a_child("counting", [&] {
+    run_both();
+    std::string text;
+    for (const auto& [name, count] : mock::count_calls()) text += name + " " + std::to_string(count) + "\n";
+    EXPECT_EQ(write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  });
+  close(ends[1]);
+  std::string text(1 << 14, '\0');
+  text.resize(static_cast<std::size_t>(std::max<ssize_t>(read(ends[0], text.data(), text.size()), 0)));
+  close(ends[0]);
+  std::istringstream in(text);
+  std::string name;
+  for (long count = 0; in >> name >> count;) calls[name] = count;
+  return calls;
+}
+
+TEST(Faults, EveryEntryPointThatFailsIsAnErrorThatNamesIt) {
+  const std::map<std::string, long> calls = calls_of_a_run();
+  ASSERT_GT(calls.size(), 20u);
+  EXPECT_TRUE(calls.contains("cuLaunchKernelEx") && calls.contains("nvrtcCompileProgram") && calls.contains("cuMemAlloc_v2"));
+  int failed = 0;
+  for (const auto& [name, count] : calls) {
+    for (const int code : {out_of_memory, launch_failed}) {
+      for (const long nth : std::set<long>{1, (count + 1) / 2, count}) {
+        const std::string what = name + ", call " + std::to_string(nth) + " of " + std::to_string(count) + ", code " + std::to_string(code);
+        in_a_child(what, [&] {
+          mock::fail(name.c_str(), nth, code);
+          const std::string error = error_of_running();
+          mock::work();
+          const std::string stem = name.substr(0, name.find('_'));
+          const bool start = name == "cuInit" || name.rfind("nvrtc", 0) == 0;  // said in other words, and for good where it is the start
+          if (!error.empty() && !start && name != "cuLaunchKernelEx") {
+            EXPECT_NE(error.find(stem.substr(0, 14)), std::string::npos) << error;
+          }
+          if (name == "cuInit" || name == "nvrtcVersion" || name == "nvrtcGetNumSupportedArchs" || name == "nvrtcGetSupportedArchs") return;
+          EXPECT_EQ(error_of_running(), "") << "the next call works";
+          const long kept = name == "nvrtcDestroyProgram" ? 1 : 0;
+          EXPECT_LE(mock::device().compiler_programs, kept) << "programs of the compiler are destroyed";
+        });
+        ++failed;
+      }
+    }
+  }
+  EXPECT_GT(failed, 60);
+}
+
+TEST(Faults, ALostContextIsAnErrorOfEveryCallAndNoCrash) {
+  for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoD_v2"})
+    in_a_child(name, [&] {
+      run_both();
+      test::OnDevice other(line);
+      other.attention().score_mod = symbols::score * 0.5;
+      mock::fail(name, 1, illegal_address, true);
+      for (int i = 0; i < 3; ++i) {
+        EXPECT_THROW(other.forward(), Error);
+        EXPECT_THROW(run_both(), Error);
+      }
+    });
+}
+
+TEST(Faults, MemoryThatIsHeldByNobodyIsGivenBackBeforeACallFails) {
+  in_a_child("out of memory", [] {
+    { test::OnDevice(line).plan(); }
+    EXPECT_GT(mock::device().allocations, 0);
+    mock::fail("cuMemAlloc_v2", 1, out_of_memory);
+    test::OnDevice other(line);
+    other.attention().score_mod = symbols::score * 0.5;
+    EXPECT_NO_THROW(other.plan()) << "the second attempt succeeds";
+  });
+}
+
+long resident() {
+  malloc_trim(0);
+  std::ifstream statm("/proc/self/statm");
+  long pages = 0;
+  statm >> pages >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+TEST(Faults, TenThousandProgramsLeaveMemoryOfHostAndDeviceFlat) {
+  in_a_child("many programs", [] {
+    alarm(800);
+    test::OnDevice problem("forward bf16 b1 h1 q64:64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" param=\"ids: integer[64]\"");
+    const auto run = [&](int i) {
+      problem.attention().score_mod = symbols::score + (i + 1) * 1e-5 * to_real(symbols::kv_idx);
+      problem.forward();
+    };
+    constexpr int full = 1500, many = 10000;
+    for (int i = 0; i < full; ++i) run(i);
+    const mock::State before = mock::device();
+    const long host = resident();
+    for (int i = full; i < many; ++i) run(i);
+    const mock::State after = mock::device();
+    EXPECT_LE(after.libraries, before.libraries + 64);
+    EXPECT_LT(after.libraries, 1500);
+    EXPECT_LE(after.allocations, before.allocations + 192);
+    EXPECT_LE(after.bytes, before.bytes + (std::size_t{1} << 20));
+    EXPECT_LT(resident(), host + host / 50 + (1 << 20));
+  });
+}
+
+TEST(Faults, AGraphKeepsThePlanThatItWasCapturedFrom) {
+  in_a_child("graph", [] {
+    const Stream stream{reinterpret_cast<void*>(std::uintptr_t{64})};
+    test::OnDevice problem(line);
+    problem.forward(stream);
+    const long launches = mock::device().launches;
+    void* graph = mock::begin_capture();
+    problem.forward(stream);
+    mock::end_capture();
+    EXPECT_GT(mock::device().launches, launches);
+    const long held = mock::device().allocations;
+    test::OnDevice other("forward bf16 b1 h1 q64:64 d64");
+    for (int i = 0; i < 600; ++i) {  // more than are kept
+      other.attention().score_mod = symbols::score + (i + 1) * 1e-5;
+      other.forward();
+    }
+    cuda::driver::give_back(true);
+    EXPECT_EQ(mock::device().allocations, held);
+    mock::destroy_graph(graph);
+    cuda::driver::give_back(true);
+    EXPECT_LT(mock::device().allocations, held) << "tables of the plan";
+  });
+}
+
+}  // namespace
+}  // namespace foveal
