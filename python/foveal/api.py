@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, overload
 from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
-from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names
+from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names, pair
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -101,7 +101,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, in
     """What belongs to a run: cu_seqlens, max_seqlens, seed and offset; the options; the arguments of describe()."""
     rest = dict(arguments)
     rng = Rng(rest.pop("seed", None) or 0, rest.pop("offset", 0), rest.pop("rng_state", None))
-    return rest.pop("cu_seqlens", None) or (None, None), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
+    return pair("attention", rest.pop("cu_seqlens", None)), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
 
 
 def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Unpack[Arguments]) -> tuple[A, A]:

@@ -88,6 +88,7 @@ def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], 
     """(dtype, is it on a GPU, which one, shape, strides in elements, address) of an array that the compiled part does not know."""
     if not is_array(array):
         raise TypeError(f"{argument}: found {type(array).__name__}; expected an array with DLPack (NumPy, torch, JAX, CuPy)")
+    check_plain(array, argument)
     shape = tuple(int(extent) for extent in array.shape)
     cuda, index = _device(array, argument)
     stride = getattr(array, "stride", None)

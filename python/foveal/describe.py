@@ -66,6 +66,9 @@ def describe(
     params: names for captured arrays, and the arrays that a text expression reads.
     """
     tracer = tracer or Tracer()
+    for name, array in {**(params or {}), **({} if sink is None else {"sink": sink})}.items():
+        if not arrays.is_array(array):
+            raise TypeError(f"attention: {name}: found {_found(array)}; expected an array")
     for name, array in (params or {}).items():
         tracer.names[id(array)] = name
         tracer.param(array)
@@ -79,9 +82,9 @@ def describe(
     settings = {
         "scale": None if scale is None else _number("scale", scale),
         "dropout_p": _number("dropout_p", dropout_p),
-        "deterministic": bool(deterministic),
+        "deterministic": _flag("deterministic", deterministic),
         "strategy": strategy,
-        "checked": bool(checked),
+        "checked": _flag("checked", checked),
         "q_offset": _integer("q_offset", q_offset),
         "kv_offset": _integer("kv_offset", kv_offset),
     }
@@ -99,6 +102,12 @@ def _integer(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"attention: {name}: found {_found(value)}; expected an integer") from None
+
+
+def _flag(name: str, value: Any) -> bool:
+    if not isinstance(value, int) and type(value).__name__ != "bool_" and type(value).__name__ != "bool":
+        raise TypeError(f"attention: {name}: found {_found(value)}; expected True or False")
+    return bool(value)
 
 
 def _found(value: Any) -> str:
@@ -185,6 +194,8 @@ def _made(key: str, description: Description, options: Sequence[Any], heads_firs
 
 
 def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
+    if not isinstance(options, Options):
+        raise TypeError(f"attention: options: found {_found(options)}; expected foveal.Options(...)")
     how = (options.backend, options.target, int(options.threads), options.exclude), heads_first
     key = f"{description.text}\n{how!r}"
     found = program(key) if key in _programs else _made(key, description, options, heads_first)
@@ -206,11 +217,11 @@ def trace(
     if reads is not None:
         # Given arrays count by their look, unless a function may have captured the very same one.
         captures = given and (callable(score_mod) or callable(mask))
-        looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
-        found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, tuple(rest.items()))
         try:
+            looks = tuple([(name, tuple(a.shape), a.dtype, id(a) if captures else 0) for name, a in given.items()]) if given else ()
+            found_key = (reads.parts, tracer, tracer.setting(), looks, options, heads_first, tuple(rest.items()))
             hit = _traces.get(found_key)
-        except TypeError:  # an argument that is no plain value: describe() says which
+        except (AttributeError, TypeError):  # no array, or no plain value: describe() says which
             found_key = hit = None
         if hit is not None:
             bound, sources = hit

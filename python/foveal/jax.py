@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import operator
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from .describe import Description, Options, describe, description_of, read, want
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
-from .signatures import Arguments, Mask, ScoreMod, check_names
+from .signatures import Arguments, Mask, ScoreMod, check_names, pair
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -286,7 +287,7 @@ def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tup
 
 
 def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
-    lengths = {} if cu is None else dict(zip(_LENGTHS, cu))
+    lengths = {} if cu is None else dict(zip(_LENGTHS, pair("attention", cu)))
     return {**tensors, **lengths, **({} if rng_state is None else {_RNG_STATE: rng_state})}
 
 
@@ -330,7 +331,10 @@ def _array(value: Any, name: str) -> jax.Array:
 def _words(value: Any, name: str) -> list[Any]:
     """The low and the high half of a seed or an offset, an integer that may be traced."""
     if not isinstance(value, jax.Array):
-        value = int(value)
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"attention: {name}: found {type(value).__name__} {value!r}; expected an integer") from None
         if not 0 <= value < 2**64:
             raise ValueError(f"{name}: {value}; expected 0 to 2**64 - 1")
         return [np.uint32(value & 0xFFFFFFFF), np.uint32(value >> 32)]
@@ -368,6 +372,8 @@ def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any
 
 def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, int], options: Options, arguments: dict[str, Any]) -> Any:
     """(what to do, the arrays of its parameters, their names)."""
+    if not isinstance(options, Options):
+        raise TypeError(f"attention: options: found {type(options).__name__} {options!r}; expected foveal.Options(...)")
     scale = arguments.get("scale")
     traced = scale if isinstance(scale, jax.Array) else None
     description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": scale if traced is None else 1.0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Callable, Collection, Mapping, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Protocol, TypedDict, TypeVar
 
 from ._core import Expr
 
@@ -69,6 +69,15 @@ _INSTEAD = {
     "enable_gqa": "fewer heads in k and v, which is all that it takes",
     "dtype": "q, k and v of that dtype",
 }
+
+
+def pair(function: str, cu_seqlens: Any) -> Any:
+    """The two arrays of cu_seqlens, (None, None) without."""
+    if cu_seqlens is None:
+        return None, None
+    if not isinstance(cu_seqlens, (tuple, list)) or len(cu_seqlens) != 2:
+        raise TypeError(f"{function}: cu_seqlens: found {type(cu_seqlens).__name__}; expected a pair of arrays, those of q and of k and v")
+    return tuple(cu_seqlens)
 
 
 def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:

@@ -459,7 +459,15 @@ class Tracer:
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
-        result = self.run(self._rebind(fn, {}) if self.rebind else fn, arguments)
+        try:
+            result = self.run(self._rebind(fn, {}) if self.rebind else fn, arguments)
+        except IndexError as error:
+            if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
+                raise
+            raise TypeError(
+                f"{kind}: a symbol indexes an array that tracing cannot see, as it is made in the function or reached past its names; expected one "
+                "that the function captures by a name, or text that reads an array in params"
+            ) from error
         result = _scalar(result)
         if isinstance(result, Symbols):
             if result._shape:

@@ -44,7 +44,8 @@ const Reader& reader_of(nb::handle array) {
   if (is_new) {
     it->second.type = nb::borrow(type);
     it->second.exchange = exchange_of(type);
-    it->second.buffer = it->second.exchange == nullptr && PyObject_CheckBuffer(array.ptr()) != 0;
+    const bool masked = nb::hasattr(type, "harden_mask");  // NumPy's masked arrays: foveal.arrays refuses them
+    it->second.buffer = it->second.exchange == nullptr && !masked && PyObject_CheckBuffer(array.ptr()) != 0;
   }
   last = &it->second;
   return *last;

@@ -53,3 +53,58 @@ def test_numbers_that_are_none_are_named():
         with pytest.raises(TypeError, match=message):
             foveal.attention(q, q, q, **{name: value})
     assert foveal.attention(q, q, q, scale=np.float32(0.1), q_offset=np.int64(1)).shape == q.shape
+
+
+def made_inside(s, b, h, i, j):
+    import numpy
+
+    return s + numpy.array([1.0, 2.0, 3.0, 4.0])[j]
+
+
+def wrong_values():
+    import numpy as np
+
+    import foveal
+
+    q = np.zeros((1, 4, 1, 8), np.float32)
+    cu = np.array([0, 4], np.int32)
+    return {
+        "a masked array": (dict(k=np.ma.masked_array(q)), "k: a NumPy masked array; expected a plain array"),
+        "a masked parameter": (dict(score_mod="score + m[kv_idx]", params={"m": np.ma.masked_array(q[0, :, 0, 0])}), "NumPy masked array"),
+        "a list of logits": (dict(sink=[0.0]), r"attention: sink: found list \[0.0\]; expected an array"),
+        "a number among arrays": (dict(score_mod="score * t", params={"t": 2.0}), "attention: t: found float 2.0; expected an array"),
+        "one array of lengths": (dict(q=q[0], k=q[0], v=q[0], cu_seqlens=cu, max_seqlens=(4, 4)), "cu_seqlens: found ndarray; expected a pair"),
+        "a text as a flag": (dict(deterministic="no"), "attention: deterministic: found str 'no'; expected True or False"),
+        "a number as a flag": (dict(checked=0.5), "attention: checked: found float 0.5; expected True or False"),
+        "a text as options": (dict(options="cpu"), r"attention: options: found str 'cpu'; expected foveal.Options\(\.\.\.\)"),
+        "an array made inside": (dict(score_mod=made_inside), "score_mod: a symbol indexes an array that tracing cannot see"),
+        "a mask without its call": (dict(mask=foveal.causal), r"mask: found a function of \(\) ->"),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", wrong_values())
+def test_wrong_values_are_named(name):
+    import numpy as np
+
+    import foveal
+
+    q = np.zeros((1, 4, 1, 8), np.float32)
+    change, message = wrong_values()[name]
+    with pytest.raises(TypeError, match=message):
+        foveal.attention(**{**dict(q=q, k=q, v=q), **change})
+    jax = pytest.importorskip("jax")
+    import foveal.jax
+
+    convert = lambda x: jax.numpy.asarray(x) if type(x) is np.ndarray else x  # noqa: E731
+    with pytest.raises(TypeError, match=message.replace("ndarray", "ArrayImpl")):
+        foveal.jax.attention(**{name: convert(x) for name, x in {**dict(q=q, k=q, v=q), **change}.items()})
+
+
+def test_seeds_of_jax_are_integers():
+    jax = pytest.importorskip("jax")
+    import foveal.jax
+
+    q = jax.numpy.zeros((1, 4, 1, 8))
+    for seed in ("a", 1.5):
+        with pytest.raises(TypeError, match=f"attention: seed: found {type(seed).__name__} {seed!r}; expected an integer"):
+            foveal.jax.attention(q, q, q, dropout_p=0.1, seed=seed)
