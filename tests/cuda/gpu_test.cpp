@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <thread>
 
@@ -312,6 +313,93 @@ TEST_F(Gpu, OneCallWithoutAPlan) {
   planned.run({});
   foveal::forward(direct.data.line().attention, direct.device.forward_inputs(), direct.device.forward_outputs());
   EXPECT_TRUE(planned.bytes() == direct.bytes());
+}
+
+/// Rows [begin, end) of a tensor [batch, seqlen, heads, dim] become `value`, and every other element `other`.
+void fill_rows(OnGpu& gpu, const char* role, std::int64_t begin, std::int64_t end, double value, double other) {
+  const TensorView view = gpu.data.view(role);
+  std::vector<double> values = problem::values_of(view);
+  const std::int64_t row = view.sizes[2] * view.sizes[3];
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const auto place = static_cast<std::int64_t>(i), token = place / row % view.sizes[1];
+    if (token >= begin && token < end) values[i] = place % 2 == 0 ? value : other;
+  }
+  problem::set_values(view, values);
+}
+
+/// A pass and the forward pass before it, on what the tensors hold now.
+void run_all(OnGpu& gpu) {
+  gpu.device.upload();
+  const problem::Line& line = gpu.data.line();
+  if (line.pass == Pass::backward) {
+    const Plan plan = foveal::plan(line.attention, gpu.device.forward_inputs(), gpu.device.forward_outputs(), line.options);
+    void* workspace = gpu.memory.allocate(std::max<std::size_t>(plan.workspace_bytes(), 1));
+    plan.run(gpu.device.forward_inputs(), gpu.device.forward_outputs(), workspace);
+    gpu.memory.synchronize({});
+    gpu.memory.release(workspace);
+  }
+  gpu.run({});
+  gpu.device.download();
+}
+
+/// Tokens [begin, end) of an output differ from those of `clean` by more than rounding, or are no numbers.
+std::size_t wrong_rows(const TensorView& view, const std::vector<double>& clean, std::int64_t begin, std::int64_t end) {
+  const std::vector<double> values = problem::values_of(view);
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::int64_t token = static_cast<std::int64_t>(i) / (view.sizes[2] * view.sizes[3]) % view.sizes[1];
+    if (token >= begin && token < end) wrong += !(std::abs(values[i] - clean[i]) <= 0.02 * (1 + std::abs(clean[i])));
+  }
+  return wrong;
+}
+
+constexpr const char* strange_problems[] = {"f32 b2 h4:2 q300 d64 mask=\"causal()\"", "f64 b1 h2 q300 d32 mask=\"causal()\"",
+                                            "bf16 b1 h2 q300 d64 mask=\"causal()\" target=sm80",
+                                            "f16 b1 h2 q300 d128:64 mask=\"(kv_idx <= q_idx) & (kv_idx >= q_idx - 90)\" target=sm80",
+                                            "f32 b1 h2 q300 d160 mask=\"causal()\" score=\"score + t[kv_idx]\" param=\"t: real[300]\""};
+
+TEST_F(Gpu, PortableKernelsGiveStrangeValuesToRowsThatKeepThem) {
+  for (const char* problem : strange_problems) {
+    OnGpu gpu(std::string("forward ") + problem);
+    const TensorView out = gpu.data.view("out");
+    fill_rows(gpu, "v", 200, 300, 0.5, 0.5);
+    run_all(gpu);
+    const std::vector<double> clean = problem::values_of(out);
+    fill_rows(gpu, "v", 200, 300, NAN, INFINITY);
+    run_all(gpu);
+    EXPECT_EQ(wrong_rows(out, clean, 0, 200), 0u) << problem << " " << gpu.plan.kernel();
+    const std::vector<double> values = problem::values_of(out);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const bool keeps = static_cast<std::int64_t>(i) / (out.sizes[2] * out.sizes[3]) % out.sizes[1] >= 200;
+      wrong += keeps && !(i % 2 == 0 ? std::isnan(values[i]) : std::isinf(values[i]));
+    }
+    EXPECT_EQ(wrong, 0u) << problem;
+  }
+}
+
+TEST_F(Gpu, PortableKernelsGiveStrangeGradientsToPairsThatAreKept) {
+  for (const char* problem : strange_problems) {
+    OnGpu gpu(std::string("backward ") + problem);
+    run_all(gpu);
+    const TensorView dq = gpu.data.view("dq"), dk = gpu.data.view("dk"), dv = gpu.data.view("dv");
+    const std::vector<double> clean_dq = problem::values_of(dq), clean_dk = problem::values_of(dk), clean_dv = problem::values_of(dv);
+    const std::vector<double> k = problem::values_of(gpu.data.view("k")), v = problem::values_of(gpu.data.view("v"));
+    fill_rows(gpu, "k", 200, 300, NAN, INFINITY);  // which queries from 200 on keep
+    fill_rows(gpu, "v", 200, 300, NAN, NAN);
+    run_all(gpu);
+    EXPECT_EQ(wrong_rows(dq, clean_dq, 0, 200), 0u) << problem << " " << gpu.plan.kernel();
+    EXPECT_GT(wrong_rows(dq, clean_dq, 200, 300), 0u) << problem;
+    problem::set_values(gpu.data.view("k"), k);
+    problem::set_values(gpu.data.view("v"), v);
+    fill_rows(gpu, "q", 0, 100, NAN, INFINITY);  // which keep keys before 100
+    fill_rows(gpu, "dout", 0, 100, NAN, INFINITY);
+    run_all(gpu);
+    EXPECT_EQ(wrong_rows(dk, clean_dk, 100, 300), 0u) << problem << " " << gpu.plan.kernel();
+    EXPECT_EQ(wrong_rows(dv, clean_dv, 100, 300), 0u) << problem;
+    EXPECT_EQ(wrong_rows(dq, clean_dq, 100, 300), 0u) << problem;
+    EXPECT_GT(wrong_rows(dv, clean_dv, 0, 100), 0u) << problem;
+  }
 }
 
 TEST_F(Gpu, CheckedRunsNameTheFirstIndexThatLeavesItsParameter) {

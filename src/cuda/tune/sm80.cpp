@@ -163,7 +163,7 @@ std::size_t Sm80Config::shared_bytes(const problem::Problem& p, Sm80Kernel kerne
       break;
     case Sm80Kernel::dkdv:
       bytes = tile(block_kv, dim) + tile(block_kv, dim_v) + tile(stages * walked, dim) + tile(stages * walked, dim_v) +
-              3 * round_up(stages * block_q * real, 16);
+              3 * round_up(stages * block_q * real, 16) + (p.has_mask() ? round_up(block_q, 16) : 0);
       break;
     case Sm80Kernel::dq:
     case Sm80Kernel::reads:

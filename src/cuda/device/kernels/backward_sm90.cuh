@@ -33,6 +33,9 @@ constexpr bool kCollectsFirst = !kRoomy;
 /// Whether dP is under way beside the probabilities: not where terms that are known with these take its registers.
 constexpr bool kGradPBeside = kRoomy || kEarlyReads == 0;
 
+/// Whether the kind of a tile is found beside the last products of the tile before, or beside its own scores: where registers are short, for those that it takes.
+constexpr bool kKindAhead = kBlockQ == 64;
+
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardGroup {
   const int group;
@@ -74,9 +77,11 @@ struct Consumer : BackwardGroup {
     load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
     rings.query.wait_full(tile);
+    TileKind kind = kKindAhead ? kind_of(partial, tile) : TileKind::full;
     start_scores(scores, tile);
     rings.value.wait_full(use);
     for (;;) {
+      if constexpr (!kKindAhead) kind = kind_of(partial, tile);
       const QueryTile query_tile = uniform(rings.query_tile(tile)), grad_out_tile = uniform(rings.grad_out_tile(tile));
       const auto grad_p_product = [&] {
         wgmma_pin(grad_p);
@@ -86,12 +91,11 @@ struct Consumer : BackwardGroup {
       };
       rings.grad_out.wait_full(tile);
       if constexpr (kGradPBeside) grad_p_product();
-      const bool far = has_far_rows(tile);
       wgmma_wait<kGradPBeside>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
-      take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
+      take_probabilities(kind, scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
 
       if constexpr (!kGradPBeside) grad_p_product();
       wgmma_pin(dv);
@@ -100,7 +104,7 @@ struct Consumer : BackwardGroup {
       wgmma_commit();
       wgmma_wait<1>();
       wgmma_pin(grad_p);
-      if (partial) {
+      if (kind != TileKind::full) {
         score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
       } else {
         score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
@@ -140,7 +144,10 @@ struct Consumer : BackwardGroup {
         filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
       }
       // Before dQ is added, which takes long to read its registers: the address of a barrier would get one of them and wait, and the scores behind it.
-      if (more) rings.query.wait_full(tile + 1);
+      if (more) {
+        rings.query.wait_full(tile + 1);
+        if constexpr (kKindAhead) kind = kind_of(partial, tile + 1);
+      }
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);

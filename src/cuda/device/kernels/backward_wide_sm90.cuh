@@ -99,11 +99,11 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
         LseAhead lse;
         load_lse_ahead(lse, tile);
         start_scores(scores, tile);
-        const bool far = has_far_rows(tile);
+        const TileKind kind = kind_of(partial, tile);
         wgmma_wait<0>();
         wgmma_pin(scores);
         if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, lse, work, tile);
+        take_probabilities(kind, scores, p, dropped, early, factors, ahead, lse, work, tile);
         if constexpr (kHasLines) release(rings.line_values, tile);
         release(rings.query, tile);
 
@@ -191,7 +191,7 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         LseAhead lse;
         load_lse_ahead(lse, tile);
         start_scores(scores, tile);
-        const bool far = has_far_rows(tile);
+        const TileKind kind = kind_of(partial, tile);
         rings.grad_out.wait_full(tile);
         wgmma_pin(grad_p);
         wgmma_fence();
@@ -200,10 +200,10 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
         wgmma_wait<1>();
         wgmma_pin(scores);
         if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        take_probabilities(partial, far, scores, p, dropped, early, factors, ahead, lse, work, tile);
+        take_probabilities(kind, scores, p, dropped, early, factors, ahead, lse, work, tile);
         wgmma_wait<0>();
         wgmma_pin(grad_p);
-        if (partial) {
+        if (kind != TileKind::full) {
           score_gradients<true>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
         } else {
           score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);

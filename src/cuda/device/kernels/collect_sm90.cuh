@@ -66,15 +66,15 @@ struct TermCollector : BackwardGroup {
       wgmma_fence();
       multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, uniform(rings.grad_out_tile(tile)));
       wgmma_commit();
-      const bool far = has_far_rows(tile);
+      const TileKind kind = kind_of(partial, tile);
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
-      take_probabilities(partial, far, scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
+      take_probabilities(kind, scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
       release(rings.query, tile);
       wgmma_wait<0>();
       wgmma_pin(grad_p);
-      if (partial) {
+      if (kind != TileKind::full) {
         score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, unused, work, tile);
       } else {
         score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, unused, work, tile);

@@ -324,6 +324,9 @@ struct LseAhead {
   float value[kLseAhead ? kBlockQ / 4 : 1];
 };
 
+/// partial: some pair is not kept, or does not exist; far: some rows are far, and pairs may be as in a partial tile.
+enum class TileKind { full, partial, far };
+
 /// What one warpgroup does to the scores of its 64 keys.
 struct BackwardGroup {
   const Sm90Args& args;
@@ -400,8 +403,8 @@ struct BackwardGroup {
     }
   }
 
-  /// Are some of the tile's rows far? Once the queries are there; best asked before a wait for products.
-  FOVEAL_DEVICE bool has_far_rows(u32 use) const {
+  /// Once the queries are there; best asked while products are under way.
+  FOVEAL_DEVICE TileKind kind_of(bool partial, u32 use) const {
     u32 any = 0;
 #pragma unroll
     for (int i = 0; i < SharedLayout::kFarBytes; i += 16) {
@@ -409,7 +412,7 @@ struct BackwardGroup {
       load_words(rings.far(use) + i, words);
       any |= words[0] | words[1] | words[2] | words[3];
     }
-    return __any_sync(~0u, any != 0);
+    return __any_sync(~0u, any != 0) ? TileKind::far : partial ? TileKind::partial : TileKind::full;
   }
 
   /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
@@ -424,13 +427,13 @@ struct BackwardGroup {
 
   /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
   /// gradients of parameters are wanted. `dropped`: one bit per register.
-  FOVEAL_DEVICE void take_probabilities(bool partial, bool far, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
+  FOVEAL_DEVICE void take_probabilities(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
                                         const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work,
                                         u32 use) const {
     if constexpr (kDropout) draw(dropped, ahead, work, use);
-    if (far) {
+    if (kind == TileKind::far) {
       far_probabilities(scores, p, dropped, early, of_head, ahead, work, use);
-    } else if (partial) {
+    } else if (kind == TileKind::partial) {
       probabilities<true>(scores, p, dropped, early, of_head, ahead, lse_ahead, work, use);
     } else {
       probabilities<false>(scores, p, dropped, early, of_head, ahead, lse_ahead, work, use);

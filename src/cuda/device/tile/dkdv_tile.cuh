@@ -2,9 +2,9 @@
 // Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores transposed, so
 // that p^T and ds^T are left operands where they are:
 //   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
-//   shared memory: k | v | kStages x (q | dout | lse2 | largest | delta)      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
+//   shared memory: k | v | kStages x (q | dout | lse2 | largest | delta) | strange      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
 // Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
-#include "tile/problem.cuh"
+#include "tile/strange_rows.cuh"
 
 namespace foveal::device {
 
@@ -66,6 +66,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   R* lse2_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
   R* largest_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
   R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
+
+  unsigned char* strange = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
 
   const int tile_kv = task % args.tiles_kv;
   const int head_kv = task / args.tiles_kv % args.heads_kv;
@@ -156,10 +158,16 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     }
     Operand<Element, kRowTiles, kBlockQ> left;
     if constexpr (kWantsDv) {
+      if constexpr (kHasMask) {
+        if (masked) take_strange_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), strange, col_v);
+      }
       to_operand(left, s);
       multiply_rn<kRowTiles, kColsV>(dv_acc, left, dout_stage(stage), col_v);
     }
     if constexpr (kWantsDk) {
+      if constexpr (kHasMask) {
+        if (masked) take_strange_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), strange, col_k);
+      }
       to_operand(left, dp);
       multiply_rn<kRowTiles, kColsK>(dk_acc, left, q_stage(stage), col_k);
     }

@@ -4,6 +4,7 @@
 //   shared memory: q | dout | kStages x (k | v) | kept | stage      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
 #include "tile/query_tile.cuh"
+#include "tile/strange_rows.cuh"
 
 namespace foveal::device {
 
@@ -141,6 +142,9 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
             }
           }
         }
+      }
+      if constexpr (kHasMask) {
+        if (masked) take_strange_rows<kRowTiles, kCols>(acc, dp, keys, kept, col);
       }
       Operand<Element, kRowTiles, kBlockKv> ds;
       to_operand(ds, dp);

@@ -91,13 +91,13 @@ class SharedMemory {
   char* at_;
 };
 
-/// Clears the rows of a tile that no pair of this tile keeps: padding may hold NaN, and 0 * NaN would spread it.
+/// Clears the rows of a tile whose flag is another: those that no pair of this tile keeps, for padding may hold NaN, and 0 * NaN would spread it.
 template <int kRows, int kCols>
-FOVEAL_DEVICE void clear_rows_unless(SharedTile<Element, kRows, kCols> tile, const unsigned char* kept) {
+FOVEAL_DEVICE void clear_rows_unless(SharedTile<Element, kRows, kCols> tile, const unsigned char* flags, int stays = 1) {
   using Tile = SharedTile<Element, kRows, kCols>;
   for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) {
     const int r = i / Tile::kPieces;
-    if (!kept[r]) reinterpret_cast<uint4*>(tile.row(r))[i % Tile::kPieces] = uint4{0, 0, 0, 0};
+    if (flags[r] != stays) reinterpret_cast<uint4*>(tile.row(r))[i % Tile::kPieces] = uint4{0, 0, 0, 0};
   }
 }
 

@@ -1,0 +1,63 @@
+#pragma once
+// Rows of a tile that hold infinity or NaN, in a product whose left operand is 0 where the mask removes pairs: padding may hold anything, and 0 * NaN would reach rows
+// that do not keep it.
+#include "tile/problem.cuh"
+
+namespace foveal::device {
+
+FOVEAL_DEVICE bool is_strange(const uint4& piece) {
+  constexpr int kCount = 16 / int(sizeof(Element));
+  const Element* elements = reinterpret_cast<const Element*>(&piece);
+  bool strange = false;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) strange = strange || !(fabs(to_real(elements[i])) < infinity());
+  return strange;
+}
+
+/// acc += left tile over the strange rows of the tile, where left is not 0; then these are cleared, so that the product of the others spreads nothing. By all threads
+/// of the block, which read the tile next after this; `strange`: a flag for each row. Columns [col, col + kN) of the tile.
+template <int kM, int kN, int kRows, int kCols>
+FOVEAL_DEVICE void take_strange_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4], SharedTile<Element, kRows, kCols> tile, unsigned char* strange,
+                                     int col) {
+  using Tile = SharedTile<Element, kRows, kCols>;
+  const auto piece = [&](int i) -> uint4& { return reinterpret_cast<uint4*>(tile.row(i / Tile::kPieces))[i % Tile::kPieces]; };
+  bool found = false;
+  for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) found = found || is_strange(piece(i));
+  if (!__syncthreads_or(found)) return;
+  for (int i = threadIdx.x; i < kRows; i += kThreads) strange[i] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) {
+    if (is_strange(piece(i))) strange[i / Tile::kPieces] = 1;
+  }
+  __syncthreads();
+  const int t = lane_id() % 4;
+#pragma unroll 1
+  for (int row = 0; row < kRows; ++row) {
+    if (!strange[row]) continue;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        R weight = 0;
+#pragma unroll
+        for (int n = 0; n < kRows / 8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) weight = row / 8 == n && row % 2 == j ? left[m][n][2 * i + j] : weight;
+        weight = __shfl_sync(~0u, weight, (lane_id() & ~3) + row % 8 / 2);
+#pragma unroll
+        for (int n = 0; n < kN / 8; ++n) {
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            R& sum = acc[m][n][2 * i + j];
+            if (weight != 0) sum = fma_real(weight, to_real(tile.row(row)[col + 8 * n + 2 * t + j]), sum);
+          }
+        }
+      }
+    }
+  }
+  __syncthreads();
+  clear_rows_unless(tile, strange, 0);
+  __syncthreads();
+}
+
+}  // namespace foveal::device
