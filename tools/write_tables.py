@@ -12,6 +12,7 @@ architectures  portable GPU kernels on every architecture, compiled without a de
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
 gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
 few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
+fuzz       docs/reliability.md: inputs that the fuzzing targets took, from bench/results/fuzz.json (tools/fuzz.py --out)
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
 --check writes nothing; it exits with 1 when a page is not what the example and the result files make of it.
@@ -149,6 +150,13 @@ def scores():
     return "\n".join(lines)
 
 
+def fuzz():
+    rows = json.loads((ROOT / "bench/results/fuzz.json").read_text())
+    lines = ["| target | inputs | seconds | kept in its corpus | finding |", "|---|---:|---:|---:|---|"]
+    lines += [f"| {name} | {row['executions']:,} | {row['seconds']} | {row['inputs_kept']:,} | {row['finding'] or 'none'} |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
 def speed():
     """What a reader of the README sees: how many times the speed of the best known alternative, forward and backward."""
     rows = []
@@ -170,7 +178,7 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores)}
+PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/reliability.md": (fuzz,)}
 
 
 def replaced(page, text, name, body):

@@ -35,7 +35,10 @@ void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
     inside = false;
   };
   std::vector<std::thread> others;
-  for (int slot = 1; slot < threads; ++slot) others.emplace_back(work, slot);
+  try {
+    for (int slot = 1; slot < threads; ++slot) others.emplace_back(work, slot);
+  } catch (const std::exception&) {  // no more threads or memory: fewer do the same
+  }
   work(0);
   for (std::thread& thread : others) thread.join();
 }

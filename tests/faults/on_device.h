@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "cuda/jit/driver.h"
 #include "foveal/foveal.h"
 #include "mock/driver.h"
 #include "problem/case_data.h"

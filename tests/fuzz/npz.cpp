@@ -1,0 +1,19 @@
+// NumPy's .npz archives: refused, or read whole; what was read is written and read again as the same.
+#include "files/npz.h"
+
+#include "bytes.h"
+#include "foveal/error.h"
+#include "tensors.h"
+
+using namespace foveal;
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  const std::span file(reinterpret_cast<const std::byte*>(data), size);
+  try {
+    const std::vector<cli::Tensor> tensors = cli::parse_npz(file, "input");
+    for (const cli::Tensor& tensor : tensors) fuzz::check_tensor(tensor);
+    fuzz::check_same(tensors, cli::parse_npz(cli::format_npz(tensors), "input"));
+  } catch (const Error&) {
+  }
+  return 0;
+}
