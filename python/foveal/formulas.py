@@ -178,8 +178,9 @@ def square(x: Any) -> Any:
 
 
 def sinh(x: Any) -> Any:
-    e = expm1(x)
-    return 0.5 * (e + e / (e + 1.0))
+    e = expm1(where(x < 0.0, -x, x))  # of a negative number, e + 1 has lost its digits
+    half = 0.5 * (e + e / (e + 1.0))
+    return where(x < 0.0, -half, half)
 
 
 def cosh(x: Any) -> Any:

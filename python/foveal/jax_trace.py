@@ -95,6 +95,24 @@ def _power(call: Call) -> Any:
     return binary(formulas.power)(call)
 
 
+def _hypot(a: Any, b: Any) -> Any:
+    a, b = _abs(_core.to_real(a)), _abs(_core.to_real(b))
+    large, small = _core.maximum(a, b), _core.minimum(a, b)
+    ratio = small / _core.where(large == 0.0, 1.0, large)
+    return _core.where(large == math.inf, math.inf, _core.where(large == 0.0, large, large * _core.sqrt(1.0 + ratio * ratio)))
+
+
+def _signed(meaning: Meaning) -> Meaning:
+    """For functions that wrap around on unsigned integers."""
+
+    def checked(call: Call) -> Any:
+        if any(jnp.issubdtype(value.dtype, jnp.unsignedinteger) for value in call.args if hasattr(value, "dtype")):
+            raise call.refuse("unsigned integers, on which JAX's own wraps around; expected reals or signed integers")
+        return meaning(call)
+
+    return checked
+
+
 def _divide(a: Any, b: Any) -> Any:
     return _core.to_real(_core.constant(a)) / b
 
@@ -176,7 +194,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "minimum": _core.minimum,
     "logaddexp": formulas.logaddexp,
     "logaddexp2": formulas.logaddexp2,
-    "hypot": formulas.hypot,
+    "hypot": _hypot,
     "float_power": _core.pow,
     "eq": operator.eq,
     "equal": operator.eq,
@@ -224,9 +242,9 @@ _TABLE: dict[str, Meaning] = {
     "swish": unary(formulas.silu),
     "mish": unary(formulas.mish),
     "softplus": unary(formulas.softplus),
-    "log_sigmoid": unary(formulas.log_sigmoid),
+    "log_sigmoid": _signed(unary(formulas.log_sigmoid)),
     "soft_sign": unary(formulas.softsign),
-    "hard_tanh": unary(lambda x: formulas.clamped(x, -1.0, 1.0)),
+    "hard_tanh": _signed(unary(lambda x: formulas.clamped(x, -1.0, 1.0))),
     "hard_sigmoid": unary(formulas.hard_sigmoid),
     "hard_silu": unary(lambda x: x * formulas.hard_sigmoid(x)),
     "hard_swish": unary(lambda x: x * formulas.hard_sigmoid(x)),

@@ -15,7 +15,7 @@ if importlib.util.find_spec("torch") is None:
 if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
     collect_ignore += ["test_transformers.py"]
 if importlib.util.find_spec("jax") is None:
-    collect_ignore += ["test_jax.py", "test_jax_functions.py", "test_jax_sharding.py", "test_jax_derivatives.py"]
+    collect_ignore += ["test_jax.py", "test_jax_functions.py", "test_jax_sharding.py", "test_jax_derivatives.py", "test_jax_generated.py"]
 
 
 def pytest_report_header(config):

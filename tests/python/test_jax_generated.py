@@ -1,0 +1,161 @@
+"""Each function of JAX that scores may use, over dtypes, against JAX's own result and gradient; and each source of a value, traced again.
+
+One key for each query: the log of the softmax's denominator is the score, which is the function's value.
+"""
+
+import os
+import types
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+import foveal  # noqa: E402
+import foveal.jax  # noqa: E402
+from foveal import jax_trace  # noqa: E402
+
+REALS = np.array([-2.5, -1.0, -0.5, -0.0, 0.0, 0.25, 0.5, 1.0, 1.75, 3.0], np.float32)  # with the kinks and ties of the functions below
+OTHERS = np.array([0.5, -1.0, 2.0, 0.0, 1.0, 0.25, -0.5, 1.0, 1.5, -3.0], np.float32)
+DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8", "bool")
+
+
+def function_of(name):
+    places = {"lax": jax.lax}.get(name.partition(".")[0])
+    if places is not None:
+        return getattr(places, name.partition(".")[2])
+    return next((getattr(module, name) for module in (jnp, jax.nn, jax.lax, jax.scipy.special) if hasattr(module, name)), None)
+
+
+def arrays_of(dtype):
+    whole = (REALS * 4, OTHERS * 4) if dtype.startswith("int") else (abs(REALS) * 4, abs(OTHERS) * 4) if dtype == "uint8" else (REALS, OTHERS)
+    return tuple(jnp.asarray(x).astype(dtype) for x in whole)
+
+
+def values(fn, *arrays):
+    """fn of the arrays' elements, by attention."""
+    n = len(REALS)
+    q = jnp.zeros((1, n, 1, 1), jnp.float32)
+    score_mod = lambda s, b, h, i, j: fn(*(x[i] for x in arrays)).astype(jnp.float32)  # noqa: E731
+    return foveal.jax.attention(q, q[:, :1], q[:, :1], score_mod, return_lse=True)[1][0, 0]
+
+
+TAKES_TWO = [*jax_trace._BINARY, "lax.max", "lax.min", "lax.div", "lax.rem", "power", "pow"]
+OTHER_ONES = "relu relu6 silu swish mish softplus log_sigmoid soft_sign hard_tanh hard_sigmoid hard_silu hard_swish selu elu celu leaky_relu gelu round".split()
+CASES = [(name, 1) for name in (*jax_trace._UNARY, *OTHER_ONES)] + [(name, 2) for name in TAKES_TWO]
+CASES = [(name, count) for name, count in CASES if function_of(name) is not None]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name, count", CASES, ids=[name for name, _ in CASES])
+def test_values(name, count, dtype):
+    fn, arrays = function_of(name), arrays_of(dtype)[:count]
+    try:
+        expected = fn(*arrays)
+    except (TypeError, ValueError) as error:
+        with pytest.raises(type(error)):
+            values(fn, *arrays)
+        return
+    wraps = name in ("log_sigmoid", "hard_tanh") and dtype == "uint8"
+    if wraps or (name in ("pow", "power") and not jnp.issubdtype(expected.dtype, jnp.floating)):
+        with pytest.raises(NotImplementedError, match="unsigned" if wraps else "pow of integers"):
+            values(fn, *arrays)
+        return
+    if jnp.issubdtype(expected.dtype, jnp.integer):  # division by 0, shifts by more than the width: whatever the machine gives
+        usual = np.asarray(arrays[-1]) > 0 if count == 2 else np.ones(len(REALS), bool)
+    else:
+        usual = np.isfinite(np.asarray(expected, np.float32))
+    with np.errstate(all="ignore"):
+        found = np.asarray(values(fn, *arrays))[usual]
+    tolerance = {"bfloat16": 2e-2, "float16": 3e-3}.get(str(expected.dtype), 2e-5)
+    np.testing.assert_allclose(found, np.asarray(expected, np.float32)[usual], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name, count", CASES, ids=[name for name, _ in CASES])
+def test_gradients_at_kinks_and_ties(name, count):
+    fn, arrays = function_of(name), arrays_of("float32")[:count]
+    try:
+        if not jnp.issubdtype(fn(*arrays).dtype, jnp.floating):
+            pytest.skip("no gradient")
+    except TypeError:
+        pytest.skip("no function of reals")
+    which = tuple(range(count))
+    expected = jax.grad(lambda *x: fn(*x).sum(), which)(*arrays)
+    usual = np.isfinite(np.stack([*map(np.asarray, expected), np.asarray(fn(*arrays))])).all(0)
+    safe = tuple(x[usual] for x in arrays)
+    padded = tuple(jnp.resize(x, len(REALS)) for x in safe)
+    found = jax.grad(lambda *x: values(fn, *x).sum(), which)(*padded)
+    for a, b in zip(found, jax.grad(lambda *x: fn(*x).sum(), which)(*padded)):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+
+
+# ---- retraces ----
+
+number = 1.0
+holder = types.SimpleNamespace(value=1.0, items=[1.0], table={"a": 1.0})
+module = types.ModuleType("settings")
+module.value = 1.0
+
+
+class Settings:
+    value = 1.0
+
+
+def helper(s):
+    return s + number
+
+
+def set_global(x):
+    global number
+    number = x
+
+
+SOURCES = {
+    "a global": (lambda s, b, h, i, j: s + number, set_global),
+    "a global of a helper": (lambda s, b, h, i, j: helper(s), set_global),
+    "an attribute": (lambda s, b, h, i, j: s + holder.value, lambda x: setattr(holder, "value", x)),
+    "an item": (lambda s, b, h, i, j: s + holder.items[0], lambda x: holder.items.__setitem__(0, x)),
+    "an entry": (lambda s, b, h, i, j: s + holder.table["a"], lambda x: holder.table.__setitem__("a", x)),
+    "a class": (lambda s, b, h, i, j: s + Settings.value, lambda x: setattr(Settings, "value", x)),
+    "a module": (lambda s, b, h, i, j: s + module.value, lambda x: setattr(module, "value", x)),
+    "the environment": (lambda s, b, h, i, j: s + float(os.environ["FOVEAL_TEST_VALUE"]), lambda x: os.environ.__setitem__("FOVEAL_TEST_VALUE", str(x))),
+}  # fmt: skip
+
+
+def lse(score_mod):
+    q = jnp.zeros((1, 1, 1, 1))
+    return float(foveal.jax.attention(q, q, q, score_mod, return_lse=True)[1][0, 0, 0])
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_a_changed_value_is_seen(name):
+    score_mod, change = SOURCES[name]
+    for value in (1.0, 2.5, 1.0):
+        change(value)
+        assert lse(score_mod) == value
+
+
+def test_changed_arrays_closures_and_defaults_are_seen():
+    array, cell = np.ones(3, np.float32), [1.0]
+    step = 1.0
+
+    def closure(s, b, h, i, j):
+        return s + step
+
+    def default(s, b, h, i, j, extra=cell):
+        return s + extra[0]
+
+    def element(s, b, h, i, j):
+        return s + float(array[0])
+
+    for value in (1.0, 2.5):
+        array[:], cell[0], step = value, value, value
+        assert lse(closure) == lse(default) == lse(element) == lse(lambda s, b, h, i, j: s + array[i]) == value
+
+
+def test_inside_jit_values_are_those_of_the_trace():
+    """As for all of JAX: what is not an argument is read once for each compilation."""
+    q = jnp.zeros((1, 1, 1, 1))
+    run = jax.jit(lambda q, x: foveal.jax.attention(q, q, q, lambda s, b, h, i, j: s + x, return_lse=True)[1])
+    assert [float(run(q, x)[0, 0, 0]) for x in (1.0, 2.5)] == [1.0, 2.5] and run._cache_size() == 1
