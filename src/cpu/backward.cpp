@@ -4,8 +4,8 @@
 //   dV += P^T dO;   dK += dS^T Q;   dQ^T += K^T dS^T                                   where delta = sum over d of dO * O, less dlse
 //
 // in one of three ways:
-//   fused     a task takes the tiles of one kv head (or a fixed share of them: a split) past the kv blocks. dQ stays with its tile; dK and
-//             dV are accumulated over the task, and over splits in order. Five products.
+//   fused     a task takes the tiles of one kv head (or a fixed share of them) past the kv blocks. dQ stays with its tile; dK and
+//             dV are accumulated over the task, and over shares in order. Five products.
 //   split     one pass owns kv blocks and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between tasks. Seven
 //             products.
 //   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int blocks_per_key_task = 4;                       ///< the packing of a tile's panels is shared by so many kv blocks
 constexpr std::int64_t wanted_tasks = 16;                    ///< fused: enough for the threads of a desktop; more would cost accumulators
-constexpr std::size_t split_limit = std::size_t{128} << 20;  ///< fused: bytes of accumulators that splits may take
+constexpr std::size_t share_limit = std::size_t{128} << 20;  ///< fused: bytes of accumulators that shares may take
 
 template <class Real>
 class Backward final : public planning::Executable {
@@ -38,7 +38,7 @@ class Backward final : public planning::Executable {
       : s_(problem, target, ops, options) {
     wants_dq_ = problem.dq.present, wants_dk_ = problem.dk.present, wants_dv_ = problem.dv.present;
     choose_strategy();
-    grads_ = ParamGradPlan(s_.problem, splits_);
+    grads_ = ParamGradPlan(s_.problem, shares_);
     wants_ds_ = wants_dq_ || wants_dk_ || !grads_.empty();
     tiles_per_step_ = choose_tiles_per_step();
     if (s_.work) lists_.emplace(*this, *s_.work);
@@ -58,7 +58,7 @@ class Backward final : public planning::Executable {
     explanation.strategy = to_string(strategy_);
     explanation.reduction = grads_.reduction();
     explanation.details.emplace_back("strategy because", because_);
-    if (strategy_ == BackwardStrategy::fused) explanation.details.emplace_back("splits of a kv head", std::to_string(splits_));
+    if (strategy_ == BackwardStrategy::fused) explanation.details.emplace_back("shares of a kv head", std::to_string(shares_));
     explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
   }
 
@@ -93,29 +93,29 @@ class Backward final : public planning::Executable {
     Lists(const Backward& b, const Work& work) : query_tasks(work.memory()), units(work.memory()), key_tasks(work.memory()) {
       const bool fused = b.strategy_ == BackwardStrategy::fused;
       if (fused || b.wants_dq_ || !b.grads_.empty()) {
-        const bool by_split = fused || !b.grads_.empty();
-        query_tasks = by_split ? work.splits(b.splits_) : work.tasks(b.tiles_per_step_);
-        if (!by_split && b.strategy_ == BackwardStrategy::two_scan)
+        const bool by_share = fused || !b.grads_.empty();
+        query_tasks = by_share ? work.shares(b.shares_) : work.tasks(b.tiles_per_step_);
+        if (!by_share && b.strategy_ == BackwardStrategy::two_scan)
           std::sort(query_tasks.begin(), query_tasks.end(), [](const Task& x, const Task& y) { return x.tile_begin < y.tile_begin; });
-        make_units(b, work, by_split);
+        make_units(b, work, by_share);
       }
       if (!fused && (b.wants_dk_ || b.wants_dv_)) make_key_tasks(b, work);
     }
 
-    void make_units(const Backward& b, const Work& work, bool by_split) {
+    void make_units(const Backward& b, const Work& work, bool by_share) {
       units.reserve(query_tasks.size());
       if (b.grads_.empty()) {
         for (std::size_t t = 0; t < query_tasks.size(); ++t) units.push_back({t, t + 1, 0, query_tasks[t].cost});
       } else {
         const auto partition = [&](std::size_t t) {
           const TileGroup& group = work.groups[static_cast<std::size_t>(query_tasks[t].group)];
-          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].symbol, group.kv_head, query_tasks[t].split);
+          return b.grads_.partition(work.sequences[static_cast<std::size_t>(group.sequence)].symbol, group.kv_head, query_tasks[t].share);
         };
         std::pmr::vector<std::pair<std::int64_t, Task>> order(work.memory());
         order.reserve(query_tasks.size());
         for (std::size_t t = 0; t < query_tasks.size(); ++t) order.emplace_back(partition(t), query_tasks[t]);
         std::sort(order.begin(), order.end(), [](const auto& x, const auto& y) {
-          return std::tie(x.first, x.second.group, x.second.split) < std::tie(y.first, y.second.group, y.second.split);
+          return std::tie(x.first, x.second.group, x.second.share) < std::tie(y.first, y.second.group, y.second.share);
         });
         for (std::size_t t = 0; t < order.size(); ++t) {
           query_tasks[t] = order[t].second;
@@ -124,7 +124,7 @@ class Backward final : public planning::Executable {
           units.back().cost += order[t].second.cost;
         }
       }
-      if (by_split && b.strategy_ != BackwardStrategy::two_scan)
+      if (by_share && b.strategy_ != BackwardStrategy::two_scan)
         std::sort(units.begin(), units.end(),
                   [](const Unit& x, const Unit& y) { return std::tie(y.cost, x.begin) < std::tie(x.cost, y.begin); });
     }
@@ -183,7 +183,7 @@ class Backward final : public planning::Executable {
     void* list_memory = nullptr;  ///< for work that depends on the data
     TapeData data;
     RowScalars<Real> rows;
-    Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all splits, when there are several
+    Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all shares, when there are several
   };
 
   /// A tile of lanes with everything that its products read.
@@ -269,10 +269,10 @@ class Backward final : public planning::Executable {
       each(key_tasks, key_task);
       each(units, query_unit);
     }
-    if (strategy_ == BackwardStrategy::fused && splits_ > 1 && (wants_dk_ || wants_dv_)) {
+    if (strategy_ == BackwardStrategy::fused && shares_ > 1 && (wants_dk_ || wants_dv_)) {
       std::size_t blocks = 0;
       for (const TileGroup& group : work.groups) blocks = std::max(blocks, reduce_chunks(work, group));
-      each(work.groups.size() * blocks, [&](std::size_t i, Slot&) { reduce_splits(call, work.groups[i / blocks], i % blocks); });
+      each(work.groups.size() * blocks, [&](std::size_t i, Slot&) { reduce_shares(call, work.groups[i / blocks], i % blocks); });
     }
     // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
     for (const Sequence& sequence : work.sequences)
@@ -321,20 +321,20 @@ class Backward final : public planning::Executable {
     const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
     const std::int64_t tiles = s_.planner.max_tiles_per_group();
     const std::int64_t useful = std::clamp<std::int64_t>(tiles / 4, 1, (wanted_tasks + groups - 1) / groups);
-    const auto affordable = static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, acc_bytes(acc_rows_of_all())));
-    splits_ = std::clamp<std::int64_t>(affordable, 1, useful);
+    const auto affordable = static_cast<std::int64_t>(share_limit / std::max<std::size_t>(1, acc_bytes(acc_rows_of_all())));
+    shares_ = std::clamp<std::int64_t>(affordable, 1, useful);
     strategy_ = p.attention.backward;
     because_ = "asked for";
     if (strategy_ != BackwardStrategy::automatic) {
-      if (strategy_ != BackwardStrategy::fused) splits_ = useful;  // nothing but parameter gradients depends on them
+      if (strategy_ != BackwardStrategy::fused) shares_ = useful;  // nothing but parameter gradients depends on them
       return;
     }
     // Seven products instead of five cost 1.4 times the work: worth it only when accumulators for enough tasks would take too much memory.
-    const bool starved = splits_ < useful && groups * splits_ < wanted_tasks / 2;
+    const bool starved = shares_ < useful && groups * shares_ < wanted_tasks / 2;
     strategy_ = starved ? BackwardStrategy::split : BackwardStrategy::fused;
-    because_ = starved ? base::join("accumulators for ", useful, " splits would exceed ", split_limit >> 20, " MiB")
-                       : base::join("five products instead of seven; ", groups * splits_, " tasks");
-    if (starved) splits_ = useful;
+    because_ = starved ? base::join("accumulators for ", useful, " shares would exceed ", share_limit >> 20, " MiB")
+                       : base::join("five products instead of seven; ", groups * shares_, " tasks");
+    if (starved) shares_ = useful;
   }
 
   int choose_tiles_per_step() const {
@@ -349,7 +349,7 @@ class Backward final : public planning::Executable {
   std::size_t acc_bytes(std::int64_t rows) const {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(dk_ld() + dv_ld()) * sizeof(Real);
   }
-  /// Accumulator rows of all heads of one split; each sequence has a block to spare, because ranges are rounded up.
+  /// Accumulator rows of all heads of one share; each sequence has a block to spare, because ranges are rounded up.
   std::int64_t acc_rows_of_all() const { return s_.problem.heads_kv * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv); }
   std::int64_t acc_row(const Sequence& sequence, std::int32_t kv_head) const {
     const std::int64_t token = s_.problem.varlen ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
@@ -358,7 +358,7 @@ class Backward final : public planning::Executable {
   /// Of work and lists that are made in each run.
   std::size_t list_bytes() const {
     if (s_.work) return 0;
-    const auto tasks = static_cast<std::size_t>(std::max(s_.planner.max_tiles(), s_.planner.max_groups() * splits_));
+    const auto tasks = static_cast<std::size_t>(std::max(s_.planner.max_tiles(), s_.planner.max_groups() * shares_));
     const auto key_tasks = static_cast<std::size_t>(s_.planner.max_blocks() + s_.planner.max_groups());
     return s_.planner.run_bytes() + tasks * (sizeof(Task) + sizeof(Unit) + sizeof(std::pair<std::int64_t, Task>)) +
            key_tasks * (sizeof(KeyTask) + sizeof(std::int64_t)) + 256;
@@ -373,9 +373,9 @@ class Backward final : public planning::Executable {
     c.grad_memory = carver.bytes(grads_.workspace_bytes());
     c.list_memory = carver.bytes(list_bytes());
     c.rows.carve(carver, s_.problem);
-    const bool shared = fused() && splits_ > 1;
+    const bool shared = fused() && shares_ > 1;
     if (shared) {
-      const auto rows = static_cast<std::size_t>(splits_ * acc_rows_of_all());
+      const auto rows = static_cast<std::size_t>(shares_ * acc_rows_of_all());
       c.dk_acc = carver.take<Real>(rows * static_cast<std::size_t>(dk_ld()));
       c.dv_acc = carver.take<Real>(rows * static_cast<std::size_t>(dv_ld()));
     }
@@ -583,8 +583,8 @@ class Backward final : public planning::Executable {
     const Sequence& sequence = call.work->sequences[static_cast<std::size_t>(group.sequence)];
     Real *dk = slot.dk, *dv = slot.dv;
     if (fused()) {
-      if (splits_ > 1) {
-        const std::int64_t row = task.split * acc_rows_of_all() + acc_row(sequence, group.kv_head);
+      if (shares_ > 1) {
+        const std::int64_t row = task.share * acc_rows_of_all() + acc_row(sequence, group.kv_head);
         dk = call.dk_acc + row * dk_ld(), dv = call.dv_acc + row * dv_ld();
       }
       std::fill_n(dk, std::int64_t{sequence.seqlen_kv} * dk_ld(), Real(0));
@@ -592,7 +592,7 @@ class Backward final : public planning::Executable {
     }
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
       query_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), dk, dv, grads, slot);
-    if (fused() && splits_ == 1) write_keys(call, sequence, group.kv_head, 0, sequence.seqlen_kv, dk, dv);
+    if (fused() && shares_ == 1) write_keys(call, sequence, group.kv_head, 0, sequence.seqlen_kv, dk, dv);
   }
 
   void query_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end,
@@ -663,8 +663,8 @@ class Backward final : public planning::Executable {
     return static_cast<std::size_t>((keys + keys_per_reduction - 1) / keys_per_reduction);
   }
 
-  /// Adds the splits of some keys into the first, in order, and writes them.
-  void reduce_splits(const Call& call, const TileGroup& group, std::size_t chunk) const {
+  /// Adds the shares of some keys into the first, in order, and writes them.
+  void reduce_shares(const Call& call, const TileGroup& group, std::size_t chunk) const {
     const Sequence& sequence = call.work->sequences[static_cast<std::size_t>(group.sequence)];
     const std::int64_t key = static_cast<std::int64_t>(chunk) * keys_per_reduction;
     const std::int64_t keys = std::min<std::int64_t>(keys_per_reduction, sequence.seqlen_kv - key);
@@ -672,8 +672,8 @@ class Backward final : public planning::Executable {
     const std::int64_t row = acc_row(sequence, group.kv_head) + key;
     const auto add = [&](Real* acc, int ld) {
       Real* sum = acc + row * ld;
-      for (std::int64_t split = 1; split < splits_; ++split) {
-        const Real* part = acc + (split * acc_rows_of_all() + row) * ld;
+      for (std::int64_t share = 1; share < shares_; ++share) {
+        const Real* part = acc + (share * acc_rows_of_all() + row) * ld;
         for (std::int64_t i = 0; i < keys * ld; ++i) sum[i] += part[i];
       }
       return sum;
@@ -720,7 +720,7 @@ class Backward final : public planning::Executable {
   bool wants_dq_ = false, wants_dk_ = false, wants_dv_ = false, wants_ds_ = false;
   BackwardStrategy strategy_ = BackwardStrategy::fused;
   std::string because_;
-  std::int64_t splits_ = 1;
+  std::int64_t shares_ = 1;
   ParamGradPlan grads_;
   int tiles_per_step_ = 1;
   std::optional<Lists> lists_;

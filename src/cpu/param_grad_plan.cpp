@@ -33,8 +33,8 @@ bool is_plain(const problem::TensorSpec& spec, DType dtype) {
 
 }  // namespace
 
-ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t splits)
-    : batch_(problem.sequences), heads_kv_(problem.heads_kv), splits_(splits) {
+ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t shares)
+    : batch_(problem.sequences), heads_kv_(problem.heads_kv), shares_(shares) {
   const scoring::ScoreProgram& score = *problem.score;
   for (std::size_t param = 0; param < score.params.size(); ++param) {
     const scoring::ParamInfo& info = score.params[param];
@@ -67,11 +67,11 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t split
 
   batch_parts_ = batch_;
   head_parts_ = heads_kv_;
-  split_parts_ = splits_;
+  share_parts_ = shares_;
   const auto bytes = [&] {
     std::size_t sum = 0;
     for (Accumulator& a : accumulators_) {
-      a.copies = split_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
+      a.copies = share_parts_ * (a.per_batch ? batch_parts_ : 1) * (a.per_head ? head_parts_ : 1);
       a.direct = a.copies == 1 && is_plain(problem.params[static_cast<std::size_t>(a.param)].gradient, a.wide ? DType::f64 : DType::f32);
       a.offset = sum;
       if (!a.direct) sum += a.bytes * static_cast<std::size_t>(a.copies);
@@ -83,7 +83,7 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t split
   const std::size_t budget = std::max(memory_budget, 2 * single);
   while ((workspace_bytes_ = bytes()) > budget || (partitions() > most_partitions && workspace_bytes_ > single)) {
     // Join partitions where that saves accumulators.
-    std::int64_t* parts[] = {&split_parts_, &batch_parts_, &head_parts_};
+    std::int64_t* parts[] = {&share_parts_, &batch_parts_, &head_parts_};
     std::int64_t* best = nullptr;
     std::size_t least = workspace_bytes_;
     for (std::int64_t* part : parts) {
@@ -101,21 +101,21 @@ ParamGradPlan::ParamGradPlan(const problem::Problem& problem, std::int64_t split
     *best = (*best + 1) / 2;
   }
   // Large sums go straight to the caller's tensor where the heads (and batches) alone keep the threads busy.
-  if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) split_parts_ = 1;
+  if (single >= large && batch_parts_ * head_parts_ >= enough_partitions) share_parts_ = 1;
   workspace_bytes_ = bytes();
 }
 
-std::int64_t ParamGradPlan::partition(std::int64_t batch, std::int64_t kv_head, std::int64_t split) const {
-  const std::int64_t b = batch * batch_parts_ / batch_, h = kv_head * head_parts_ / heads_kv_, s = split * split_parts_ / splits_;
-  return (b * head_parts_ + h) * split_parts_ + s;
+std::int64_t ParamGradPlan::partition(std::int64_t batch, std::int64_t kv_head, std::int64_t share) const {
+  const std::int64_t b = batch * batch_parts_ / batch_, h = kv_head * head_parts_ / heads_kv_, s = share * share_parts_ / shares_;
+  return (b * head_parts_ + h) * share_parts_ + s;
 }
 
 std::int64_t ParamGradPlan::copy_of(const Accumulator& accumulator, std::int64_t partition) const {
-  const std::int64_t s = partition % split_parts_, h = partition / split_parts_ % head_parts_, b = partition / split_parts_ / head_parts_;
+  const std::int64_t s = partition % share_parts_, h = partition / share_parts_ % head_parts_, b = partition / share_parts_ / head_parts_;
   std::int64_t copy = 0;
   if (accumulator.per_batch) copy = b;
   if (accumulator.per_head) copy = copy * head_parts_ + h;
-  return copy * split_parts_ + s;
+  return copy * share_parts_ + s;
 }
 
 std::string ParamGradPlan::reduction() const {

@@ -90,18 +90,18 @@ template <class Real>
 void apply_dropout(const std::string& target, const TileFrame& frame, const TileDropout& dropout, Real* tile, Real* second);
 
 /// How parameter gradients are accumulated: deterministic for any number of threads, in O(parameter) memory. The backward's tasks are
-/// (batch, kv head, split) triples, split < splits, where splits depends on the shape only. Every task belongs to one partition; the tasks
-/// of a partition must run one after the other in increasing (batch, kv head, split); partitions may run at once. Each partition adds into
+/// (batch, kv head, share) triples, share < shares, where shares depends on the shape only. Every task belongs to one partition; the tasks
+/// of a partition must run one after the other in increasing (batch, kv head, share); partitions may run at once. Each partition adds into
 /// accumulators of its own, or, where the partitions of a parameter touch different elements (reads with `head` or `batch` as an index),
 /// all into one. finish() adds the partitions in order into the caller's tensors.
 class ParamGradPlan {
  public:
   ParamGradPlan() = default;
-  ParamGradPlan(const problem::Problem& problem, std::int64_t splits);
+  ParamGradPlan(const problem::Problem& problem, std::int64_t shares);
 
   bool empty() const { return accumulators_.empty(); }  ///< nothing to accumulate; finish() still writes the exact zeros
-  std::int64_t partitions() const { return batch_parts_ * head_parts_ * split_parts_; }
-  std::int64_t partition(std::int64_t batch, std::int64_t kv_head, std::int64_t split) const;
+  std::int64_t partitions() const { return batch_parts_ * head_parts_ * share_parts_; }
+  std::int64_t partition(std::int64_t batch, std::int64_t kv_head, std::int64_t share) const;
   std::size_t workspace_bytes() const { return workspace_bytes_; }
   std::string reduction() const;  ///< for explain(): "rel_bias: diagonal, 12 partitions"
 
@@ -125,9 +125,9 @@ class ParamGradPlan {
   std::vector<Accumulator> accumulators_;
   std::vector<int> zeros_;  ///< parameters whose gradient is exactly zero
   std::vector<std::string> texts_;
-  std::int64_t batch_ = 1, heads_kv_ = 1, splits_ = 1;
+  std::int64_t batch_ = 1, heads_kv_ = 1, shares_ = 1;
   /// Each index is cut into this many runs; a partition is one run of each.
-  std::int64_t batch_parts_ = 1, head_parts_ = 1, split_parts_ = 1;
+  std::int64_t batch_parts_ = 1, head_parts_ = 1, share_parts_ = 1;
   std::size_t workspace_bytes_ = 0;
 };
 

@@ -17,7 +17,7 @@ namespace {
 
 constexpr double log2e = 1.4426950408889634074;
 constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more tasks would cost accumulators
-constexpr std::size_t split_limit = std::size_t{128} << 20;         ///< bytes of accumulators that splits may take
+constexpr std::size_t share_limit = std::size_t{128} << 20;         ///< bytes of accumulators that shares may take
 constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 constexpr int max_keys = 128;  ///< of a block
@@ -29,7 +29,7 @@ class TilePass final : public planning::Executable {
       : ops_(*ops.backward),
         s_(problem, target, ops, options, {ops_.lanes, ops_.keys}),
         otherwise_(std::move(otherwise)),
-        splits_(choose_splits()),
+        shares_(choose_shares()),
         tiles_per_step_(choose_tiles_per_step()) {
     if (s_.work) tasks_ = make_tasks(*s_.work);
     Carver carver(nullptr);
@@ -42,7 +42,7 @@ class TilePass final : public planning::Executable {
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, 2.5);
     explanation.strategy = to_string(BackwardStrategy::fused);
-    explanation.details.emplace_back("splits of a kv head", std::to_string(splits_));
+    explanation.details.emplace_back("shares of a kv head", std::to_string(shares_));
     explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
   }
 
@@ -77,7 +77,7 @@ class TilePass final : public planning::Executable {
     TapeData data;
     RowScalars<float> rows;
     std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
-    Sums sums;                            ///< of all splits, when there are several
+    Sums sums;                            ///< of all shares, when there are several
   };
 
   /// A tile with all that its products read.
@@ -105,28 +105,28 @@ class TilePass final : public planning::Executable {
 
   // ---------------------------------------------------------------------------------------------------------------- planning
 
-  std::int64_t choose_splits() const {
+  std::int64_t choose_shares() const {
     const problem::Problem& p = s_.problem;
     const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
     const std::int64_t useful =
         std::clamp<std::int64_t>(s_.planner.max_tiles_per_group() / tiles_worth_a_task, 1, (wanted_tasks + groups - 1) / groups);
     const std::size_t bytes = static_cast<std::size_t>(s_.planner.max_blocks()) * block_bytes();
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(split_limit / std::max<std::size_t>(1, bytes)), 1, useful);
+    return std::clamp<std::int64_t>(static_cast<std::int64_t>(share_limit / std::max<std::size_t>(1, bytes)), 1, useful);
   }
   int choose_tiles_per_step() const {
     const std::size_t tile_bytes = 2 * tile_bytes_of(s_.dim) + 2 * tile_bytes_of(s_.dim_v) + dq_bytes();
     return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
   }
   std::pmr::vector<Task> make_tasks(const Work& work) const {
-    std::pmr::vector<Task> tasks = work.splits(splits_);
+    std::pmr::vector<Task> tasks = work.shares(shares_);
     std::sort(tasks.begin(), tasks.end(), [](const Task& x, const Task& y) {
-      return x.cost != y.cost ? x.cost > y.cost : x.group != y.group ? x.group < y.group : x.split < y.split;
+      return x.cost != y.cost ? x.cost > y.cost : x.group != y.group ? x.group < y.group : x.share < y.share;
     });
     return tasks;
   }
   std::size_t list_bytes() const {
     if (s_.work) return 0;
-    return s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_groups() * splits_) * sizeof(Task) + 64;
+    return s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64;
   }
   std::size_t tile_bytes_of(int dim) const { return ops_.packed_bytes(ops_.lanes, dim); }
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
@@ -155,7 +155,7 @@ class TilePass final : public planning::Executable {
     c.list_memory = carver.bytes(list_bytes());
     c.rows.carve(carver, s_.problem);
     c.first_block = carver.take<std::int64_t>(static_cast<std::size_t>(s_.planner.max_groups()));
-    if (splits_ > 1) c.sums = carve_sums(carver, splits_ * s_.planner.max_blocks());
+    if (shares_ > 1) c.sums = carve_sums(carver, shares_ * s_.planner.max_blocks());
     Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
     const auto lanes = static_cast<std::size_t>(ops_.lanes);
     for (int i = 0; i < s_.slots(); ++i) {
@@ -181,7 +181,7 @@ class TilePass final : public planning::Executable {
       slot.k_columns = carver.bytes(block_bytes_of(s_.dim));
       slot.scratch = carver.bytes(ops_.scratch_bytes);
       slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(ops_.keys, ops_.lanes));
-      if (splits_ == 1) slot.sums = carve_sums(carver, max_blocks_of_group());
+      if (shares_ == 1) slot.sums = carve_sums(carver, max_blocks_of_group());
       if (call) slots[i] = slot;
     }
     return slots;
@@ -214,12 +214,12 @@ class TilePass final : public planning::Executable {
     const auto groups = static_cast<std::int64_t>(work.groups.size());
     constexpr std::int64_t at_once = 16;
     const std::int64_t chunks = (longest + at_once - 1) / at_once;
-    if (splits_ > 1) {
+    if (shares_ > 1) {
       each(groups * chunks, [&](std::int64_t i, int) {
         const auto g = static_cast<std::size_t>(i / chunks);
         const Sequence& sequence = work.sequences[static_cast<std::size_t>(work.groups[g].sequence)];
         for (std::int64_t block = i % chunks * at_once; block < std::min(blocks_of(sequence), (i % chunks + 1) * at_once); ++block)
-          write_block(call, sequence, work.groups[g].kv_head, block, call.sums, call.first_block[g] + block, splits_);
+          write_block(call, sequence, work.groups[g].kv_head, block, call.sums, call.first_block[g] + block, shares_);
       });
     }
     // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
@@ -242,14 +242,14 @@ class TilePass final : public planning::Executable {
     const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
     const std::int64_t blocks = blocks_of(sequence);
     Sums sums = slot.sums;
-    if (splits_ > 1) {
-      const std::int64_t at = task.split * s_.planner.max_blocks() + call.first_block[task.group];
+    if (shares_ > 1) {
+      const std::int64_t at = task.share * s_.planner.max_blocks() + call.first_block[task.group];
       sums = {call.sums.dk + at * dk_floats(), call.sums.dv + at * dv_floats(), call.sums.used + at};
     }
     std::fill_n(sums.used, blocks, false);
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
       if (!run_step(call, work, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
-    for (std::int64_t block = 0; splits_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
+    for (std::int64_t block = 0; shares_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
     return true;
   }
 
@@ -352,13 +352,13 @@ class TilePass final : public planning::Executable {
     ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale), {rows, ops_.lanes, call.dq.stride, call.dq.dtype});
   }
 
-  /// The sum of the first `splits` of a block's accumulators, in order, of those that hold anything. `at`: the block, in the first.
+  /// The sum of the first `shares` of a block's accumulators, in order, of those that hold anything. `at`: the block, in the first.
   void write_block(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, const Sums& sums, std::int64_t at,
-                   std::int64_t splits) const {
+                   std::int64_t shares) const {
     const float *dk[wanted_tasks], *dv[wanted_tasks];
     int count = 0;
-    for (std::int64_t split = 0; split < splits; ++split) {
-      const std::int64_t i = split * s_.planner.max_blocks() + at;
+    for (std::int64_t share = 0; share < shares; ++share) {
+      const std::int64_t i = share * s_.planner.max_blocks() + at;
       if (!sums.used[i]) continue;
       dk[count] = sums.dk + i * dk_floats();
       dv[count++] = sums.dv + i * dv_floats();
@@ -376,7 +376,7 @@ class TilePass final : public planning::Executable {
   const TileBackwardOps& ops_;
   Setup<float> s_;
   std::unique_ptr<planning::Executable> otherwise_;
-  std::int64_t splits_;
+  std::int64_t shares_;
   int tiles_per_step_;
   std::pmr::vector<Task> tasks_;
   std::size_t workspace_bytes_ = 0;

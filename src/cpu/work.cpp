@@ -244,16 +244,16 @@ std::pmr::vector<Task> Work::tasks(int tiles_per_task) const {
   return tasks;
 }
 
-std::pmr::vector<Task> Work::splits(std::int64_t splits) const {
+std::pmr::vector<Task> Work::shares(std::int64_t shares) const {
   std::pmr::vector<Task> tasks(memory());
-  tasks.reserve(groups.size() * static_cast<std::size_t>(splits));
+  tasks.reserve(groups.size() * static_cast<std::size_t>(shares));
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const TileGroup& group = groups[g];
     std::int64_t t = group.tile_begin, done = 0;
-    for (std::int64_t split = 0; split < splits; ++split) {
-      Task task{static_cast<std::int64_t>(g), t, t, split, 0};
-      const std::int64_t goal = group.blocks * (split + 1) / splits;
-      while (t < group.tile_end && (split + 1 == splits || done < goal)) {
+    for (std::int64_t share = 0; share < shares; ++share) {
+      Task task{static_cast<std::int64_t>(g), t, t, share, 0};
+      const std::int64_t goal = group.blocks * (share + 1) / shares;
+      while (t < group.tile_end && (share + 1 == shares || done < goal)) {
         done += tiles[static_cast<std::size_t>(t)].blocks;
         task.cost += tiles[static_cast<std::size_t>(t)].blocks;
         ++t;

@@ -39,7 +39,7 @@ struct TileGroup {
 /// Tiles [begin, end) of one group.
 struct Task {
   std::int64_t group, tile_begin, tile_end;
-  std::int64_t split;  ///< which share of its group, in Work::splits()
+  std::int64_t share;  ///< of its group's tiles, in Work::shares()
   std::int64_t cost;
 };
 
@@ -61,8 +61,8 @@ struct Work {
   std::pmr::memory_resource* memory() const { return tiles.get_allocator().resource(); }
   /// Tasks of up to `tiles_per_task` tiles, dearest first.
   std::pmr::vector<Task> tasks(int tiles_per_task) const;
-  /// Each group cut into `splits` tasks of about equal cost, in order of group and split; some may be empty.
-  std::pmr::vector<Task> splits(std::int64_t splits) const;
+  /// Each group cut into `shares` tasks of about equal cost, in order of group and share; some may be empty.
+  std::pmr::vector<Task> shares(std::int64_t shares) const;
 };
 
 /// Cuts a problem up: once where tiles and runs follow from the problem alone (fixed lengths, a mask that reads no parameter), otherwise in

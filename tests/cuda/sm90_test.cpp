@@ -157,7 +157,7 @@ TEST_F(Sm90, FewQueriesShareATile) {
 TEST(Sm90Splits, AllMultiprocessorsRead) {
   const auto splits = [](const char* line) {
     const problem::Problem p = problem_of(std::string("forward bf16 ") + line);
-    return sm90_forward_splits(p, sm90_forward_candidates(p).front(), 132).value;
+    return sm90_kv_splits(p, sm90_forward_candidates(p).front(), 132).value;
   };
   EXPECT_GE(splits("b1 h32:8 q1:32768 d128"), 8);  // 8 tasks
   EXPECT_EQ(splits("b64 h32:8 q1:4096 d128"), 1);  // 512 tasks
@@ -659,22 +659,22 @@ TEST(Sm90Schedule, DivisorsDivide) {
   }
 }
 
-TEST(Sm90Schedule, RowsAreSplitUntilTasksEvenOut) {
+TEST(Sm90Schedule, RowsHavePartsUntilTasksEvenOut) {
   for (const int length : {128, 1000, 2048, 4096, 16384}) {
     const auto rows = sm90_row_tiles(causal_mask, length, 128, length, 128, false);
     double tiles = 0;
     for (const Sm90TileRange& row : rows) tiles += static_cast<double>(row.end - row.begin);
     constexpr int heads = 16;
-    const Sm90SplitSchedule split =
-        sm90_schedule_splits(rows, {.row_cost = {}, .heads = heads, .batch = 1, .head_bytes = length * 2048}, habits::pairs, h200);
-    EXPECT_EQ(split.schedule.order.rows, split.splits.value * static_cast<int>(rows.size()));
-    EXPECT_EQ(split.schedule.order.tasks, split.schedule.order.rows * heads);
-    EXPECT_LE(split.splits.value, static_cast<int>(rows.size()));
-    EXPECT_LT(split.schedule.time, 1.25 * heads * tiles / h200.count + 1.2) << length;  // start of tasks, and of what spills
+    const Sm90RowParts parts =
+        sm90_schedule_row_parts(rows, {.row_cost = {}, .heads = heads, .batch = 1, .head_bytes = length * 2048}, habits::pairs, h200);
+    EXPECT_EQ(parts.schedule.order.rows, parts.parts.value * static_cast<int>(rows.size()));
+    EXPECT_EQ(parts.schedule.order.tasks, parts.schedule.order.rows * heads);
+    EXPECT_LE(parts.parts.value, static_cast<int>(rows.size()));
+    EXPECT_LT(parts.schedule.time, 1.25 * heads * tiles / h200.count + 1.2) << length;  // start of tasks, and of what spills
   }
   const auto rows = sm90_row_tiles(causal_mask, 4096, 128, 4096, 128, false);
   const Sm90Tasks tasks{.row_cost = {}, .heads = 16, .batch = 1, .head_bytes = 4 * 2 * 8192 * 128};
-  EXPECT_LT(sm90_schedule_splits(rows, tasks, habits::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
+  EXPECT_LT(sm90_schedule_row_parts(rows, tasks, habits::pairs, h200).schedule.time, 1.1 * 16 * 528 / 132);
 }
 
 }  // namespace

@@ -25,18 +25,18 @@ class ForwardSm90 : public GpuExecutable {
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
-    splits_ = sm90_forward_splits(p, config_, facts.multiprocessors);
-    config_.split_kv = splits_.value > 1;
+    kv_splits_ = sm90_kv_splits(p, config_, facts.multiprocessors);
+    config_.split_kv = kv_splits_.value > 1;
     if (config_.split_kv) {
       split_rows_ = (p.varlen ? p.total_q : p.batch * p.seqlen_q) * p.heads_q;
-      const auto rows = static_cast<std::size_t>(splits_.value * split_rows_);
+      const auto rows = static_cast<std::size_t>(kv_splits_.value * split_rows_);
       split_out_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(p.head_dim_v) * sizeof(float));
       split_softmax_offset_ = workspace_.reserve(rows * sizeof(device::SplitRow));
       split_exponent_offset_ = workspace_.reserve(sizeof(float));
     }
     std::vector<double> row_cost;
     for (const double cost : sm90_row_cost(mask_, p.seqlen_q, config_.queries(), p.seqlen_kv, config_.block_kv, false))
-      row_cost.insert(row_cost.end(), static_cast<std::size_t>(splits_.value), cost / splits_.value);
+      row_cost.insert(row_cost.end(), static_cast<std::size_t>(kv_splits_.value), cost / kv_splits_.value);
     schedule_ = sm90_schedule({.row_cost = std::move(row_cost),
                                .heads = p.heads_q / config_.packed_heads,
                                .batch = p.batch,
@@ -74,7 +74,7 @@ class ForwardSm90 : public GpuExecutable {
     e.details.emplace_back("tiles", base::join(config_.text(), ", from ", to_string(mask_.tiles)));
     e.details.emplace_back("configuration", choice_.why);
     e.details.emplace_back("tasks", schedule_.text());
-    if (config_.split_kv) e.details.emplace_back("split-KV", std::to_string(splits_.value));
+    if (config_.split_kv) e.details.emplace_back("split-KV", std::to_string(kv_splits_.value));
     e.details.emplace_back("spilled bytes", std::to_string(facts.spill_bytes));
     e.details.emplace_back("shared bytes", std::to_string(shared_bytes_));
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
@@ -98,7 +98,7 @@ class ForwardSm90 : public GpuExecutable {
       tables_.make(args.attention, workspace, stream);
     }
     if (config_.split_kv) {
-      args.splits = splits_;
+      args.splits = kv_splits_;
       args.split_out = Workspace::at<float>(workspace, split_out_offset_);
       args.split_softmax = Workspace::at<device::SplitRow>(workspace, split_softmax_offset_);
       args.split_exponent = Workspace::at<float>(workspace, split_exponent_offset_);
@@ -128,7 +128,7 @@ class ForwardSm90 : public GpuExecutable {
   Workspace workspace_;
   TileTables tables_;
   Sm90Schedule schedule_{};
-  device::Divisor splits_{};  // parts of the keys
+  device::Divisor kv_splits_{};
   std::int64_t split_rows_ = 0;
   std::size_t split_out_offset_ = 0, split_softmax_offset_ = 0, split_exponent_offset_ = 0;
   unsigned shared_bytes_ = 0;

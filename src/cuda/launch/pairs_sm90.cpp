@@ -61,15 +61,14 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
   const std::int64_t heads = read.reads_head ? p.heads_q : 1, batch = read.reads_batch ? p.batch : 1;
   const std::int64_t sharers = p.heads_q * p.batch / (heads * batch);
   const std::vector<Sm90TileRange> rows = sm90_row_tiles(mask, p.seqlen_q, block_q, p.seqlen_kv, block_kv, false);
-  const Sm90SplitSchedule split =
-      sm90_schedule_splits(rows,
-                           {.row_cost = {},
-                            .heads = heads,
-                            .batch = batch,
-                            .head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)},
-                           habits::pairs, {facts.multiprocessors, facts.l2_bytes});
-  splits_ = split.splits;
-  schedule_ = split.schedule;
+  const Sm90RowParts parts = sm90_schedule_row_parts(rows,
+                                                     {.row_cost = {},
+                                                      .heads = heads,
+                                                      .batch = batch,
+                                                      .head_bytes = sharers * 2 * (p.seqlen_q + p.seqlen_kv) * (p.head_dim + p.head_dim_v)},
+                                                     habits::pairs, {facts.multiprocessors, facts.l2_bytes});
+  row_parts_ = parts.parts;
+  schedule_ = parts.schedule;
   shared_bytes_ = config_.shared_bytes(p);
   sources_ = {pairs_sm90_source(p, number, covers_)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
@@ -85,7 +84,7 @@ void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device
 void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
   const problem::Problem& p = problem_;
   const int block_q = config_.block_q, block_kv = config_.block_kv;
-  device::PairsArgs args{backward, splits_};
+  device::PairsArgs args{backward, row_parts_};
   sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
   args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
   args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
@@ -107,7 +106,7 @@ void PairsSm90::describe(Explanation& e) const {
   e.details.emplace_back(
       "pairs", base::join("tiles ", config_.block_q, "x", config_.block_kv, " stages ", config_.stages,
                           config_.pair_stages > 0 ? base::join(", of pairs ", config_.pair_stages) : "", ", ", schedule_.order.tasks,
-                          " tasks, ", splits_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
+                          " tasks, ", row_parts_.value, " a row, spilled bytes ", kernel_.image().facts.spill_bytes));
 }
 
 jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool covers) {

@@ -45,7 +45,7 @@ class PairsSm90 {
   bool covers_;
   std::optional<TileTables> tables_;
   Sm90Schedule schedule_{};
-  device::Divisor splits_{};  ///< tasks of a row of tiles
+  device::Divisor row_parts_{};  ///< tasks of a row of tiles
   unsigned shared_bytes_ = 0;
   std::vector<jit::KernelSource> sources_;
   jit::Kernel kernel_;

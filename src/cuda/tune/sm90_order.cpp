@@ -153,28 +153,28 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
   return schedule(best, best_time);
 }
 
-Sm90SplitSchedule sm90_schedule_splits(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90Habits& habits,
-                                       const Sm90Teams& teams) {
+Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& of_rows, const Sm90Habits& habits,
+                                     const Sm90Teams& teams) {
   constexpr double start = 0.1;  // of a tile's time
   std::int64_t most = 1;
   for (const Sm90TileRange& row : rows) most = std::max(most, row.end - row.begin);
   const std::int64_t enough = 64 * teams.count;  // tasks: more even out anyway
-  const std::int64_t unsplit = static_cast<std::int64_t>(rows.size()) * of_rows.heads * of_rows.batch;
-  most = std::clamp<std::int64_t>(enough / unsplit, 1, std::min<std::int64_t>(most, 16));
-  Sm90SplitSchedule best{};
-  for (int splits = 1; splits <= most; ++splits) {
-    const auto before = [&](std::int64_t tile, int split) { return (tile + splits - 1 - split) / splits; };  // tiles of the split
+  const std::int64_t whole = static_cast<std::int64_t>(rows.size()) * of_rows.heads * of_rows.batch;
+  most = std::clamp<std::int64_t>(enough / whole, 1, std::min<std::int64_t>(most, 16));
+  Sm90RowParts best{};
+  for (int parts = 1; parts <= most; ++parts) {
+    const auto before = [&](std::int64_t tile, int part) { return (tile + parts - 1 - part) / parts; };  // tiles of the part
     Sm90Tasks tasks = of_rows;
     for (const Sm90TileRange& row : rows)
-      for (int split = 0; split < splits; ++split)
-        tasks.row_cost.push_back(start + static_cast<double>(before(row.end, split) - before(row.begin, split)));
+      for (int part = 0; part < parts; ++part)
+        tasks.row_cost.push_back(start + static_cast<double>(before(row.end, part) - before(row.begin, part)));
     const Sm90Schedule schedule = sm90_schedule(tasks, habits, teams);
-    if (splits == 1 || schedule.time < best.schedule.time) best = {divisor(splits), schedule};
+    if (parts == 1 || schedule.time < best.schedule.time) best = {divisor(parts), schedule};
   }
   return best;
 }
 
-device::Divisor sm90_forward_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
+device::Divisor sm90_kv_splits(const problem::Problem& p, const Sm90ForwardConfig& config, int multiprocessors) {
   if (!config.few_queries()) return divisor(1);
   const auto rows = sm90_row_tiles(sm90_mask(p), p.seqlen_q, config.queries(), p.seqlen_kv, config.block_kv, false);
   std::int64_t tiles = 0;

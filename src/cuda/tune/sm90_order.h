@@ -1,5 +1,5 @@
 #pragma once
-// Schedules of the sm_90 kernels: which CTA does which task when, and how rows of tiles are split into tasks. Pure functions, which play a
+// Schedules of the sm_90 kernels: which CTA does which task when, and of how many tasks a row of tiles consists. Pure functions, which play a
 // schedule through on the host.
 #include <string>
 #include <vector>
@@ -78,15 +78,15 @@ std::vector<Sm90TileRange> sm90_row_tiles(const Sm90Mask& mask, std::int64_t row
 std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length, int rows_block, std::int64_t length, int block,
                                   bool transposed);
 
-/// A schedule of tasks that take every splits-th tile of a row each, with as many splits as even out best. tasks: without costs of rows.
-struct Sm90SplitSchedule {
-  device::Divisor splits;
+/// A schedule of tasks that take every parts-th tile of a row each, with as many parts as even out best. tasks: without costs of rows.
+struct Sm90RowParts {
+  device::Divisor parts;
   Sm90Schedule schedule;
 };
-Sm90SplitSchedule sm90_schedule_splits(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90Habits& habits,
-                                       const Sm90Teams& teams);
+Sm90RowParts sm90_schedule_row_parts(const std::vector<Sm90TileRange>& rows, const Sm90Tasks& tasks, const Sm90Habits& habits,
+                                     const Sm90Teams& teams);
 
-/// In how many parts the keys of a row of tiles are best split, so that all multiprocessors read: 1 unless there are few queries.
-device::Divisor sm90_forward_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
+/// Split-KV: in how many splits the keys of a row of tiles are best read, so that all multiprocessors read; 1 unless there are few queries.
+device::Divisor sm90_kv_splits(const problem::Problem& problem, const Sm90ForwardConfig& config, int multiprocessors);
 
 }  // namespace foveal::cuda
