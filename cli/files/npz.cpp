@@ -15,6 +15,7 @@ constexpr std::uint32_t local_mark = 0x04034b50, entry_mark = 0x02014b50, end_ma
 constexpr std::uint32_t end64_mark = 0x06064b50, locator64_mark = 0x07064b50;
 constexpr std::size_t local_size = 30, entry_size = 46, end_size = 22, end64_size = 56, locator64_size = 20;
 constexpr std::uint32_t in_zip64 = 0xffffffff;
+constexpr std::uint64_t most_inflation = 1032;  // bytes that a deflated one can give
 
 struct Entry {
   std::string name;
@@ -109,8 +110,9 @@ class Archive {
   }
 
   void inflate_into(std::vector<std::byte>& bytes, std::span<const std::byte> packed, const Entry& entry) const {
-    // A deflated byte gives at most 1032: a size beyond that is a lie, found before any memory is asked for.
-    FOVEAL_CHECK(entry.size / 1032 <= packed.size(), source_, ": '", entry.name, "' is damaged: it promises ", entry.size, " bytes");
+    // A size beyond that is a lie, found before any memory is asked for.
+    FOVEAL_CHECK(entry.size / most_inflation <= packed.size(), source_, ": '", entry.name, "' is damaged: it promises ", entry.size,
+                 " bytes");
     bytes.resize(entry.size);
     z_stream stream{};
     const bool ready = inflateInit2(&stream, -MAX_WBITS) == Z_OK;
@@ -207,7 +209,13 @@ class Writer {
 std::vector<Tensor> parse_npz(std::span<const std::byte> file, const std::string& source) {
   const Archive archive(file, source);
   std::vector<Tensor> tensors;
-  for (const Entry& entry : archive.entries()) {
+  const std::vector<Entry> entries = archive.entries();
+  std::uint64_t inflated = 0;  // entries that share their packed bytes would ask for more memory than any honest archive of this size
+  for (const Entry& entry : entries) {
+    FOVEAL_CHECK(!__builtin_add_overflow(inflated, entry.size, &inflated) && inflated / most_inflation <= file.size(), source,
+                 ": the archive is damaged: its entries promise more bytes than it can hold");
+  }
+  for (const Entry& entry : entries) {
     constexpr std::string_view suffix = ".npy";
     FOVEAL_CHECK(entry.name.ends_with(suffix), source, ": holds '", entry.name, "'; expected only .npy files");
     Tensor tensor = parse_npy(archive.unpack(entry), source + ": '" + entry.name + "'");

@@ -146,6 +146,25 @@ void expect_refused(const std::string& path, const std::string& part_of_message)
   }
 }
 
+TEST(Npz, EntriesThatShareTheirBytesAreRefused) {
+  const std::vector<std::byte> once = format_npz({make_tensor("a", DType::u8, {1 << 20})});
+  constexpr std::size_t end_size = 22, entry_size = 46 + 5, copies = 3000;  // of one name, "a.npy"
+  const std::size_t directory = once.size() - end_size - entry_size;
+  std::vector<std::byte> many(once.begin(), once.begin() + static_cast<std::ptrdiff_t>(directory));
+  for (std::size_t i = 0; i < copies; ++i)
+    many.insert(many.end(), once.begin() + static_cast<std::ptrdiff_t>(directory), once.end() - end_size);
+  many.insert(many.end(), once.end() - end_size, once.end());
+  const auto count = static_cast<std::uint16_t>(copies);
+  std::memcpy(many.data() + many.size() - end_size + 10, &count, sizeof count);
+  EXPECT_NO_THROW(parse_npz(once, "once"));
+  try {
+    parse_npz(many, "many");
+    ADD_FAILURE() << "3 GiB of 1 MiB";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("more bytes than it can hold"), std::string::npos) << error.what();
+  }
+}
+
 TEST(Files, WrongOnesAreRefusedByName) {
   expect_refused(data("big_endian.npy"), "big-endian");
   expect_refused(data("complex.npy"), "type '<c8'");
