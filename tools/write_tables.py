@@ -12,6 +12,8 @@ architectures  portable GPU kernels on every architecture, compiled without a de
 cpu        speed on CPUs, from bench/results/cpu-*.jsonl
 gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
 few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
+errors     docs/numerics.md: errors beside their bounds, from bench/results/errors-cpu.json:
+             build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS bench/results/errors-cpu.json
 fuzz       docs/reliability.md: inputs that the fuzzing targets took, from bench/results/fuzz.json (tools/fuzz.py --out)
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
@@ -150,6 +152,20 @@ def scores():
     return "\n".join(lines)
 
 
+def errors():
+    known = json.loads((ROOT / "bench/results/errors-cpu.json").read_text())
+    outputs = ["out", "lse", "dq", "dk", "dv", "parameters"]
+    cells = {(row["dtype"], row["target"], row["output"]): f"{row['median']:.2f} / {row['p999']:.2f} / {row['worst']:.2f}" for row in known["rows"]}
+    lines = ["| type | target | " + " | ".join(outputs) + " |", "|---" * (len(outputs) + 2) + "|"]
+    for dtype in ("bf16", "f16", "f32", "f64"):
+        for target in sorted({target for kind, target, _ in cells if kind == dtype}):
+            lines.append(f"| {dtype} | {target} | " + " | ".join(cells.get((dtype, target, output), "") for output in outputs) + " |")
+    last = known["first_seed"] + known["problems"] - 1
+    return "\n".join(lines) + (
+        f"\n\nSeeds {known['first_seed']} to {last}: {known['problems']:,} problems, {known['checks']:,} checks, {known['failures']} outside of their bound."
+    )
+
+
 def fuzz():
     rows = json.loads((ROOT / "bench/results/fuzz.json").read_text())
     lines = ["| target | inputs | seconds | kept in its corpus | finding |", "|---|---:|---:|---:|---|"]
@@ -178,7 +194,7 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/reliability.md": (fuzz,)}
+PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz,)}
 
 
 def replaced(page, text, name, body):
