@@ -194,7 +194,24 @@ def speed():
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz,)}
+def distributed():
+    """Times of two GPUs and one, and of PyTorch's context_parallel in the same run."""
+    rows = [json.loads(line) for line in (ROOT / "bench/results/h200x2-context-parallel.jsonl").read_text().splitlines()]
+    machine, cases = rows[0], [row for row in rows if row["kind"] == "case"]
+    lines = [f"{machine['gpus']} x {machine['gpu']}, bf16, head dim 128, NCCL {machine['nccl']}, torch {machine['torch']}, commit `{machine['commit']}`, ms:", "",
+             "| mask or score | tokens | heads | forward | efficiency | torch | forward and backward | efficiency | torch |", "|---|---|---|---|---|---|---|---|---|"]
+    for row in cases:
+        heads = ":".join(map(str, dict.fromkeys(row["heads"])))
+        cells = []
+        for name in ("forward", "both"):
+            theirs = f"{row[f'torch_{name}_ms']:.2f}" if f"torch_{name}_ms" in row else "-"
+            cells += [f"{row[f'{name}_ms']:.2f}", f"{row[f'efficiency_{name}']:.2f}", theirs]
+        lines.append(f"| {row['name']} | {row['tokens']} | {heads} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz,),
+         "docs/distributed.md": (distributed,)}
 
 
 def replaced(page, text, name, body):

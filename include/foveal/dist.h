@@ -34,8 +34,19 @@ class FOVEAL_API Transport {
   virtual std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
   /// Returns when all messages of the ticket have left or arrived. Each ticket is waited for once.
   virtual void wait(std::uint64_t ticket) = 0;
-  /// Collective: the bytes of all ranks, in their order, in `all`.
+  /// Collective: the bytes of all ranks, in their order, in `all`. Host memory.
   virtual void all_gather(const void* mine, std::size_t bytes, void* all) = 0;
+
+  /// Are messages in device memory carried? If not, they go through host memory, and every pass waits for its GPU.
+  virtual bool carries_device_memory() const { return false; }
+  /// Of the GPU, that transfers of device memory occupy while they last: launches beside them leave so many free.
+  virtual int multiprocessors() const { return 0; }
+  /// The same as start() and wait() for device memory: transfers begin when the work before them on the stream has ended, and work that
+  /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
+  virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
+  virtual void wait_on(Stream stream, std::uint64_t ticket);
+  /// This rank cannot go on: the others are to fail at once instead of at their time limit, where the network can tell them.
+  virtual void fail(const std::string&) noexcept {}
 };
 
 /// For a transport's all_gather: one message to and from every other rank.
@@ -54,6 +65,18 @@ FOVEAL_API std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const
 FOVEAL_API std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit = 600);
 /// The same for all processes: MPI_COMM_WORLD. Initialises MPI where that has not been done, and finalises it at exit then.
 FOVEAL_API std::shared_ptr<Transport> mpi_world(double time_limit = 600);
+
+struct NcclOptions {
+  double time_limit = 600;   ///< seconds that a transfer may take once its turn has come; then it is ended, and the next call fails
+  int multiprocessors = 16;  ///< at most so many of the GPU carry the transfers of this communicator; 0: NCCL's choice
+};
+/// What ranks of one communicator of NCCL have in common, made by rank 0: 128 bytes. libnccl is loaded at run time: the one that the process
+/// has loaded already, if any. Throws unsupported, naming the package, without it.
+FOVEAL_API std::string nccl_id();
+/// Ranks with a GPU each. Collective: all ranks call it, with the same id.
+FOVEAL_API std::shared_ptr<Transport> nccl_ranks(const std::string& id, int rank, int size, Device device, const NcclOptions& options = {});
+/// The same over ranks that can talk to each other already: threads, MPI.
+FOVEAL_API std::shared_ptr<Transport> nccl_ranks(Transport& control, Device device, const NcclOptions& options = {});
 
 /// Sizes of the whole problem.
 struct WholeShapes {
@@ -100,11 +123,13 @@ class FOVEAL_API ContextAttention {
   std::pair<std::int64_t, std::int64_t> planned_bytes(Pass pass) const;
 
   /// Collective. Tensors hold this rank's rows: q [batch, rows, heads_q, head_dim] and so on, lse [batch, heads_q, rows]; packed: q [rows,
-  /// heads_q, head_dim], lse [heads_q, rows]. In host memory. `varlen` and `segments` stay empty. A rank without rows gives views of size
-  /// 0.
-  void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs);
+  /// heads_q, head_dim], lse [heads_q, rows]. All in host memory, or all on one GPU, where the work is put on the stream and nothing waits for
+  /// it (unless the transport carries host memory only, or pairs are dropped by seeds of the host). `varlen`, `segments` and `part` stay
+  /// empty. A rank without rows gives views of size 0. On a GPU the data of parameters that the mask reads are those that the plan was made
+  /// for: nobody looks.
+  void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {});
   /// Collective. Gradients of parameters are those of the whole, the same on every rank.
-  void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs);
+  void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {});
 
  private:
   struct State;

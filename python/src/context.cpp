@@ -1,5 +1,6 @@
 // dist.h: a context attention over a group of processes whose messages Python carries.
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -57,6 +58,14 @@ class PythonTransport final : public dist::Transport {
   nb::object group_;
 };
 
+/// A transport of the library itself, or an object of Python.
+std::shared_ptr<dist::Transport> transport_of(int rank, int size, nb::object group) {
+  if (nb::isinstance<dist::Transport>(group)) return nb::cast<std::shared_ptr<dist::Transport>>(group);
+  return std::make_shared<PythonTransport>(rank, size, std::move(group));
+}
+
+Stream stream_of_first(const nb::list& tensors) { return stream_of(tensors[0], view_of(tensors[0], "tensors").device); }
+
 std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::list& arrays) {
   std::vector<ParamBinding> bound;
   for (std::size_t i = 0; i < params.size(); ++i) bound.push_back({params[i], view_of(arrays[i], "params")});
@@ -75,6 +84,23 @@ TensorView tensor(const nb::list& arrays, std::size_t slot, bool heads_first) {
 
 void bind_context(nb::module_& m) {
   using dist::ContextAttention;
+  nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.");
+  m.def(
+      "nccl_id",
+      [] {
+        const std::string id = dist::nccl_id();
+        return nb::bytes(id.data(), id.size());
+      },
+      "What the ranks of one communicator of NCCL have in common, made by rank 0.");
+  m.def(
+      "nccl_ranks",
+      [](const nb::bytes& id, int rank, int size, int device, double time_limit, int multiprocessors) {
+        const std::string copy(id.c_str(), id.size());
+        const nb::gil_scoped_release release;
+        return dist::nccl_ranks(copy, rank, size, {DeviceKind::cuda, device}, {time_limit, multiprocessors});
+      },
+      nb::arg("id"), nb::arg("rank"), nb::arg("size"), nb::arg("device"), nb::arg("time_limit"), nb::arg("multiprocessors"),
+      "Collective. time_limit: seconds of a transfer. multiprocessors: at most so many carry transfers; 0: NCCL's choice.");
   nb::class_<ContextAttention>(m, "ContextAttention", "One attention over tensors whose tokens are dealt to ranks.")
       .def(
           "__init__",
@@ -92,13 +118,14 @@ void bind_context(nb::module_& m) {
             dist::ContextOptions options;
             options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan.threads = threads;
             const std::vector<ParamBinding> bound = bindings(params, arrays);
-            auto transport = std::make_shared<PythonTransport>(rank, size, std::move(group));
+            auto transport = transport_of(rank, size, std::move(group));
             const nb::gil_scoped_release release;
             new (self) ContextAttention(std::move(transport), attention, shapes, bound, options);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("params"),
           nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("threads"),
-          "Collective. group: start([(rank, memoryview)...], [...]) -> ticket, wait(ticket). sizes: of the whole: batch, heads_q, "
+          "Collective. group: a Transport, or start([(rank, memoryview)...], [...]) -> ticket, wait(ticket). sizes: of the whole: batch, "
+          "heads_q, "
           "heads_kv,\n"
           "seqlen_q, seqlen_kv, head_dim, head_dim_v.")
       .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
@@ -111,8 +138,9 @@ void bind_context(nb::module_& m) {
             ForwardInputs in{.q = at(0), .k = at(1), .v = at(2), .params = bindings(params, arrays)};
             in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
             const ForwardOutputs out{.out = at(3), .lse = tensor(tensors, 4, false)};
+            const Stream stream = stream_of_first(tensors);
             const nb::gil_scoped_release release;
-            c.forward(in, out);
+            c.forward(in, out, stream);
           },
           nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("heads_first"), nb::arg("seed"), nb::arg("offset"),
           nb::arg("state").none(), "Collective. tensors: q, k, v, out, lse.")
@@ -126,8 +154,9 @@ void bind_context(nb::module_& m) {
             in.dlse = tensor(tensors, 6, false), in.params = bindings(params, arrays);
             in.rng = {seed, offset, state.is_none() ? TensorView{} : view_of(state, "rng_state")};
             const BackwardOutputs out{.dq = at(7), .dk = at(8), .dv = at(9), .dparams = bindings(trained, gradients)};
+            const Stream stream = stream_of_first(tensors);
             const nb::gil_scoped_release release;
-            c.backward(in, out);
+            c.backward(in, out, stream);
           },
           nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("trained"), nb::arg("gradients"), nb::arg("heads_first"),
           nb::arg("seed"), nb::arg("offset"), nb::arg("state").none(),

@@ -32,6 +32,8 @@ class CudaMemory : public planning::DeviceMemory {
   void to_device(void* device, const void* host, std::size_t bytes) override {
     const driver::Current current(device_);
     driver::check(driver::api().copy_to_device(reinterpret_cast<driver::DevicePointer>(device), host, bytes), "cuMemcpyHtoD");
+    // What lay in pageable memory may still be on its way, and streams of the caller's may not wait for the default one.
+    driver::check(driver::api().stream_synchronize(nullptr), "cuStreamSynchronize");
   }
   void to_host(void* host, const void* device, std::size_t bytes) override {
     const driver::Current current(device_);

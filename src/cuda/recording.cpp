@@ -114,6 +114,7 @@ driver::Api recording_api() {
     recorder->tables[static_cast<std::size_t>(place_of(to).block - recorder->blocks)].assign(static_cast<const char*>(from), bytes);
     return 0;
   };
+  api.stream_synchronize = [](driver::StreamHandle) { return 0; };
   api.set_bytes = [](driver::DevicePointer to, unsigned char value, std::size_t bytes, driver::StreamHandle) {
     recorder->steps.emplace_back(RawFill{to, value, bytes});
     return 0;

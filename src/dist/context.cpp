@@ -4,12 +4,14 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <exception>
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "base/strided.h"
 #include "dist/deal.h"
+#include "dist/device_pass.h"
 
 namespace foveal::dist {
 namespace {
@@ -98,6 +100,7 @@ void agree(const Context& c, const Agreement& mine) {
 void agree_on(const Context& c, const DropoutRng& rng) {
   if (c.attention.dropout_p == 0) return;
   using Words = std::array<std::uint64_t, 2>;
+  if (rng.state.present() && rng.state.device.kind == DeviceKind::cuda) return;  // to read it is to wait for the GPU
   Words mine{rng.seed, rng.offset};
   if (rng.state.present()) {
     FOVEAL_CHECK(
@@ -127,6 +130,8 @@ std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& 
 }
 
 void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {
+  for (const ParamBinding& p : params)
+    if (p.tensor.device.kind == DeviceKind::cuda) return;  // to read them is to wait for the GPU
   FOVEAL_CHECK(c.mask_reads.empty() || digest_of_mask(c, params) == c.mask_digest, "params: the mask reads ", c.mask_reads.front(),
                ", whose data differ from those that the plan was made for; make a ContextAttention for these");
 }
@@ -145,8 +150,8 @@ std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vect
   return list;
 }
 
-void check_rows(const char* name, const TensorView& view, const Context& c, std::int64_t rows, std::int64_t heads, std::int64_t dim,
-                DType dtype) {
+void check_rows(const char* name, const TensorView& view, const Context& c, Device device, std::int64_t rows, std::int64_t heads,
+                std::int64_t dim, DType dtype) {
   std::vector<std::int64_t> expected;
   if (!c.packed()) expected.push_back(c.shapes.batch);
   if (dim > 0) {
@@ -162,7 +167,7 @@ void check_rows(const char* name, const TensorView& view, const Context& c, std:
   }
   FOVEAL_CHECK(same, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ", c.plan.ranks, " holds ", wanted,
                "]");
-  FOVEAL_CHECK(view.device.kind == DeviceKind::cpu, name, ": on a GPU; context parallelism runs in host memory");
+  FOVEAL_CHECK(view.device == device, name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, name, ": data is null");
 }
 
@@ -179,9 +184,30 @@ std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, co
   return Layout({seqlen}, cut_for_members({seqlen}, dealt.chunks, unit, groups, head_groups), ranks).tokens_of(rank);
 }
 
+namespace {
+
+/// Tells the other ranks when a pass ends by an exception.
+class Failing {
+ public:
+  explicit Failing(Transport& transport) : transport_(transport) {}
+  ~Failing() {
+    if (std::uncaught_exceptions() > before_) transport_.fail("a pass ended by an error there");
+  }
+  Failing(const Failing&) = delete;
+  Failing& operator=(const Failing&) = delete;
+
+ private:
+  Transport& transport_;
+  int before_ = std::uncaught_exceptions();
+};
+
+}  // namespace
+
 struct ContextAttention::State {
   Context context;
   std::size_t used = 0;
+  DeviceBuffers device_forward{}, device_backward{};
+  PartPlans plans_forward{}, plans_backward{};
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
@@ -264,38 +290,52 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
   return pass == Pass::forward ? std::pair(load.forward_in, load.forward_out) : std::pair(load.backward_in, load.backward_out);
 }
 
-void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out) {
+void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
+  const Failing failing(*c.transport);
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
   FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-  check_rows("q", in.q, c, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("k", in.k, c, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("v", in.v, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("out", out.out, c, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  if (out.lse.present()) check_rows("lse", out.lse, c, q, c.shapes.heads_q, 0, c.wide());
+  check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+  check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+  check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+  check_rows("out", out.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+  if (out.lse.present()) check_rows("lse", out.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
   agree_on(c, in.rng);
   check_mask_data(c, in.params);
+  if (in.q.device.kind == DeviceKind::cuda) {
+    state_->device_forward.begin(in.q.device, stream);
+    run_forward(c, in, out, state_->device_forward, state_->plans_forward);
+    state_->used = state_->device_forward.bytes();
+    return;
+  }
   Buffers buffers;
   run_forward(c, in, out, buffers);
   state_->used = buffers.bytes();
 }
 
-void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out) {
+void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
+  const Failing failing(*c.transport);
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
   FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-  check_rows("q", in.q, c, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("k", in.k, c, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("v", in.v, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("out", in.out, c, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("dout", in.dout, c, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("lse", in.lse, c, q, c.shapes.heads_q, 0, c.wide());
-  if (in.dlse.present()) check_rows("dlse", in.dlse, c, q, c.shapes.heads_q, 0, c.wide());
-  if (out.dq.present()) check_rows("dq", out.dq, c, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  if (out.dk.present()) check_rows("dk", out.dk, c, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  if (out.dv.present()) check_rows("dv", out.dv, c, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+  check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+  check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+  check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+  check_rows("out", in.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+  check_rows("dout", in.dout, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+  check_rows("lse", in.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+  if (in.dlse.present()) check_rows("dlse", in.dlse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+  if (out.dq.present()) check_rows("dq", out.dq, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+  if (out.dk.present()) check_rows("dk", out.dk, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+  if (out.dv.present()) check_rows("dv", out.dv, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
   agree_on(c, in.rng);
   check_mask_data(c, in.params);
+  if (in.q.device.kind == DeviceKind::cuda) {
+    state_->device_backward.begin(in.q.device, stream);
+    run_backward(c, in, out, state_->device_backward, state_->plans_backward);
+    state_->used = state_->device_backward.bytes();
+    return;
+  }
   Buffers buffers;
   run_backward(c, in, out, buffers);
   state_->used = buffers.bytes();

@@ -1,494 +1,155 @@
-// Both passes of one rank: gather what the plan says, compute each launch with the passes of one device, merge, and return what others own.
-//
-// A launch is one packed call over segments: rows of the queries' buffer against rows of a step's keys, with their global positions.
-// Forward: out and lse of launches are merged in f32 (f64 for f64), the sink joins at the end. Backward: P = exp(s - lse) of the whole row,
-// so launches are independent; dk and dv are summed by their owner in the order of ranks, gradients of parameters in f64 likewise.
-#include <algorithm>
-#include <cmath>
-#include <cstring>
-#include <limits>
+#include "dist/pass.h"
 
 #include "base/check.h"
 #include "base/dtype.h"
-#include "base/far_row.h"
-#include "base/strided.h"
-#include "dist/context.h"
 
 namespace foveal::dist {
 namespace {
 
-constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
-
-/// A tensor that is gathered or returned, and which share of its heads a rank has.
-struct Role {
-  Rows shard, buffer;
-  bool of_keys;
-};
-
-class Pass {
- public:
-  Pass(const Context& context, Buffers& buffers) : c_(context), buffers_(buffers), transport_(*context.transport) {}
-
- protected:
-  Range heads(bool of_keys, int rank) const { return of_keys ? c_.heads_kv(rank) : c_.heads_q(rank); }
-  Range heads(bool of_keys) const { return heads(of_keys, c_.rank()); }
-
-  std::size_t bytes(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, int heads_of) const {
-    std::int64_t sum = 0;
-    for (const Transfer& t : transfers)
-      for (const Role& role : roles) sum += t.tokens.size() * role.shard.token_bytes(heads(role.of_keys, heads_of).size());
-    return static_cast<std::size_t>(sum);
-  }
-
-  static std::vector<Transfer> from(const std::vector<Transfer>& transfers, int source) {
-    std::vector<Transfer> some;
-    for (const Transfer& t : transfers)
-      if (t.source == source) some.push_back(t);
-    return some;
-  }
-
-  /// A gather under way: rows of shards into rows of buffers.
-  struct Gather {
-    std::uint64_t ticket = 0;
-    std::vector<Role> roles;
-    std::vector<std::pair<std::vector<Transfer>, std::byte*>> arriving;
-  };
-
-  /// Starts to send rows of this rank's shards, and to receive rows of others'; copies its own.
-  Gather gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, std::vector<Role> roles) {
-    std::vector<Message> sends, receives;
-    for (const Sending& sending : sendings) {
-      const std::size_t size = bytes(sending.rows, roles, sending.target);
-      std::byte* message = buffers_.take(size);
-      sends.push_back({sending.target, message, size});
-      for (const Transfer& t : sending.rows)
-        for (const Role& role : roles) {
-          const Range share = heads(role.of_keys, sending.target);
-          const Rows to = in_message(message, role.shard, t.tokens.size(), share.size());
-          copy(role.shard, t.place, share.begin, to, 0, 0, t.tokens.size(), share.size());
-          message += t.tokens.size() * to.token_bytes(share.size());
-        }
-    }
-    Gather gather;
-    gather.roles = std::move(roles);
-    for (int source = 0; source < c_.plan.ranks; ++source) {
-      std::vector<Transfer> rows = from(wanted, source);
-      if (rows.empty()) continue;
-      if (source == c_.rank()) {
-        for (const Transfer& t : rows)
-          for (const Role& role : gather.roles) {
-            const Range share = heads(role.of_keys);
-            copy(role.shard, t.place, share.begin, role.buffer, t.row, 0, t.tokens.size(), share.size());
-          }
-        continue;
-      }
-      const std::size_t size = bytes(rows, gather.roles, c_.rank());
-      std::byte* message = buffers_.take(size);
-      receives.push_back({source, message, size});
-      gather.arriving.emplace_back(std::move(rows), message);
-    }
-    gather.ticket = transport_.start(sends, receives);
-    return gather;
-  }
-
-  void finish(const Gather& gather) {
-    transport_.wait(gather.ticket);
-    for (const auto& [rows, memory] : gather.arriving) {
-      std::byte* message = memory;
-      for (const Transfer& t : rows)
-        for (const Role& role : gather.roles) {
-          const Range share = heads(role.of_keys);
-          const Rows from = in_message(message, role.buffer, t.tokens.size(), share.size());
-          copy(from, 0, 0, role.buffer, t.row, 0, t.tokens.size(), share.size());
-          message += t.tokens.size() * from.token_bytes(share.size());
-        }
-    }
-  }
-
-  /// Rows of buffers on their way back to their owners' shards; add: summed there, in the order of ranks. `computed`: what this rank has
-  /// for others; `owned`: what others have for it.
-  struct Return {
-    std::uint64_t ticket = 0;
-    std::vector<std::pair<const Sending*, std::byte*>> arriving;
-  };
-  Return send_back(const std::vector<Transfer>& computed, const std::vector<Sending>& owned, const std::vector<Role>& roles) {
-    std::vector<Message> sends, receives;
-    for (int source = 0; source < c_.plan.ranks; ++source) {
-      const std::vector<Transfer> rows = from(computed, source);
-      if (rows.empty() || source == c_.rank()) continue;
-      const std::size_t size = bytes(rows, roles, c_.rank());
-      std::byte* message = buffers_.take(size);
-      sends.push_back({source, message, size});
-      for (const Transfer& t : rows)
-        for (const Role& role : roles) {
-          const Range share = heads(role.of_keys);
-          const Rows to = in_message(message, role.buffer, t.tokens.size(), share.size());
-          copy(role.buffer, t.row, 0, to, 0, 0, t.tokens.size(), share.size());
-          message += t.tokens.size() * to.token_bytes(share.size());
-        }
-    }
-    Return back;
-    for (const Sending& sending : owned) {
-      const std::size_t size = bytes(sending.rows, roles, sending.target);
-      std::byte* message = buffers_.take(size);
-      receives.push_back({sending.target, message, size});
-      back.arriving.emplace_back(&sending, message);
-    }
-    back.ticket = transport_.start(sends, receives);
-    return back;
-  }
-
-  /// One arrived message into the shards.
-  void take_back(const Sending& sending, std::byte* message, const std::vector<Role>& roles, bool sum) const {
-    for (const Transfer& t : sending.rows)
-      for (const Role& role : roles) {
-        const Range share = heads(role.of_keys, sending.target);
-        const Rows from = in_message(message, role.buffer, t.tokens.size(), share.size());
-        (sum ? add : convert)(from, 0, 0, role.shard, t.place, share.begin, t.tokens.size(), share.size());
-        message += t.tokens.size() * from.token_bytes(share.size());
-      }
-  }
-  /// What this rank computed for its own rows.
-  void take_own(const std::vector<Transfer>& computed, const std::vector<Role>& roles, bool sum) const {
-    for (const Transfer& t : computed)
-      for (const Role& role : roles) {
-        if (t.source != c_.rank()) continue;
-        const Range share = heads(role.of_keys);
-        (sum ? add : convert)(role.buffer, t.row, 0, role.shard, t.place, share.begin, t.tokens.size(), share.size());
-      }
-  }
-
-  Rows query_rows(DType dtype, std::int64_t dim) { return buffers_.rows(dtype, c_.batch(), c_.mine.q_rows, heads(false).size(), dim); }
-  Rows key_rows(const Step& step, DType dtype, std::int64_t dim) {
-    return buffers_.rows(dtype, c_.batch(), step.rows, heads(true).size(), dim);
-  }
-
-  /// The table of a launch: each segment in every row of the batch.
-  Segments segments(const std::vector<Segment>& launch, const Step& step, std::vector<std::int64_t>& table) const {
-    table.clear();
-    for (std::int64_t b = 0; b < c_.batch(); ++b)
-      for (const Segment& s : launch) {
-        const auto of = static_cast<std::size_t>(s.sequence);
-        table.insert(table.end(),
-                     {b * c_.mine.q_rows + s.q_row, s.q_rows, b * step.rows + s.kv_row, s.kv_rows, c_.packed() ? s.sequence : b, s.q_first,
-                      s.kv_first, c_.workload.lengths_q[of], c_.workload.lengths_kv[of]});
-      }
-    Segments result;
-    result.table = TensorView(table.data(), DType::i64, {static_cast<std::int64_t>(table.size() / 9), 9});
-    result.sequences = c_.packed() ? static_cast<std::int64_t>(c_.shapes.lengths.size()) : c_.shapes.batch;
-    result.head_offset = heads(false).begin;
-    result.heads_q = c_.shapes.heads_q;
-    return result;
-  }
-
-  /// The sink's logit of a head of the whole; none: -inf.
-  double sink(const std::vector<ParamBinding>& params, std::int64_t head) const {
-    if (!c_.attention.sink) return minus_infinity;
-    for (const ParamBinding& p : params)
-      if (p.param.present() && p.param.name() == c_.attention.sink->name())
-        return base::load(p.tensor.data, p.tensor.dtype, head * p.tensor.strides[0]);
-    base::fail(ErrorCode::invalid_argument, "sink: parameter ", c_.attention.sink->name(), " is not bound in params");
-  }
-
-  /// The description of a launch: the sink joins once, outside.
-  Attention without_sink() const {
-    Attention attention = c_.attention;
-    attention.sink.reset();
-    return attention;
-  }
-
-  const Context& c_;
-  Buffers& buffers_;
-  Transport& transport_;
-};
-
-class ForwardPass : Pass {
- public:
-  using Pass::Pass;
-
-  void run(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-    const Rows out_shard = rows_of(outputs.out);
-    const Rows q = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
-    const Gather queries = gather(c_.queries_to, c_.mine.queries, {{rows_of(inputs.q), q, false}});
-    std::vector<Rows> k, v;
-    std::vector<Gather> keys;
-    for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
-      const Step& step = c_.mine.steps[i];
-      k.push_back(key_rows(step, c_.shapes.dtype, c_.shapes.head_dim));
-      v.push_back(key_rows(step, c_.shapes.dtype, c_.shapes.head_dim_v));
-      keys.push_back(gather(c_.keys_to[i], step.keys, {{rows_of(inputs.k), k[i], true}, {rows_of(inputs.v), v[i], true}}));
-    }
-    finish(queries);
-    out_ = query_rows(c_.wide(), c_.shapes.head_dim_v), part_ = query_rows(c_.wide(), c_.shapes.head_dim_v);
-    lse_ = buffers_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
-    part_lse_ = buffers_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
-    each_lse([&](std::int64_t, std::int64_t, std::int64_t, std::byte* lse) { base::store(lse, lse_.dtype, 0, minus_infinity); });
-
-    const Attention attention = without_sink();
-    std::vector<std::int64_t> table;
-    for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
-      const Step& step = c_.mine.steps[i];
-      finish(keys[i]);
-      for (const std::vector<Segment>& launch : step.launches) {
-        ForwardInputs in{.q = packed_view(q), .k = packed_view(k[i]), .v = packed_view(v[i]), .params = inputs.params};
-        in.rng = inputs.rng;
-        in.segments = segments(launch, step, table);
-        foveal::forward(attention, in, {.out = packed_view(part_), .lse = packed_statistics(part_lse_)}, {}, c_.options.plan);
-        for (const Segment& s : launch) merge(s);
-      }
-    }
-    if (c_.attention.sink) join_sink(inputs.params);
-
-    std::vector<Role> results{{out_shard, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false}};
-    convert(out_, 0, 0, results[0].buffer, 0, 0, c_.mine.q_rows, heads(false).size());
-    Buffers unwanted;
-    results.push_back({outputs.lse.present() ? statistics_of(outputs.lse)
-                                             : unwanted.statistics(c_.wide(), c_.batch(), out_shard.tokens, c_.shapes.heads_q),
-                       lse_, false});
-    const Return back = send_back(c_.mine.queries, c_.queries_to, results);
-    transport_.wait(back.ticket);
-    take_own(c_.mine.queries, results, false);
-    for (const auto& [sending, message] : back.arriving) take_back(*sending, message, results, false);
-    refuse_far_rows();
-  }
-
- private:
-  /// Two sums of exponentials whose logarithms are both far from 0, and near each other: which is the larger is lost in rounding.
-  bool cannot_tell(double a, double b) const {
-    const double largest = std::max(a, b), lost = 4 * base::epsilon(lse_.dtype) * std::abs(largest);
-    return base::is_far(largest) && lost > base::far_lse * 4 * base::epsilon(DType::f32) / 2 && std::abs(a - b) < 32 + lost;
-  }
-
-  /// Collective, so that every rank refuses.
-  void refuse_far_rows() {
-    std::vector<std::int64_t> all(static_cast<std::size_t>(c_.plan.ranks));
-    transport_.all_gather(&far_rows_, sizeof far_rows_, all.data());
-    for (std::size_t rank = 0; rank < all.size(); ++rank)
-      if (all[rank] > 0)
-        base::fail(ErrorCode::unsupported, "score_mod: ", all[rank], " rows of rank ", rank,
-                   " have keys in several launches and scores that are all about one number of 4096 or more in size; ",
-                   to_string(lse_.dtype), " cannot weigh these launches by lse. Expected a mask where a score is a large negative number");
-  }
-
-  template <class See>
-  void each_lse(See&& see) const {
-    for (std::int64_t b = 0; b < lse_.batch; ++b)
-      for (std::int64_t h = 0; h < lse_.heads; ++h)
-        for (std::int64_t t = 0; t < lse_.tokens; ++t) see(b, t, h, lse_.at(b, t, h));
-  }
-
-  /// out = out * weight + part * part_weight, as weights say; exactly the part where there was nothing before.
-  void mix(std::int64_t b, std::int64_t t, std::int64_t h, double weight, double part_weight) const {
-    std::byte *to = out_.at(b, t, h), *from = part_.at(b, t, h);
-    for (std::int64_t d = 0; d < out_.dim; ++d) {
-      const double mine = base::load(to, out_.dtype, d), other = base::load(from, out_.dtype, d);
-      base::store(to, out_.dtype, d, weight == 0 ? other : mine * weight + other * part_weight);
-    }
-  }
-
-  void merge(const Segment& s) {
-    for (std::int64_t b = 0; b < lse_.batch; ++b)
-      for (std::int64_t t = s.q_row; t < s.q_row + s.q_rows; ++t)
-        for (std::int64_t h = 0; h < lse_.heads; ++h) {
-          std::byte* sum = lse_.at(b, t, h);
-          const double mine = base::load(sum, lse_.dtype, 0), other = base::load(part_lse_.at(b, t, h), lse_.dtype, 0);
-          if (other == minus_infinity) continue;  // nothing to attend there
-          if (mine == minus_infinity) {
-            mix(b, t, h, 0, 1);
-            base::store(sum, lse_.dtype, 0, other);
-            continue;
-          }
-          if (cannot_tell(mine, other)) ++far_rows_;
-          const double largest = std::max(mine, other), a = std::exp(mine - largest), c = std::exp(other - largest);
-          mix(b, t, h, a / (a + c), c / (a + c));
-          base::store(sum, lse_.dtype, 0, largest + std::log(a + c));
-        }
-  }
-
-  void join_sink(const std::vector<ParamBinding>& params) {
-    each_lse([&](std::int64_t b, std::int64_t t, std::int64_t h, std::byte* place) {
-      const double logit = sink(params, heads(false).begin + h), lse = base::load(place, lse_.dtype, 0);
-      if (logit == minus_infinity) return;
-      if (lse == minus_infinity) return base::store(place, lse_.dtype, 0, logit);
-      if (cannot_tell(lse, logit)) ++far_rows_;
-      const double largest = std::max(lse, logit), sum = std::exp(lse - largest) + std::exp(logit - largest);
-      const double keep = std::exp(lse - largest) / sum;
-      std::byte* out = out_.at(b, t, h);
-      for (std::int64_t d = 0; d < out_.dim; ++d) base::store(out, out_.dtype, d, base::load(out, out_.dtype, d) * keep);
-      base::store(place, lse_.dtype, 0, largest + std::log(sum));
-    });
-  }
-
-  Rows out_, part_, lse_, part_lse_;
-  std::int64_t far_rows_ = 0;  ///< whose parts cannot be merged
-};
-
-class BackwardPass : Pass {
- public:
-  using Pass::Pass;
-
-  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v, share = heads(false).size();
-    const DType own = c_.shapes.dtype, wide = c_.wide();
-    const Rows q = query_rows(own, dim), out = query_rows(own, dim_v), dout = query_rows(own, dim_v);
-    const Rows lse = buffers_.statistics(wide, c_.batch(), c_.mine.q_rows, share);
-    const Rows dlse = buffers_.statistics(wide, c_.batch(), c_.mine.q_rows, share);
-    const Rows q_shard = rows_of(inputs.q), k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
-    // Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so.
-    const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
-    const Rows dlse_shard = buffers_.statistics(wide, c_.batch(), q_shard.tokens, c_.shapes.heads_q);
-    if (inputs.dlse.present()) copy(statistics_of(inputs.dlse), 0, 0, dlse_shard, 0, 0, q_shard.tokens, c_.shapes.heads_q);
-    const Gather queries = gather(c_.queries_to, c_.mine.queries,
-                                  {{q_shard, q, false},
-                                   {rows_of(inputs.out), out, false},
-                                   {rows_of(inputs.dout), dout, false},
-                                   {statistics_of(inputs.lse), lse, false},
-                                   {dlse_shard, dlse, false}});
-    const std::size_t steps = c_.mine.steps.size();
-    std::vector<Rows> k, v, dk, dv;
-    std::vector<Gather> keys;
-    for (std::size_t i = 0; i < steps; ++i) {
-      const Step& step = c_.mine.steps[i];
-      k.push_back(key_rows(step, own, dim)), v.push_back(key_rows(step, own, dim_v));
-      dk.push_back(key_rows(step, wide, dim)), dv.push_back(key_rows(step, wide, dim_v));
-      keys.push_back(gather(c_.keys_to[i], step.keys, {{k_shard, k[i], true}, {v_shard, v[i], true}}));
-    }
-    finish(queries);
-    prepare_params(inputs.params, outputs.dparams);
-
-    const Rows dq = query_rows(wide, dim), part_dq = query_rows(wide, dim);
-    const Attention attention = without_sink();
-    const Rows dk_sum = buffers_.rows(wide, c_.batch(), k_shard.tokens, c_.shapes.heads_kv, dim);
-    const Rows dv_sum = buffers_.rows(wide, c_.batch(), k_shard.tokens, c_.shapes.heads_kv, dim_v);
-    std::vector<std::int64_t> table;
-    std::vector<Return> returns;
-    const auto gradients = [&](std::size_t i) { return std::vector<Role>{{dk_sum, dk[i], true}, {dv_sum, dv[i], true}}; };
-    for (std::size_t i = 0; i < steps; ++i) {
-      const Step& step = c_.mine.steps[i];
-      finish(keys[i]);
-      const Rows part_dk = key_rows(step, wide, dim), part_dv = key_rows(step, wide, dim_v);
-      for (const std::vector<Segment>& launch : step.launches) {
-        BackwardInputs in{.q = packed_view(q),
-                          .k = packed_view(k[i]),
-                          .v = packed_view(v[i]),
-                          .out = packed_view(out),
-                          .lse = packed_statistics(lse),
-                          .dout = packed_view(dout)};
-        if (has_dlse) in.dlse = packed_statistics(dlse);
-        in.params = inputs.params;
-        in.rng = inputs.rng;
-        in.segments = segments(launch, step, table);
-        BackwardOutputs results{.dq = packed_view(part_dq), .dk = packed_view(part_dk), .dv = packed_view(part_dv)};
-        results.dparams = parts_;
-        foveal::backward(attention, in, results, {}, c_.options.plan);
-        for (const Segment& s : launch) {
-          add(part_dq, s.q_row, 0, dq, s.q_row, 0, s.q_rows, share);
-          add(part_dk, s.kv_row, 0, dk[i], s.kv_row, 0, s.kv_rows, heads(true).size());
-          add(part_dv, s.kv_row, 0, dv[i], s.kv_row, 0, s.kv_rows, heads(true).size());
-        }
-        for (std::size_t j = 0; j < part_values_.size(); ++j) sums_[j] += part_values_[j];
-      }
-      returns.push_back(send_back(step.keys, c_.keys_to[i], gradients(i)));
-    }
-    if (c_.attention.sink) add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
-
-    const Rows dq_own = query_rows(own, dim);
-    convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, share);
-    Buffers unwanted;
-    const std::vector<Role> dq_role{
-        {outputs.dq.present() ? rows_of(outputs.dq) : unwanted.rows(own, c_.batch(), q_shard.tokens, c_.shapes.heads_q, dim), dq_own,
-         false}};
-    const Return dq_back = send_back(c_.mine.queries, c_.queries_to, dq_role);
-    transport_.wait(dq_back.ticket);
-    take_own(c_.mine.queries, dq_role, false);
-    for (const auto& [sending, message] : dq_back.arriving) take_back(*sending, message, dq_role, false);
-
-    for (const Return& back : returns) transport_.wait(back.ticket);
-    for (int rank = 0; rank < c_.plan.ranks; ++rank)  // in the order of ranks, whatever came first
-      for (std::size_t i = 0; i < steps; ++i) {
-        if (rank == c_.rank()) take_own(c_.mine.steps[i].keys, gradients(i), true);
-        for (const auto& [sending, message] : returns[i].arriving)
-          if (sending->target == rank) take_back(*sending, message, gradients(i), true);
-      }
-    if (outputs.dk.present()) convert(dk_sum, 0, 0, rows_of(outputs.dk), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
-    if (outputs.dv.present()) convert(dv_sum, 0, 0, rows_of(outputs.dv), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
-    sum_params(outputs.dparams);
-  }
-
- private:
-  bool is_sink(const ParamBinding& binding) const { return c_.attention.sink && binding.param.name() == c_.attention.sink->name(); }
-
-  /// f64 accumulators for the gradients that are wanted, one after the other, and the parts of a launch.
-  void prepare_params(const std::vector<ParamBinding>&, const std::vector<ParamBinding>& wanted) {
-    std::int64_t total = 0;
-    for (const ParamBinding& w : wanted) first_.push_back(total), total += w.tensor.numel();
-    sums_.assign(static_cast<std::size_t>(total), 0);
-    part_values_.assign(static_cast<std::size_t>(total), 0);
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      if (is_sink(wanted[i])) continue;
-      TensorView view = wanted[i].tensor;
-      view.data = part_values_.data() + first_[i];
-      view.dtype = DType::f64;
-      std::int64_t stride = 1;
-      for (int d = view.rank - 1; d >= 0; --d) {
-        view.strides[static_cast<std::size_t>(d)] = stride;
-        stride *= view.sizes[static_cast<std::size_t>(d)];
-      }
-      parts_.push_back({wanted[i].param, view});
-    }
-  }
-
-  /// d / d sink = - sum over rows of p(sink) * delta, delta = dout . out - dlse; over the queries that this rank computes.
-  void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Rows& out, const Rows& dout,
-                 const Rows& lse, const Rows& dlse) {
-    for (std::size_t i = 0; i < wanted.size(); ++i) {
-      if (!is_sink(wanted[i])) continue;
-      for (std::int64_t h = 0; h < lse.heads; ++h) {
-        const std::int64_t head = heads(false).begin + h;
-        const double logit = sink(params, head);
-        double sum = 0;
-        for (std::int64_t b = 0; b < lse.batch; ++b)
-          for (std::int64_t t = 0; t < lse.tokens; ++t) {
-            const double of_row = base::load(lse.at(b, t, h), lse.dtype, 0), p = std::exp(logit - of_row);
-            if (p == 0 || of_row == minus_infinity) continue;
-            double delta = -base::load(dlse.at(b, t, h), dlse.dtype, 0);
-            if (p != 1)  // 1: no keys, and out is the constant 0
-              for (std::int64_t d = 0; d < out.dim; ++d)
-                delta += base::load(dout.at(b, t, h), dout.dtype, d) * base::load(out.at(b, t, h), out.dtype, d);
-            sum -= p * delta;
-          }
-        sums_[static_cast<std::size_t>(first_[i] + head)] += sum;
-      }
-    }
-  }
-
-  void sum_params(const std::vector<ParamBinding>& wanted) {
-    if (sums_.empty()) return;
-    const std::size_t count = sums_.size();
-    std::vector<double> all(count * static_cast<std::size_t>(c_.plan.ranks));
-    transport_.all_gather(sums_.data(), count * sizeof(double), all.data());
-    std::fill(sums_.begin(), sums_.end(), 0.0);
-    for (std::size_t rank = 0; rank < static_cast<std::size_t>(c_.plan.ranks); ++rank)
-      for (std::size_t i = 0; i < count; ++i) sums_[i] += all[rank * count + i];
-    for (std::size_t i = 0; i < wanted.size(); ++i)
-      base::each_element(wanted[i].tensor, [&](std::int64_t element, std::int64_t offset) {
-        base::store(wanted[i].tensor.data, wanted[i].tensor.dtype, offset, sums_[static_cast<std::size_t>(first_[i] + element)]);
-      });
-  }
-
-  std::vector<std::int64_t> first_;  ///< of each wanted gradient, in sums_
-  std::vector<double> sums_, part_values_;
-  std::vector<ParamBinding> parts_;
-};
+std::vector<Transfer> from(const std::vector<Transfer>& transfers, int source) {
+  std::vector<Transfer> some;
+  for (const Transfer& t : transfers)
+    if (t.source == source) some.push_back(t);
+  return some;
+}
 
 }  // namespace
 
-void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
-  ForwardPass(context, buffers).run(inputs, outputs);
+std::vector<Pass::Piece> Pass::pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, bool of_shard,
+                                      int sharer) const {
+  std::vector<Piece> all;
+  for (const Transfer& t : transfers)
+    for (const Role& role : roles) {
+      const Range share = heads(role.of_keys, sharer);
+      if (of_shard) {
+        all.push_back({role.shard, t.place, share.begin, t.tokens.size(), share.size()});
+      } else {
+        all.push_back({role.buffer, t.row, 0, t.tokens.size(), share.size()});
+      }
+    }
+  return all;
 }
 
-void run_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, Buffers& buffers) {
-  BackwardPass(context, buffers).run(inputs, outputs);
+void Pass::send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends) {
+  std::int64_t size = 0;
+  for (const Piece& piece : pieces)
+    if (!direct() || !is_dense(piece.rows)) size += piece.count * piece.rows.token_bytes(piece.heads);
+  std::byte* memory = size > 0 || !direct() ? memory_.take(static_cast<std::size_t>(size)) : nullptr;
+  std::byte* at = memory;
+  for (const Piece& piece : pieces) {
+    const std::int64_t bytes = piece.count * piece.rows.token_bytes(piece.heads);
+    if (direct() && is_dense(piece.rows)) {
+      sends.push_back({peer, piece.rows.at(0, piece.token, 0), static_cast<std::size_t>(bytes)});
+      continue;
+    }
+    const Rows to = in_message(at, piece.rows, piece.count, piece.heads);
+    memory_.copy(piece.rows, piece.token, piece.head, to, 0, 0, piece.count, piece.heads);
+    if (direct()) sends.push_back({peer, at, static_cast<std::size_t>(bytes)});
+    at += bytes;
+  }
+  if (!direct()) sends.push_back({peer, memory, static_cast<std::size_t>(size)});
+}
+
+Pass::Arrival Pass::receive(int peer, std::vector<Piece> pieces, bool in_place, std::vector<Message>& receives) {
+  const auto arrives_there = [&](const Piece& piece) { return in_place && direct() && is_dense(piece.rows); };
+  Arrival arrival{peer, std::move(pieces), {}};
+  std::int64_t size = 0;
+  for (const Piece& piece : arrival.pieces)
+    if (!arrives_there(piece)) size += piece.count * piece.rows.token_bytes(piece.heads);
+  std::byte* memory = size > 0 || !direct() ? memory_.take(static_cast<std::size_t>(size)) : nullptr;
+  std::byte* at = memory;
+  for (const Piece& piece : arrival.pieces) {
+    const std::int64_t bytes = piece.count * piece.rows.token_bytes(piece.heads);
+    if (arrives_there(piece)) {
+      receives.push_back({peer, piece.rows.at(0, piece.token, 0), static_cast<std::size_t>(bytes)});
+      arrival.messages.emplace_back();
+      continue;
+    }
+    arrival.messages.push_back({in_message(at, piece.rows, piece.count, piece.heads), 0, 0, piece.count, piece.heads});
+    if (direct()) receives.push_back({peer, at, static_cast<std::size_t>(bytes)});
+    at += bytes;
+  }
+  if (!direct()) receives.push_back({peer, memory, static_cast<std::size_t>(size)});
+  return arrival;
+}
+
+Pass::Gather Pass::gather(const std::vector<Sending>& sendings, const std::vector<Transfer>& wanted, const std::vector<Role>& roles) {
+  std::vector<Message> sends, receives;
+  Gather gather;
+  for (const Sending& sending : sendings) send(sending.target, pieces(sending.rows, roles, true, sending.target), sends);
+  for (int source = 0; source < c_.plan.ranks; ++source) {
+    const std::vector<Transfer> rows = from(wanted, source);
+    if (rows.empty() || source == c_.rank()) continue;
+    gather.arrivals.push_back(receive(source, pieces(rows, roles, false, c_.rank()), true, receives));
+  }
+  gather.ticket = memory_.start(*c_.transport, sends, receives);
+  const std::vector<Transfer> own = from(wanted, c_.rank());
+  const std::vector<Piece> there = pieces(own, roles, true, c_.rank()), here = pieces(own, roles, false, c_.rank());
+  for (std::size_t i = 0; i < own.size() * roles.size(); ++i)
+    memory_.copy(there[i].rows, there[i].token, there[i].head, here[i].rows, here[i].token, 0, here[i].count, here[i].heads);
+  return gather;
+}
+
+void Pass::finish(const Gather& gather) {
+  memory_.wait(*c_.transport, gather.ticket);
+  for (const Arrival& arrival : gather.arrivals)
+    for (std::size_t i = 0; i < arrival.pieces.size(); ++i) {
+      const Piece &piece = arrival.pieces[i], &message = arrival.messages[i];
+      if (message.rows.data != nullptr) memory_.copy(message.rows, 0, 0, piece.rows, piece.token, piece.head, piece.count, piece.heads);
+    }
+}
+
+Pass::Return Pass::send_back(const std::vector<Transfer>& computed, const std::vector<Sending>& owned, const std::vector<Role>& roles) {
+  std::vector<Message> sends, receives;
+  Return back;
+  for (int source = 0; source < c_.plan.ranks; ++source) {
+    const std::vector<Transfer> rows = from(computed, source);
+    if (rows.empty() || source == c_.rank()) continue;
+    send(source, pieces(rows, roles, false, c_.rank()), sends);
+  }
+  for (const Sending& sending : owned) {
+    Arrival arrival = receive(sending.target, pieces(sending.rows, roles, false, sending.target), false, receives);
+    arrival.pieces = pieces(sending.rows, roles, true, sending.target);
+    back.arrivals.push_back(std::move(arrival));
+  }
+  back.ticket = memory_.start(*c_.transport, sends, receives);
+  return back;
+}
+
+void Pass::take_back(const Arrival& arrival, bool sum) {
+  for (std::size_t i = 0; i < arrival.pieces.size(); ++i) {
+    const Piece &piece = arrival.pieces[i], &message = arrival.messages[i];
+    if (sum) {
+      memory_.add(message.rows, 0, 0, piece.rows, piece.token, piece.head, piece.count, piece.heads);
+    } else {
+      memory_.convert(message.rows, 0, 0, piece.rows, piece.token, piece.head, piece.count, piece.heads);
+    }
+  }
+}
+
+void Pass::take_own(const std::vector<Transfer>& computed, const std::vector<Role>& roles, bool sum) {
+  const std::vector<Transfer> own = from(computed, c_.rank());
+  const std::vector<Piece> here = pieces(own, roles, false, c_.rank()), there = pieces(own, roles, true, c_.rank());
+  for (std::size_t i = 0; i < here.size(); ++i) {
+    if (sum) {
+      memory_.add(here[i].rows, here[i].token, 0, there[i].rows, there[i].token, there[i].head, here[i].count, here[i].heads);
+    } else {
+      memory_.convert(here[i].rows, here[i].token, 0, there[i].rows, there[i].token, there[i].head, here[i].count, here[i].heads);
+    }
+  }
+}
+
+TensorView Pass::sink_of(const std::vector<ParamBinding>& params) const {
+  if (!c_.attention.sink) return {};
+  for (const ParamBinding& p : params)
+    if (p.param.present() && is_sink(p)) return p.tensor;
+  base::fail(ErrorCode::invalid_argument, "sink: parameter ", c_.attention.sink->name(), " is not bound in params");
+}
+
+Attention Pass::without_sink() const {
+  Attention attention = c_.attention;
+  attention.sink.reset();
+  return attention;
 }
 
 }  // namespace foveal::dist

@@ -55,12 +55,17 @@ Rows statistics_of(const TensorView& view) {
   return rows;
 }
 
+bool is_dense(const Rows& rows) {
+  const std::int64_t element = size(rows.dtype);
+  return rows.dim_stride == element && rows.head_stride == rows.dim * element && rows.token_stride == rows.heads * rows.head_stride;
+}
+
 std::byte* Buffers::take(std::size_t bytes) {
   bytes_ += bytes;
   return blocks_.emplace_back(bytes).data();
 }
 
-Rows Buffers::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
+Rows RowMemory::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
   Rows rows;
   rows.dtype = dtype, rows.batch = batch, rows.tokens = tokens, rows.heads = heads, rows.dim = dim;
   rows.dim_stride = size(dtype), rows.head_stride = dim * rows.dim_stride, rows.token_stride = heads * rows.head_stride;
@@ -69,7 +74,7 @@ Rows Buffers::rows(DType dtype, std::int64_t batch, std::int64_t tokens, std::in
   return rows;
 }
 
-Rows Buffers::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads) {
+Rows RowMemory::statistics(DType dtype, std::int64_t batch, std::int64_t tokens, std::int64_t heads) {
   Rows rows;
   rows.dtype = dtype, rows.batch = batch, rows.tokens = tokens, rows.heads = heads;
   rows.dim_stride = rows.token_stride = size(dtype), rows.batch_stride = tokens * rows.token_stride;
@@ -111,6 +116,21 @@ void convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, 
     for (std::int64_t d = 0; d < from.dim; ++d)
       base::store(b + d * to.dim_stride, to.dtype, 0, base::load(const_cast<std::byte*>(a) + d * from.dim_stride, from.dtype, 0));
   });
+}
+
+void Buffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                   std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  dist::copy(from, from_token, from_head, to, to_token, to_head, count, heads);
+}
+
+void Buffers::add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                  std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  dist::add(from, from_token, from_head, to, to_token, to_head, count, heads);
+}
+
+void Buffers::convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                      std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  dist::convert(from, from_token, from_head, to, to_token, to_head, count, heads);
 }
 
 Rows in_message(std::byte* memory, const Rows& like, std::int64_t count, std::int64_t heads) {

@@ -69,6 +69,11 @@ class ThreadTransport final : public Transport {
   }
 
   void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
+  void fail(const std::string& why) noexcept override {
+    const std::lock_guard lock(hub_->mutex);
+    if (hub_->failure.empty()) hub_->failure = base::join("rank ", rank_, " failed: ", why);
+    hub_->changed.notify_all();
+  }
 
  private:
   void delay() {

@@ -1,8 +1,14 @@
 #include <cstring>
 
+#include "base/check.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
+
+std::uint64_t Transport::start_on(Stream, const std::vector<Message>&, const std::vector<Message>&) {
+  base::fail(ErrorCode::unsupported, "transport: it does not carry device memory");
+}
+void Transport::wait_on(Stream, std::uint64_t) { base::fail(ErrorCode::unsupported, "transport: it does not carry device memory"); }
 
 void all_gather_by_messages(Transport& transport, const void* mine, std::size_t bytes, void* all) {
   std::vector<Message> sends, receives;

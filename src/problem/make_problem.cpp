@@ -171,14 +171,14 @@ void read_part(Problem& p, const Call& call) {
   std::vector<std::pair<scoring::Op, Expr>> of_whole;
   if (part.batch_offset > 0) of_whole.emplace_back(scoring::Op::batch, symbols::batch + Expr(part.batch_offset));
   if (part.head_offset > 0) of_whole.emplace_back(scoring::Op::head, symbols::head + Expr(part.head_offset));
-  const auto length = [&](const char* name, scoring::Op symbol, std::int64_t whole, std::int64_t own, std::int64_t offset) {
+  const auto length = [&](const char* name, scoring::Op symbol, std::int64_t whole) {
     if (whole == 0) return;
-    FOVEAL_CHECK(whole <= max_position && offset + own <= whole, "part.", name, ": ", whole, "; expected at least the last position, ",
-                 offset + own);
+    FOVEAL_CHECK(whole > 0 && whole <= max_position, "part.", name, ": ", whole, "; expected 0 to ", max_position);
     of_whole.emplace_back(symbol, Expr(whole));
   };
-  length("seqlen_q", scoring::Op::seqlen_q, part.seqlen_q, p.seqlen_q, p.attention.q_offset);
-  length("seqlen_kv", scoring::Op::seqlen_kv, part.seqlen_kv, p.seqlen_kv, p.attention.kv_offset);
+  length("seqlen_q", scoring::Op::seqlen_q, part.seqlen_q);
+  length("seqlen_kv", scoring::Op::seqlen_kv, part.seqlen_kv);
+  p.given_score = p.attention.score_mod, p.given_mask = p.attention.mask;
   p.attention.score_mod = scoring::substitute(p.attention.score_mod, of_whole);
   p.attention.mask = scoring::substitute(p.attention.mask, of_whole);
 }

@@ -46,7 +46,8 @@ struct Problem {
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   DType cu_seqlens_dtype = DType::i32;
   double scale = 1;
-  Attention attention;  ///< as given (score_mod, mask simplified)
+  Attention attention;           ///< as given; of a part, with symbols of the whole in score_mod and mask
+  Expr given_score, given_mask;  ///< of a part: kept, for signatures of calls know them by address
 
   TensorSpec q, k, v, out, lse, dout, dlse, dq, dk, dv;
   std::vector<ParamSpec> params;  ///< every bound parameter, the sink included, in the order of binding

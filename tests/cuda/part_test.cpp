@@ -122,7 +122,7 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   expect_refused(call, "sink: given with a part");
   call = {}, call.part.head_offset = 3, call.part.heads_q = 6;
   expect_refused(call, "part.head_offset");
-  call = {}, call.part.seqlen_kv = keys - 1;
+  call = {}, call.part.seqlen_kv = -1;
   expect_refused(call, "part.seqlen_kv");
   call = {}, call.part.batch_offset = -1;
   expect_refused(call, "part.batch_offset");

@@ -4,6 +4,8 @@
 #include <mutex>
 #include <thread>
 
+#include "check/device_case.h"
+#include "cuda/cuda_memory.h"
 #include "dist/rows.h"
 #include "foveal/dist.h"
 #include "problem/case_data.h"
@@ -19,6 +21,31 @@ inline WholeShapes whole_shapes(const problem::Line& line) {
 }
 
 inline bool is_statistic(const std::string& role) { return role == "lse" || role == "dlse"; }
+
+/// A copy of a host tensor on a device, with the same strides.
+class OnDevice {
+ public:
+  OnDevice(const TensorView& host, Device device) : view(host), host_(host), memory_(cuda::cuda_memory(device.index)) {
+    std::int64_t last = 0;
+    for (int d = 0; d < host.rank; ++d) last += (host.sizes[static_cast<std::size_t>(d)] - 1) * host.strides[static_cast<std::size_t>(d)];
+    bytes_ = host.numel() == 0 ? 0 : static_cast<std::size_t>(last + 1) * size_of(host.dtype);
+    view.data = memory_.allocate(std::max<std::size_t>(bytes_, 16));
+    view.device = device;
+    if (bytes_ > 0) memory_.to_device(view.data, host_.data, bytes_);
+  }
+  ~OnDevice() { memory_.release(view.data); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  void download() {
+    if (bytes_ > 0) memory_.to_host(host_.data, view.data, bytes_);
+  }
+  TensorView view;
+
+ private:
+  TensorView host_;
+  planning::DeviceMemory& memory_;
+  std::size_t bytes_ = 0;
+};
 
 /// A rank's rows of a tensor of the whole, in memory of their own.
 class Shard {
@@ -71,10 +98,16 @@ inline void on_threads(int ranks, const std::function<void(int)>& fn) {
 /// One rank's share of a line: the forward pass, and the backward pass where the line is one.
 inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseData& data, ContextOptions options,
                      const std::function<void(const ContextAttention&)>& before_backward = {},
-                     const std::function<void(const ContextAttention&)>& after = {}) {
+                     const std::function<void(const ContextAttention&)>& after = {}, Device device = {}, Stream stream = {}) {
   const problem::Line& line = data.line();
   options.plan.threads = 1;
   const ForwardInputs whole = data.forward_inputs();
+  const bool on_gpu = device.kind == DeviceKind::cuda;
+  std::map<std::string, std::unique_ptr<OnDevice>> copies;  // what a GPU sees of host tensors
+  const auto there = [&](const std::string& name, const TensorView& host) {
+    if (!on_gpu || !host.present()) return host;
+    return copies.emplace(name, std::make_unique<OnDevice>(host, device)).first->second->view;
+  };
   const int rank = transport->rank();
   ContextAttention attention(std::move(transport), line.attention, whole_shapes(line), whole.params, options);
   const auto shard = [&](const std::string& role) {
@@ -86,13 +119,16 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
     if (!data.view(role).present()) return TensorView{};
     Shard& made = shards.emplace(role, shard(role)).first->second;
     if (input) made.take();
-    return made.view;
+    return there(role, made.view);
   };
+  std::vector<ParamBinding> params = whole.params;
+  for (ParamBinding& p : params) p.tensor = there("param " + p.param.name(), p.tensor);
   const bool backward = line.pass == Pass::backward;
+  std::vector<std::vector<double>> memory;  // of gradients that only rank 0's case keeps
   const ForwardInputs forward_in{
-      .q = tensor("q", true), .k = tensor("k", true), .v = tensor("v", true), .params = whole.params, .rng = whole.rng};
+      .q = tensor("q", true), .k = tensor("k", true), .v = tensor("v", true), .params = params, .rng = whole.rng};
   const ForwardOutputs forward_out{.out = tensor("out", false), .lse = line.lse || backward ? tensor("lse", false) : TensorView{}};
-  attention.forward(forward_in, forward_out);
+  attention.forward(forward_in, forward_out, stream);
   if (before_backward) before_backward(attention);
   if (backward) {
     BackwardInputs in{.q = forward_in.q,
@@ -102,14 +138,13 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
                       .lse = forward_out.lse,
                       .dout = tensor("dout", true)};
     if (line.dlse) in.dlse = tensor("dlse", true);
-    in.params = whole.params;
+    in.params = params;
     in.rng = whole.rng;
     BackwardOutputs out;
     if (line.dq) out.dq = tensor("dq", false);
     if (line.dk) out.dk = tensor("dk", false);
     if (line.dv) out.dv = tensor("dv", false);
     // Every rank has the gradients of parameters; rank 0's go into the case.
-    std::vector<std::vector<double>> memory;
     for (std::size_t i = 0; i < line.params.size(); ++i) {
       if (!line.params[i].grad) continue;
       TensorView view = data.dparam(i);
@@ -120,9 +155,13 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
         for (int d = view.rank - 1; d >= 0; --d)
           view.strides[static_cast<std::size_t>(d)] = stride, stride *= view.sizes[static_cast<std::size_t>(d)];
       }
-      out.dparams.push_back({line.params[i].param, view});
+      out.dparams.push_back({line.params[i].param, there("gradient " + line.params[i].param.name(), view)});
     }
-    attention.backward(in, out);
+    attention.backward(in, out, stream);
+  }
+  if (on_gpu) cuda::cuda_memory(device.index).synchronize(stream);
+  for (const auto& [name, copy] : copies) {
+    if (name.rfind("param ", 0) != 0) copy->download();
   }
   for (const char* role : {"out", "lse", "dq", "dk", "dv"})
     if (const auto made = shards.find(role); made != shards.end()) made->second.give();

@@ -103,9 +103,15 @@ Result cuUserObjectCreate(UserObject*, void*, void (*)(void*), unsigned, unsigne
 Result cuUserObjectRelease(UserObject, unsigned) { return invalid_value; }
 Result cuGraphRetainUserObject(Graph, UserObject, unsigned, unsigned) { return invalid_value; }
 Result cuStreamCreate(StreamHandle* stream, unsigned) { return *stream = nullptr, success; }
+Result cuStreamCreateWithPriority(StreamHandle* stream, unsigned, int) { return *stream = nullptr, success; }
 Result cuStreamDestroy_v2(StreamHandle) { return success; }
 Result cuStreamSynchronize(StreamHandle) { return success; }
 Result cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), success; }
+Result cuStreamWaitEvent(StreamHandle, EventHandle, unsigned) { return success; }
+Result cuEventCreate(EventHandle* event, unsigned) { return *event = nullptr, success; }
+Result cuEventDestroy_v2(EventHandle) { return success; }
+Result cuEventRecord(EventHandle, StreamHandle) { return success; }
+Result cuEventQuery(EventHandle) { return success; }
 Result cuTensorMapEncodeTiled(TensorMap* map, int, unsigned, void* address, const std::uint64_t*, const std::uint64_t*, const unsigned*,
                               const unsigned*, int, int, int, int) {
   std::memset(map, 0, sizeof *map);

@@ -17,7 +17,16 @@ _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", t
 
 
 def context_parallel(
-    group: Any, seqlen: int, *, seq_dim: int = 1, deal: str = "zigzag", head_groups: int = 1, unit: int = 128, threads: int = 0
+    group: Any,
+    seqlen: int,
+    *,
+    seq_dim: int = 1,
+    deal: str = "zigzag",
+    head_groups: int = 1,
+    unit: int = 128,
+    threads: int = 0,
+    time_limit: float = 600.0,
+    multiprocessors: int = 16,
 ) -> ContextParallel:
     """A context under which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
 
@@ -25,24 +34,36 @@ def context_parallel(
             tokens, labels, positions = context.shard(tokens), context.shard(labels), context.shard(torch.arange(4096), dim=0)
             loss = model(tokens, positions, labels)
 
-    group: a process group of torch.distributed that carries host memory (Gloo, MPI), or a DeviceMesh of one dimension. seqlen: of the whole
-    sequence, of any length; q, k and v are shards of it, self attention. seq_dim: where shard() and unshard() find it. Scores and masks see global
+    group: a process group of torch.distributed, or a DeviceMesh of one dimension. With NCCL tensors are on the GPU that is current when this is
+    called, and travel by a communicator of its own, loaded from the libnccl that torch has loaded; with Gloo or MPI they go through host memory,
+    those of a GPU, too. seqlen: of the whole sequence, of any length; q, k and v are shards of it, self attention. seq_dim: where shard() and unshard() find it. Scores and masks see global
     positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
     already: they must not be summed over the group again. deal: zigzag, which is even for causal masks, or contiguous, for windows. head_groups:
-    shares of the heads. unit: chunks are multiples of so many tokens. threads: of each rank, 0 for all.
+    shares of the heads. unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a
+    transfer of NCCL may take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
-    ValueError that names the difference. Raises NotImplementedError for tensors on a GPU, packed sequences and second derivatives.
+    ValueError that names the difference. Raises NotImplementedError for packed sequences and second derivatives.
     """
-    return ContextParallel(group, seqlen, seq_dim, deal, head_groups, unit, threads)
+    return ContextParallel(group, seqlen, seq_dim, deal, head_groups, unit, threads, time_limit, multiprocessors)
 
 
 class ContextParallel:
     """See context_parallel()."""
 
-    def __init__(self, group: Any, seqlen: int, seq_dim: int, deal: str, head_groups: int, unit: int, threads: int):
+    def __init__(
+        self,
+        group: Any,
+        seqlen: int,
+        seq_dim: int,
+        deal: str,
+        head_groups: int,
+        unit: int,
+        threads: int,
+        time_limit: float,
+        multiprocessors: int,
+    ):
         self._group = group.get_group() if hasattr(group, "get_group") else group
-        self._transport = _Transport(self._group)
         self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
         if self.rank < 0:
             raise ValueError("context_parallel: group: this process is not in it; expected a group that it belongs to")
@@ -53,11 +74,14 @@ class ContextParallel:
         self.seqlen, self.seq_dim = seqlen, seq_dim
         self._options = deal, head_groups, unit, threads
         self._plans: dict[Any, tuple[_core.ContextAttention, list[Tensor]]] = {}
+        self._on_devices: dict[Any, Tensor] = {}
         self._outer: list[Any] = []
         of_ranks = [_core.context_tokens(seqlen, self.size, rank, deal, unit, head_groups) for rank in range(self.size)]
         self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
         if any(len(tokens) == 0 for tokens in of_ranks):
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
+        self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors)
+        self._by_host = isinstance(self._transport, _Transport)
 
     @property
     def positions(self) -> Tensor:
@@ -77,7 +101,7 @@ class ContextParallel:
         dim = self.seq_dim if dim is None else dim
         if tensor.shape[dim] != self.seqlen:
             raise ValueError(f"shard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected the whole sequence, {self.seqlen}")
-        return tensor.index_select(dim, self.positions.to(tensor.device))
+        return tensor.index_select(dim, self._tokens(self.rank, tensor.device))
 
     def unshard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """The whole tensor from every rank's rows, on every rank. Its gradient is this rank's rows of the gradient that arrives: right where
@@ -97,16 +121,22 @@ class ContextParallel:
 
     def agreed(self, state: Tensor) -> Tensor:
         """Rank 0's, so that all ranks drop the same pairs."""
-        distributed.broadcast(state, distributed.get_global_rank(self._group, 0), group=self._group)
-        return state
+        carried = state.cpu() if self._by_host else state
+        distributed.broadcast(carried, distributed.get_global_rank(self._group, 0), group=self._group)
+        return carried.to(state.device)
+
+    def _tokens(self, rank: int, device: torch.device) -> Tensor:
+        known = self._on_devices.get((rank, device))
+        if known is None:
+            known = self._on_devices[(rank, device)] = self._of_ranks[rank].to(device)
+        return known
 
     @torch.compiler.disable
     def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
         if cu_seqlens is not None or q.dim() != 4:
             raise NotImplementedError("context_parallel: packed sequences; expected tensors with a batch dimension")
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            if tensor.device.type != "cpu":
-                raise NotImplementedError(f"context_parallel: {name}: on {tensor.device}; expected a tensor in host memory")
+        if q.device.type == "cpu" and not self._by_host:
+            raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
         heads_first = program(key).heads_first
         seq, head = (2, 1) if heads_first else (1, 2)
         self.whole_seqlens(q.shape[seq], k.shape[seq])
@@ -118,7 +148,7 @@ class ContextParallel:
 
     def plan(self, key: str, heads: tuple[int, int], q: Tensor, v: Tensor, params: list[Tensor]) -> _core.ContextAttention:
         found = program(key)
-        looks = key, tuple(q.shape[:1]), heads, q.shape[-1], v.shape[-1], q.dtype, tuple((tuple(p.shape), p.dtype) for p in params)
+        looks = key, tuple(q.shape[:1]), heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
         # Integer and boolean tensors may decide the mask, and with it the plan: equal ones are told by identity and version.
         reads = tuple((id(p), p._version) for p in params if not p.is_floating_point())
         known = self._plans.get((looks, reads))
@@ -127,7 +157,7 @@ class ContextParallel:
             sizes = [q.shape[0], *heads, self.seqlen, self.seqlen, q.shape[-1], v.shape[-1]]
             dtype = getattr(_core.DType, _DTYPES[q.dtype])
             made = _core.ContextAttention(
-                self.rank, self.size, self._transport, found.attention, dtype, sizes, found.params, list(params), deal, head_groups, unit, threads
+                self.rank, self.size, self._transport, found.attention, dtype, sizes, found.params, [p.detach().cpu() for p in params], deal, head_groups, unit, threads
             )
             if made.q_tokens() != self.positions.tolist():
                 raise RuntimeError("context_parallel: the plan holds other tokens than shard() gave")
@@ -137,13 +167,23 @@ class ContextParallel:
         return known[0]
 
 
+def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int) -> Any:
+    if "nccl" not in distributed.get_backend(group):
+        return _Transport(group)
+    device = torch.cuda.current_device()
+    mine = _core.nccl_id() if rank == 0 else bytes(128)
+    common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
+    distributed.broadcast(common, distributed.get_global_rank(group, 0), group=group)
+    return _core.nccl_ranks(bytes(common.tolist()), rank, size, device, time_limit, multiprocessors)
+
+
 class _Transport:
     """Messages by a process group: isend and irecv, in order between two ranks by their tags."""
 
     def __init__(self, group: Any):
         backend = distributed.get_backend(group)
         if "gloo" not in backend and "mpi" not in backend:
-            raise NotImplementedError(f"context_parallel: group: backend {backend}; expected one that carries host memory: gloo or mpi")
+            raise NotImplementedError(f"context_parallel: group: backend {backend}; expected nccl, gloo or mpi")
         self._group = group
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
@@ -193,7 +233,8 @@ class _Attend(torch.autograd.Function):
         dlse = torch.zeros_like(lse) if dlse is None else dlse
         gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
         trained = [i for i, wanted in enumerate(want[3:]) if wanted]
-        sums = [torch.empty(params[i].shape, dtype=torch.float64 if params[i].dtype == torch.float64 else torch.float32) for i in trained]
+        wide = [torch.float64 if params[i].dtype == torch.float64 else torch.float32 for i in trained]
+        sums = [torch.empty(params[i].shape, dtype=dtype, device=q.device) for i, dtype in zip(trained, wide)]
         ctx.plan.backward(
             [q, k, v, out, lse, dout, dlse, *gradients], ctx.names, params, [ctx.names[i] for i in trained], sums, ctx.heads_first, *ctx.rng
         )
@@ -211,11 +252,13 @@ class _Unshard(torch.autograd.Function):
         most = max(len(tokens) for tokens in context._of_ranks)
         padded = rows_first.new_zeros((most, *rows_first.shape[1:]))
         padded[: rows_first.shape[0]] = rows_first
-        shards = [torch.empty_like(padded) for _ in range(context.size)]
-        distributed.all_gather(shards, padded, group=context._group)
+        carried = padded.cpu() if context._by_host else padded
+        shards = [torch.empty_like(carried) for _ in range(context.size)]
+        distributed.all_gather(shards, carried, group=context._group)
         whole = rows_first.new_empty((context.seqlen, *rows_first.shape[1:]))
-        for tokens, rows in zip(context._of_ranks, shards):
-            whole[tokens] = rows[: len(tokens)]
+        for rank, rows in enumerate(shards):
+            tokens = context._tokens(rank, whole.device)
+            whole[tokens] = rows[: len(tokens)].to(whole.device)
         return whole.movedim(0, dim).contiguous()
 
     @staticmethod

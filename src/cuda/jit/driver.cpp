@@ -223,6 +223,7 @@ Memory::Memory(int device, const void* host, std::size_t bytes) {
     throw;
   }
   check(api().copy_to_device(pointer, host, bytes), "cuMemcpyHtoD");
+  check(api().stream_synchronize(nullptr), "cuStreamSynchronize");  // pageable memory may still be on its way when the copy returns
 }
 
 void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>& what) {

@@ -16,6 +16,7 @@ using DeviceHandle = int;
 using DevicePointer = std::uint64_t;
 using Context = struct ContextTag*;
 using StreamHandle = struct StreamTag*;
+using EventHandle = struct EventTag*;
 using Library = struct LibraryTag*;
 using KernelHandle = struct KernelTag*;
 using Function = struct FunctionTag*;
@@ -99,6 +100,12 @@ struct alignas(64) TensorMap {
   X(stream_create, cuStreamCreate, (StreamHandle*, unsigned))                                                           \
   X(stream_destroy, cuStreamDestroy_v2, (StreamHandle))                                                                 \
   X(stream_synchronize, cuStreamSynchronize, (StreamHandle))                                                            \
+  X(stream_create_with_priority, cuStreamCreateWithPriority, (StreamHandle*, unsigned, int))                            \
+  X(stream_wait_event, cuStreamWaitEvent, (StreamHandle, EventHandle, unsigned))                                        \
+  X(event_create, cuEventCreate, (EventHandle*, unsigned))                                                              \
+  X(event_destroy, cuEventDestroy_v2, (EventHandle))                                                                    \
+  X(event_record, cuEventRecord, (EventHandle, StreamHandle))                                                           \
+  X(event_query, cuEventQuery, (EventHandle))                                                                           \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
     (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))

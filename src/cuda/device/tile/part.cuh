@@ -20,10 +20,11 @@ struct PartWeights {
   Real of_part, of_before;
 };
 
-constexpr u64 kPartNumberBits = 0xffff;  // of lse, the last ones
+constexpr u64 kPartNumberBits = 0xffff;  // of lse, the last ones; f64 has none to spare, and its kernels do nothing again
 
+template <class Real>
 FOVEAL_DEVICE bool has_met(double lse, const PartArgs& part) {
-  return (static_cast<u64>(__double_as_longlong(lse)) & kPartNumberBits) == part.number;
+  return sizeof(Real) == 4 && (static_cast<u64>(__double_as_longlong(lse)) & kPartNumberBits) == part.number;
 }
 
 /// lse: of the part, -inf without keys; becomes that of both. A row is added once: it knows the number of the part it met last, for a kernel may do a task
@@ -38,7 +39,7 @@ FOVEAL_DEVICE PartWeights<Real> join_part(double& lse, double before, const Part
   double both = lse;
   PartWeights<Real> weights{Real(1), Real(0)};
   if (before != none) {
-    if (has_met(before, part)) {
+    if (has_met<Real>(before, part)) {
       lse = before;
       return {Real(0), Real(1)};
     }
@@ -46,6 +47,7 @@ FOVEAL_DEVICE PartWeights<Real> join_part(double& lse, double before, const Part
     both = high + static_cast<double>(log_real(Real(1) + exp_real(Real(low - high))));
     weights = {exp_real(Real(lse - both)), exp_real(Real(before - both))};
   }
+  if constexpr (sizeof(Real) == 8) return lse = both, weights;
   lse = __longlong_as_double(static_cast<long long>((static_cast<u64>(__double_as_longlong(both)) & ~kPartNumberBits) | part.number));
   return weights;
 }

@@ -1,0 +1,61 @@
+// Rows of heads from one place to another, with a change of type: copied, converted or added.
+//
+// config.cuh: From, To; kVector: elements at once, where addresses and strides allow; kTokensLast: neighbours in memory are tokens.
+#include "element.cuh"
+#include "rows_args.cuh"
+
+#include "config.cuh"
+
+namespace foveal::device {
+
+template <class T>
+struct alignas(sizeof(T) * kVector) Piece {
+  T value[kVector];
+};
+
+template <class A, class B>
+FOVEAL_DEVICE void convert(A& to, B from) {
+  from_real(to, to_real(from));
+}
+template <class A>
+FOVEAL_DEVICE void convert(A& to, A from) {
+  to = from;  // the same bits
+}
+
+}  // namespace foveal::device
+
+/// Grid: (any, batch); threads walk pieces of rows.
+extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
+  using namespace foveal::device;
+  const From* from = static_cast<const From*>(args.from.data) + blockIdx.y * args.from.batch;
+  To* to = static_cast<To*>(args.to.data) + blockIdx.y * args.to.batch;
+  const u32 pieces = args.dim / kVector;
+  const u64 all = static_cast<u64>(args.tokens) * args.heads * pieces;
+  for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += static_cast<u64>(gridDim.x) * blockDim.x) {
+    u32 token, head, piece;
+    if constexpr (kTokensLast) {
+      token = i % args.tokens;
+      head = i / args.tokens;
+      piece = 0;
+    } else {
+      const u64 row = i / pieces;
+      piece = i % pieces;
+      head = row % args.heads;
+      token = row / args.heads;
+    }
+    const From* source = from + token * args.from.token + head * args.from.head + piece * kVector * args.from.dim;
+    To* target = to + token * args.to.token + head * args.to.head + piece * kVector * args.to.dim;
+    const auto value = *reinterpret_cast<const Piece<From>*>(source);
+    Piece<To> result;
+    if (args.adds) result = *reinterpret_cast<const Piece<To>*>(target);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      if (args.adds) {
+        from_real(result.value[e], to_real(result.value[e]) + to_real(value.value[e]));
+      } else {
+        convert(result.value[e], value.value[e]);
+      }
+    }
+    *reinterpret_cast<Piece<To>*>(target) = result;
+  }
+}

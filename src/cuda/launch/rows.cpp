@@ -1,0 +1,157 @@
+#include "cuda/launch/rows.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "cuda/launch/attention_args.h"
+
+namespace foveal::cuda {
+namespace {
+
+constexpr unsigned threads = 256;
+constexpr std::int64_t most_blocks = 4096;
+
+const char* type_of(DType dtype) {
+  if (dtype == DType::f64 || dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16) return element_type(dtype);
+  base::fail(ErrorCode::unsupported, "rows of ", to_string(dtype), "; expected f64, f32, bf16 or f16");
+}
+
+DType wide_of(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+/// May `count` neighbours along dim be read or written at once?
+bool in_pieces(const DeviceRows& rows, const RowSizes& sizes, std::int64_t count) {
+  const std::int64_t bytes = count * static_cast<std::int64_t>(size_of(rows.dtype));
+  const auto multiple = [&](std::int64_t stride, std::int64_t size) { return size <= 1 || stride % count == 0; };
+  return rows.dim == 1 && sizes.dim % count == 0 && reinterpret_cast<std::uintptr_t>(rows.data) % static_cast<std::uintptr_t>(bytes) == 0 &&
+         multiple(rows.batch, sizes.batch) && multiple(rows.token, sizes.tokens) && multiple(rows.head, sizes.heads);
+}
+
+/// Elements at once, 16 bytes of the wider type at most.
+int vector_of(const DeviceRows& a, const DeviceRows& b, const RowSizes& sizes) {
+  const std::size_t widest = std::max(size_of(a.dtype), size_of(b.dtype));
+  for (int count = static_cast<int>(16 / widest); count > 1; count /= 2)
+    if (in_pieces(a, sizes, count) && in_pieces(b, sizes, count)) return count;
+  return 1;
+}
+
+jit::Constants move_constants(DType from, DType to, int vector, bool tokens_last) {
+  jit::Constants constants;
+  constants.set_type("From", type_of(from)).set_type("To", type_of(to)).set("kVector", vector).set("kTokensLast", tokens_last);
+  return constants;
+}
+jit::Constants finish_constants(DType element, DType sink, bool has_sink, int vector) {
+  jit::Constants constants;
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_of(element))).set_type("Sink", type_of(sink));
+  constants.set("kHasSinkLogit", has_sink).set("kVector", vector);
+  return constants;
+}
+jit::Constants sink_gradient_constants(DType element, DType sink) {
+  jit::Constants constants;
+  constants.set_type("Element", type_of(element)).set_type("Wide", type_of(wide_of(element))).set_type("Sink", type_of(sink));
+  return constants;
+}
+
+jit::LaunchShape shape_of(std::int64_t work, std::int64_t batch) {
+  const std::int64_t blocks = std::clamp<std::int64_t>((work + threads - 1) / threads, 1, most_blocks);
+  return {.grid_x = static_cast<unsigned>(blocks), .grid_y = static_cast<unsigned>(batch), .threads = threads};
+}
+
+/// Launches are over batches of at most this many, and of rows that 32 bits count.
+void check(const RowSizes& sizes) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  FOVEAL_CHECK(sizes.batch <= 65535, "batch: ", sizes.batch, "; expected at most 65535 on a GPU");
+  FOVEAL_CHECK(sizes.tokens <= most && sizes.heads <= most && sizes.dim <= most, "a size exceeds 32 bits");
+}
+bool empty(const RowSizes& sizes) { return sizes.batch == 0 || sizes.tokens == 0 || sizes.heads == 0 || sizes.dim == 0; }
+
+}  // namespace
+
+const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Constants& constants) const {
+  const std::lock_guard lock(mutex_);
+  const std::string key = stem + '\n' + constants.text();
+  const auto found = kernels_.find(key);
+  if (found != kernels_.end()) return found->second;
+  const driver::DeviceFacts& facts = driver::device_facts(device_);
+  const auto image = jit::compile(
+      jit::KernelSource{.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = jit::arch_of(facts.major, facts.minor)});
+  return kernels_.emplace(key, jit::Kernel(image, device_, 0)).first->second;
+}
+
+void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const {
+  if (empty(sizes)) return;
+  check(sizes);
+  const driver::Current current(device_);
+  const int vector = vector_of(from, to, sizes);
+  const device::MoveRowsArgs args{from.view(),
+                                  to.view(),
+                                  static_cast<int>(sizes.batch),
+                                  static_cast<int>(sizes.tokens),
+                                  static_cast<int>(sizes.heads),
+                                  static_cast<int>(sizes.dim),
+                                  adds};
+  kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1))
+      .launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream);
+}
+
+void RowKernels::finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse,
+                        const DeviceRows& sink, const RowSizes& sizes, Stream stream) const {
+  if (empty(sizes)) return;
+  check(sizes);
+  const driver::Current current(device_);
+  const int vector = vector_of(wide, out, sizes);
+  const device::FinishRowsArgs args{out.view(),
+                                    wide.view(),
+                                    lse.view(),
+                                    sums.view(),
+                                    sink.data,
+                                    sink.head,
+                                    static_cast<int>(sizes.batch),
+                                    static_cast<int>(sizes.tokens),
+                                    static_cast<int>(sizes.heads),
+                                    static_cast<int>(sizes.dim)};
+  kernel("finish_rows", finish_constants(out.dtype, sink.dtype, sink.data != nullptr, vector))
+      .launch(shape_of(sizes.tokens * sizes.heads * 32, sizes.batch), args, stream);
+}
+
+void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, const DeviceRows& lse, const DeviceRows& dlse,
+                               const DeviceRows& sink, double* gradient, const RowSizes& sizes, Stream stream) const {
+  check(sizes);
+  const driver::Current current(device_);
+  const device::SinkGradientArgs args{out.view(),
+                                      dout.view(),
+                                      lse.view(),
+                                      dlse.view(),
+                                      sink.data,
+                                      sink.head,
+                                      gradient,
+                                      static_cast<int>(sizes.batch),
+                                      static_cast<int>(sizes.tokens),
+                                      static_cast<int>(sizes.heads),
+                                      static_cast<int>(sizes.dim)};
+  kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype))
+      .launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = 1024}, args, stream);
+}
+
+const RowKernels& row_kernels(int device) {
+  static std::mutex mutex;
+  static std::map<int, RowKernels> all;
+  const std::lock_guard lock(mutex);
+  return all.try_emplace(device, device).first->second;
+}
+
+std::vector<jit::KernelSource> row_kernel_sources(DType element) {
+  std::vector<jit::KernelSource> sources;
+  const auto add = [&](const char* stem, const jit::Constants& constants) {
+    sources.push_back({.stem = stem, .entry = stem, .constants = constants, .score = {}, .arch = {}});
+  };
+  const DType wide = wide_of(element);
+  for (const auto& [from, to] : {std::pair{element, element}, std::pair{wide, element}, std::pair{wide, wide}, std::pair{DType::f64, wide}})
+    for (const int vector : {1, static_cast<int>(16 / std::max(size_of(from), size_of(to)))})
+      add("move_rows", move_constants(from, to, vector, vector == 1));
+  add("finish_rows", finish_constants(element, DType::f32, true, 1)), add("finish_rows", finish_constants(element, element, false, 2));
+  add("sink_gradient", sink_gradient_constants(element, DType::f32));
+  return sources;
+}
+
+}  // namespace foveal::cuda

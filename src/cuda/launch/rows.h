@@ -1,0 +1,53 @@
+#pragma once
+// Kernels that move rows of heads between buffers of one device, and finish what parts of an attention have summed up. Compiled when first
+// needed.
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "cuda/device/rows_args.cuh"
+#include "cuda/jit/kernel.h"
+
+namespace foveal::cuda {
+
+/// [batch, tokens, heads, dim] on a device; strides in elements.
+struct DeviceRows {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t batch = 0, token = 0, head = 0, dim = 1;
+  device::RowsView view() const { return {data, batch, token, head, dim}; }
+};
+
+struct RowSizes {
+  std::int64_t batch = 0, tokens = 0, heads = 0, dim = 1;
+};
+
+class RowKernels {
+ public:
+  explicit RowKernels(int device) : device_(device) {}
+
+  /// to = from, or to += from; types may differ.
+  void move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const;
+  /// out and lse (no data: unwanted) from the wide sums of parts; sink: a logit for each of these heads, or no data.
+  void finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse, const DeviceRows& sink,
+              const RowSizes& sizes, Stream stream) const;
+  /// gradient: f64, one for each head.
+  void sink_gradient(const DeviceRows& out, const DeviceRows& dout, const DeviceRows& lse, const DeviceRows& dlse, const DeviceRows& sink,
+                     double* gradient, const RowSizes& sizes, Stream stream) const;
+
+ private:
+  const jit::Kernel& kernel(const std::string& stem, const jit::Constants& constants) const;
+
+  int device_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::string, jit::Kernel> kernels_;
+};
+
+/// Those of a device.
+const RowKernels& row_kernels(int device);
+
+/// Every kernel that move(), finish() and sink_gradient() may ask for with these types: for tests without a device.
+std::vector<jit::KernelSource> row_kernel_sources(DType element);
+
+}  // namespace foveal::cuda

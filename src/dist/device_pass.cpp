@@ -1,0 +1,477 @@
+// A launch is one part: rows of queries against rows of keys with their global positions, merged by its kernels into what is there (out and
+// lse; dq, dk and dv in f32). All work is in the order of the caller's stream; messages travel beside it.
+#include "dist/device_pass.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "base/check.h"
+#include "cuda/jit/driver.h"
+#include "dist/pass.h"
+
+namespace foveal::dist {
+namespace {
+
+/// Ranges of rows, disjoint and ascending.
+class Covered {
+ public:
+  bool meets(Range r) const {
+    return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& a) { return a.begin < r.end && r.begin < a.end; });
+  }
+  void add(Range r) {
+    std::vector<Range> merged;
+    for (const Range& a : ranges_) {
+      if (a.end < r.begin || r.end < a.begin) {
+        merged.push_back(a);
+      } else {
+        r = {std::min(a.begin, r.begin), std::max(a.end, r.end)};
+      }
+    }
+    merged.insert(std::upper_bound(merged.begin(), merged.end(), r, [](const Range& a, const Range& b) { return a.begin < b.begin; }), r);
+    ranges_ = std::move(merged);
+  }
+  std::vector<Range> rest(std::int64_t rows) const {
+    std::vector<Range> gaps;
+    std::int64_t at = 0;
+    for (const Range& a : ranges_) {
+      if (a.begin > at) gaps.push_back({at, a.begin});
+      at = a.end;
+    }
+    if (at < rows) gaps.push_back({at, rows});
+    return gaps;
+  }
+
+ private:
+  std::vector<Range> ranges_;
+};
+
+std::int64_t area(const Segment& s) { return s.q_rows * s.kv_rows; }
+
+/// Pairs of tokens that a rank computes while its keys arrive: by what NCCL carries for each multiprocessor it occupies, and by the rate of
+/// the plan's machine. Of a launch under a causal mask about half of the pairs are computed.
+std::int64_t transfer_work(const Context& c, bool forward) {
+  const int occupied = c.transport->carries_device_memory() ? c.transport->multiprocessors() : 0;
+  if (occupied == 0) return 0;
+  std::int64_t bytes = 0;
+  for (std::size_t i = 1; i < c.mine.steps.size(); ++i) bytes += c.mine.steps[i].rows;
+  if (bytes == 0) return 0;
+  const std::int64_t dims = c.shapes.head_dim + c.shapes.head_dim_v;
+  bytes *= c.batch() * c.heads_kv().size() * dims * static_cast<std::int64_t>(size_of(c.shapes.dtype));
+  constexpr std::int64_t bytes_per_us = 15'000;  // of one multiprocessor
+  const std::int64_t us = bytes / (bytes_per_us * occupied) + 1;
+  const Machine& machine = c.request.machine;
+  const std::int64_t flops = (forward ? 2 : 5) * dims * c.heads_q().size() * c.batch();  // of a pair
+  return 2 * us * (forward ? machine.forward_gflops : machine.backward_gflops) * 1000 / std::max<std::int64_t>(flops, 1);
+}
+
+std::string signature_of(std::initializer_list<const TensorView*> tensors, const std::vector<ParamBinding>& params,
+                         const std::vector<ParamBinding>& gradients) {
+  std::string text;
+  const auto add = [&](const TensorView& t) {
+    text += t.present() ? t.describe() : "-";
+    for (int d = 0; d < t.rank; ++d) text += ' ' + std::to_string(t.strides[static_cast<std::size_t>(d)]);
+    text += base::join(' ', reinterpret_cast<std::uintptr_t>(t.data) % 16, ' ', t.device.index, ';');
+  };
+  for (const TensorView* t : tensors) add(*t);
+  for (const std::vector<ParamBinding>* list : {&params, &gradients})
+    for (const ParamBinding& p : *list) text += p.param.name(), add(p.tensor);
+  return text;
+}
+
+}  // namespace
+
+PartOrder part_order(const RankPlan& plan, std::int64_t transfer_work) {
+  PartOrder order;
+  for (std::size_t step = 0; step < plan.steps.size(); ++step)
+    for (const std::vector<Segment>& launch : plan.steps[step].launches)
+      for (const Segment& segment : launch) order.launches.push_back({step, segment});
+  std::int64_t begun = 0;
+  for (std::size_t i = 0; i < order.launches.size() && order.launches[i].step == 0 && begun < transfer_work; ++i) {
+    const Segment whole = order.launches[i].segment;
+    constexpr std::int64_t unit = 128;
+    const std::int64_t rows = (transfer_work - begun + whole.kv_rows - 1) / std::max<std::int64_t>(whole.kv_rows, 1);
+    const std::int64_t first = (rows + unit - 1) / unit * unit;
+    if (whole.q_rows >= 4 * unit && first <= whole.q_rows - unit) {  // the rest has the whole GPU
+      PartLaunch rest = order.launches[i];
+      order.launches[i].segment.q_rows = first;
+      rest.segment.q_row += first, rest.segment.q_first += first, rest.segment.q_rows -= first;
+      order.launches.insert(order.launches.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
+    }
+    order.launches[i].beside_transfers = true;
+    begun += area(order.launches[i].segment);
+  }
+
+  // A launch whose rows no other has met writes; rows that it does not write first are cleared.
+  Covered q, q_written;
+  std::vector<Covered> kv(plan.steps.size()), kv_written(plan.steps.size());
+  for (PartLaunch& launch : order.launches) {
+    const Segment& s = launch.segment;
+    const Range rows{s.q_row, s.q_row + s.q_rows}, keys{s.kv_row, s.kv_row + s.kv_rows};
+    launch.adds_to_q = q.meets(rows), launch.adds_to_kv = kv[launch.step].meets(keys);
+    q.add(rows), kv[launch.step].add(keys);
+    if (!launch.adds_to_q) q_written.add(rows);
+    if (!launch.adds_to_kv) kv_written[launch.step].add(keys);
+  }
+  order.clear_q = q_written.rest(plan.q_rows);
+  for (std::size_t step = 0; step < plan.steps.size(); ++step) order.clear_kv.push_back(kv_written[step].rest(plan.steps[step].rows));
+  return order;
+}
+
+namespace {
+
+class DevicePass : protected Pass {
+ public:
+  DevicePass(const Context& context, DeviceBuffers& buffers, PartPlans& plans) : Pass(context, buffers), buffers_(buffers), plans_(plans) {}
+
+ protected:
+  /// For tensors of other looks all is planned anew.
+  void plan_for(std::string signature, std::size_t launches) {
+    if (plans_.signature == signature && plans_.plans.size() == launches) return;
+    plans_.plans.assign(launches, std::nullopt);
+    plans_.signature = std::move(signature);
+  }
+  /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
+  template <class Inputs, class Outputs>
+  void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
+    std::optional<Plan>& plan = plans_.plans[number];
+    if (!plan) {
+      namespace driver = cuda::driver;
+      driver::DeviceFacts facts = driver::device_facts(buffers_.device().index);
+      if (part.beside_transfers) facts.multiprocessors = std::max(1, facts.multiprocessors - c_.transport->multiprocessors());
+      const driver::Redirected fewer(driver::api(), facts);
+      plan = foveal::plan(attention_of(part.segment), inputs, outputs, c_.options.plan);
+    }
+    plan->run(inputs, outputs, buffers_.workspace(plan->workspace_bytes()), buffers_.stream());
+  }
+
+  bool in_place() const { return c_.plan.head_groups == 1; }
+  /// A shard's rows are the step's, in the same order.
+  bool in_place(std::size_t step) const { return in_place() && step == 0 && c_.mine.steps[0].rows == c_.plan.kv.tokens(c_.rank()); }
+
+  /// Some rows as a call takes them, [batch, count, heads, dim] or [batch, heads, count].
+  TensorView view(const Rows& r, std::int64_t token, std::int64_t count) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, token, 0), r.dtype, {r.batch, count, r.heads, r.dim},
+                      {r.batch_stride / size, r.token_stride / size, r.head_stride / size, r.dim_stride / size}, buffers_.device());
+  }
+  TensorView statistics_view(const Rows& r, std::int64_t token, std::int64_t count) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, token, 0), r.dtype, {r.batch, r.heads, count},
+                      {r.batch_stride / size, r.head_stride / size, r.token_stride / size}, buffers_.device());
+  }
+
+  Part part_of(const PartLaunch& launch, std::size_t number) const {
+    FOVEAL_CHECK(number < std::numeric_limits<std::uint16_t>::max(), "context parallelism: more than 65534 parts on a rank");
+    const Segment& s = launch.segment;
+    const auto of = static_cast<std::size_t>(s.sequence);
+    return {.batch_offset = c_.packed() ? s.sequence : 0,
+            .head_offset = heads(false).begin,
+            .heads_q = c_.shapes.heads_q,
+            .seqlen_q = c_.workload.lengths_q[of],
+            .seqlen_kv = c_.workload.lengths_kv[of],
+            .adds_to_q = launch.adds_to_q,
+            .adds_to_kv = launch.adds_to_kv,
+            .number = static_cast<std::uint16_t>(number + 1)};
+  }
+  Attention attention_of(const Segment& s) const {
+    Attention attention = without_sink();
+    attention.q_offset += s.q_first, attention.kv_offset += s.kv_first;
+    return attention;
+  }
+
+  /// Keys and values of each step, on their way.
+  struct Keys {
+    Rows k, v;
+    Gather gather;
+    bool waits = false;
+  };
+  std::vector<Keys> gather_keys(const Rows& k_shard, const Rows& v_shard) {
+    std::vector<Keys> keys;
+    for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
+      const Step& step = c_.mine.steps[i];
+      Keys of_step;
+      if (in_place(i)) {
+        of_step.k = k_shard, of_step.v = v_shard;
+      } else {
+        of_step.k = key_rows(step, k_shard.dtype, k_shard.dim), of_step.v = key_rows(step, v_shard.dtype, v_shard.dim);
+        of_step.gather = gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}});
+        of_step.waits = true;
+      }
+      keys.push_back(std::move(of_step));
+    }
+    return keys;
+  }
+  void arrive(Keys& keys) {
+    if (keys.waits) finish(keys.gather);
+    keys.waits = false;
+  }
+
+  DeviceBuffers& buffers_;
+  PartPlans& plans_;
+};
+
+class ForwardPass : DevicePass {
+ public:
+  using DevicePass::DevicePass;
+
+  void run(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
+    const PartOrder order = part_order(c_.mine, transfer_work(c_, true));
+    plan_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state}, inputs.params, {}), order.launches.size());
+    Rows q = rows_of(inputs.q);
+    if (!in_place()) {
+      const Rows buffer = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
+      finish(gather(c_.queries_to, c_.mine.queries, {{q, buffer, false}}));
+      q = buffer;
+    }
+    std::vector<Keys> keys = gather_keys(rows_of(inputs.k), rows_of(inputs.v));
+    const Rows wide = query_rows(c_.wide(), c_.shapes.head_dim_v);
+    const Rows sums = memory_.statistics(DType::f64, c_.batch(), c_.mine.q_rows, heads(false).size());
+    buffers_.clear_sums(sums);
+
+    for (std::size_t number = 0; number < order.launches.size(); ++number) {
+      const PartLaunch& launch = order.launches[number];
+      const Segment& s = launch.segment;
+      Keys& of_step = keys[launch.step];
+      arrive(of_step);
+      ForwardInputs in{
+          .q = view(q, s.q_row, s.q_rows), .k = view(of_step.k, s.kv_row, s.kv_rows), .v = view(of_step.v, s.kv_row, s.kv_rows)};
+      in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
+      const ForwardOutputs out{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
+      this->launch(launch, number, in, out);
+    }
+    for (Keys& of_step : keys) arrive(of_step);  // of steps without work
+
+    const TensorView sink = sink_of(inputs.params);
+    const Rows out = rows_of(outputs.out), lse = outputs.lse.present() ? statistics_of(outputs.lse) : Rows{};
+    if (in_place()) return buffers_.finish(wide, sums, out, lse, sink, 0, c_.mine.q_rows);
+    const Rows own_out = query_rows(c_.shapes.dtype, c_.shapes.head_dim_v);
+    const Rows own_lse = memory_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
+    buffers_.finish(wide, sums, own_out, own_lse, sink, heads(false).begin, c_.mine.q_rows);
+    const Rows unwanted = lse.data ? lse : memory_.statistics(c_.wide(), c_.batch(), out.tokens, c_.shapes.heads_q);
+    const std::vector<Role> results{{out, own_out, false}, {unwanted, own_lse, false}};
+    const Return back = send_back(c_.mine.queries, c_.queries_to, results);
+    wait(back);
+    take_own(c_.mine.queries, results, false);
+    for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
+  }
+};
+
+class BackwardPass : DevicePass {
+ public:
+  using DevicePass::DevicePass;
+
+  void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+    const PartOrder order = part_order(c_.mine, transfer_work(c_, false));
+    plan_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state},
+                          inputs.params, outputs.dparams),
+             order.launches.size());
+    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v, share = heads(false).size();
+    const DType own = c_.shapes.dtype, wide = c_.wide();
+    const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
+    Rows q = rows_of(inputs.q), out = rows_of(inputs.out), dout = rows_of(inputs.dout), lse = statistics_of(inputs.lse);
+    // Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so.
+    const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
+    Rows dlse;
+    if (inputs.dlse.present()) {
+      dlse = statistics_of(inputs.dlse);
+    } else if (has_dlse) {
+      dlse = memory_.statistics(wide, c_.batch(), q.tokens, c_.shapes.heads_q);
+      Rows flat = dlse;  // dense: its tokens are heads and batches too
+      flat.batch = 1, flat.tokens = 1, flat.token_stride = dlse.heads * dlse.head_stride;
+      buffers_.clear(flat, {0, 1});
+    }
+    if (!in_place()) {
+      std::vector<Role> roles{{q, query_rows(own, dim), false},
+                              {out, query_rows(own, dim_v), false},
+                              {dout, query_rows(own, dim_v), false},
+                              {lse, memory_.statistics(wide, c_.batch(), c_.mine.q_rows, share), false}};
+      if (has_dlse) roles.push_back({dlse, memory_.statistics(wide, c_.batch(), c_.mine.q_rows, share), false});
+      finish(gather(c_.queries_to, c_.mine.queries, roles));
+      q = roles[0].buffer, out = roles[1].buffer, dout = roles[2].buffer, lse = roles[3].buffer;
+      if (has_dlse) dlse = roles[4].buffer;
+    }
+    std::vector<Keys> keys = gather_keys(k_shard, v_shard);
+    const std::size_t steps = c_.mine.steps.size();
+    std::vector<Rows> dk, dv;
+    for (std::size_t i = 0; i < steps; ++i) {
+      dk.push_back(key_rows(c_.mine.steps[i], wide, dim)), dv.push_back(key_rows(c_.mine.steps[i], wide, dim_v));
+      for (const Range& rows : order.clear_kv[i]) clear(dk[i], rows), clear(dv[i], rows);
+    }
+    const Rows dq = query_rows(wide, dim);
+    for (const Range& rows : order.clear_q) clear(dq, rows);
+    prepare_params(outputs.dparams);
+
+    // dk and dv of own rows: where they are summed, unless some own keys are not needed here or heads are shared out.
+    const bool sums_in_place = in_place(0);
+    const Rows dk_sum = sums_in_place ? dk[0] : memory_.rows(wide, c_.batch(), k_shard.tokens, c_.shapes.heads_kv, dim);
+    const Rows dv_sum = sums_in_place ? dv[0] : memory_.rows(wide, c_.batch(), k_shard.tokens, c_.shapes.heads_kv, dim_v);
+    if (!sums_in_place) clear(dk_sum, {0, k_shard.tokens}), clear(dv_sum, {0, k_shard.tokens});
+    const auto gradients = [&](std::size_t i) { return std::vector<Role>{{dk_sum, dk[i], true}, {dv_sum, dv[i], true}}; };
+
+    std::vector<Return> returns(steps);
+    const auto give_back = [&](std::size_t i) {
+      if (!in_place() || i > 0) returns[i] = send_back(c_.mine.steps[i].keys, c_.keys_to[i], gradients(i));
+    };
+    const auto run_launch = [&](const PartLaunch& launch, std::size_t number) {
+      const Segment& s = launch.segment;
+      Keys& of_step = keys[launch.step];
+      arrive(of_step);
+      BackwardInputs in{.q = view(q, s.q_row, s.q_rows),
+                        .k = view(of_step.k, s.kv_row, s.kv_rows),
+                        .v = view(of_step.v, s.kv_row, s.kv_rows),
+                        .out = view(out, s.q_row, s.q_rows),
+                        .lse = statistics_view(lse, s.q_row, s.q_rows),
+                        .dout = view(dout, s.q_row, s.q_rows)};
+      if (has_dlse) in.dlse = statistics_view(dlse, s.q_row, s.q_rows);
+      in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
+      const std::size_t i = launch.step;
+      BackwardOutputs results{
+          .dq = view(dq, s.q_row, s.q_rows), .dk = view(dk[i], s.kv_row, s.kv_rows), .dv = view(dv[i], s.kv_row, s.kv_rows)};
+      results.dparams = parts_;
+      this->launch(launch, number, in, results);
+      if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
+    };
+    for (std::size_t number = 0; number < order.launches.size(); ++number) run_launch(order.launches[number], number);
+    // Not before all is computed: ranks come here at different times, and a transfer that waits for its peer holds multiprocessors.
+    for (std::size_t i = 0; i < steps; ++i) {
+      arrive(keys[i]);  // of steps without work
+      give_back(i);
+    }
+    add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
+
+    if (in_place()) {
+      if (outputs.dq.present()) memory_.convert(dq, 0, 0, rows_of(outputs.dq), 0, 0, c_.mine.q_rows, share);
+    } else {
+      const Rows dq_own = query_rows(own, dim);
+      memory_.convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, share);
+      const Rows dq_shard =
+          outputs.dq.present() ? rows_of(outputs.dq) : memory_.rows(own, c_.batch(), rows_of(inputs.q).tokens, c_.shapes.heads_q, dim);
+      const std::vector<Role> role{{dq_shard, dq_own, false}};
+      const Return back = send_back(c_.mine.queries, c_.queries_to, role);
+      wait(back);
+      take_own(c_.mine.queries, role, false);
+      for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
+    }
+    if (!sums_in_place)
+      for (std::size_t i = 0; i < steps; ++i) take_own(c_.mine.steps[i].keys, gradients(i), true);
+    for (std::size_t i = 0; i < steps; ++i)
+      if (!in_place() || i > 0) wait(returns[i]);
+    for (int rank = 0; rank < c_.plan.ranks; ++rank)  // in the order of ranks, whatever came first
+      for (const Return& back : returns)
+        for (const Arrival& arrival : back.arrivals)
+          if (arrival.peer == rank) take_back(arrival, true);
+    if (outputs.dk.present()) memory_.convert(dk_sum, 0, 0, rows_of(outputs.dk), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
+    if (outputs.dv.present()) memory_.convert(dv_sum, 0, 0, rows_of(outputs.dv), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
+    sum_params(outputs.dparams);
+  }
+
+ private:
+  void clear(const Rows& rows, Range tokens) { buffers_.clear(rows, tokens); }
+
+  /// So many f64 values as one row.
+  Rows values(std::int64_t count) { return memory_.rows(DType::f64, 1, 1, 1, count); }
+
+  /// f64 accumulators for the gradients that are wanted, one after the other, and the parts of a launch.
+  void prepare_params(const std::vector<ParamBinding>& wanted) {
+    for (const ParamBinding& w : wanted) first_.push_back(count_), count_ += w.tensor.numel();
+    if (count_ == 0) return;
+    sums_ = values(count_), part_values_ = values(count_);
+    clear(sums_, {0, 1}), clear(part_values_, {0, 1});
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      if (is_sink(wanted[i])) continue;
+      TensorView view = wanted[i].tensor;
+      view.data = part_values_.data + first_[i] * static_cast<std::int64_t>(sizeof(double));
+      view.dtype = DType::f64;
+      std::int64_t stride = 1;
+      for (int d = view.rank - 1; d >= 0; --d) {
+        view.strides[static_cast<std::size_t>(d)] = stride;
+        stride *= view.sizes[static_cast<std::size_t>(d)];
+      }
+      parts_.push_back({wanted[i].param, view});
+    }
+  }
+
+  void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Rows& out, const Rows& dout,
+                 const Rows& lse, const Rows& dlse) {
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      if (!is_sink(wanted[i])) continue;
+      auto* gradient = reinterpret_cast<double*>(sums_.data) + first_[i] + heads(false).begin;
+      buffers_.sink_gradient(out, dout, lse, dlse, sink_of(params), heads(false).begin, gradient);
+    }
+  }
+
+  /// In the order of ranks, on every rank.
+  void sum_params(const std::vector<ParamBinding>& wanted) {
+    if (count_ == 0) return;
+    const Rows all = memory_.rows(DType::f64, 1, c_.plan.ranks, 1, count_);
+    std::vector<Message> sends, receives;
+    const auto bytes = static_cast<std::size_t>(count_) * sizeof(double);
+    for (int rank = 0; rank < c_.plan.ranks; ++rank) {
+      if (rank == c_.rank()) continue;
+      sends.push_back({rank, sums_.data, bytes});
+      receives.push_back({rank, all.at(0, rank, 0), bytes});
+    }
+    const std::uint64_t ticket = memory_.start(*c_.transport, sends, receives);
+    memory_.copy(sums_, 0, 0, all, c_.rank(), 0, 1, 1);
+    memory_.wait(*c_.transport, ticket);
+    const Rows total = values(count_);
+    memory_.copy(all, 0, 0, total, 0, 0, 1, 1);
+    for (int rank = 1; rank < c_.plan.ranks; ++rank) memory_.add(all, rank, 0, total, 0, 0, 1, 1);
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+      Rows from = total;
+      from.data += first_[i] * static_cast<std::int64_t>(sizeof(double));
+      write_gradient(from, wanted[i].tensor);
+    }
+  }
+
+  /// Contiguous f64 values to a tensor of up to four dimensions, or of any number where it is contiguous.
+  void write_gradient(Rows from, const TensorView& to) {
+    std::int64_t sizes[4] = {1, 1, 1, 1}, strides[4] = {0, 0, 0, 1};
+    std::int64_t contiguous = 1;
+    bool is_contiguous = true;
+    for (int d = to.rank - 1; d >= 0; --d) {
+      const auto at = static_cast<std::size_t>(d);
+      is_contiguous = is_contiguous && (to.sizes[at] == 1 || to.strides[at] == contiguous);
+      contiguous *= to.sizes[at];
+    }
+    if (is_contiguous) {
+      sizes[3] = contiguous;
+    } else {
+      if (to.rank > 4)
+        base::fail(ErrorCode::unsupported, "dparams: a gradient of rank ", to.rank,
+                   " with gaps; expected it contiguous, or of rank 4 at most");
+      for (int d = 0; d < to.rank; ++d) {
+        sizes[4 - to.rank + d] = to.sizes[static_cast<std::size_t>(d)];
+        strides[4 - to.rank + d] = to.strides[static_cast<std::size_t>(d)];
+      }
+    }
+    const auto size = static_cast<std::int64_t>(size_of(to.dtype)), wide = static_cast<std::int64_t>(sizeof(double));
+    from.batch = sizes[0], from.tokens = sizes[1], from.heads = sizes[2], from.dim = sizes[3];
+    from.dim_stride = wide, from.head_stride = from.dim * wide, from.token_stride = from.heads * from.head_stride;
+    from.batch_stride = from.tokens * from.token_stride;
+    Rows rows = from;
+    rows.data = static_cast<std::byte*>(to.data), rows.dtype = to.dtype;
+    rows.batch_stride = strides[0] * size, rows.token_stride = strides[1] * size, rows.head_stride = strides[2] * size;
+    rows.dim_stride = strides[3] * size;
+    memory_.convert(from, 0, 0, rows, 0, 0, from.tokens, from.heads);
+  }
+
+  std::int64_t count_ = 0;
+  std::vector<std::int64_t> first_;  ///< of each wanted gradient, in sums_
+  Rows sums_, part_values_;
+  std::vector<ParamBinding> parts_;
+};
+
+}  // namespace
+
+void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
+                 PartPlans& plans) {
+  ForwardPass(context, buffers, plans).run(inputs, outputs);
+}
+
+void run_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+                  PartPlans& plans) {
+  BackwardPass(context, buffers, plans).run(inputs, outputs);
+}
+
+}  // namespace foveal::dist

@@ -1,0 +1,157 @@
+#include "dist/device_rows.h"
+
+#include <limits>
+
+#include "cuda/cuda_memory.h"
+#include "cuda/jit/driver.h"
+
+namespace foveal::dist {
+namespace {
+
+cuda::DeviceRows device_rows(const Rows& rows, std::int64_t token, std::int64_t head) {
+  const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
+  return {rows.at(0, token, head), rows.dtype, rows.batch_stride / size, rows.token_stride / size, rows.head_stride / size,
+          rows.dim_stride / size};
+}
+
+cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
+  if (!sink.present()) return {};
+  auto* first = static_cast<std::byte*>(sink.data) + first_head * sink.strides[0] * static_cast<std::int64_t>(size_of(sink.dtype));
+  return {first, sink.dtype, 0, 0, sink.strides[0], 1};
+}
+
+}  // namespace
+
+DeviceBuffers::~DeviceBuffers() { release(); }
+
+void DeviceBuffers::release() noexcept {
+  for (const Block& block : blocks_) cuda::cuda_memory(device_.index).release(block.memory);
+  blocks_.clear();
+  cuda::cuda_memory(device_.index).release(workspace_.memory);
+  workspace_ = {};
+}
+
+void DeviceBuffers::grow(Block& block, std::size_t bytes) {
+  if (block.bytes >= bytes) return;
+  planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
+  if (block.memory != nullptr) memory.synchronize(stream_);  // which may still use it
+  memory.release(block.memory);
+  block = {};
+  block.memory = memory.allocate(bytes);
+  block.bytes = bytes;
+}
+
+void* DeviceBuffers::workspace(std::size_t bytes) {
+  if (bytes == 0) return nullptr;
+  grow(workspace_, bytes);
+  return workspace_.memory;
+}
+
+void DeviceBuffers::begin(Device device, Stream stream) {
+  if (!(device == device_)) {
+    release();
+    none_ = {};
+    device_ = device;
+  } else if (stream.handle != stream_.handle && !blocks_.empty()) {
+    cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still use the memory
+  }
+  stream_ = stream, next_ = 0, bytes_ = 0;
+  staged_.clear();
+}
+
+std::byte* DeviceBuffers::take(std::size_t bytes) {
+  constexpr std::size_t least = 256;
+  const std::size_t wanted = std::max(bytes, least);
+  bytes_ += bytes;
+  if (next_ == blocks_.size()) blocks_.emplace_back();
+  Block& block = blocks_[next_++];
+  grow(block, wanted);
+  return static_cast<std::byte*>(block.memory);
+}
+
+void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                         std::int64_t to_head, std::int64_t count, std::int64_t heads, bool adds) {
+  cuda::row_kernels(device_.index)
+      .move(device_rows(from, from_token, from_head), device_rows(to, to_token, to_head), {from.batch, count, heads, from.dim}, adds,
+            stream_);
+}
+
+void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                         std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  move(from, from_token, from_head, to, to_token, to_head, count, heads, false);
+}
+void DeviceBuffers::add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                        std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  move(from, from_token, from_head, to, to_token, to_head, count, heads, true);
+}
+void DeviceBuffers::convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+                            std::int64_t to_head, std::int64_t count, std::int64_t heads) {
+  move(from, from_token, from_head, to, to_token, to_head, count, heads, false);
+}
+
+std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  if (transport.carries_device_memory()) return transport.start_on(stream_, sends, receives);
+  planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
+  memory.synchronize(stream_);
+  Staged staged;
+  std::vector<Message> host_sends, host_receives;
+  for (const Message& m : sends) {
+    std::vector<std::byte>& bytes = staged.memory.emplace_back(m.bytes);
+    if (m.bytes > 0) memory.to_host(bytes.data(), m.data, m.bytes);
+    host_sends.push_back({m.peer, bytes.data(), m.bytes});
+  }
+  for (const Message& m : receives) {
+    staged.receives.emplace_back(m, staged.memory.size());
+    host_receives.push_back({m.peer, staged.memory.emplace_back(m.bytes).data(), m.bytes});
+  }
+  const std::uint64_t ticket = transport.start(host_sends, host_receives);
+  staged_.emplace(ticket, std::move(staged));
+  return ticket;
+}
+
+void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
+  if (transport.carries_device_memory()) return transport.wait_on(stream_, ticket);
+  transport.wait(ticket);
+  const auto found = staged_.find(ticket);
+  planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
+  for (const auto& [message, index] : found->second.receives)
+    if (message.bytes > 0) memory.to_device(message.data, found->second.memory[index].data(), message.bytes);
+  memory.synchronize({});  // copies of pageable memory may still be under way
+  staged_.erase(found);
+}
+
+void DeviceBuffers::clear(const Rows& rows, Range tokens) {
+  if (tokens.size() <= 0) return;
+  const cuda::driver::Current current(device_.index);
+  for (std::int64_t b = 0; b < rows.batch; ++b)
+    cuda::driver::check(cuda::driver::api().set_bytes(reinterpret_cast<cuda::driver::DevicePointer>(rows.at(b, tokens.begin, 0)), 0,
+                                                      static_cast<std::size_t>(tokens.size() * rows.token_stride),
+                                                      static_cast<cuda::driver::StreamHandle>(stream_.handle)),
+                        "cuMemsetD8Async");
+}
+
+void DeviceBuffers::clear_sums(const Rows& sums) {
+  static constexpr double none = -std::numeric_limits<double>::infinity();
+  if (none_.data() == nullptr) none_ = cuda::driver::Memory(device_.index, &none, sizeof none);
+  Rows from = sums;
+  from.data = static_cast<std::byte*>(none_.data()), from.batch_stride = from.token_stride = from.head_stride = from.dim_stride = 0;
+  move(from, 0, 0, sums, 0, 0, sums.tokens, sums.heads, false);
+}
+
+void DeviceBuffers::finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink,
+                           std::int64_t first_head, std::int64_t tokens) {
+  cuda::row_kernels(device_.index)
+      .finish(device_rows(wide, 0, 0), device_rows(sums, 0, 0), device_rows(out, 0, 0),
+              lse.data ? device_rows(lse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), {wide.batch, tokens, wide.heads, wide.dim},
+              stream_);
+}
+
+void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink,
+                                  std::int64_t first_head, double* gradient) {
+  cuda::row_kernels(device_.index)
+      .sink_gradient(device_rows(out, 0, 0), device_rows(dout, 0, 0), device_rows(lse, 0, 0),
+                     dlse.data ? device_rows(dlse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), gradient,
+                     {out.batch, out.tokens, out.heads, out.dim}, stream_);
+}
+
+}  // namespace foveal::dist

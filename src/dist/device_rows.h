@@ -1,0 +1,71 @@
+#pragma once
+// Rows in the memory of a GPU: kernels move and add them in the order of a stream.
+#include <map>
+#include <vector>
+
+#include "cuda/launch/rows.h"
+#include "dist/rows.h"
+
+namespace foveal::dist {
+
+/// Memory that passes reuse: what a pass takes is taken in the same order by the next one. One pass at a time.
+class DeviceBuffers final : public RowMemory {
+ public:
+  ~DeviceBuffers() override;
+  /// A pass on this stream begins: memory taken before is free again.
+  void begin(Device device, Stream stream);
+
+  std::byte* take(std::size_t bytes) override;
+  void copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
+            std::int64_t count, std::int64_t heads) override;
+  void add(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
+           std::int64_t count, std::int64_t heads) override;
+  void convert(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
+               std::int64_t to_head, std::int64_t count, std::int64_t heads) override;
+  std::uint64_t start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) override;
+  void wait(Transport& transport, std::uint64_t ticket) override;
+  bool direct() const override { return true; }
+
+  /// Scratch of one launch; the next one has it too.
+  void* workspace(std::size_t bytes);
+
+  /// Zeros in all rows of a range of tokens of dense rows.
+  void clear(const Rows& rows, Range tokens);
+  /// -inf in f64 statistics.
+  void clear_sums(const Rows& sums);
+  /// out and lse (no data: unwanted) from the wide sums of parts; the sink's logits begin with the head of the first row.
+  void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head,
+              std::int64_t tokens);
+  /// f64 for each head.
+  void sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink, std::int64_t first_head,
+                     double* gradient);
+
+  std::size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  Stream stream() const { return stream_; }
+
+ private:
+  struct Block {
+    void* memory = nullptr;
+    std::size_t bytes = 0;
+  };
+  /// Messages by way of host memory.
+  struct Staged {
+    std::vector<std::vector<std::byte>> memory;
+    std::vector<std::pair<Message, std::size_t>> receives;  ///< where to, and from which memory
+  };
+  void move(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
+            std::int64_t count, std::int64_t heads, bool adds);
+  void release() noexcept;
+  void grow(Block& block, std::size_t bytes);
+
+  Device device_{};
+  Stream stream_{};
+  std::vector<Block> blocks_;
+  Block workspace_{};
+  std::size_t next_ = 0, bytes_ = 0;
+  std::map<std::uint64_t, Staged> staged_;
+  cuda::driver::Memory none_;  ///< -inf in f64
+};
+
+}  // namespace foveal::dist

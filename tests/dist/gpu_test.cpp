@@ -1,0 +1,168 @@
+// Ranks on GPUs: every feature against the reference, ranks being threads that share one GPU; and NCCL between GPUs. Skipped where there is
+// no device. What needs none: the order of parts, and kernels that move rows.
+#include <gtest/gtest.h>
+
+#include "check/check.h"
+#include "cuda/jit/driver.h"
+#include "cuda/launch/rows.h"
+#include "cuda/nvrtc_here.h"
+#include "dist/device_pass.h"
+#include "dist/features.h"
+#include "dist/ranks.h"
+#include "problem/line.h"
+#include "problem/line_problem.h"
+
+namespace foveal::dist {
+namespace {
+
+using test::Feature;
+
+/// With random plans: rows of a launch that writes have met no launch before, and every row is written or cleared before it is added to.
+TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
+  for (const char* text :
+       {"forward f32 h2 q1000 d16 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"window(100)\"",
+        "forward f32 h2 q700:900 d16 mask=\"abs(q_idx - kv_idx) > 300\"", "forward f32 h4 d16 lengths=300,10,500,0,90 mask=\"causal()\""})
+    for (const int ranks : {1, 2, 3, 8})
+      for (const std::int64_t transfer_work : {0, 20000}) {
+        const problem::Line line = problem::parse_line(text);
+        const problem::Problem problem = problem::problem_of(line, {});
+        const Workload work = make_workload(problem, line.lengths, {}, 16);
+        const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
+        for (int rank = 0; rank < ranks; ++rank) {
+          const RankPlan mine = rank_plan(plan, rank);
+          const PartOrder order = part_order(mine, transfer_work);
+          std::vector<bool> q(static_cast<std::size_t>(mine.q_rows), false);
+          std::vector<std::vector<bool>> kv;
+          for (const Step& step : mine.steps) kv.emplace_back(static_cast<std::size_t>(step.rows), false);
+          const auto set = [](std::vector<bool>& rows, Range r) {
+            for (std::int64_t i = r.begin; i < r.end; ++i) rows[static_cast<std::size_t>(i)] = true;
+          };
+          std::vector<bool> q_clear = q;
+          for (const Range& r : order.clear_q) set(q_clear, r);
+          q = q_clear;
+          std::vector<std::vector<bool>> kv_clear = kv;
+          for (std::size_t step = 0; step < kv.size(); ++step)
+            for (const Range& r : order.clear_kv[step]) set(kv_clear[step], r);
+          kv = kv_clear;
+          std::size_t launches = 0;
+          const auto meets = [](std::vector<bool>& rows, std::int64_t begin, std::int64_t count, bool adds) {
+            for (std::int64_t i = begin; i < begin + count; ++i) {
+              const auto at = static_cast<std::size_t>(i);
+              if (adds) {
+                EXPECT_TRUE(rows[at]) << "nothing to add to";
+              } else {
+                EXPECT_FALSE(rows[at]) << "a result is lost, or was cleared for nothing";
+              }
+              rows[at] = true;
+            }
+          };
+          for (const PartLaunch& launch : order.launches) {
+            const Segment& s = launch.segment;
+            meets(q, s.q_row, s.q_rows, launch.adds_to_q);
+            meets(kv[launch.step], s.kv_row, s.kv_rows, launch.adds_to_kv);
+            ++launches;
+          }
+          for (const bool row : q) EXPECT_TRUE(row);
+          for (const auto& rows : kv)
+            for (const bool row : rows) EXPECT_TRUE(row);
+          std::size_t segments = 0;
+          for (const Step& step : mine.steps)
+            for (const auto& launch : step.launches) segments += launch.size();
+          if (transfer_work == 0) {
+            EXPECT_EQ(launches, segments);
+          } else {
+            EXPECT_GE(launches, segments);
+          }
+        }
+      }
+}
+
+class RowKernels : public foveal::test::NeedsNvrtc {};
+
+TEST_F(RowKernels, Compile) {
+  for (const DType dtype : {DType::bf16, DType::f64})
+    for (cuda::jit::KernelSource source : cuda::row_kernel_sources(dtype)) {
+      source.arch = dtype == DType::f64 ? "sm_90a" : "sm_80";
+      EXPECT_LE(cuda::jit::compile(source)->facts.spill_bytes, 64) << source.stem;
+    }
+}
+
+class GpuRanks : public foveal::test::NeedsNvrtc, public testing::WithParamInterface<Feature> {
+ protected:
+  void SetUp() override {
+    NeedsNvrtc::SetUp();
+    if (IsSkipped()) return;
+    if (cuda::driver::device_count() == 0) GTEST_SKIP() << "no device: " << cuda::driver::unavailable();
+  }
+};
+
+/// Ranks share a GPU, each on a stream of its own; messages go by way of the host.
+std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options) {
+  auto transports = thread_ranks(ranks, {.time_limit = 120});
+  const Device device{DeviceKind::cuda, 0};
+  test::on_threads(ranks, [&](int rank) {
+    const cuda::driver::Current current(0);
+    cuda::driver::StreamHandle stream = nullptr;
+    cuda::driver::check(cuda::driver::api().stream_create(&stream, 1), "cuStreamCreate");
+    test::run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, {}, {}, device, {stream});
+    cuda::driver::api().stream_destroy(stream);
+  });
+  return "dist.cuda." + std::to_string(ranks);
+}
+
+void expect_right(const std::string& text, int ranks, const ContextOptions& options) {
+  const problem::Line line = problem::parse_line(text);
+  const check::Checker checker(line);
+  const check::Report report = checker.judge([&](problem::CaseData& data) { return run_on_gpu(data, ranks, options); });
+  EXPECT_TRUE(report.pass) << text << "\n" << ranks << " ranks: " << report.failure;
+}
+
+TEST_P(GpuRanks, AreOneDevice) {
+  if (std::string(GetParam().name) == "checked") GTEST_SKIP() << "checked reads run on the CPU";
+  for (const char* pass : {"forward", "backward"}) {
+    const std::string text = test::line_of(GetParam(), pass);
+    for (const int ranks : {1, 2, 3}) {
+      ContextOptions options;
+      options.unit = ranks == 2 ? 16 : 8;
+      options.head_groups = ranks == 2 && problem::parse_line(text).heads_kv % 2 == 0 ? 2 : 1;
+      options.deal = ranks == 3 ? "pieces" : "automatic";
+      expect_right(text, ranks, options);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuRanks, testing::ValuesIn(test::features), [](const auto& info) { return std::string(info.param.name); });
+
+/// Sizes at which the kernels of Hopper have several tiles, and chunks that are no multiples of them.
+const Feature large[] = {
+    {"causal", "bf16 h4:2 q1500 d128 mask=\"causal()\""},
+    {"window", "bf16 h2 q2000 d64 mask=\"causal() & window(300)\""},
+    {"f16_full", "f16 h2 q1100 d128"},
+    {"wide", "bf16 h2:1 q900 d192 mask=\"causal()\""},
+    {"softcap", "bf16 h2 q1200 d128 mask=\"causal()\" score=\"30 * tanh(score / 30)\""},
+    {"alibi", "bf16 h4 q1200 d64 mask=\"causal()\" score=\"score - 0.05 * (head + 1) * to_real(q_idx - kv_idx)\""},
+    {"large_scores", "bf16 h2 q1200 d64 mask=\"causal()\" score=\"score * to_real(q_idx + kv_idx) * 0.2\""},
+    {"table",
+     "bf16 h2 q1200 d64 mask=\"causal()\" score=\"score + rel[head, clamp(q_idx - kv_idx, 0, 255)]\" param=\"rel: real[2, 256] f32 "
+     "normal(0.5) grad\""},
+    {"documents", "bf16 h2 q1300 d64 mask=\"(ids[q_idx] == ids[kv_idx]) & causal()\" param=\"ids: integer[1300] i32 segments(5)\""},
+    {"packed", "bf16 h4:2 d128 lengths=700,1,333,0,250 mask=\"causal()\""},
+    {"dropout_sink", "bf16 h4:2 q900 d64 mask=\"causal()\" dropout=0.2:5 sink=s param=\"s: real[4] f32 normal(1) grad\" dlse"},
+};
+
+class GpuRanksLarge : public GpuRanks {};
+
+TEST_P(GpuRanksLarge, AreOneDevice) {
+  for (const char* pass : {"forward", "backward"})
+    for (const int ranks : {2, 4}) {
+      ContextOptions options;
+      options.unit = ranks == 2 ? 128 : 64;
+      options.head_groups = 1, options.remote_steps = ranks == 4 ? 2 : 1;
+      expect_right(test::line_of(GetParam(), pass), ranks, options);
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuRanksLarge, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace foveal::dist
