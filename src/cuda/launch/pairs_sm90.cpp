@@ -41,7 +41,7 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
 
 unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
-  const int rows = block_q + block_kv, statistics = 3 * 4 * block_q;
+  const int rows = block_q + block_kv, statistics = 2 * 4 * block_q;
   const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
   int half = 0;
   for (const PairTile& tile : tiles) half += block_q * 64 * tile.element_bytes;

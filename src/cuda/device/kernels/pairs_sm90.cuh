@@ -42,8 +42,7 @@ struct SharedLayout {
   static constexpr int kKey = kGradOut + tile_bytes(kBlockQ, kDimV);
   static constexpr int kValue = kKey + tile_bytes(kBlockKv, kDim);
   static constexpr int kLse = kValue + tile_bytes(kBlockKv, kDimV);
-  static constexpr int kLargest = kLse + kStatBytes;
-  static constexpr int kDelta = kLargest + kStatBytes;
+  static constexpr int kDelta = kLse + kStatBytes;
   static constexpr int kLoadedBytes = kDelta + kStatBytes;
   static constexpr int kStageBytes = round_up(kLoadedBytes, 1024);
   static constexpr int kPairs = kStages * kStageBytes;
@@ -112,7 +111,6 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   const Sm90Args& maps = args.sm90;
   const AttentionArgs& attention = maps.attention;
   const float* lse2 = static_cast<const float*>(attention.lse2.data);
-  const float* largest = static_cast<const float*>(attention.largest.data);
   const float* delta = static_cast<const float*>(attention.delta.data);
   int round = -1;
   u32 use = 0;
@@ -135,7 +133,6 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
         load_tile<kBlockQ, kDimV>(ring.at(use, SharedLayout::kGradOut), maps.dout, full, row, head, batch);
         load_tile<kBlockKv, kDimV>(ring.at(use, SharedLayout::kValue), maps.v, full, key, kv_head, batch);
         bulk_load(ring.at(use, SharedLayout::kLse), lse2 + stat, SharedLayout::kStatBytes, full);
-        bulk_load(ring.at(use, SharedLayout::kLargest), largest + stat, SharedLayout::kStatBytes, full);
         bulk_load(ring.at(use, SharedLayout::kDelta), delta + stat, SharedLayout::kStatBytes, full);
         ++use;
       });
@@ -408,13 +405,16 @@ struct Consumer {
   /// pair_use: of the ring of pairs, for the first half; `last` to use it.
   FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, u32 pair_use, bool last,
                               float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2], Tiled& tiled) const {
+    // Shared memory has no room for these.
+    const float* rows = static_cast<const float*>(args.sm90.attention.largest.data) +
+                        (static_cast<i64>(batch) * args.sm90.attention.heads_q + head) * args.sm90.stat_rows + row_of(work);
+    const float largest[2] = {rows[0], rows[8]};
     ring.stage.wait_full(use);
-    float lse2[2], largest[2], delta[2];
+    float lse2[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 4 * (64 * group + fragment_first_row(thread) + 8 * r);
       lse2[r] = load_float(ring.at(use, SharedLayout::kLse) + row);
-      largest[r] = load_float(ring.at(use, SharedLayout::kLargest) + row);
       delta[r] = load_float(ring.at(use, SharedLayout::kDelta) + row);
     }
 #pragma unroll
