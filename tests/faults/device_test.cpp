@@ -150,14 +150,16 @@ TEST(Faults, TenThousandProgramsLeaveMemoryOfHostAndDeviceFlat) {
     constexpr int full = 1500, many = 10000;
     for (int i = 0; i < full; ++i) run(i);
     const mock::State before = mock::device();
-    const long host = resident();
+    [[maybe_unused]] const long host = resident();
     for (int i = full; i < many; ++i) run(i);
     const mock::State after = mock::device();
     EXPECT_LE(after.libraries, before.libraries + 64);
     EXPECT_LT(after.libraries, 1500);
     EXPECT_LE(after.allocations, before.allocations + 192);
     EXPECT_LE(after.bytes, before.bytes + (std::size_t{1} << 20));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which keep what was freed
     EXPECT_LT(resident(), host + host / 50 + (1 << 20));
+#endif
   });
 }
 
