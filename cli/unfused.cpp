@@ -73,7 +73,7 @@ class BlasUnfused final : public Unfused {
     keep_.resize(pairs);
     const std::int64_t columns = p_.seqlen_kv;
     base::parallel_for(executor_, p_.seqlen_q, [&](std::int64_t q, int) {
-      std::vector<double> values(mask.code.size());
+      std::vector<scoring::Scalar> values(mask.code.size());
       for (std::int64_t kv = 0; kv < columns; ++kv) {
         const scoring::Point point{
             .q_idx = q + p_.attention.q_offset, .kv_idx = kv + p_.attention.kv_offset, .seqlen_q = p_.seqlen_q, .seqlen_kv = p_.seqlen_kv};

@@ -129,6 +129,7 @@ FOVEAL_API Expr pow(const Expr& x, const Expr& exponent);
 FOVEAL_API Expr stop_gradient(const Expr& x);  ///< x itself; its derivative is 0, also that of parameters that it reads
 FOVEAL_API Expr to_real(const Expr& x);
 FOVEAL_API Expr to_integer(const Expr& x);  ///< truncates towards zero; no derivative
+FOVEAL_API Expr to_int32(const Expr& x);    ///< the low 32 bits of an integer, with their sign: arithmetic of int32 that wraps
 FOVEAL_API Expr to_boolean(const Expr& x);  ///< x != 0
 
 /// The canonical text of an expression: fully determined by its meaning after simplification, parsed back by parse().

@@ -44,6 +44,7 @@ from ._core import (
     tanh,
     targets,
     to_boolean,
+    to_int32,
     to_integer,
     to_real,
     where,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, overload
 from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
+from .doors import public
 from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names, pair
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ def attention(
 def attention(
     q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
 ) -> A | tuple[A, A]: ...
+@public("foveal.attention")
 def attention(
     q: Any,
     k: Any,
@@ -67,6 +69,7 @@ def attention(
     front = _front(q)
     if front is not None:
         return front.attention(q, k, v, score_mod, mask, return_lse=return_lse, **arguments)
+    _check_plain(q, k, v)
     cu_seqlens, max_seqlens, _, options, described = _split(arguments)
     seed, offset, rng_state = (arguments.get(name) for name in ("seed", "offset", "rng_state"))
     bound = trace(score_mod, mask, options, described)
@@ -81,6 +84,12 @@ def attention(
 
 
 _ACCEPTED = (*Settings.__annotations__, *Running.__annotations__)
+
+
+def _check_plain(*tensors: Any) -> None:
+    for role, tensor in zip("qkv", tensors):
+        if hasattr(tensor, "mask") or hasattr(tensor, "is_neg"):  # NumPy's masked arrays, torch's views that negate
+            arrays.check_plain(tensor, role)
 
 
 def _front(q: Any) -> Any:
@@ -104,6 +113,7 @@ def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, in
     return pair("attention", rest.pop("cu_seqlens", None)), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
 
 
+@public("foveal.forward")
 def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **arguments: Unpack[Arguments]) -> tuple[A, A]:
     """(out, lse), without autograd: the arguments and shapes of attention(). Pass both to backward()."""
     check_names("forward", arguments, _ACCEPTED)
@@ -114,11 +124,13 @@ def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **a
         out, lse = call(q, k, v, score_mod, mask, return_lse=True, **arguments)
         return out, lse
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
+    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     out, lse = bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
     return out, lse
 
 
+@public("foveal.backward")
 def backward(
     q: A,
     k: A,
@@ -147,6 +159,7 @@ def backward(
         dq, dk, dv, others = call(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
         return dq, dk, dv, others
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
+    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
     dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens, *rng)
@@ -232,6 +245,7 @@ class Plan:
         return functools.partial(self._call.run, slots, workspace, *rng)
 
 
+@public("foveal.plan")
 def plan(
     q: Array,
     k: Array,
@@ -256,6 +270,7 @@ def plan(
     """
     check_names("plan", arguments, (*_ACCEPTED, "backward", "dlse", "lse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
+    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
     slots: list[Any] = [q, k, v, None, None]
@@ -272,6 +287,7 @@ def _like_lse(q: Any) -> Any:
     return arrays.empty(lse, dtype, q)
 
 
+@public("foveal.explain")
 def explain(
     q: Array, k: Array, v: Array, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Unpack[Arguments]
 ) -> dict[str, Any]:
@@ -329,6 +345,7 @@ def check(
         raise TypeError("check: expected a problem line, or q, k and v")
     check_names("check", arguments, (*_ACCEPTED, "dout", "dlse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
+    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None
     planned = plan(

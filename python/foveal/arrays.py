@@ -80,6 +80,9 @@ def check_plain(array: Any, argument: str) -> None:
     """Refuses arrays whose memory does not hold their elements."""
     if hasattr(array, "is_neg") and (array.is_neg() or array.is_conj()):
         raise ValueError(f"{argument}: a view that negates or conjugates when it is read; expected a plain tensor: resolve_neg(), resolve_conj()")
+    if framework(array) == "torch" and (array.is_quantized or not str(array.layout) == "torch.strided" or array.is_nested):
+        found = "a quantised tensor" if array.is_quantized else "a nested tensor" if array.is_nested else f"a tensor of layout {array.layout}"
+        raise TypeError(f"{argument}: {found}; expected a plain, dense tensor")
     if hasattr(array, "mask") and framework(array) == "numpy":
         raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
 

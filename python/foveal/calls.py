@@ -14,6 +14,7 @@ from typing import Any, Callable, Iterator, Sequence
 
 from . import _core, arrays, formulas
 from ._core import Expr, Type
+from .numbers import Number
 from .trace import Capture, Symbols, Tracer, broadcast, groups
 
 
@@ -36,6 +37,13 @@ class CallTracer(Tracer):
         """(offset, size) of an integer dtype that wraps before 32 bits do."""
         raise NotImplementedError
 
+    def wrapped(self, expr: Any, dtype: Any) -> Any:
+        """An integer as an array of this dtype holds it."""
+        narrow = self.narrow(dtype)
+        if narrow is not None:
+            return (expr + narrow[0]) % narrow[1] - narrow[0]
+        return _core.to_int32(expr) if str(dtype).removeprefix("torch.") == "int32" else expr
+
     def capture(self, array: Any) -> Capture:
         return Capture(self, array)
 
@@ -44,13 +52,11 @@ class CallTracer(Tracer):
 
     def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Symbols:
         """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded."""
-        kind, narrow, stopped = self.type_of(dtype), self.narrow(dtype), self.gradient_stopped()
+        kind, stopped = self.type_of(dtype), self.gradient_stopped()
         convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
 
         def finish(item: Any) -> Expr:
-            expr = convert(item)
-            if narrow is not None:
-                expr = (expr + narrow[0]) % narrow[1] - narrow[0]
+            expr = self.wrapped(convert(item), dtype) if kind == Type.integer else convert(item)
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 
         return self.symbol([finish(item) for item in items], shape, dtype)
@@ -59,7 +65,7 @@ class CallTracer(Tracer):
 def symbolic(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return any(symbolic(item) for item in value)
-    return isinstance(value, (Symbols, Capture, Expr))
+    return isinstance(value, (Symbols, Capture, Expr, Number))
 
 
 def flat(values: Any) -> Iterator[Any]:
@@ -100,6 +106,8 @@ class Call:
             return value
         if isinstance(value, (bool, int, float)):
             value = _core.constant(value)
+        if isinstance(value, Number):
+            value = value.__score__()
         if isinstance(value, Expr):
             return self.tracer.symbol([value], (), self.tracer.dtype_of(value))
         if arrays.is_array(value):
@@ -136,6 +144,8 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         if any(symbolic(value) for value in given[operands:]):
             raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
         narrow = call.tracer.narrow(call.result.dtype)
+        if narrow is not None and any(isinstance(value, Number) for value in given):
+            raise call.refuse("a number that changes beside narrow integers; expected a constant")
         if narrow is not None:  # numbers become arrays of the dtype, too
             given = [(value + narrow[0]) % narrow[1] - narrow[0] if type(value) is int else value for value in given]
         symbols = [None if value is None else call.symbol(value) for value in given[:operands]]

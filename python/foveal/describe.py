@@ -11,7 +11,8 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import key_of
+from .guards import key_of, number_key_of
+from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
 
@@ -74,7 +75,7 @@ def describe(
         tracer.param(array)
     score_expr = tracer.expression(score_mod, "score_mod")
     mask_expr = tracer.expression(mask, "mask")
-    tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=len(params or {}))
+    tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=tracer.numbers + len(params or {}))
     sink_param = None
     if sink is not None:
         tracer.names.setdefault(id(sink), "sink")
@@ -230,6 +231,9 @@ def trace(
             found = [given[source] if type(source) is str else source() for source in sources]
             if not any([array is None for array in found]):
                 return Bound(bound.program, bound.key, bound.names, found)
+        with_scalars = _with_scalars(score_mod, mask, options, arguments, tracer, heads_first, (found_key or ())[1:], given)
+        if with_scalars is not None:
+            return with_scalars
     tracing = tracer()
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
@@ -240,6 +244,94 @@ def trace(
                 _traces.pop(next(iter(_traces)))
             _traces[found_key] = (Bound(bound.program, bound.key, bound.names, []), sources)
     return bound
+
+
+# ---- numbers that change from call to call ----
+
+Place = tuple[int, Path]  # a number: 0 of the score_mod, 1 of the mask, and where in it
+
+
+class _Changing:
+    """Calls that differ in the values of numbers alone."""
+
+    def __init__(self, numbers: dict[Place, float | int]):
+        self.numbers = numbers  # of the last call
+        self.changed: set[Place] = set()
+        self.constants: set[Place] = set()  # that must be
+        self.calls = 0
+        self.bound: dict[Any, tuple[Bound, list[Any]]] = {}  # by the constants; a source may be a Place
+
+    def saw(self, numbers: dict[Place, float | int]) -> bool:
+        """Have some changed often enough?"""
+        self.changed.update([place for place, value in numbers.items() if self.numbers[place] != value])
+        self.numbers = numbers
+        self.calls += 1
+        return self.calls > MOST_CONSTANTS and not self.changed <= self.constants
+
+
+_changing: OrderedDict[Any, _Changing] = OrderedDict()
+_MAX_CHANGING = 256
+
+
+def _with_scalars(
+    score_mod: ScoreMod, mask: Mask, options: Options, arguments: Mapping[str, Any], tracer: type[Tracer], heads_first: bool,
+    rest: tuple[Any, ...], given: Mapping[str, Any],
+) -> Bound | None:  # fmt: skip
+    """What serves all calls whose functions differ in the values of changing numbers; None while there are few, or where there is no such program."""
+    key = number_key_of((score_mod, mask), tracer.tensors)
+    numbers = {} if key is None else {(at, path): value for at, found in enumerate(key.numbers) for path, value in found.items()}
+    if key is None or not numbers:
+        return None
+    signature = (key.parts, rest)
+    known = _changing.get(signature)
+    if known is None:
+        known = _changing[signature] = _Changing(numbers)
+        if len(_changing) > _MAX_CHANGING:
+            _changing.popitem(last=False)
+    if not known.saw(numbers) or tracer.scalar(0) is None or any([set(code.co_names) & LOOKS_AT_VALUES for code in key.codes]):
+        return None
+    scalars = known.changed - known.constants
+    constants = (frozenset(scalars), tuple([value for place, value in numbers.items() if place not in scalars]))
+    found = known.bound.get(constants)
+    arrays = None if found is None else [_array_of(source, given, numbers, tracer) for source in found[1]]
+    if found is not None and arrays is not None and not any([array is None for array in arrays]):
+        return Bound(found[0].program, found[0].key, found[0].names, arrays)
+    made = _traced_with(scalars, score_mod, mask, arguments, tracer, numbers)
+    if made is None:  # some of them are needed while tracing
+        alone = {place for place in scalars if _traced_with({place}, score_mod, mask, arguments, tracer, numbers) is None}
+        known.constants |= alone or scalars
+        return None
+    description, places = made
+    bound = bind(description, options, heads_first)
+    sources = [places[id(array)] if id(array) in places else _source(array, key.arrays, given) for array in bound.arrays]
+    if None not in sources:
+        if len(known.bound) >= _MAX_CHANGING:
+            known.bound.clear()
+        known.bound[constants] = (Bound(bound.program, bound.key, bound.names, []), sources)
+    return bound
+
+
+def _array_of(source: Any, given: Mapping[str, Any], numbers: Mapping[Place, float | int], tracer: type[Tracer]) -> Any:
+    if type(source) is str:
+        return given[source]
+    return tracer.scalar(numbers[source]) if type(source) is tuple else source()
+
+
+def _traced_with(
+    scalars: set[Place], score_mod: ScoreMod, mask: Mask, arguments: Mapping[str, Any], tracer: type[Tracer], numbers: Mapping[Place, float | int]
+) -> tuple[Description, dict[int, Place]] | None:
+    """The description with these numbers as scalars, and which array is which; None where one is needed while tracing."""
+    tracing = tracer()
+    try:
+        stand_ins = {place: tracing.number(numbers[place]) for place in numbers if place in scalars}
+        places = {id(array): place for array, place in zip(tracing.arrays, stand_ins)}
+        functions = [
+            replaced(fn, {path: number for (of, path), number in stand_ins.items() if of == at}) for at, fn in enumerate((score_mod, mask))
+        ]
+        description = describe(*functions, tracer=tracing, **arguments)
+    except Exception:  # whatever is wrong with the functions themselves shows when they are traced as they are
+        return None
+    return None if tracing.saw_values else (description, places)
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

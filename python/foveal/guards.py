@@ -318,6 +318,99 @@ def _in_class(kind: type, name: str) -> Any:
     return None
 
 
+class _PathWalk(_Walk):
+    """The same, but for numbers that stand by themselves in closures, globals, defaults and containers of these: of them the type counts, and
+    `numbers` says where they are and what. A path is a step for each function and container on the way."""
+
+    def __init__(self, tensors: type | None):
+        super().__init__(tensors)
+        self.path: tuple[Any, ...] = ()
+        self.numbers: dict[tuple[Any, ...], float | int] = {}
+        self.codes: list[types.CodeType] = []
+
+    def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
+        own = _BY_PATH.get(type(value))
+        if own is None:
+            super().value(value, attributes, captured)
+        else:
+            own(self, value, attributes, captured)
+
+    def under(self, step: tuple[Any, ...], value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
+        before, self.path = self.path, (*self.path, step)
+        if attributes or type(value) not in (int, float) or value != value:
+            self.value(value, attributes, captured)
+        else:
+            self.numbers[self.path] = value
+            self.parts.append(("number", type(value)))
+        self.path = before
+
+    def again(self, value: Any) -> bool:
+        if super().again(value):
+            raise _Unknown  # a number that is reached in two ways would be replaced in one
+        return False
+
+    def sequence(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if type(value) not in (tuple, list):
+            return super().sequence(value, attributes, captured)
+        self.again(value)
+        self.parts += [type(value), len(value)]
+        if len(self.parts) + len(value) > MAX_PARTS:
+            raise _Unknown
+        for at, item in enumerate(value):
+            self.under(("item", at), item, (), captured)
+
+    def mapping(self, value: dict[Any, Any], attributes: tuple[str, ...], captured: bool) -> None:
+        self.again(value)
+        self.parts += [dict, len(value)]
+        if len(self.parts) + 2 * len(value) > MAX_PARTS:
+            raise _Unknown
+        for at, (key, item) in enumerate(value.items()):
+            self.value(key, (), False)
+            self.under(("item", at), item, (), captured)
+
+    def function(self, value: types.FunctionType, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes or value in _trusted:
+            return super().function(value, attributes, captured)
+        self.again(value)
+        code = _code_of(value.__code__)
+        if not code.known or len(self.parts) > MAX_PARTS:
+            raise _Unknown
+        self.parts.append(code)
+        self.codes.append(value.__code__)
+        cells, scope = value.__closure__ or (), value.__globals__
+        for index, read in code.free:
+            self.under(("cell", index), cells[index].cell_contents, read)
+        for name, read in code.globals:
+            if name in scope:
+                self.under(("global", name), scope[name], read)
+            else:
+                self.value(getattr(builtins, name, None), read)
+        for at, default in enumerate(value.__defaults__ or ()):
+            self.under(("default", at), default)
+        for at, (name, default) in enumerate((value.__kwdefaults__ or {}).items()):
+            self.parts.append(name)
+            self.under(("keyword default", at), default)
+
+    def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes:
+            raise _Unknown
+        self.parts.append(functools.partial)
+        self.under(("function",), value.func)
+        for at, item in enumerate(value.args):
+            self.under(("argument", at), item)
+        for name, item in value.keywords.items():
+            self.parts.append(name)
+            self.under(("keyword", name), item)
+
+
+_BY_PATH: dict[type, Callable[..., None]] = {
+    tuple: _PathWalk.sequence,
+    list: _PathWalk.sequence,
+    dict: _PathWalk.mapping,
+    types.FunctionType: _PathWalk.function,
+    functools.partial: _PathWalk.partial,
+}
+
 _Handler = Callable[[_Walk, Any, "tuple[str, ...]", bool], None]
 _EXACT: dict[type, _Handler] = {
     **{kind: _Walk.number for kind in (bool, int, str, bytes, complex, range, type(None), type(Ellipsis))},
@@ -366,3 +459,24 @@ def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
     except RecursionError:
         return None
     return Key(tuple(walk.parts), walk.arrays)
+
+
+class NumberKey(NamedTuple):
+    parts: tuple[Any, ...]  # equal for calls that differ in numbers alone
+    arrays: list[Any]
+    numbers: list[dict[tuple[Any, ...], float | int]]  # of each function, by where they are
+    codes: list[types.CodeType]  # of all functions
+
+
+def number_key_of(functions: Iterable[Any], tensors: type | None = None) -> NumberKey | None:
+    """As key_of(), of functions apart from the numbers in their closures, globals and defaults; None where that cannot be said."""
+    walk = _PathWalk(tensors)
+    numbers = []
+    try:
+        for function in functions:
+            walk.numbers = {}
+            walk.value(function)
+            numbers.append(walk.numbers)
+    except (_Unknown, RecursionError, ValueError):
+        return None
+    return NumberKey(tuple(walk.parts), walk.arrays, numbers, walk.codes)

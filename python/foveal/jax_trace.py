@@ -405,6 +405,10 @@ def _concrete(value: Any) -> Any:
 class JaxTracer(CallTracer):
     library = "jax"
 
+    @classmethod
+    def scalar(cls, value: float | int) -> Any:
+        return None  # what a compiled function of JAX reads is fixed when it is traced
+
     def symbol(self, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any) -> Symbol:
         return Symbol(self, items, shape, np.dtype(dtype))
 

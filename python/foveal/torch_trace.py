@@ -25,6 +25,7 @@ from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
     symbolic, unary,
 )  # fmt: skip
+from .numbers import Number
 from .trace import Capture, Symbols
 
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
@@ -373,6 +374,8 @@ def _meta_of(value: Any) -> Any:
         return torch.empty((), dtype=_DTYPES[value.type], device=_META)
     if isinstance(value, (Capture, torch.Tensor)):
         return torch.empty(tuple(value.shape), dtype=value.dtype, device=_META)
+    if isinstance(value, Number):
+        return value.stand_in
     if isinstance(value, torch.device):
         return _META
     if isinstance(value, (list, tuple)):
@@ -385,6 +388,8 @@ def _look_of(value: Any) -> Any:
         return (value._shape, value._dtype)
     if isinstance(value, Expr):
         return value.type
+    if isinstance(value, Number):
+        return ("number", type(value.stand_in))
     if isinstance(value, (Capture, torch.Tensor)):
         return (tuple(value.shape), value.dtype)
     if isinstance(value, (list, tuple)):
@@ -504,6 +509,12 @@ class TorchTracer(CallTracer):
     def setting(cls) -> Any:
         return torch.is_grad_enabled()
 
+    @classmethod
+    def scalar(cls, value: float | int) -> Any:
+        if cls.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None  # a replay would read what it was
+        return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=cls.device)
+
     def capture(self, tensor: torch.Tensor) -> Capture:
         known = self.views.get(id(tensor))
         return Capture(self, tensor) if known is None else known[1]
@@ -608,5 +619,5 @@ def _attribute(expr: Expr, name: str) -> Any:
 
 Expr.__getattr__ = _attribute  # type: ignore[attr-defined]
 _TORCH_FUNCTION = classmethod(lambda cls, func, types, args=(), kwargs=None: _call(None, func, args, kwargs or {}))
-for _kind in (Expr, Capture):
+for _kind in (Expr, Capture, Number):
     setattr(_kind, "__torch_function__", _TORCH_FUNCTION)

@@ -17,6 +17,7 @@ from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 from . import _core, arrays, formulas, guards, masks
 from ._core import Expr, Param, Type
+from .numbers import Number
 
 MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pair is not attention any more
 
@@ -277,6 +278,7 @@ class Capture:
             if not -along.count <= index < along.count:
                 raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
             return along.start + along.step * (index % along.count)
+        index = _core.wrapped_index(index, along.count)
         return index if (along.start, along.step) == (0, 1) else index * along.step + along.start
 
     def _gathered(self, given: list[Any]) -> Any:
@@ -390,6 +392,7 @@ class Tracer:
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
+    numbers: int = 0  # that are read at run time
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
@@ -400,12 +403,26 @@ class Tracer:
         """What else a trace depends on; hashable."""
         return None
 
+    @classmethod
+    def scalar(cls, value: float | int) -> Any:
+        """A new array without dimensions that holds a Python number; None where such arrays are not read at run time."""
+        import numpy
+
+        return numpy.array(value)
+
+    def number(self, value: float | int) -> Number:
+        """Stands for a Python number while tracing, and is read when the program runs."""
+        array = self.scalar(value)
+        self.names[id(array)] = f"number{self.numbers}"
+        self.numbers += 1
+        return Number(self.param(array).read([]))
+
     def param(self, array: Any) -> Param:
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
         arrays.check_plain(array, "a captured array")
-        param = Param(self.names.get(id(array), f"p{len(self.params)}"), list(array.shape), arrays.type_of(array))
+        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array))
         self.arrays.append(array)
         self.params.append(param)
         return param
@@ -457,6 +474,8 @@ class Tracer:
             return _core.parse(fn, self.params)
         if not callable(fn):
             raise TypeError(f"{kind}: found {type(fn).__name__}; expected a function, an expression, text or None")
+        if any(fn is factory for factory in _FACTORIES):
+            raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
         try:
@@ -552,6 +571,9 @@ class Tracer:
         copy.__dict__.update(fn.__dict__)
         return copy
 
+
+# Functions that make masks and scores: given without their call, they are no function of positions.
+_FACTORIES = tuple(value for name, value in vars(masks).items() if inspect.isfunction(value) and not name.startswith("_"))
 
 _LIBRARIES = {"numpy", "jax", "torch", "foveal", "scipy", "builtins", "math", "functools", "operator"}
 

@@ -12,6 +12,7 @@
 #include "expression.h"
 #include "foveal/masks.h"
 #include "module.h"
+#include "score/wraps.h"
 
 namespace nb = nanobind;
 
@@ -136,6 +137,8 @@ void bind_score(nb::module_& m) {
   unary(
       "to_integer", [](const Expr& x) { return to_integer(x); }, "x truncated towards zero; no derivative.");
   unary(
+      "to_int32", [](const Expr& x) { return to_int32(x); }, "The low 32 bits of an integer, with their sign.");
+  unary(
       "to_boolean", [](const Expr& x) { return to_boolean(x); }, "x != 0.");
   const auto function2 = [&m](const char* name, Binary fn, const char* doc) {
     m.def(
@@ -152,6 +155,9 @@ void bind_score(nb::module_& m) {
   m.def(
       "where", [](nb::object c, nb::object a, nb::object b) { return where(from_python(c), from_python(a), from_python(b)); },
       nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"), "if_true where the condition holds, if_false elsewhere.");
+  m.def(
+      "wrapped_index", [](const Expr& index, std::int64_t size) { return scoring::wrapped_index(index, size); }, nb::arg("index"),
+      nb::arg("size"), "index, or size + index where it is negative.");
   m.def(
       "constant", [](nb::object x) { return from_python(x); }, nb::arg("value"), "A number or a bool as an expression.");
 

@@ -26,13 +26,21 @@ class Params : public scoring::ParamReader {
   }
   double read(std::int32_t param, const std::int64_t* index) const override {
     const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
-    std::int64_t offset = 0;
-    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d)
-      offset += std::clamp<std::int64_t>(index[d], 0, tensor.sizes[d] - 1) * tensor.strides[d];
-    return base::load(tensor.data, tensor.dtype, offset);
+    return base::load(tensor.data, tensor.dtype, offset(tensor, index));
+  }
+  std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const override {
+    const TensorView& tensor = tensors_[static_cast<std::size_t>(param)];
+    return base::load_integer(tensor.data, tensor.dtype, offset(tensor, index));
   }
 
  private:
+  static std::int64_t offset(const TensorView& tensor, const std::int64_t* index) {
+    std::int64_t offset = 0;
+    for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d)
+      offset += std::clamp<std::int64_t>(index[d], 0, tensor.sizes[d] - 1) * tensor.strides[d];
+    return offset;
+  }
+
   std::vector<TensorView> tensors_;
 };
 
@@ -398,7 +406,7 @@ class Naive {
     exact_values_.resize(values_.size());
     point.score += static_cast<double>(head.raw_error[kv]);
     scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
-    const double derivative_nearby = exact_values_[dscore];
+    const double derivative_nearby = exact_values_[dscore].real;
     point = point_of(head, q, kv);
     scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
     evaluate(p_.score->backward, point);
@@ -406,18 +414,18 @@ class Naive {
       const std::vector<std::int64_t>& shape = p_.score->params[static_cast<std::size_t>(read.param)].shape;
       std::int64_t element = 0;
       for (std::size_t d = 0; d < shape.size(); ++d) {
-        const auto index = static_cast<std::int64_t>(values_[static_cast<std::size_t>(read.index[d])]);
+        const auto index = values_[static_cast<std::size_t>(read.index[d])].integer;
         element = element * shape[d] + std::clamp<std::int64_t>(index, 0, shape[d] - 1);
       }
       const auto at = static_cast<std::size_t>(read.factor);
-      const double factor = values_[at];
+      const double factor = values_[at].real;
       // A factor that cancels (tanh(x) - x tanh'(x) near 0) has an error of its own, which one element's sum may hide by luck.
-      const double factor_error = std::abs(static_cast<double>(dmodified) * (factor - exact_values_[at]));
+      const double factor_error = std::abs(static_cast<double>(dmodified) * (factor - exact_values_[at].real));
       dparams_[static_cast<std::size_t>(read.param)].add(element, dmodified * static_cast<Real>(factor),
                                                          static_cast<double>(error) * std::abs(factor) + factor_error);
     }
-    const double off = std::abs(derivative_nearby - exact_values_[dscore]);
-    return {static_cast<Real>(values_[dscore]), std::isfinite(off) ? static_cast<Real>(off) : Real(0)};
+    const double off = std::abs(derivative_nearby - exact_values_[dscore].real);
+    return {static_cast<Real>(values_[dscore].real), std::isfinite(off) ? static_cast<Real>(off) : Real(0)};
   }
 
   const CaseData& data_;
@@ -428,7 +436,7 @@ class Naive {
   Sum<Real> out_, lse_, dq_, dk_, dv_;
   std::vector<Gradient> dparams_;
   Params reader_;
-  std::vector<double> values_, exact_values_;
+  std::vector<scoring::Scalar> values_, exact_values_;
 };
 
 }  // namespace

@@ -5,8 +5,8 @@
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "cpu/integer_widths.h"
 #include "cpu/tape_compile.h"
-#include "cpu/tape_words.h"
 #include "problem/outside.h"
 #include "score/evaluate.h"
 
@@ -33,6 +33,16 @@ class FaultReader : public scoring::ParamReader {
   FaultReader(const TapeData& data, const std::vector<TapeLayout>& layouts) : data_(data), layouts_(layouts) {}
 
   double read(std::int32_t param, const std::int64_t* index) const override {
+    return base::load(data_.params[param].data, data_.params[param].dtype, offset(param, index));
+  }
+  std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const override {
+    return base::load_integer(data_.params[param].data, data_.params[param].dtype, offset(param, index));
+  }
+
+  mutable std::optional<Tape::IndexFault> fault;
+
+ private:
+  std::int64_t offset(std::int32_t param, const std::int64_t* index) const {
     const TapeLayout& layout = layouts_[static_cast<std::size_t>(param)];
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < layout.sizes.size(); ++d) {
@@ -40,12 +50,9 @@ class FaultReader : public scoring::ParamReader {
         fault = Tape::IndexFault{param, static_cast<int>(d), index[d], 0, 0, 0, 0};
       offset += std::clamp<std::int64_t>(index[d], 0, layout.sizes[d] - 1) * layout.strides[d];
     }
-    return base::load(data_.params[param].data, data_.params[param].dtype, offset);
+    return offset;
   }
 
-  mutable std::optional<Tape::IndexFault> fault;
-
- private:
   const TapeData& data_;
   const std::vector<TapeLayout>& layouts_;
 };
@@ -53,7 +60,7 @@ class FaultReader : public scoring::ParamReader {
 }  // namespace
 
 struct Tape::Prepared {
-  explicit Prepared(const problem::Problem& problem) : words(problem) {}
+  explicit Prepared(const problem::Problem& problem) : widths(problem) {}
 
   /// A program for lanes of one head with consecutive queries, and one for any lanes.
   struct Pair {
@@ -67,11 +74,27 @@ struct Tape::Prepared {
   const TapeKernels* kernels;
   std::vector<TapeLayout> layouts;
   std::vector<DType> dtypes;
-  Pair full, partial, backward;
-  std::optional<CompiledTape> ranges;
-  WordCheck words;
+  /// Everything for integers of 32 bits, or for wider ones, too.
+  struct Programs {
+    Pair full, partial, backward;
+    std::optional<CompiledTape> ranges;
+  };
+  IntegerWidths widths;
+  Programs narrow, wide;
 
-  TapeSource source(bool one_head) const { return {score.get(), scale, f64, layouts, one_head}; }
+  const Programs& programs(const TapeData& data) const { return data.wide ? wide : narrow; }
+
+  /// Returns whether the backward reads dots.
+  bool compile(Programs& programs, const IntegerWidths* of_integers) const {
+    const auto source = [&](bool one_head) { return TapeSource{score.get(), scale, f64, layouts, one_head, of_integers}; };
+    if (!score->forward.empty()) programs.full = {compile_forward(source(true), false), compile_forward(source(false), false)};
+    if (!score->mask.empty()) programs.partial = {compile_forward(source(true), true), compile_forward(source(false), true)};
+    bool reads_dots = false;
+    if (!score->backward.empty())
+      programs.backward = {compile_backward(source(true), reads_dots), compile_backward(source(false), reads_dots)};
+    programs.ranges = compile_ranges(source(false));
+    return reads_dots;
+  }
 
   /// Runs a program over all lanes of a frame: piece by piece where 16 lanes and more share a head and have consecutive queries.
   void run(const Pair& pair, TapeCall call) const {
@@ -133,14 +156,13 @@ Tape::Tape(const problem::Problem& problem, const std::string& target) : prepare
   }
   has_score_ = !p.score->forward.empty();
   has_mask_ = !p.score->mask.empty();
-  if (has_score_) p.full = {compile_forward(p.source(true), false), compile_forward(p.source(false), false)};
-  if (has_mask_) p.partial = {compile_forward(p.source(true), true), compile_forward(p.source(false), true)};
-  if (!p.score->backward.empty()) {
-    p.backward = {compile_backward(p.source(true), backward_needs_dots_), compile_backward(p.source(false), backward_needs_dots_)};
-    has_backward_ = p.backward.mixed.program.count > 0;
+  backward_needs_dots_ = p.compile(p.narrow, nullptr);
+  mask_is_ranges_ = p.narrow.ranges.has_value();
+  if (p.widths.undecided()) {
+    backward_needs_dots_ |= p.compile(p.wide, &p.widths);
+    mask_is_ranges_ = mask_is_ranges_ && p.wide.ranges.has_value();
   }
-  p.ranges = compile_ranges(p.source(false));
-  mask_is_ranges_ = p.ranges.has_value();
+  has_backward_ = !p.score->backward.empty() && p.narrow.backward.mixed.program.count > 0;
 }
 
 std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
@@ -154,21 +176,22 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
     most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads +
                               slots.diagonal * t.diagonals + strip * t.strips);
   };
-  for (const Prepared::Pair* pair : {&prepared_->full, &prepared_->partial, &prepared_->backward}) {
-    add(pair->one_head);
-    add(pair->mixed);
+  for (const Prepared::Programs* programs : {&prepared_->narrow, &prepared_->wide}) {
+    for (const Prepared::Pair* pair : {&programs->full, &programs->partial, &programs->backward}) {
+      add(pair->one_head);
+      add(pair->mixed);
+    }
+    if (programs->ranges) add(*programs->ranges);
   }
-  if (prepared_->ranges) add(*prepared_->ranges);
   return (most + 63) / 64 * 64;
 }
 
-std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + prepared_->words.bytes() + 63) / 64 * 64; }
+std::size_t Tape::data_bytes() const { return (prepared_->layouts.size() * sizeof(TapeParam) + prepared_->widths.bytes() + 63) / 64 * 64; }
 
 TapeData Tape::bind(const std::vector<TensorView>& params, void* memory) const {
   auto* bound = static_cast<TapeParam*>(memory);
   for (std::size_t i = 0; i < prepared_->layouts.size(); ++i) bound[i] = {params[i].data, prepared_->dtypes[i]};
-  prepared_->words(params, bound + prepared_->layouts.size());
-  return {bound};
+  return {bound, prepared_->widths(params, bound + prepared_->layouts.size())};
 }
 
 template <class Real>
@@ -181,7 +204,8 @@ void Tape::apply(const TileFrame& frame, const TapeData& data, const Real* dots,
   call.output = scores;
   call.lane_max = lane_max;
   call.scratch = static_cast<char*>(scratch);
-  prepared_->run(partial && has_mask_ ? prepared_->partial : prepared_->full, call);
+  const Prepared::Programs& programs = prepared_->programs(data);
+  prepared_->run(partial && has_mask_ ? programs.partial : programs.full, call);
 }
 template void Tape::apply(const TileFrame&, const TapeData&, const float*, float*, bool, float*, void*) const;
 template void Tape::apply(const TileFrame&, const TapeData&, const double*, double*, bool, double*, void*) const;
@@ -196,13 +220,13 @@ void Tape::differentiate(const TileFrame& frame, const TapeData& data, const Rea
   call.input = dots;
   call.output = ds;
   call.scratch = static_cast<char*>(scratch);
-  prepared_->run(prepared_->backward, call);
+  prepared_->run(prepared_->programs(data).backward, call);
 }
 template void Tape::differentiate(const TileFrame&, const TapeData&, const float*, float*, const TapeGrads*, void*) const;
 template void Tape::differentiate(const TileFrame&, const TapeData&, const double*, double*, const TapeGrads*, void*) const;
 
 void Tape::lane_ranges(const TileFrame& frame, const TapeData& data, std::int32_t* first, std::int32_t* last, void* scratch) const {
-  const CompiledTape& tape = *prepared_->ranges;
+  const CompiledTape& tape = *prepared_->programs(data).ranges;
   TapeCall call{};
   call.program = &tape.program;
   call.frame = &frame;
@@ -226,7 +250,7 @@ template <class Real>
 std::optional<Tape::IndexFault> Tape::find_fault(const TileFrame& frame, const TapeData& data, const Real* dots) const {
   const scoring::ScoreProgram& score = *prepared_->score;
   const FaultReader reader(data, prepared_->layouts);
-  std::vector<double> values(std::max(score.mask.code.size(), score.forward.code.size()));
+  std::vector<scoring::Scalar> values(std::max(score.mask.code.size(), score.forward.code.size()));
   for (int row = 0; row < frame.keys; ++row) {
     for (int lane = 0; lane < frame.lanes; ++lane) {
       scoring::Point point;
@@ -264,10 +288,10 @@ std::string Tape::describe(const IndexFault& fault) const {
 std::string Tape::text() const {
   std::string text;
   const auto add = [&](const char* title, const CompiledTape& tape) { text += std::string(title) + ":\n" + tape.text(); };
-  if (has_score_) add("score", prepared_->full.one_head);
-  if (has_mask_) add("masked score", prepared_->partial.one_head);
-  if (has_backward_) add("backward", prepared_->backward.one_head);
-  if (mask_is_ranges_) add("ranges", *prepared_->ranges);
+  if (has_score_) add("score", prepared_->narrow.full.one_head);
+  if (has_mask_) add("masked score", prepared_->narrow.partial.one_head);
+  if (has_backward_) add("backward", prepared_->narrow.backward.one_head);
+  if (mask_is_ranges_) add("ranges", *prepared_->narrow.ranges);
   return text;
 }
 

@@ -6,7 +6,8 @@
 // Tiles are S^T: Real tile[keys][ld], one row per key, one lane per query. The lanes of a tile are (query head, query) pairs of one batch
 // row: any pairs in any order are right; runs of 16 lanes that share a head and have consecutive queries are quick.
 //
-// Limits: integers are 32-bit inside a tape (wider parameter values saturate; positions must stay below 2^31).
+// Integers have 32 bits where the elements of the parameters say that these suffice, otherwise those that may leave them have 64. Positions
+// must stay below 2^31.
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -97,7 +97,7 @@ TapeOperand Assembler::spread(NodeId id) {
     step.op = TapeOp::spread;
     step.rank = Rank::full;
     step.wide = nodes_[id].wide;
-    step.integers = !gives_real(nodes_[id].op);
+    step.integer_bytes = gives_real(nodes_[id].op) ? 0 : nodes_.element_of(nodes_[id]);
     step.out = at->second;
     step.a = slots_[id];
     tape_.steps.push_back(step);
@@ -136,9 +136,12 @@ void Assembler::emit_constant(NodeId id) {
   const auto repeat = [&](auto value) {
     for (int i = 0; i < 16; ++i) std::memcpy(constant.bytes + i * static_cast<int>(sizeof value), &value, sizeof value);
   };
-  if (node.op == TapeOp::constant_i) {
-    constant.value = node.integer;
-    repeat(node.integer);
+  if (node.op == TapeOp::constant_i || node.op == TapeOp::constant_l) {
+    constant.value = static_cast<double>(node.integer);
+    if (node.op == TapeOp::constant_l)
+      repeat(node.integer);
+    else
+      repeat(static_cast<std::int32_t>(node.integer));
   } else {
     constant.value = node.real;
     if (nodes_.element_of(node) == 8)
@@ -175,7 +178,7 @@ TapeOperand Assembler::result_of(NodeId id, NodeId strip_position) {
 /// strip_position: no_node outside of the strip.
 void Assembler::emit(NodeId id, NodeId strip_position) {
   const Node& node = nodes_[id];
-  if (node.op == TapeOp::constant_r || node.op == TapeOp::constant_i) return emit_constant(id);
+  if (node.op == TapeOp::constant_r || node.op == TapeOp::constant_i || node.op == TapeOp::constant_l) return emit_constant(id);
   const bool in_strip = strip_position != no_node;
   TapeStep step;
   step.op = node.op;

@@ -31,6 +31,7 @@ struct TapeParam {
 };
 struct TapeData {
   const TapeParam* params = nullptr;
+  bool wide = false;  ///< some integers of the run may leave 32 bits
 };
 
 /// Accumulators of one partition: contiguous in the parameter's shape; double or float; null for parameters without a gradient.
@@ -45,13 +46,13 @@ struct TapeGrads {
 
 // ---- the code ----
 
-// X(op, result): what one step does, and what it gives: reals, or 32-bit words (integers; booleans as all ones or all zeros).
-// An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _b for booleans,
-// or without one where a single type is possible.
+// X(op, result): what one step does, and what it gives: reals, words of 32 bits (integers; booleans as all ones or all zeros), or integers
+// of 64 bits. An operation of the score language becomes the step of its name, with the suffix _r for real operands, _i for integers, _l for
+// those that may leave 32 bits, _b for booleans, or without one where a single type is possible.
 // clang-format off
 #define FOVEAL_TAPE_OPS(X) \
   /* values that are there: constants lie in the program */ \
-  X(constant_r, real) X(constant_i, word) \
+  X(constant_r, real) X(constant_i, word) X(constant_l, word64) \
   X(batch, word) X(head, word) X(seqlen_q, word) X(seqlen_kv, word) X(kv_idx, word) X(distance, word) /* kv_idx - q_idx */ \
   /* arithmetic */ \
   X(add_r, real) X(sub_r, real) X(mul_r, real) X(div_r, real) X(neg_r, real) X(abs_r, real) X(min_r, real) X(max_r, real) \
@@ -59,17 +60,24 @@ struct TapeGrads {
   X(mul_add, real) X(mul_sub, real) X(sub_mul, real) /* a * b + c, a * b - c, c - a * b */ \
   X(add_i, word) X(sub_i, word) X(mul_i, word) X(neg_i, word) X(abs_i, word) X(min_i, word) X(max_i, word) X(floor_div_i, word) \
   X(mod_i, word) X(bit_and_i, word) X(bit_or_i, word) X(bit_xor_i, word) X(shift_left_i, word) X(shift_right_i, word) \
+  X(add_l, word64) X(sub_l, word64) X(mul_l, word64) X(neg_l, word64) X(abs_l, word64) X(min_l, word64) X(max_l, word64) \
+  X(floor_div_l, word64) X(mod_l, word64) X(bit_and_l, word64) X(bit_or_l, word64) X(bit_xor_l, word64) X(shift_left_l, word64) \
+  X(shift_right_l, word64) \
   /* functions */ \
   X(exp, real) X(exp2, real) X(log, real) X(log2, real) X(sqrt, real) X(rsqrt, real) X(tanh, real) X(sigmoid, real) X(sin, real) \
   X(cos, real) X(tan, real) X(erf, real) X(floor, real) X(pow, real) \
   /* comparison, logic, choice, conversion */ \
   X(eq_r, word) X(ne_r, word) X(lt_r, word) X(le_r, word) X(eq_i, word) X(ne_i, word) X(lt_i, word) X(le_i, word) \
+  X(eq_l, word) X(ne_l, word) \
+  X(lt_l, word) X(le_l, word) \
   X(logical_and_b, word) X(logical_or_b, word) X(logical_not_b, word) X(logical_xor_b, word) \
-  X(select_r, real) X(select_i, word) /* a ? b : c */ \
+  X(select_r, real) X(select_i, word) X(select_l, word64) /* a ? b : c */ \
   X(to_real_i, real) X(to_real_b, real) X(to_integer_r, word) X(to_integer_b, word) X(to_boolean_r, word) X(to_boolean_i, word) \
+  X(to_real_l, real) X(to_boolean_l, word) X(to_int32_l, word64) X(to_integer64_r, word64) \
+  X(lengthen, word64) X(shorten, word) /* to 64 bits, and to the nearest number that 32 bits hold */ \
   X(round, real) /* wide to the real of the tile */ \
   /* memory */ \
-  X(copy_r, real) X(copy_i, word) X(read_r, real) X(read_i, word) X(read_b, word) \
+  X(copy_r, real) X(copy_i, word) X(read_r, real) X(read_i, word) X(read_l, word64) X(read_b, word) \
   X(spread, real)      /* a key value, repeated along the lanes: out[row][0..15] = a[row] */ \
   X(guarded_mul, real) /* a == 0 ? 0 : a * b */ \
   /* sums of the tile a (after zero_r) and their way into the accumulators of a parameter */ \
@@ -126,7 +134,7 @@ struct TapeStep {
   bool wide = false;       ///< reals are double whatever the tile holds
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;
-  bool integers = false;  ///< spread: of 32-bit values
+  int integer_bytes = 0;  ///< spread: of integers
 };
 
 constexpr int tape_constant_bytes = 128, tape_constant_distance = 192;

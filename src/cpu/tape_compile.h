@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/integer_widths.h"
 #include "cpu/tape_code.h"
 #include "score/program.h"
 
@@ -24,6 +25,8 @@ struct TapeSource {
   std::vector<TapeLayout> params{};  ///< of the bound parameters
   /// All lanes share one head and have consecutive queries: the head is uniform, and what depends on kv - q only is a diagonal value.
   bool one_head = false;
+  /// Says which integers have 64 bits; none: all have 32.
+  const IntegerWidths* widths = nullptr;
 };
 
 /// A program with the memory it points into. Moving it keeps the program valid.

@@ -69,13 +69,29 @@ constexpr auto make_steps() {
 }
 constexpr auto steps = make_steps();
 
-constexpr bool every_operation_has_a_step() {
+/// The step of an operation on integers of 64 bits.
+constexpr auto make_steps64() {
+  std::array<int, op_count> steps{};
+  for (std::size_t op = 0; op < op_count; ++op) steps[op] = find_step(declared[op].name, "_l");
+  return steps;
+}
+constexpr auto steps64 = make_steps64();
+
+constexpr bool every_operation_of_integers_has_a_step_of_64_bits() {
   for (std::size_t op = 0; op < op_count; ++op)
-    if (declared[op].arity > 0 && steps[op] == std::array{no_step, no_step, no_step} && static_cast<Op>(op) != Op::stop_gradient)
-      return false;  // stop_gradient is in no program
+    if (find_step(declared[op].name, "_i") != no_step && static_cast<Op>(op) != Op::read && steps64[op] == no_step) return false;
   return true;
 }
-static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i or NAME_b for each operation with operands");
+static_assert(every_operation_of_integers_has_a_step_of_64_bits(), "tape_code.h: a step NAME_l beside each NAME_i");
+
+constexpr bool every_operation_has_a_step() {
+  for (std::size_t op = 0; op < op_count; ++op) {
+    if (declared[op].arity == 0 || static_cast<Op>(op) == Op::stop_gradient) continue;  // which is in no program
+    if (steps[op] == std::array{no_step, no_step, no_step} && steps64[op] == no_step) return false;
+  }
+  return true;
+}
+static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i, NAME_l or NAME_b for each operation with operands");
 
 /// Steps from reals to something discrete, where a rounding error would not stay small.
 bool is_discrete(const scoring::Program& program, const Instr& instr) {
@@ -105,7 +121,14 @@ Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(n
   narrow_.assign(count, no_node);
   wide_.assign(count, no_node);
   linear_.assign(count, {});
+  if (nodes.source().widths) flags_ = nodes.source().widths->wide(program);
   for (ValueId id = 0; id < count; ++id) {
+    if (program_[id].type == Type::integer && (is_wide(id) || has_wide_operand(program_[id]))) {
+      wide_[id] = lower_wide(id);
+      narrow_[id] = nodes_.make(TapeOp::shorten, wide_[id]);
+      if (linear_[id].terms.empty()) atom(id, narrow_[id]);
+      continue;
+    }
     if (program_[id].op == Op::q_idx && q_ < 0) q_ = id;
     if (program_[id].op == Op::kv_idx && kv_ < 0) kv_ = id;
     if (!wide[id]) {
@@ -134,6 +157,54 @@ base::IdVector<char> Lowering::find_wide() const {
       if (arg >= 0 && is_real(arg) && !depends_on_score(arg)) wide[arg] = true;
   }
   return wide;
+}
+
+bool Lowering::has_wide_operand(const Instr& instr) const {
+  return std::any_of(instr.arg.begin(), instr.arg.end(),
+                     [this](ValueId arg) { return arg >= 0 && program_[arg].type == Type::integer && is_wide(arg); });
+}
+
+NodeId Lowering::in_64_bits(ValueId id) {
+  if (wide_[id] != no_node) return wide_[id];
+  const Node& node = nodes_[narrow_[id]];
+  return node.op == TapeOp::constant_i && node.space == Space::none ? nodes_.integer64(node.integer)
+                                                                    : nodes_.make(TapeOp::lengthen, narrow_[id]);
+}
+
+/// An integer that has, or is made of integers that have, 64 bits. How it is a sum is remembered for ranges of keys alone.
+NodeId Lowering::lower_wide(ValueId id) {
+  const Instr& instr = program_[id];
+  const auto term = [&](std::size_t k) -> const Linear& { return linear_[instr.arg[k]]; };
+  Linear sum;
+  switch (instr.op) {
+    case Op::integer_const:
+      return nodes_.integer64(instr.integer);
+    case Op::read: {
+      std::vector<NodeId> index;
+      for (ValueId value : instr.index) index.push_back(plain(value));
+      const int place = nodes_.place(instr.param, std::move(index), nodes_.source().params[static_cast<std::size_t>(instr.param)]);
+      return nodes_.read(TapeOp::read_l, place, false);
+    }
+    case Op::to_integer:
+      if (is_real(instr.arg[0])) {
+        const bool in_double = wide_[instr.arg[0]] != no_node;
+        return nodes_.make(TapeOp::to_integer64_r, in_double ? wide_[instr.arg[0]] : plain(instr.arg[0]), no_node, no_node, in_double);
+      }
+      return in_64_bits(instr.arg[0]);
+    case Op::add:
+      sum = scoring::combine(term(0), term(1), 1);
+      break;
+    case Op::sub:
+      sum = scoring::combine(term(0), term(1), -1);
+      break;
+    case Op::neg:
+      sum = scoring::scaled(term(0), -1);
+      break;
+    default:
+      break;
+  }
+  if (!sum.terms.empty() && scoring::is_small(sum)) linear_[id] = sum;
+  return elementwise(id, false);
 }
 
 /// What an operation becomes. Where nothing else is said: the step of its name.
@@ -186,6 +257,9 @@ NodeId Lowering::lower(ValueId id, bool wide) {
       if (program_[instr.arg[0]].type == Type::boolean) return elementwise(id, false);
       linear_[id] = linear_[instr.arg[0]];
       return plain(instr.arg[0]);
+    case Op::to_int32:  // of what fits: itself
+      linear_[id] = linear_[instr.arg[0]];
+      return plain(instr.arg[0]);
     case Op::to_boolean:
       if (is_real(instr.arg[0])) return discrete(id);
       return program_[instr.arg[0]].type == Type::integer ? elementwise(id, false) : plain(instr.arg[0]);
@@ -220,14 +294,20 @@ NodeId Lowering::raw_score(double factor) {
 
 NodeId Lowering::elementwise(ValueId id, bool wide) {
   const Instr& instr = program_[id];
+  const bool in_64 = (instr.type == Type::integer && is_wide(id)) || has_wide_operand(instr);
   std::array<NodeId, 3> arg{no_node, no_node, no_node};
   Type operands = instr.type;  // of the last one: the condition of a select comes first
   for (std::size_t k = 0; k < arg.size(); ++k) {
     if (instr.arg[k] < 0) break;
     operands = program_[instr.arg[k]].type;
-    arg[k] = wide && is_real(instr.arg[k]) ? wide_[instr.arg[k]] : plain(instr.arg[k]);
+    if (in_64 && operands == Type::integer)
+      arg[k] = in_64_bits(instr.arg[k]);
+    else
+      arg[k] = wide && is_real(instr.arg[k]) ? wide_[instr.arg[k]] : plain(instr.arg[k]);
   }
-  const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(operands)];
+  const auto op = static_cast<std::size_t>(instr.op);
+  const int step = in_64 && operands == Type::integer ? steps64[op] : steps[op][static_cast<std::size_t>(operands)];
+  if (in_64 && instr.type == Type::integer) return nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2]);
   const NodeId node = nodes_.make(static_cast<TapeOp>(step), arg[0], arg[1], arg[2], wide && instr.type == Type::real);
   return instr.type == Type::integer ? atom(id, node) : node;
 }
@@ -245,6 +325,7 @@ NodeId Lowering::discrete(ValueId id) {
 /// Integers: sum(keys, diagonals) op -sum(lanes and uniform values), where all terms are of these ranks.
 NodeId Lowering::compare(ValueId id) {
   const Instr& instr = program_[id];
+  if (stays_apart(id) || has_wide_operand(instr)) return elementwise(id, false);
   const Sums sums = sums_by_rank(scoring::combine(linear_[instr.arg[0]], linear_[instr.arg[1]], -1));
   const NodeId left = total({sums[Rank::key], sums[Rank::diagonal], sums[Rank::full]});
   const NodeId right = negated(total({sums[Rank::lane], sums[Rank::uniform]}));
@@ -315,6 +396,18 @@ NodeId Lowering::negated(NodeId a) {
   const Node& node = nodes_[a];
   if (node.op == TapeOp::constant_i && node.integer != lowest_integer) return nodes_.integer(-node.integer);
   return node.op == TapeOp::neg_i ? node.arg[0] : nodes_.make(TapeOp::neg_i, a);
+}
+
+NodeId Lowering::negated_sum64(const Linear& linear) {
+  constexpr std::int64_t far = std::int64_t{1} << 61;  // a single term that is further away is as good as there
+  NodeId sum = nodes_.integer64(-linear.constant);
+  for (const Linear::Term& term : linear.terms) {
+    NodeId value = in_64_bits(term.atom);
+    if (is_wide(term.atom) && linear.terms.size() <= 2)
+      value = nodes_.make(TapeOp::max_l, nodes_.make(TapeOp::min_l, value, nodes_.integer64(far)), nodes_.integer64(-far));
+    sum = nodes_.make(TapeOp::sub_l, sum, nodes_.make(TapeOp::mul_l, value, nodes_.integer64(term.coefficient)));
+  }
+  return sum;
 }
 
 /// The sum of each rank, so that ranks meet as late as possible; c (kv - q) is one diagonal term.

@@ -21,11 +21,16 @@ class Lowering {
   NodeId plain(scoring::ValueId id) const { return narrow_[id]; }
   NodeId times(scoring::ValueId id, double factor) { return scaled(id, factor, 0); }
 
+  /// Is it a comparison of integers whose terms must stay on their sides, because they may leave 32 bits elsewhere?
+  bool stays_apart(scoring::ValueId id) const { return is_wide(id); }
+
   /// How an integer is a sum, and the node of a sum.
   const scoring::Linear& linear(scoring::ValueId id) const { return linear_[id]; }
   NodeId sum(const scoring::Linear& linear);
   NodeId plus(NodeId a, NodeId b);
   NodeId negated(NodeId a);
+  /// -linear in 64 bits.
+  NodeId negated_sum64(const scoring::Linear& linear);
 
  private:
   using ValueId = scoring::ValueId;
@@ -40,7 +45,11 @@ class Lowering {
   bool depends_on_score(ValueId id) const;
   base::IdVector<char> find_wide() const;
 
+  bool is_wide(ValueId id) const { return !flags_.empty() && flags_[static_cast<std::size_t>(id)]; }
+  bool has_wide_operand(const scoring::Instr& instr) const;
+  NodeId in_64_bits(ValueId id);
   NodeId lower(ValueId id, bool wide);
+  NodeId lower_wide(ValueId id);
   NodeId symbol(ValueId id);
   NodeId elementwise(ValueId id, bool wide);
   NodeId discrete(ValueId id);
@@ -58,7 +67,8 @@ class Lowering {
 
   TapeNodes& nodes_;
   const scoring::Program& program_;
-  base::IdVector<NodeId> narrow_, wide_;  ///< nodes of each value, in the tile's precision and in double
+  base::IdVector<NodeId> narrow_, wide_;  ///< nodes of each value, in the tile's precision and in double; wide_ also integers of 64 bits
+  std::vector<char> flags_;               ///< which integers are wide, see IntegerWidths
   base::IdVector<scoring::Linear> linear_;
   std::map<ValueId, NodeId> atoms_;
   ValueId q_ = -1, kv_ = -1;  ///< q_idx and kv_idx, the first of each

@@ -12,7 +12,7 @@ NodeId TapeNodes::add(const Node& node) {
 
 NodeId TapeNodes::integer(std::int64_t value) {
   const auto saturated = std::clamp<std::int64_t>(value, lowest_integer, highest_integer);
-  return add({.op = TapeOp::constant_i, .integer = static_cast<std::int32_t>(saturated)});
+  return add({.op = TapeOp::constant_i, .integer = saturated});
 }
 
 NodeId TapeNodes::make(TapeOp op, NodeId a, NodeId b, NodeId c, bool wide) {

@@ -14,7 +14,7 @@ namespace foveal::cpu {
 using NodeId = std::int32_t;
 constexpr NodeId no_node = -1;
 
-/// Numbers that integers of a tape saturate at: also "no key is too low" and "no key is too high".
+/// What 32 bits hold: also "no key is too low" and "no key is too high".
 constexpr std::int32_t lowest_integer = INT32_MIN, highest_integer = INT32_MAX;
 
 /// The rank of a value made of values of these ranks.
@@ -23,15 +23,18 @@ constexpr Rank join(Rank a, Rank b) {
   return b == Rank::uniform ? a : Rank::full;
 }
 
-constexpr bool gives_real(TapeOp op) {
-  constexpr bool real = true, word = false;
-  constexpr bool results[] = {
-#define FOVEAL_X(op, result) result,
+enum class Result : std::uint8_t { real, word, word64 };
+
+constexpr Result result_of(TapeOp op) {
+  constexpr Result results[] = {
+#define FOVEAL_X(op, result) Result::result,
       FOVEAL_TAPE_OPS(FOVEAL_X)
 #undef FOVEAL_X
   };
   return results[static_cast<std::size_t>(op)];
 }
+
+constexpr bool gives_real(TapeOp op) { return result_of(op) == Result::real; }
 
 constexpr bool is_sum(TapeOp op) { return op == TapeOp::sum_keys || op == TapeOp::sum_lanes || op == TapeOp::sum_diagonals; }
 
@@ -43,7 +46,7 @@ struct Node {
   Space space = Space::none;  ///< of a value that is there already: the caller's tiles and the arrays of the frame
   std::array<NodeId, 3> arg{no_node, no_node, no_node};
   double real = 0;
-  std::int32_t integer = 0;
+  std::int64_t integer = 0;
   int place = -1;
 
   auto key() const { return std::tuple(op, rank, wide, space, arg, real, std::signbit(real), integer, place); }
@@ -73,6 +76,7 @@ class TapeNodes {
 
   NodeId real(double value, bool wide) { return add({.op = TapeOp::constant_r, .wide = wide && !source_.f64, .real = value}); }
   NodeId integer(std::int64_t value);
+  NodeId integer64(std::int64_t value) { return add({.op = TapeOp::constant_l, .integer = value}); }
   NodeId boolean(bool value) { return add({.op = TapeOp::constant_i, .integer = value ? -1 : 0}); }
 
   NodeId make(TapeOp op, NodeId a, NodeId b = no_node, NodeId c = no_node, bool wide = false);
@@ -103,7 +107,10 @@ class TapeNodes {
   void fuse_multiply_adds(const base::IdVector<int>& uses);
 
   /// Bytes of one element of a node's value.
-  int element_of(const Node& node) const { return gives_real(node.op) && (node.wide || source_.f64) ? 8 : 4; }
+  int element_of(const Node& node) const {
+    const Result result = node.space == Space::none ? result_of(node.op) : Result::word;
+    return result == Result::word64 || (result == Result::real && (node.wide || source_.f64)) ? 8 : 4;
+  }
 
  private:
   const TapeSource& source_;

@@ -23,8 +23,8 @@ class RangeFinder {
  private:
   std::optional<Ranges> both(ValueId a, ValueId b);
   std::optional<Ranges> either(ValueId a, ValueId b);
-  std::optional<Ranges> comparison(const Instr& instr);
-  bool add_half_lines(Linear linear, Op op, Ranges& out);
+  std::optional<Ranges> comparison(ValueId id);
+  bool add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& out);
   bool is_lane_value(NodeId node) const { return nodes_[node].rank == Rank::uniform || nodes_[node].rank == Rank::lane; }
 
   TapeNodes& nodes_;
@@ -44,7 +44,7 @@ std::optional<Ranges> RangeFinder::find(ValueId id) {
     case Op::lt:
     case Op::le:
     case Op::eq:
-      if (lowering_[instr.arg[0]].type == Type::integer) return comparison(instr);
+      if (lowering_[instr.arg[0]].type == Type::integer) return comparison(id);
       return std::nullopt;
     default:
       return std::nullopt;
@@ -69,7 +69,7 @@ std::optional<Ranges> RangeFinder::either(ValueId left, ValueId right) {
 }
 
 /// Of c * kv_idx + rest (lt, le, eq) 0 with c = 1 or -1.
-bool RangeFinder::add_half_lines(Linear linear, Op op, Ranges& out) {
+bool RangeFinder::add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& out) {
   std::int64_t of_kv = 0;
   std::erase_if(linear.terms, [&](const Linear::Term& term) {
     if (term.atom != lowering_.kv_idx()) return false;
@@ -77,16 +77,29 @@ bool RangeFinder::add_half_lines(Linear linear, Op op, Ranges& out) {
     return true;
   });
   if (of_kv != 1 && of_kv != -1) return false;
+  const bool inclusive = op != Op::lt;
+  if (in_64_bits) {  // kv <= -rest, or kv >= rest
+    const auto bound = [&](const Linear& sum, std::int64_t more) {
+      const NodeId value = nodes_.make(TapeOp::add_l, lowering_.negated_sum64(sum), nodes_.integer64(more));
+      return nodes_.make(TapeOp::shorten, value);
+    };
+    const Linear negative = scoring::scaled(linear, -1);
+    if (!is_lane_value(bound(linear, 0))) return false;
+    if (of_kv == 1 || op == Op::eq) out.last.push_back(bound(of_kv == 1 ? linear : negative, inclusive));
+    if (of_kv == -1 || op == Op::eq) out.first.push_back(bound(of_kv == -1 ? negative : linear, !inclusive));
+    return true;
+  }
   const NodeId rest = lowering_.sum(linear);
   if (!is_lane_value(rest)) return false;
-  const bool inclusive = op != Op::lt;
   const auto one_if = [&](bool condition) { return condition ? nodes_.integer(1) : no_node; };
   if (of_kv == 1 || op == Op::eq) out.last.push_back(lowering_.plus(of_kv == 1 ? lowering_.negated(rest) : rest, one_if(inclusive)));
   if (of_kv == -1 || op == Op::eq) out.first.push_back(lowering_.plus(of_kv == -1 ? rest : lowering_.negated(rest), one_if(!inclusive)));
   return true;
 }
 
-std::optional<Ranges> RangeFinder::comparison(const Instr& instr) {
+std::optional<Ranges> RangeFinder::comparison(ValueId id) {
+  const Instr& instr = lowering_[id];
+  const bool in_64_bits = lowering_.stays_apart(id);
   Ranges out;
   const Linear linear = scoring::combine(lowering_.linear(instr.arg[0]), lowering_.linear(instr.arg[1]), -1);
   for (const Linear::Term& term : linear.terms) {  // |x| <= r is x <= r and -x <= r
@@ -95,10 +108,10 @@ std::optional<Ranges> RangeFinder::comparison(const Instr& instr) {
     std::erase_if(rest.terms, [&](const Linear::Term& t) { return t.atom == term.atom; });
     const Linear& inside = lowering_.linear(lowering_[term.atom].arg[0]);
     for (int sign : {1, -1})
-      if (!add_half_lines(scoring::combine(rest, inside, sign), instr.op, out)) return std::nullopt;
+      if (!add_half_lines(scoring::combine(rest, inside, sign), instr.op, in_64_bits, out)) return std::nullopt;
     return out;
   }
-  if (!add_half_lines(linear, instr.op, out)) return std::nullopt;
+  if (!add_half_lines(linear, instr.op, in_64_bits, out)) return std::nullopt;
   return out;
 }
 

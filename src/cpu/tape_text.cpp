@@ -34,7 +34,8 @@ std::string CompiledTape::text() const {
     out << " =";
     for (TapeOperand operand : {step.a, step.b, step.c})
       if (operand.space != Space::none) print(operand);
-    if (step.op == TapeOp::read_r || step.op == TapeOp::read_i || step.op == TapeOp::read_b || step.op == TapeOp::accumulate) {
+    if (step.op == TapeOp::read_r || step.op == TapeOp::read_i || step.op == TapeOp::read_l || step.op == TapeOp::read_b ||
+        step.op == TapeOp::accumulate) {
       const TapePlace& place = places[static_cast<std::size_t>(step.place)];
       out << " param" << place.param << " at";
       for (int d = 0; d < place.rank; ++d) print(place.dims[d].index);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <span>
 
+#include "score/bounds.h"
 #include "score/op_table.h"
 
 namespace foveal::cuda {
@@ -27,7 +28,7 @@ class TypeRanges : public scoring::ReadRanges {
       case DType::boolean:
         return {0, 1};
       case DType::i64:
-        return {-0x1p62, 0x1p62};
+        return {-0x1p63, 0x1p63};
       default:
         return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), true};
     }
@@ -55,8 +56,6 @@ std::string number_text(double x) {
   std::snprintf(digits, sizeof digits, "%.17g", x);
   return digits;
 }
-
-bool fits_int(const Interval& i) { return i.low >= -2147483648.0 && i.high <= 2147483647.0; }
 
 }  // namespace
 
@@ -331,7 +330,7 @@ std::string Writer::product_text(const Product& product) const {
   return factor.empty() ? rest : base::join("(", rest, " * (", factor, "))");
 }
 
-bool Writer::is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !fits_int(bounds_[i]); }
+bool Writer::is_wide(std::size_t i) const { return program_.code[i].type == Type::integer && !scoring::fits_32_bits(bounds_[i]); }
 
 const char* Writer::type_text(std::size_t i) const {
   switch (program_.code[i].type) {
@@ -478,6 +477,9 @@ std::string Writer::value_text(std::size_t i) const {
       if (const auto sum = sum_of_places(instr.arg[0]))
         return base::join("(fv_small_integer(", sum->origin, ") + fv_small_integer(", sum->step, "))");
       return base::join("fv_small_integer(v", instr.arg[0], ")");
+    case Op::to_integer:
+      if (is_wide(i)) return base::join("i64(v", instr.arg[0], ")");
+      return operation_text(i);
     case Op::add:
     case Op::sub:
       if (const auto sum = sum_of_lines(static_cast<ValueId>(i))) return text_of(*sum);
@@ -620,7 +622,8 @@ std::string Writer::operation_text(std::size_t i) const {
   const Instr& instr = program_.code[i];
   if ((instr.op == Op::floor_div || instr.op == Op::mod) && instr.type == Type::integer) {
     const Interval &a = bounds_[at(instr.arg[0])], &b = bounds_[at(instr.arg[1])];
-    if (a.low >= 0 && b.low > 0 && fits_int(a) && fits_int(b))  // one instruction for a power of two, three for others
+    if (a.low >= 0 && b.low > 0 && scoring::fits_32_bits(a) &&
+        scoring::fits_32_bits(b))  // one instruction for a power of two, three for others
       return base::join("int(u32(v", instr.arg[0], instr.op == Op::mod ? ") % u32(v" : ") / u32(v", instr.arg[1], "))");
   }
   const scoring::OpRow& row = scoring::row(instr.op);

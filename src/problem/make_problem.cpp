@@ -10,6 +10,7 @@
 #include "problem/overlap.h"
 #include "score/bounds.h"
 #include "score/substitute.h"
+#include "score/wraps.h"
 
 namespace foveal::problem {
 namespace {
@@ -323,27 +324,32 @@ bool reads(const scoring::Program& program, int param) {
                      [param](const scoring::Instr& instr) { return instr.op == scoring::Op::read && instr.param == param; });
 }
 
-/// Refuses what is certainly wrong whatever the data: a read that is outside its parameter at every pair, integers beyond 32 bits.
-void check_bounds(const Problem& p, const char* what, const scoring::Program& program, const scoring::Program& mask) {
-  if (program.empty() || p.batch == 0) return;
+/// All pairs of a problem; nothing for packed lengths that only the data tell.
+std::optional<scoring::Box> box_of(const Problem& p) {
   const auto range = [](std::int64_t low, std::int64_t high) {
     return scoring::Interval{static_cast<double>(low), static_cast<double>(high)};
   };
   const auto length = [&](std::int64_t seqlen) { return range(p.varlen ? 0 : seqlen, seqlen); };
-  const bool unknown = p.seqlen_q == 0 || p.seqlen_kv == 0;  // packed lengths that only the data tell
-  if (unknown) return;
+  if (p.batch == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return {};
   scoring::Box box{range(0, p.sequences - 1), range(0, p.heads_q - 1), {}, {}, length(p.seqlen_q), length(p.seqlen_kv)};
   box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
   box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + p.seqlen_kv - 1);
+  return box;
+}
+
+/// Refuses what is certainly wrong whatever the data: a read that is outside its parameter at every pair, integers beyond 64 bits.
+void check_bounds(const Problem& p, const scoring::Box& box, const char* what, const scoring::Program& program,
+                  const scoring::Program& mask) {
+  if (program.empty()) return;
   const scoring::ReadRanges unknown_data;
   for (const scoring::IndexCheck& check : scoring::check_reads(program, p.score->params, box, unknown_data, mask)) {
     FOVEAL_CHECK(check.verdict != scoring::IndexVerdict::never_inside, what, ": parameter ",
                  p.score->params[static_cast<std::size_t>(check.param)].name, ": index ", check.dimension, " is ", check.index.low, " to ",
                  check.index.high, ", outside at every pair; expected 0 to ", check.size - 1);
   }
-  const std::optional<scoring::Interval> overflow = scoring::int32_overflow(program, box, unknown_data);
+  const std::optional<scoring::Interval> overflow = scoring::beyond_64_bits(program, scoring::evaluate(program, box, unknown_data));
   FOVEAL_CHECK(!overflow, what, ": an integer reaches from ", overflow->low, " to ", overflow->high,
-               "; expected integers of 32 bits (compute it in reals with to_real)");
+               "; expected integers of 64 bits (compute it in reals with to_real)");
 }
 
 void compile_score(Problem& p) {
@@ -354,12 +360,18 @@ void compile_score(Problem& p) {
     request.params.push_back(p.params[i].param);
     request.wants_gradient.push_back(p.params[i].gradient.present && static_cast<int>(i) != p.sink);
   }
+  const std::optional<scoring::Box> box = box_of(p);
+  if (box && !p.segments) {
+    request.score_mod = scoring::settle_indices(request.score_mod, request.mask, request.params, *box);
+    request.mask = scoring::settle_indices(request.mask, {}, request.params, *box);
+  }
   p.score = std::make_shared<const scoring::ScoreProgram>(scoring::compile(request));
   if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present)
     FOVEAL_CHECK(!reads(p.score->forward, p.sink), "sink: parameter ", p.attention.sink->name(),
                  " is read by score_mod too and its gradient is wanted; use two parameters");
-  check_bounds(p, "score_mod", p.score->forward, p.score->mask);
-  check_bounds(p, "mask", p.score->mask, {});
+  if (!box) return;
+  check_bounds(p, *box, "score_mod", p.score->forward, p.score->mask);
+  check_bounds(p, *box, "mask", p.score->mask, {});
 }
 
 void check_something_is_wanted(const Problem& p) {

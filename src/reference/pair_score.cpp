@@ -10,15 +10,24 @@ namespace foveal::reference {
 
 using scoring::Point;
 
-double ParamValues::read(std::int32_t param, const std::int64_t* index) const {
-  const TensorView& tensor = buffers_.params[static_cast<std::size_t>(param)];
+std::int64_t ParamValues::offset(const TensorView& tensor, std::int32_t param, const std::int64_t* index) const {
   std::int64_t offset = 0;
   for (std::size_t d = 0; d < static_cast<std::size_t>(tensor.rank); ++d) {
     const std::int64_t inside = std::clamp<std::int64_t>(index[d], 0, tensor.sizes[d] - 1);
     if (inside != index[d] && outside_param_ < 0) outside_param_ = param, outside_dimension_ = d, outside_index_ = index[d];
     offset += inside * tensor.strides[d];
   }
-  const double value = base::load(tensor.data, tensor.dtype, offset);
+  return offset;
+}
+
+double ParamValues::read(std::int32_t param, const std::int64_t* index) const {
+  const TensorView& tensor = buffers_.params[static_cast<std::size_t>(param)];
+  return base::load(tensor.data, tensor.dtype, offset(tensor, param, index));
+}
+
+std::int64_t ParamValues::read_integer(std::int32_t param, const std::int64_t* index) const {
+  const TensorView& tensor = buffers_.params[static_cast<std::size_t>(param)];
+  const std::int64_t value = base::load_integer(tensor.data, tensor.dtype, offset(tensor, param, index));
   return problem_.score->params[static_cast<std::size_t>(param)].type == Type::boolean ? value != 0 : value;
 }
 
@@ -30,7 +39,7 @@ void ParamValues::refuse_outside(const Point& point) const {
                                                                            point.batch, point.head, point.q_idx, point.kv_idx}));
 }
 
-std::int64_t PairScore::doubles(const problem::Problem& problem) {
+std::int64_t PairScore::scalars(const problem::Problem& problem) {
   const scoring::ScoreProgram& score = *problem.score;
   return static_cast<std::int64_t>(std::max({score.mask.code.size(), score.forward.code.size(), score.backward.code.size()}));
 }
@@ -54,17 +63,17 @@ double PairScore::modified(const Point& point) {
 double PairScore::derivative(const Point& point) {
   if (problem_.score->backward.empty()) return 1;
   scoring::evaluate(problem_.score->backward, point, params_, values_);
-  return values_[problem_.score->dscore];
+  return values_[problem_.score->dscore].real;
 }
 
-double PairScore::factor(std::size_t read) const { return values_[problem_.score->reads[read].factor]; }
+double PairScore::factor(std::size_t read) const { return values_[problem_.score->reads[read].factor].real; }
 
 std::int64_t PairScore::element(std::size_t read) const {
   const scoring::TrainableRead& trainable = problem_.score->reads[read];
   const std::vector<std::int64_t>& shape = problem_.score->params[static_cast<std::size_t>(trainable.param)].shape;
   std::int64_t element = 0;
   for (std::size_t d = 0; d < shape.size(); ++d)
-    element = element * shape[d] + std::clamp<std::int64_t>(static_cast<std::int64_t>(values_[trainable.index[d]]), 0, shape[d] - 1);
+    element = element * shape[d] + std::clamp<std::int64_t>(values_[trainable.index[d]].integer, 0, shape[d] - 1);
   return element;
 }
 

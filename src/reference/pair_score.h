@@ -1,5 +1,5 @@
 #pragma once
-// The score and the mask of one pair of positions, evaluated in double.
+// The score and the mask of one pair of positions, evaluated in double and in integers of 64 bits.
 #include <cstdint>
 
 #include "problem/problem.h"
@@ -12,12 +12,15 @@ class ParamValues : public scoring::ParamReader {
  public:
   ParamValues(const problem::Problem& problem, const problem::Buffers& buffers) : problem_(problem), buffers_(buffers) {}
   double read(std::int32_t param, const std::int64_t* index) const override;
+  std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const override;
 
   void forget() { outside_param_ = -1; }
   /// Throws invalid_argument when the problem is checked and an index was outside since forget().
   void refuse_outside(const scoring::Point& point) const;
 
  private:
+  std::int64_t offset(const TensorView& tensor, std::int32_t param, const std::int64_t* index) const;
+
   const problem::Problem& problem_;
   const problem::Buffers& buffers_;
   mutable std::int32_t outside_param_ = -1;
@@ -28,10 +31,10 @@ class ParamValues : public scoring::ParamReader {
 /// Evaluates the programs of a problem. Keeps the values of the last evaluation, so each thread needs its own.
 class PairScore {
  public:
-  /// values: doubles(problem) of them.
-  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, double* values)
+  /// values: scalars(problem) of them.
+  PairScore(const problem::Problem& problem, const problem::Buffers& buffers, scoring::Scalar* values)
       : problem_(problem), params_(problem, buffers), values_(values) {}
-  static std::int64_t doubles(const problem::Problem& problem);
+  static std::int64_t scalars(const problem::Problem& problem);
 
   /// Does the mask keep the pair?
   bool keeps(const scoring::Point& point);
@@ -47,7 +50,7 @@ class PairScore {
  private:
   const problem::Problem& problem_;
   ParamValues params_;
-  double* values_;
+  scoring::Scalar* values_;
 };
 
 }  // namespace foveal::reference

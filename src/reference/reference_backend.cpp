@@ -102,7 +102,7 @@ class Rows {
       : p_(problem),
         buffers_(buffers),
         queries_(queries),
-        score_(problem, buffers, arena.take(PairScore::doubles(problem))),
+        score_(problem, buffers, reinterpret_cast<scoring::Scalar*>(arena.take(PairScore::scalars(problem)))),
         drop_threshold_(base::dropout_threshold(problem.attention.dropout_p)),
         keep_scale_(1 / (1 - problem.attention.dropout_p)) {}
 
@@ -161,7 +161,7 @@ class ForwardRows : Rows {
   }
 
   static std::int64_t doubles(const Problem& p, std::int64_t longest) {
-    return PairScore::doubles(p) + longest * (p.head_dim + p.head_dim_v + 1) + p.head_dim + p.head_dim_v;
+    return PairScore::scalars(p) + longest * (p.head_dim + p.head_dim_v + 1) + p.head_dim + p.head_dim_v;
   }
 
   void group(std::int64_t batch, std::int64_t head_kv) {
@@ -219,7 +219,7 @@ class BackwardRows : Rows {
   }
 
   static std::int64_t doubles(const Problem& p, std::int64_t longest) {
-    return PairScore::doubles(p) + 2 * (longest + 1) * (p.head_dim + p.head_dim_v);
+    return PairScore::scalars(p) + 2 * (longest + 1) * (p.head_dim + p.head_dim_v);
   }
 
   /// dparams: one accumulator for each parameter, null where no gradient is wanted.

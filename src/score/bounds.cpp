@@ -25,18 +25,19 @@ std::vector<IndexCheck> check_reads(const Program& program, const std::vector<Pa
   return checks;
 }
 
-std::optional<Interval> int32_overflow(const Program& program, const Box& box, const ReadRanges& reads) {
-  std::vector<Interval> values(program.code.size());
-  IntervalProgram(program).evaluate(box, reads, values);
-  return beyond_int32(program, values);
-}
+bool fits_32_bits(const Interval& bounds) { return bounds.low >= -2147483648.0 && bounds.high <= 2147483647.0; }
 
-std::optional<Interval> beyond_int32(const Program& program, std::span<const Interval> values) {
-  constexpr double low = -2147483648.0, high = 2147483647.0;
+std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values) {
+  constexpr double limit = 0x1p63, margin = 0x1p23;  // of what doubles round
+  const auto computes = [](Op op) {
+    return op == Op::add || op == Op::sub || op == Op::mul || op == Op::neg || op == Op::abs || op == Op::shift_left;
+  };
   for (std::size_t id = 0; id < program.code.size(); ++id) {
+    const Instr& instr = program.code[id];
     const Interval& value = values[id];
     const bool known = std::isfinite(value.low) && std::isfinite(value.high);
-    if (program.code[id].type == Type::integer && known && (value.low < low || value.high > high)) return value;
+    if (instr.type == Type::integer && computes(instr.op) && known && (value.low < margin - limit || value.high > limit - margin))
+      return value;
   }
   return std::nullopt;
 }

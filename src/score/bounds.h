@@ -1,5 +1,5 @@
 #pragma once
-// Do the reads of a program stay inside their parameters? Do its integers fit 32 bits? Decided by interval analysis where it can be.
+// Do the reads of a program stay inside their parameters? How many bits do its integers need? Decided by interval analysis where it can be.
 #include <optional>
 #include <span>
 #include <vector>
@@ -28,10 +28,11 @@ struct IndexCheck {
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask = {});
 
-/// Of the bounds of a program's values, those of an integer that may leave 32 bits (kernels compute with int32), if there is one. Values
-/// that depend on unknown parameters are given the benefit of the doubt.
-std::optional<Interval> beyond_int32(const Program& program, std::span<const Interval> values);
-/// The same over a box of positions.
-std::optional<Interval> int32_overflow(const Program& program, const Box& box, const ReadRanges& reads);
+/// Is an integer with these bounds certain to fit 32 bits?
+bool fits_32_bits(const Interval& bounds);
+
+/// Of the bounds of a program's values, those of an integer that may leave 64 bits, if there is one. Values of which nothing is known are given
+/// the benefit of the doubt.
+std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values);
 
 }  // namespace foveal::scoring

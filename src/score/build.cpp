@@ -246,6 +246,10 @@ Expr to_integer(const Expr& x) {
   type_of(x, Op::to_integer);
   return Expr(cast(x, Type::integer));
 }
+Expr to_int32(const Expr& x) {
+  FOVEAL_CHECK(type_of(x, Op::to_int32) != Type::real, "to_int32: a real operand; expected an integer");
+  return apply(Op::to_int32, Type::integer, {cast(x, Type::integer)});
+}
 Expr to_boolean(const Expr& x) {
   type_of(x, Op::to_boolean);
   return Expr(cast(x, Type::boolean));

@@ -1,5 +1,5 @@
 #pragma once
-// Evaluation of a program at one pair, in double: what the programs mean. Integers are exact up to 2^53, booleans are 0 and 1.
+// Evaluation of a program at one pair: what the programs mean. Reals are double, integers have 64 bits.
 #include <cstdint>
 
 #include "score/program.h"
@@ -16,13 +16,23 @@ class ParamReader {
   virtual ~ParamReader() = default;
   /// The element at `index`, one per dimension, of ScoreProgram::params[param]. Indices may be out of range: the reader clamps or throws.
   virtual double read(std::int32_t param, const std::int64_t* index) const = 0;
+  /// The same of an integer or boolean parameter: exact, too, where a double is not.
+  virtual std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const {
+    return static_cast<std::int64_t>(read(param, index));
+  }
+};
+
+/// One value: `real` where its type is real, else `integer`, 0 and 1 for booleans.
+union Scalar {
+  double real;
+  std::int64_t integer;
 };
 
 /// f32: every real value is rounded to float, as a kernel that computes in single precision rounds it.
 enum class Precision : std::uint8_t { f64, f32 };
 
-/// Fills values[0 .. program.code.size()) and returns the first output. Allocates nothing.
-double evaluate(const Program& program, const Point& point, const ParamReader& reader, double* values,
+/// Fills values[0 .. program.code.size()) and returns the first output as a real. Allocates nothing.
+double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values,
                 Precision precision = Precision::f64);
 
 }  // namespace foveal::scoring

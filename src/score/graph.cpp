@@ -128,8 +128,6 @@ ValueId Graph::real(double value) {
 }
 
 ValueId Graph::integer(std::int64_t value) {
-  FOVEAL_CHECK(std::abs(value) <= std::numeric_limits<std::int32_t>::max(), "expression: the integer constant ", value,
-               " does not fit 32 bits; expected at most 2147483647 in size, or a real constant");
   Instr instr;
   instr.op = Op::integer_const;
   instr.type = Type::integer;

@@ -28,7 +28,7 @@ class Graph {
   Graph& operator=(const Graph&) = delete;
 
   ValueId real(double value);
-  ValueId integer(std::int64_t value);  ///< throws invalid_argument when it does not fit 32 bits
+  ValueId integer(std::int64_t value);
   ValueId boolean(bool value);
   ValueId symbol(Op op);
   ValueId read(const Param::Info& param, std::vector<ValueId> index);

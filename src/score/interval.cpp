@@ -16,13 +16,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 bool is_comparison(Op op) { return op == Op::eq || op == Op::ne || op == Op::lt || op == Op::le; }
 
-/// Integer values of the program as sums of values that are not sums themselves.
+/// Integer values of the program as sums of values that are not sums themselves; a sum of large numbers counts as one of these.
 std::vector<Linear> linear_forms(const Program& program) {
-  constexpr std::int64_t limit = std::int64_t{1} << 40;  // beyond it a value is its own atom: no overflow, and no precision lost
-  const auto small = [](const Linear& sum) {
-    return std::abs(sum.constant) < limit && sum.terms.size() <= 32 &&
-           std::all_of(sum.terms.begin(), sum.terms.end(), [](const Linear::Term& term) { return std::abs(term.coefficient) < limit; });
-  };
   std::vector<Linear> forms(program.code.size());
   for (std::size_t id = 0; id < program.code.size(); ++id) {
     const Instr& instr = program.code[id];
@@ -52,7 +47,7 @@ std::vector<Linear> linear_forms(const Program& program) {
         break;
     }
     const bool is_sum = instr.op == Op::integer_const || !sum.terms.empty() || sum.constant != 0;
-    forms[id] = is_sum && small(sum) ? sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
+    forms[id] = is_sum && is_small(sum) ? sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
   }
   return forms;
 }
@@ -124,6 +119,10 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
   }
   const std::vector<SymbolSum> facts = facts_of(assumed);
   if (facts.empty()) return;
+  for (const Linear& gap : gaps_) {
+    const std::optional<SymbolSum> sum = symbol_sum(program, gap);
+    assumed_gaps_.push_back(sum ? bounds_from(facts, *sum) : Interval{-infinity, infinity});
+  }
   assumed_.assign(program.code.size(), {-infinity, infinity});
   for (std::size_t id = 0; id < program.code.size(); ++id) {
     if (program.code[id].type != Type::integer) continue;
@@ -142,7 +141,7 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
       low += coefficient * (coefficient > 0 ? atom.low : atom.high);
       high += coefficient * (coefficient > 0 ? atom.high : atom.low);
     }
-    return Interval{low, high};
+    return interval_rules::whole({low, high});
   };
   for (std::size_t id = 0; id < program_.code.size(); ++id) {
     const Instr& instr = program_.code[id];
@@ -156,7 +155,7 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
       }
       case Op::integer_const:
       case Op::boolean_const:
-        value = {static_cast<double>(instr.integer), static_cast<double>(instr.integer)};
+        value = interval_rules::whole({static_cast<double>(instr.integer), static_cast<double>(instr.integer)});
         break;
       case Op::score:
         value = box.score;
@@ -184,19 +183,35 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
         for (std::size_t d = 0; d < instr.index.size(); ++d) index[d] = operand(instr.index[d]);
         value = reads.range(instr.param, {index.data(), instr.index.size()});
         if (instr.type == Type::boolean) value = {std::max(value.low, 0.0), std::min(value.high, 1.0)};
-        if (instr.type == Type::integer) value.maybe_nan = false;
+        if (instr.type == Type::integer) value = interval_rules::whole({value.low, value.high});
         break;
       }
       default:
         if (gap_of_[id] >= 0) {
-          value = row(instr.op).interval(instr.type, bounds(gaps_[static_cast<std::size_t>(gap_of_[id])]), zero, zero);
+          const auto at = static_cast<std::size_t>(gap_of_[id]);
+          Interval gap = bounds(gaps_[at]);
+          if (!assumed_gaps_.empty()) gap = {std::max(gap.low, assumed_gaps_[at].low), std::min(gap.high, assumed_gaps_[at].high)};
+          value = row(instr.op).interval(instr.type, gap, zero, zero);
         } else {
           value = row(instr.op).interval(instr.type, operand(instr.arg[0]), operand(instr.arg[1]), operand(instr.arg[2]));
+          if (instr.type == Type::integer) value = interval_rules::whole(value);
         }
         break;
     }
     if (!assumed_.empty()) value = {std::max(value.low, assumed_[id].low), std::min(value.high, assumed_[id].high), value.maybe_nan};
   }
+}
+
+double IntervalProgram::reach(ValueId id, std::span<const Interval> values) const {
+  const std::int32_t gap = gap_of_[static_cast<std::size_t>(id)];
+  if (gap < 0) return 0;
+  const Linear& sum = gaps_[static_cast<std::size_t>(gap)];
+  double reach = std::abs(static_cast<double>(sum.constant)) + 1;
+  for (const Linear::Term& term : sum.terms) {
+    const Interval& atom = values[static_cast<std::size_t>(term.atom)];
+    reach += std::abs(static_cast<double>(term.coefficient)) * std::max(std::abs(atom.low), std::abs(atom.high));
+  }
+  return reach;
 }
 
 std::vector<Interval> evaluate(const Program& program, const Box& box, const ReadRanges& reads) {

@@ -12,7 +12,7 @@
 
 namespace foveal::scoring {
 
-/// Closed bounds of a real, integer (exact in a double up to 2^53) or boolean (0, 1) value. `maybe_nan` when a NaN is possible.
+/// Closed bounds of a real, integer or boolean (0, 1) value. `maybe_nan` when a NaN is possible.
 struct Interval {
   double low, high;
   bool maybe_nan = false;
@@ -58,14 +58,17 @@ class IntervalProgram {
   explicit IntervalProgram(const Program& program, const Program& assumed = {});
   /// Bounds of every value over the box, in `values`, which has room for size() of them.
   void evaluate(const Box& box, const ReadRanges& reads, std::span<Interval> values) const;
+  /// Of an integer comparison: the sum of the sizes of all terms, which none exceeds that moves from one side to the other. 0 of others.
+  double reach(ValueId id, std::span<const Interval> values) const;
   std::size_t size() const { return program_.code.size(); }
   ValueId output() const { return program_.outputs.front(); }
 
  private:
   Program program_;
-  std::vector<Linear> gaps_;          ///< for integer comparisons: left - right
-  std::vector<std::int32_t> gap_of_;  ///< position in gaps_, or -1
-  std::vector<Interval> assumed_;     ///< bounds that hold by assumption, one for each value; empty without assumptions
+  std::vector<Linear> gaps_;            ///< for integer comparisons: left - right
+  std::vector<std::int32_t> gap_of_;    ///< position in gaps_, or -1
+  std::vector<Interval> assumed_;       ///< bounds that hold by assumption, one for each value; empty without assumptions
+  std::vector<Interval> assumed_gaps_;  ///< likewise, one for each gap
 };
 
 /// Bounds of every value of the program over the box.

@@ -67,6 +67,13 @@ Interval widened(Interval x) {
   return x;
 }
 
+Interval whole(Interval x) {
+  constexpr double exact = 0x1p53, margin = 0x1p-50;
+  if (std::isfinite(x.low) && std::abs(x.low) > exact) x.low -= std::abs(x.low) * margin;
+  if (std::isfinite(x.high) && std::abs(x.high) > exact) x.high += std::abs(x.high) * margin;
+  return x;
+}
+
 Interval add(Type type, const Interval& a, const Interval& b, const Interval&) {
   const bool undefined = (a.low == -inf && b.high == inf) || (a.high == inf && b.low == -inf);
   return rounded(type, defined(a.low + b.low, a.high + b.high, any_nan(a, b) || undefined));
@@ -88,12 +95,19 @@ Interval div(Type type, const Interval& a, const Interval& b, const Interval&) {
 }
 
 Interval floor_div(Type type, const Interval& a, const Interval& b, const Interval& c) {
-  if (contains(b, 0)) return everything(type);
+  if (contains(b, 0)) {
+    if (type == Type::real) return everything(type);
+    const double far = std::max(std::abs(a.low), std::abs(a.high));  // by 0: 0
+    return {-far, far};
+  }
   return floor(type, div(type, a, b, c), c, c);
 }
 
 Interval mod(Type type, const Interval& a, const Interval& b, const Interval& c) {
-  if (contains(b, 0)) return everything(type);
+  if (contains(b, 0)) {
+    if (type == Type::real) return everything(type);
+    return {std::min(b.low + 1, 0.0), std::max(b.high - 1, 0.0)};
+  }
   if (b.high < 0) return neg(type, mod(type, neg(type, a, c, c), neg(type, b, c, c), c), c, c);
   const bool maybe_nan = any_nan(a, b) || (type == Type::real && (is_infinite(a) || is_infinite(b)));
   const double top = type == Type::integer ? b.high - 1 : b.high;
@@ -292,8 +306,13 @@ Interval to_real(Type, const Interval& a, const Interval&, const Interval&) {
 }
 
 Interval to_integer(Type, const Interval& a, const Interval&, const Interval&) {
-  if (a.maybe_nan || is_infinite(a) || std::max(-a.low, a.high) > 2147483647.0) return {-inf, inf};
+  if (a.maybe_nan || is_infinite(a) || std::max(-a.low, a.high) >= 0x1p63) return {-inf, inf};
   return {std::trunc(a.low), std::trunc(a.high)};
+}
+
+Interval to_int32(Type, const Interval& a, const Interval&, const Interval&) {
+  constexpr double low = -2147483648.0, high = 2147483647.0;
+  return a.low >= low && a.high <= high ? a : Interval{low, high};
 }
 
 Interval to_boolean(Type, const Interval& a, const Interval&, const Interval&) {

@@ -7,12 +7,13 @@ namespace foveal::scoring::interval_rules {
 
 Interval everything(Type type);  ///< the interval of a value of which nothing is known
 Interval widened(Interval x);    ///< by the rounding of one real operation
+Interval whole(Interval x);      ///< of an integer: widened where doubles do not hold them exactly
 
 using Rule = Interval(Type type, const Interval& a, const Interval& b, const Interval& c);
 
 Rule add, sub, mul, div, floor_div, mod, neg, abs, min, max, exp, exp2, log, log2, sqrt, rsqrt, tanh, sigmoid, sin, cos, tan, erf, floor,
     pow, stop_gradient;
 Rule eq, ne, lt, le, logical_and, logical_or, logical_not, logical_xor, bit_and, bit_or, bit_xor, shift_left, shift_right, select, to_real,
-    to_integer, to_boolean;
+    to_integer, to_boolean, to_int32;
 
 }  // namespace foveal::scoring::interval_rules

@@ -1,8 +1,22 @@
 #include "score/linear.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <numeric>
 
 namespace foveal::scoring {
+
+namespace {
+
+/// a + scale * b, saturated.
+std::int64_t sum(std::int64_t a, std::int64_t scale, std::int64_t b) {
+  std::int64_t product = 0, total = 0;
+  if (!__builtin_mul_overflow(scale, b, &product) && !__builtin_add_overflow(a, product, &total)) return total;
+  return std::numeric_limits<std::int64_t>::max();
+}
+
+}  // namespace
 
 bool Linear::same_terms(const Linear& other) const {
   if (terms.size() != other.terms.size()) return false;
@@ -12,26 +26,33 @@ bool Linear::same_terms(const Linear& other) const {
 }
 
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale) {
-  Linear sum;
-  sum.constant = a.constant + scale * b.constant;
+  Linear total;
+  total.constant = sum(a.constant, scale, b.constant);
   auto left = a.terms.begin();
   auto right = b.terms.begin();
   while (left != a.terms.end() || right != b.terms.end()) {
     if (right == b.terms.end() || (left != a.terms.end() && left->atom < right->atom)) {
-      sum.terms.push_back(*left++);
+      total.terms.push_back(*left++);
     } else if (left == a.terms.end() || right->atom < left->atom) {
-      if (scale != 0) sum.terms.push_back({right->atom, scale * right->coefficient});
+      if (scale != 0) total.terms.push_back({right->atom, sum(0, scale, right->coefficient)});
       ++right;
     } else {
-      const std::int64_t coefficient = left->coefficient + scale * right->coefficient;
-      if (coefficient != 0) sum.terms.push_back({left->atom, coefficient});
+      const std::int64_t coefficient = sum(left->coefficient, scale, right->coefficient);
+      if (coefficient != 0) total.terms.push_back({left->atom, coefficient});
       ++left, ++right;
     }
   }
-  return sum;
+  return total;
 }
 
 Linear scaled(const Linear& a, std::int64_t scale) { return combine(Linear{}, a, scale); }
+
+bool is_small(const Linear& a) {
+  constexpr std::int64_t limit = std::int64_t{1} << 40;
+  const auto within = [](std::int64_t x) { return -limit < x && x < limit; };
+  return within(a.constant) && a.terms.size() <= 32 &&
+         std::all_of(a.terms.begin(), a.terms.end(), [&](const Linear::Term& term) { return within(term.coefficient); });
+}
 
 std::int64_t content(const Linear& a) {
   std::int64_t divisor = 0;

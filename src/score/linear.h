@@ -19,9 +19,11 @@ struct Linear {
   bool same_terms(const Linear& other) const;
 };
 
-/// a + scale * b
+/// a + scale * b; what 64 bits do not hold becomes the largest number that they do.
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale);
 Linear scaled(const Linear& a, std::int64_t scale);
+/// Few terms and small numbers: such sums do not overflow where they are combined, and doubles hold them.
+bool is_small(const Linear& a);
 /// Greatest common divisor of the coefficients; 0 for a constant.
 std::int64_t content(const Linear& a);
 

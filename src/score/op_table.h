@@ -1,8 +1,9 @@
 #pragma once
 // What is known about each operation: one OpRow in ops.cpp for each row of FOVEAL_SCORE_OPS, in the same order.
 //
-// Integers are carried in doubles here (exact up to 2^53), booleans as 0 and 1.
+// `value` and the bounds carry integers in doubles (exact up to 2^53), booleans as 0 and 1.
 #include <array>
+#include <cstdint>
 #include <span>
 #include <string_view>
 
@@ -39,6 +40,8 @@ struct OpRow {
   std::string_view signature;  ///< see ops.h
   /// The value; `type` is the result's. Absent for constants, symbols and reads.
   double (*value)(Type type, double a, double b, double c);
+  /// The same of integers and booleans, in 64 bits that wrap. Absent where no operand can be one, and for `where` and conversions.
+  std::int64_t (*of_integers)(std::int64_t a, std::int64_t b);
   /// The derivative of self by the chain rule. Absent where it is zero everywhere.
   ValueId (*derivative)(const TangentStep& step);
   /// Bounds of the value from bounds of the operands. Absent for constants, symbols and reads.
@@ -48,6 +51,9 @@ struct OpRow {
   std::string_view cuda_real;
   std::string_view cuda_integer;
 };
+
+/// A real towards zero as an integer; what 64 bits do not hold is moved to the nearest that they do, NaN becomes 0.
+std::int64_t truncated(double x);
 
 /// All rows, in the order of FOVEAL_SCORE_OPS.
 std::span<const OpRow> op_rows();

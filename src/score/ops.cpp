@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <numbers>
 
@@ -51,18 +52,27 @@ double remainder(double a, double b) {  // Python's: the sign of the divisor
 double floor_quotient(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : std::floor(a / b); }
 double floor_remainder(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : remainder(a, b); }
 
-double truncate_to_integer(double x) {  // saturates like the hardware conversions do; NaN gives 0
-  if (std::isnan(x)) return 0;
-  return std::trunc(std::clamp(x, -2147483648.0, 2147483647.0));
-}
+using Int = std::int64_t;
 
-/// Of integers below 2^53 in size, in two's complement.
+/// Integers wrap: what leaves 64 bits is refused before it is computed, where that is known.
 template <class Operation>
-double of_bits(double a, double b, Operation operation) {
-  return static_cast<double>(operation(static_cast<std::int64_t>(a), static_cast<std::int64_t>(b)));
+Int wrapped(Int a, Int b, Operation operation) {
+  return static_cast<Int>(operation(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)));
+}
+Int negated(Int a) { return wrapped(0, a, std::minus()); }
+Int quotient(Int a, Int b) { return b == 0 ? 0 : b == -1 ? negated(a) : floor_divide(a, b); }
+Int rest(Int a, Int b) { return b == 0 || b == -1 ? 0 : floor_modulo(a, b); }
+Int low_word(Int a) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::uint64_t>(a))); }
+Int shift_count(Int b) { return std::clamp<Int>(b, 0, 63); }  // others have no value in the language
+Int shifted_left(Int a, Int b) {
+  return wrapped(a, b, [b](std::uint64_t x, std::uint64_t) { return x << shift_count(b); });
 }
 
-double shift_count(double b) { return std::clamp(b, 0.0, 63.0); }  // others have no value in the language
+/// Of integers below 2^53 in size.
+template <class Operation>
+double of_small(double a, double b, Operation operation) {
+  return static_cast<double>(operation(static_cast<Int>(a), static_cast<Int>(b)));
+}
 
 // d f(x) = f'(x) dx for the usual functions; each takes the value itself (self) or the operand, whichever is cheaper.
 ValueId times_constant(const Step& s, double constant, ValueId value) { return s.graph.make(Op::mul, s.graph.real(constant), value); }
@@ -133,8 +143,9 @@ ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the first ter
   return s.sum(by_base, by_exponent);
 }
 
-// Abbreviations for the table: V a value, D a derivative.
+// Abbreviations for the table: V a value, I one of integers, D a derivative.
 #define V(expression) [](Type type, double a, double b, double c) -> double { return (void)type, (void)a, (void)b, (void)c, (expression); }
+#define I(expression) [](Int a, Int b) -> Int { return (void)a, (void)b, (expression); }
 #define D(expression) [](const Step& s) -> ValueId { return (expression); }
 
 namespace rule = interval_rules;
@@ -142,70 +153,80 @@ namespace rule = interval_rules;
 struct Facts {
   Op op;
   decltype(OpRow::value) value;
+  decltype(OpRow::of_integers) of_integers;
   decltype(OpRow::derivative) derivative;
   decltype(OpRow::interval) interval;
   std::string_view cuda_real, cuda_integer;
 };
 
 constexpr Facts facts[] = {
-    {Op::real_const, nullptr, nullptr, nullptr, "", ""},
-    {Op::integer_const, nullptr, nullptr, nullptr, "", ""},
-    {Op::boolean_const, nullptr, nullptr, nullptr, "", ""},
-    {Op::score, nullptr, nullptr, nullptr, "", ""},
-    {Op::batch, nullptr, nullptr, nullptr, "", ""},
-    {Op::head, nullptr, nullptr, nullptr, "", ""},
-    {Op::q_idx, nullptr, nullptr, nullptr, "", ""},
-    {Op::kv_idx, nullptr, nullptr, nullptr, "", ""},
-    {Op::seqlen_q, nullptr, nullptr, nullptr, "", ""},
-    {Op::seqlen_kv, nullptr, nullptr, nullptr, "", ""},
-    {Op::read, nullptr, nullptr, nullptr, "", ""},
-    {Op::add, V(a + b), D(s.sum(s.tangent[0], s.tangent[1])), rule::add, "($0 + $1)", "($0 + $1)"},
-    {Op::sub, V(a - b), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
-    {Op::mul, V(a* b), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))), rule::mul, "($0 * $1)", "($0 * $1)"},
-    {Op::div, V(a / b), d_div, rule::div, "fv_divide($0, $1)", ""},
-    {Op::floor_div, V(floor_quotient(type, a, b)), d_floor_div, rule::floor_div, "fv_floor_div($0, $1)", "fv_floor_div($0, $1)"},
-    {Op::mod, V(floor_remainder(type, a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
-    {Op::neg, V(-a), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
-    {Op::abs, V(std::abs(a)), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
-    {Op::min, V(b < a ? b : a), d_min, rule::min, "fv_min($0, $1)", "fv_min($0, $1)"},
-    {Op::max, V(a < b ? b : a), d_max, rule::max, "fv_max($0, $1)", "fv_max($0, $1)"},
-    {Op::exp, V(std::exp(a)), D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", ""},
-    {Op::exp2, V(std::exp2(a)), D(s.scaled(times_constant(s, std::numbers::ln2, s.self), s.tangent[0])), rule::exp2, "fv_exp2($0)", ""},
-    {Op::log, V(std::log(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[0]), s.tangent[0])), rule::log, "fv_log($0)", ""},
-    {Op::log2, V(std::log2(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(std::numbers::log2e), s.arg[0]), s.tangent[0])), rule::log2,
-     "fv_log2($0)", ""},
-    {Op::sqrt, V(std::sqrt(a)), D(s.scaled(s.graph.make(Op::div, s.graph.real(0.5), s.self), s.tangent[0])), rule::sqrt, "fv_sqrt($0)", ""},
-    {Op::rsqrt, V(1 / std::sqrt(a)), d_rsqrt, rule::rsqrt, "fv_rsqrt($0)", ""},
-    {Op::tanh, V(std::tanh(a)), d_tanh, rule::tanh, "fv_tanh($0)", ""},
-    {Op::sigmoid, V(1 / (1 + std::exp(-a))), d_sigmoid, rule::sigmoid, "fv_sigmoid($0)", ""},
-    {Op::sin, V(std::sin(a)), D(s.scaled(s.graph.make(Op::cos, s.arg[0]), s.tangent[0])), rule::sin, "fv_sin($0)", ""},
-    {Op::cos, V(std::cos(a)), D(s.scaled(s.graph.make(Op::neg, s.graph.make(Op::sin, s.arg[0])), s.tangent[0])), rule::cos, "fv_cos($0)",
+    {Op::real_const, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::integer_const, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::boolean_const, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::score, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::batch, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::head, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::q_idx, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::kv_idx, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::seqlen_q, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::seqlen_kv, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::read, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::add, V(a + b), I(wrapped(a, b, std::plus())), D(s.sum(s.tangent[0], s.tangent[1])), rule::add, "($0 + $1)", "($0 + $1)"},
+    {Op::sub, V(a - b), I(wrapped(a, b, std::minus())), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
+    {Op::mul, V(a* b), I(wrapped(a, b, std::multiplies())), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))),
+     rule::mul, "($0 * $1)", "($0 * $1)"},
+    {Op::div, V(a / b), nullptr, d_div, rule::div, "fv_divide($0, $1)", ""},
+    {Op::floor_div, V(floor_quotient(type, a, b)), I(quotient(a, b)), d_floor_div, rule::floor_div, "fv_floor_div($0, $1)",
+     "fv_floor_div($0, $1)"},
+    {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
+    {Op::neg, V(-a), I(negated(a)), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
+    {Op::abs, V(std::abs(a)), I(a < 0 ? negated(a) : a), d_abs, rule::abs, "fv_abs($0)", "fv_abs($0)"},
+    {Op::min, V(b < a ? b : a), I(b < a ? b : a), d_min, rule::min, "fv_min($0, $1)", "fv_min($0, $1)"},
+    {Op::max, V(a < b ? b : a), I(a < b ? b : a), d_max, rule::max, "fv_max($0, $1)", "fv_max($0, $1)"},
+    {Op::exp, V(std::exp(a)), nullptr, D(s.scaled(s.self, s.tangent[0])), rule::exp, "fv_exp($0)", ""},
+    {Op::exp2, V(std::exp2(a)), nullptr, D(s.scaled(times_constant(s, std::numbers::ln2, s.self), s.tangent[0])), rule::exp2, "fv_exp2($0)",
      ""},
-    {Op::tan, V(std::tan(a)), d_tan, rule::tan, "fv_tan($0)", ""},
-    {Op::erf, V(std::erf(a)), d_erf, rule::erf, "fv_erf($0)", ""},
-    {Op::floor, V(std::floor(a)), nullptr, rule::floor, "fv_floor($0)", ""},
-    {Op::pow, V(std::pow(a, b)), d_pow, rule::pow, "fv_pow($0, $1)", ""},
-    {Op::stop_gradient, V(a), nullptr, rule::stop_gradient, "($0)", ""},
-    {Op::eq, V(a == b), nullptr, rule::eq, "($0 == $1)", "($0 == $1)"},
-    {Op::ne, V(a != b), nullptr, rule::ne, "($0 != $1)", "($0 != $1)"},
-    {Op::lt, V(a < b), nullptr, rule::lt, "($0 < $1)", "($0 < $1)"},
-    {Op::le, V(a <= b), nullptr, rule::le, "($0 <= $1)", "($0 <= $1)"},
-    {Op::logical_and, V(a != 0 && b != 0), nullptr, rule::logical_and, "", "($0 & $1)"},
-    {Op::logical_or, V(a != 0 || b != 0), nullptr, rule::logical_or, "", "($0 | $1)"},
-    {Op::logical_not, V(a == 0), nullptr, rule::logical_not, "", "(!$0)"},
-    {Op::logical_xor, V((a != 0) != (b != 0)), nullptr, rule::logical_xor, "", "($0 ^ $1)"},
-    {Op::bit_and, V(of_bits(a, b, [](auto x, auto y) { return x & y; })), nullptr, rule::bit_and, "", "($0 & $1)"},
-    {Op::bit_or, V(of_bits(a, b, [](auto x, auto y) { return x | y; })), nullptr, rule::bit_or, "", "($0 | $1)"},
-    {Op::bit_xor, V(of_bits(a, b, [](auto x, auto y) { return x ^ y; })), nullptr, rule::bit_xor, "", "($0 ^ $1)"},
-    {Op::shift_left, V(a* std::exp2(shift_count(b))), nullptr, rule::shift_left, "", "fv_shift_left($0, $1)"},
-    {Op::shift_right, V(std::floor(a* std::exp2(-shift_count(b)))), nullptr, rule::shift_right, "", "fv_shift_right($0, $1)"},
-    {Op::select, V(a != 0 ? b : c), D(s.choose(s.arg[0], s.tangent[1], s.tangent[2])), rule::select, "($0 ? $1 : $2)", "($0 ? $1 : $2)"},
-    {Op::to_real, V(a), nullptr, rule::to_real, "real($0)", "real($0)"},
-    {Op::to_integer, V(truncate_to_integer(a)), nullptr, rule::to_integer, "int($0)", "int($0)"},
-    {Op::to_boolean, V(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
+    {Op::log, V(std::log(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[0]), s.tangent[0])), rule::log, "fv_log($0)",
+     ""},
+    {Op::log2, V(std::log2(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(std::numbers::log2e), s.arg[0]), s.tangent[0])),
+     rule::log2, "fv_log2($0)", ""},
+    {Op::sqrt, V(std::sqrt(a)), nullptr, D(s.scaled(s.graph.make(Op::div, s.graph.real(0.5), s.self), s.tangent[0])), rule::sqrt,
+     "fv_sqrt($0)", ""},
+    {Op::rsqrt, V(1 / std::sqrt(a)), nullptr, d_rsqrt, rule::rsqrt, "fv_rsqrt($0)", ""},
+    {Op::tanh, V(std::tanh(a)), nullptr, d_tanh, rule::tanh, "fv_tanh($0)", ""},
+    {Op::sigmoid, V(1 / (1 + std::exp(-a))), nullptr, d_sigmoid, rule::sigmoid, "fv_sigmoid($0)", ""},
+    {Op::sin, V(std::sin(a)), nullptr, D(s.scaled(s.graph.make(Op::cos, s.arg[0]), s.tangent[0])), rule::sin, "fv_sin($0)", ""},
+    {Op::cos, V(std::cos(a)), nullptr, D(s.scaled(s.graph.make(Op::neg, s.graph.make(Op::sin, s.arg[0])), s.tangent[0])), rule::cos,
+     "fv_cos($0)", ""},
+    {Op::tan, V(std::tan(a)), nullptr, d_tan, rule::tan, "fv_tan($0)", ""},
+    {Op::erf, V(std::erf(a)), nullptr, d_erf, rule::erf, "fv_erf($0)", ""},
+    {Op::floor, V(std::floor(a)), nullptr, nullptr, rule::floor, "fv_floor($0)", ""},
+    {Op::pow, V(std::pow(a, b)), nullptr, d_pow, rule::pow, "fv_pow($0, $1)", ""},
+    {Op::stop_gradient, V(a), nullptr, nullptr, rule::stop_gradient, "($0)", ""},
+    {Op::eq, V(a == b), I(a == b), nullptr, rule::eq, "($0 == $1)", "($0 == $1)"},
+    {Op::ne, V(a != b), I(a != b), nullptr, rule::ne, "($0 != $1)", "($0 != $1)"},
+    {Op::lt, V(a < b), I(a < b), nullptr, rule::lt, "($0 < $1)", "($0 < $1)"},
+    {Op::le, V(a <= b), I(a <= b), nullptr, rule::le, "($0 <= $1)", "($0 <= $1)"},
+    {Op::logical_and, V(a != 0 && b != 0), I(a& b), nullptr, rule::logical_and, "", "($0 & $1)"},
+    {Op::logical_or, V(a != 0 || b != 0), I(a | b), nullptr, rule::logical_or, "", "($0 | $1)"},
+    {Op::logical_not, V(a == 0), I(a == 0), nullptr, rule::logical_not, "", "(!$0)"},
+    {Op::logical_xor, V((a != 0) != (b != 0)), I(a ^ b), nullptr, rule::logical_xor, "", "($0 ^ $1)"},
+    {Op::bit_and, V(of_small(a, b, [](auto x, auto y) { return x & y; })), I(a& b), nullptr, rule::bit_and, "", "($0 & $1)"},
+    {Op::bit_or, V(of_small(a, b, [](auto x, auto y) { return x | y; })), I(a | b), nullptr, rule::bit_or, "", "($0 | $1)"},
+    {Op::bit_xor, V(of_small(a, b, [](auto x, auto y) { return x ^ y; })), I(a ^ b), nullptr, rule::bit_xor, "", "($0 ^ $1)"},
+    {Op::shift_left, V(of_small(a, b, shifted_left)), I(shifted_left(a, b)), nullptr, rule::shift_left, "", "fv_shift_left($0, $1)"},
+    {Op::shift_right, V(of_small(a, b, [](Int x, Int y) { return x >> shift_count(y); })), I(a >> shift_count(b)), nullptr,
+     rule::shift_right, "", "fv_shift_right($0, $1)"},
+    {Op::select, V(a != 0 ? b : c), nullptr, D(s.choose(s.arg[0], s.tangent[1], s.tangent[2])), rule::select, "($0 ? $1 : $2)",
+     "($0 ? $1 : $2)"},
+    {Op::to_real, V(a), nullptr, nullptr, rule::to_real, "real($0)", "real($0)"},
+    {Op::to_integer, V(static_cast<double>(truncated(a))), nullptr, nullptr, rule::to_integer, "int($0)", "int($0)"},
+    {Op::to_boolean, V(a != 0), I(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
+    {Op::to_int32, V(static_cast<double>(low_word(static_cast<Int>(a)))), I(low_word(a)), nullptr, rule::to_int32, "", "int($0)"},
 };
 
 #undef V
+#undef I
 #undef D
 
 struct Declaration {
@@ -237,7 +258,7 @@ constexpr std::array<OpRow, op_count> make_rows() {
   for (std::size_t i = 0; i < op_count; ++i) {
     const Declaration& d = declarations[i];
     const Facts& f = facts[i];
-    rows[i] = {d.op, d.name, d.text, d.arity, d.signature, f.value, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
+    rows[i] = {d.op, d.name, d.text, d.arity, d.signature, f.value, f.of_integers, f.derivative, f.interval, f.cuda_real, f.cuda_integer};
   }
   return rows;
 }
@@ -247,5 +268,11 @@ constexpr std::array<OpRow, op_count> rows = make_rows();
 }  // namespace
 
 std::span<const OpRow> op_rows() { return rows; }
+
+std::int64_t truncated(double x) {
+  if (std::isnan(x)) return 0;
+  if (x >= 0x1p63) return std::numeric_limits<std::int64_t>::max();
+  return x <= -0x1p63 ? std::numeric_limits<std::int64_t>::min() : static_cast<std::int64_t>(x);
+}
 
 }  // namespace foveal::scoring

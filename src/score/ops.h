@@ -63,7 +63,8 @@ namespace foveal::scoring {
   X(select, "where", 3, "btt>t")              \
   X(to_real, "to_real", 1, "t>r")             \
   X(to_integer, "to_integer", 1, "t>i")       \
-  X(to_boolean, "to_boolean", 1, "t>b")
+  X(to_boolean, "to_boolean", 1, "t>b")       \
+  X(to_int32, "to_int32", 1, "i>i")
 
 enum class Op : std::uint8_t {
 #define FOVEAL_X(op, text, arity, signature) op,

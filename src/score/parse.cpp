@@ -155,10 +155,11 @@ const std::map<std::string_view, Function>& functions() {
     }                                                                   \
   }
   static const std::map<std::string_view, Function> table = {
-      FOVEAL_2(floor_div), FOVEAL_3(where), FOVEAL_2(min),     FOVEAL_2(max),        FOVEAL_3(clamp),      FOVEAL_1(abs),
-      FOVEAL_1(exp),       FOVEAL_1(exp2),  FOVEAL_1(log),     FOVEAL_1(log2),       FOVEAL_1(sqrt),       FOVEAL_1(rsqrt),
-      FOVEAL_1(tanh),      FOVEAL_1(sin),   FOVEAL_1(sigmoid), FOVEAL_1(cos),        FOVEAL_1(tan),        FOVEAL_1(erf),
-      FOVEAL_1(floor),     FOVEAL_2(pow),   FOVEAL_1(to_real), FOVEAL_1(to_integer), FOVEAL_1(to_boolean), FOVEAL_1(stop_gradient),
+      FOVEAL_2(floor_div), FOVEAL_3(where),      FOVEAL_2(min),        FOVEAL_2(max),           FOVEAL_3(clamp),
+      FOVEAL_1(abs),       FOVEAL_1(exp),        FOVEAL_1(exp2),       FOVEAL_1(log),           FOVEAL_1(log2),
+      FOVEAL_1(sqrt),      FOVEAL_1(rsqrt),      FOVEAL_1(tanh),       FOVEAL_1(sin),           FOVEAL_1(sigmoid),
+      FOVEAL_1(cos),       FOVEAL_1(tan),        FOVEAL_1(erf),        FOVEAL_1(floor),         FOVEAL_2(pow),
+      FOVEAL_1(to_real),   FOVEAL_1(to_integer), FOVEAL_1(to_boolean), FOVEAL_1(stop_gradient), FOVEAL_1(to_int32),
   };
 #undef FOVEAL_1
 #undef FOVEAL_2
@@ -358,9 +359,9 @@ class Parser {
       case Token::integer: {
         std::int64_t value = 0;
         const auto [stop, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        if (error != std::errc{} || value > std::numeric_limits<std::int32_t>::max()) {
+        if (error != std::errc{}) {
           in_.fail(token.position,
-                   base::join("the integer ", token.text.substr(0, 40), " does not fit 32 bits; write it as a real, with a point"));
+                   base::join("the integer ", token.text.substr(0, 40), " does not fit 64 bits; write it as a real, with a point"));
         }
         in_.take();
         return Expr(value);

@@ -16,7 +16,7 @@ constexpr std::size_t max_operands = 32;  // of a chain of & or |
 constexpr std::int64_t max_coefficient = std::numeric_limits<std::int32_t>::max();
 
 bool fits(const Linear& sum) {
-  if (sum.terms.size() > max_terms || std::abs(sum.constant) > max_coefficient) return false;
+  if (sum.terms.size() > max_terms || sum.constant > max_coefficient || sum.constant < -max_coefficient) return false;
   return std::all_of(sum.terms.begin(), sum.terms.end(),
                      [](const Linear::Term& term) { return std::abs(term.coefficient) <= max_coefficient; });
 }
@@ -80,6 +80,12 @@ std::optional<ValueId> Graph::fold(Op op, ValueId a, ValueId b, ValueId c) {
                ": an integer divided by the constant 0");
   const double value = row(op).value(result, *const_value(a), b < 0 ? 0 : *const_value(b), c < 0 ? 0 : *const_value(c));
   if (std::isnan(value)) return std::nullopt;
+  if (type(a) != Type::real && row(op).of_integers) {  // exact, where a double is not
+    const std::int64_t exact = row(op).of_integers((*this)[a].integer, b < 0 ? 0 : (*this)[b].integer);
+    FOVEAL_CHECK(std::abs(static_cast<double>(exact) - value) <= 0x1p32, "operator ", row(op).text, ": ", value, " does not fit 64 bits");
+    return result == Type::integer ? integer(exact) : boolean(exact != 0);
+  }
+  if (op == Op::select && result != Type::real) return (*this)[a].integer != 0 ? b : c;
   if (result == Type::real) return real(value);
   if (result == Type::boolean) return boolean(value != 0);
   constexpr double beyond = 0x1p62;  // of what an integer may be, which integer() says; what a conversion of more gives is undefined
@@ -132,7 +138,6 @@ ValueId Graph::from_linear(const Linear& sum) {
 }
 
 ValueId Graph::make_integer(Op op, ValueId a, ValueId b) {
-  const std::optional<double> divisor = const_value(b);
   switch (op) {
     case Op::add:
     case Op::sub: {
@@ -153,8 +158,8 @@ ValueId Graph::make_integer(Op op, ValueId a, ValueId b) {
     }
     case Op::floor_div:
     case Op::mod: {
-      if (!divisor) return intern(op, a, b);
-      const auto d = static_cast<std::int64_t>(*divisor);
+      if (!is_const(b)) return intern(op, a, b);
+      const std::int64_t d = (*this)[b].integer;
       FOVEAL_CHECK(d != 0, "operator ", row(op).text, ": an integer divided by the constant 0");
       if (d < 0 && fits(negated(linear(b)))) {
         const ValueId flipped = make(op, make(Op::neg, a), integer(-d));
@@ -208,12 +213,12 @@ ValueId Graph::make_integer(Op op, ValueId a, ValueId b) {
 ValueId Graph::make_bits(Op op, ValueId a, ValueId b) {
   const bool shifts = op == Op::shift_left || op == Op::shift_right;
   if (!shifts) sort_pair(a, b);  // a constant comes last
-  const std::optional<double> known = const_value(b);
-  if (shifts && known && *known >= 0 && *known < 31) {
-    return make(op == Op::shift_left ? Op::mul : Op::floor_div, a, integer(std::int64_t{1} << static_cast<int>(*known)));
+  const bool known = is_const(b);
+  const std::int64_t bits = (*this)[b].integer;
+  if (shifts && known && bits >= 0 && bits < 31) {
+    return make(op == Op::shift_left ? Op::mul : Op::floor_div, a, integer(std::int64_t{1} << bits));
   }
   if (known && !shifts) {
-    const auto bits = static_cast<std::int64_t>(*known);
     if (bits == 0) return op == Op::bit_and ? b : a;
     if (op == Op::bit_and && bits == -1) return a;
     if (op == Op::bit_and && bits > 0 && bits < max_coefficient && (bits & (bits + 1)) == 0) return make(Op::mod, a, integer(bits + 1));
@@ -321,6 +326,19 @@ ValueId Graph::make_unary(Op op, ValueId a) {
       if (type(a) == Type::integer) return a;
       if (from_integer) return instr.arg[0];
       break;
+    case Op::to_int32: {
+      if (instr.op == Op::to_int32) return a;
+      // Sums of positions, which are below 2^31.
+      const Linear sum = linear(a);
+      double low = static_cast<double>(sum.constant), high = low;
+      for (const Linear::Term& term : sum.terms) {
+        const Op symbol = (*this)[term.atom].op;
+        if (symbol < Op::batch || symbol > Op::seqlen_kv) return intern(op, a);
+        (term.coefficient > 0 ? high : low) += static_cast<double>(term.coefficient) * 2147483647.0;
+      }
+      if (low >= -2147483648.0 && high <= 2147483647.0) return a;
+      break;
+    }
     case Op::to_boolean:
       if (type(a) == Type::boolean) return a;
       return make(Op::ne, a, type(a) == Type::integer ? integer(0) : real(0));

@@ -1,5 +1,7 @@
 #pragma once
-// An expression in which symbols stand for other expressions.
+// An expression in which parts stand for other expressions.
+#include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -8,7 +10,10 @@
 
 namespace foveal::scoring {
 
-/// `expr` (of any depth) with each of these symbols replaced, all at once; itself when it has none of them. Types must be the symbols'.
+/// `expr` (of any depth) with parts replaced, all at once: those for which replacement(node) is not null.
+Expr replace(const Expr& expr, const std::function<std::shared_ptr<const Node>(const Node&)>& replacement);
+
+/// `expr` with each of these symbols replaced; itself when it has none of them. Types must be the symbols'.
 Expr substitute(const Expr& expr, const std::vector<std::pair<Op, Expr>>& symbols);
 
 }  // namespace foveal::scoring

@@ -101,10 +101,10 @@ class Meaning : public scoring::ParamReader {
     values_.resize(program.code.size());
     return scoring::evaluate(program, point, *this, values_.data());
   }
-  double value(scoring::ValueId id) const { return values_[static_cast<std::size_t>(id)]; }
+  double value(scoring::ValueId id) const { return values_[static_cast<std::size_t>(id)].real; }
   std::int64_t read_element(const scoring::TrainableRead& read) const {
     std::vector<std::int64_t> index;
-    for (scoring::ValueId id : read.index) index.push_back(static_cast<std::int64_t>(value(id)));
+    for (scoring::ValueId id : read.index) index.push_back(values_[static_cast<std::size_t>(id)].integer);
     return element(read.param, index.data());
   }
 
@@ -116,7 +116,7 @@ class Meaning : public scoring::ParamReader {
   }
   const problem::Problem& problem_;
   const problem::CaseData& data_;
-  std::vector<double> values_;
+  std::vector<scoring::Scalar> values_;
   mutable std::map<std::int32_t, std::vector<double>> cache_;
 };
 
@@ -276,9 +276,9 @@ INSTANTIATE_TEST_SUITE_P(Masks, Catalogue, testing::ValuesIn(catalogue::masks), 
 
 // ---- every operation of the table ----
 
-/// A tile program of one operation over reads of parameters (full rank), compared with the table's own value.
+/// A tile program of one operation over reads of parameters (full rank), compared with the table's own value. wide: integers beyond 32 bits.
 template <class Real>
-void check_operation(const scoring::OpRow& row, Type operand_type, const std::string& target) {
+void check_operation(const scoring::OpRow& row, Type operand_type, const std::string& target, bool wide = false) {
   SCOPED_TRACE(std::string(row.text) + " on " + to_string(operand_type) + "s, " + target + (sizeof(Real) == 8 ? " f64" : " f32"));
   constexpr int keys = 33, lanes = 48;
   // Operands a, b, c are reads at [q_idx, kv_idx]; the result is turned into a real that score is replaced by.
@@ -299,6 +299,7 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
   std::vector<std::vector<double>> operands;  // values, [q][kv]
   std::vector<std::vector<Real>> reals;
   std::vector<std::vector<std::int32_t>> integers;
+  std::vector<std::vector<std::int64_t>> wide_integers;
   std::vector<std::vector<std::uint8_t>> booleans;
   scoring::Instr instr{.op = row.op, .type = Type::real};
   std::vector<TensorView> views;
@@ -308,6 +309,7 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
     std::vector<double> values(keys * lanes);
     reals.emplace_back(keys * lanes);
     integers.emplace_back(keys * lanes);
+    wide_integers.emplace_back(keys * lanes);
     booleans.emplace_back(keys * lanes);
     for (std::size_t i = 0; i < values.size(); ++i) {
       double value = 0;
@@ -328,8 +330,9 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
           constexpr scoring::Op growing[] = {scoring::Op::mul, scoring::Op::add, scoring::Op::sub, scoring::Op::shift_left};
           const bool grows = std::find(std::begin(growing), std::end(growing), row.op) != std::end(growing);
           value = i % 2 || grows ? small(random) : large(random);
-          if (row.op == scoring::Op::neg || row.op == scoring::Op::abs) value = std::max(value, -2147483647.0);
+          if (wide && (k == 0 || !grows) && i % 2) value = 512.0 * large(random);
           if ((row.op == scoring::Op::floor_div || row.op == scoring::Op::mod) && k == 1 && value == -1) value = 1;
+          if (row.op == scoring::Op::neg || row.op == scoring::Op::abs) value = std::max(value, -2147483647.0);
           break;
         }
         case Type::boolean:
@@ -338,7 +341,8 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
       }
       values[i] = value;
       reals.back()[i] = static_cast<Real>(value);
-      integers.back()[i] = type == Type::real ? 0 : static_cast<std::int32_t>(value);
+      integers.back()[i] = type == Type::real || wide ? 0 : static_cast<std::int32_t>(value);
+      wide_integers.back()[i] = type == Type::real ? 0 : static_cast<std::int64_t>(value);
       booleans.back()[i] = static_cast<std::uint8_t>(value != 0);
     }
     operands.push_back(std::move(values));
@@ -347,12 +351,13 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
     spec.tensor.rank = 2;
     spec.tensor.sizes = {lanes, keys};
     spec.tensor.strides = {keys, 1};
-    spec.tensor.dtype = type == Type::real ? problem.dtype : type == Type::integer ? DType::i32 : DType::boolean;
+    spec.tensor.dtype = type == Type::real ? problem.dtype : type == Type::integer ? (wide ? DType::i64 : DType::i32) : DType::boolean;
     problem.params.push_back(spec);
     TensorView view;
-    view.data = type == Type::real      ? static_cast<void*>(reals.back().data())
-                : type == Type::integer ? static_cast<void*>(integers.back().data())
-                                        : static_cast<void*>(booleans.back().data());
+    view.data = type == Type::real              ? static_cast<void*>(reals.back().data())
+                : type == Type::integer && wide ? static_cast<void*>(wide_integers.back().data())
+                : type == Type::integer         ? static_cast<void*>(integers.back().data())
+                                                : static_cast<void*>(booleans.back().data());
     view.dtype = spec.tensor.dtype;
     views.push_back(view);
     program->params.push_back({std::string(1, static_cast<char>('a' + k)), {lanes, keys}, type});
@@ -370,6 +375,13 @@ void check_operation(const scoring::OpRow& row, Type operand_type, const std::st
   const Tape tape(problem, target);
   Aligned<char> memory(tape.data_bytes()), scratch(tape.scratch_bytes(keys, lanes));
   const TapeData bound = tape.bind(views, memory.data);
+  const bool has_integers = std::any_of(views.begin(), views.end(), [](const TensorView& view) { return view.dtype == DType::i64; });
+  // A real may become any integer, and the difference of two integers of 32 bits has more.
+  const bool unbounded = (row.op == scoring::Op::to_integer && operand_type == Type::real) || row.op == scoring::Op::eq ||
+                         row.op == scoring::Op::ne || row.op == scoring::Op::lt || row.op == scoring::Op::le;
+  if (!unbounded && (!wide || has_integers)) {
+    EXPECT_EQ(bound.wide, wide);
+  }
   std::vector<std::int32_t> head(lanes, 0), q_idx(lanes);
   for (int i = 0; i < lanes; ++i) q_idx[static_cast<std::size_t>(i)] = i;
   TileFrame frame;
@@ -416,6 +428,8 @@ TEST(TapeOperations, EqualTheTable) {
         if (row.signature.find('n') != std::string_view::npos && type == Type::boolean) continue;
         check_operation<float>(row, type, target);
         check_operation<double>(row, type, target);
+        check_operation<float>(row, type, target, true);
+        check_operation<double>(row, type, target, true);
       }
     }
   }

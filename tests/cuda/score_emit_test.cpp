@@ -108,12 +108,34 @@ TEST_F(ScoreEmit, EveryOperationCompiles) {
   }
 }
 
+TEST_F(ScoreEmit, EveryOperationCompilesOnIntegersOf64Bits) {
+  std::string sum =
+      "score + to_real(to_integer(score * 1e12)) + to_real(q_idx * 3000000000 - 5000000000) + to_real(n[kv_idx] == 99999999999)";
+  for (const scoring::OpRow& row : scoring::op_rows()) {
+    const bool of_integers = row.signature.find('n') != std::string_view::npos || row.signature.find('i') < row.signature.find('>') ||
+                             row.signature.find('t') != std::string_view::npos;
+    if (row.arity == 0 || !of_integers || row.cuda_integer.empty()) continue;
+    std::string use = use_of(row, true);
+    for (std::size_t at = 0; (at = use.find("q_idx", at)) != std::string::npos; at += 8) use.replace(at, 5, "n[q_idx]");
+    sum += " + " + use;
+  }
+  const std::string line =
+      "backward bf16 b2 h2 q64 d16 score=\"" + sum + " * t[head]\" param=\"t: real[2] grad\" param=\"n: integer[64] i64\"";
+  const problem::Problem problem = problem_of(line);
+  EXPECT_NE(emit_score(problem).find("i64 v"), std::string::npos);
+  jit::KernelSource source = delta_sm80_source(problem);
+  source.arch = "sm_80";
+  EXPECT_GT(jit::compile(source)->bytes.size(), 1000u);
+}
+
 TEST_F(ScoreEmit, IntegersAreAsWideAsTheyNeed) {
   const std::string narrow = emit_score(problem_of("forward bf16 b1 h1 q1000 d16 score=\"score + to_real(q_idx * kv_idx)\""));
   EXPECT_EQ(narrow.find("i64 v"), std::string::npos) << narrow;
   const std::string wide =
       emit_score(problem_of("forward bf16 b1 h1 q1000 d16 mask=\"t[q_idx] == t[kv_idx]\" param=\"t: integer[1000] i64\""));
   EXPECT_NE(wide.find("i64 v"), std::string::npos) << wide;
+  const std::string product = emit_score(problem_of("forward bf16 b1 h1 q1000 d16 score=\"score + to_real(q_idx * (kv_idx * 5000))\""));
+  EXPECT_NE(product.find("i64 v"), std::string::npos) << product;
 }
 
 TEST_F(ScoreEmit, IndicesAreClampedOnlyWhereTheyCanLeave) {

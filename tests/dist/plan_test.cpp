@@ -99,7 +99,7 @@ TEST(ContextPlan, EveryKeptPairIsInOneBlockOfOneGroup) {
     SCOPED_TRACE(r.plan.text);
     const test::TensorReader reader(r.problem.params);
     const scoring::Program& mask = r.problem.problem.score->mask;
-    std::vector<double> values(mask.code.size());
+    std::vector<scoring::Scalar> values(mask.code.size());
     for (std::size_t s = 0; s < r.problem.workload.lengths_q.size(); ++s) {
       const std::int64_t rows = r.problem.workload.lengths_q[s], columns = r.problem.workload.lengths_kv[s];
       std::vector<int> seen(static_cast<std::size_t>(rows * columns), 0);

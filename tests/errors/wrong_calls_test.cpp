@@ -256,8 +256,9 @@ const std::vector<Row> rows{
        c.attention.score_mod = score + c.table(kv_idx - q_idx), c.params = {{c.table, c.table_data}}, c.forward();
      },
      "score_mod: parameter table: index 0 is -7 to -1, outside at every pair; expected 0 to 7"},
-    {"IntegerBeyond32Bits", [](Calls& c) { c.attention.score_mod = score + 2000000000 * (q_idx + kv_idx), c.forward(); },
-     "score_mod: an integer reaches from 0 to 1.4e+10; expected integers of 32 bits (compute it in reals with to_real)"},
+    {"IntegerBeyond64Bits",
+     [](Calls& c) { c.attention.score_mod = score + 3000000000 * (q_idx * 3000000000) * (kv_idx + 1) * (q_idx + 1), c.forward(); },
+     "expected integers of 64 bits (compute it in reals with to_real)"},
     {"SinkUnbound", [](Calls& c) { c.attention.sink = c.sink, c.forward(); }, "sink: parameter sink is not bound in params"},
     {"SinkShape",
      [](Calls& c) {

@@ -22,7 +22,7 @@ void compile(const Expr& expr, const std::vector<Param>& params) {
   const scoring::ScoreProgram program = scoring::compile(request);
   for (const scoring::Program* part : {&program.forward, &program.backward, &program.mask}) {
     if (part->empty() || part->code.size() > 10000) continue;
-    std::vector<double> values(part->code.size());
+    std::vector<scoring::Scalar> values(part->code.size());
     scoring::evaluate(*part, {.score = 0.5, .batch = 1, .head = 2, .q_idx = 3, .kv_idx = 4, .seqlen_q = 8, .seqlen_kv = 8}, Numbers(),
                       values.data());
   }

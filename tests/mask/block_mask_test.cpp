@@ -47,7 +47,7 @@ std::vector<State> brute_force(const scoring::Program& program, const Tiling& t,
                                const scoring::ParamReader& reader) {
   const auto rows = (t.seqlen_q + t.block_q - 1) / t.block_q, columns = (t.seqlen_kv + t.block_kv - 1) / t.block_kv;
   std::vector<int> kept(static_cast<std::size_t>(rows * columns), 0), pairs = kept;
-  std::vector<double> values(program.code.size());
+  std::vector<scoring::Scalar> values(program.code.size());
   for (std::int64_t q = 0; q < t.seqlen_q; ++q)
     for (std::int64_t kv = 0; kv < t.seqlen_kv; ++kv) {
       const auto tile = static_cast<std::size_t>(q / t.block_q * columns + kv / t.block_kv);

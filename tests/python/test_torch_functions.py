@@ -477,7 +477,7 @@ def test_dtype_and_device_of_symbols():
 def test_indices_that_leave_a_tensor_are_refused_when_checked():
     q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
     arrays = [(t, t.numpy()) for t in (Q, K, V)]
-    leaves = lambda z: lambda s, b, h, i, j: s + z[i - j]  # noqa: E731 - also where i < j
+    leaves = lambda z: lambda s, b, h, i, j: s + z[i + LEN - j - 1]  # noqa: E731 - where j < i
     inside = lambda z: lambda s, b, h, i, j: s + z[abs(i - j)]  # noqa: E731
     for attend, z in (
         (lambda fn: foveal.torch.attention(Q, K, V, fn, checked=True), Z),
@@ -489,23 +489,134 @@ def test_indices_that_leave_a_tensor_are_refused_when_checked():
         with pytest.raises((ValueError, IndexError), match="index"):
             attend(leaves(z))
     # A mask that keeps no such pair makes it right; a read that is outside at every pair is refused anyway.
-    foveal.torch.attention(Q, K, V, leaves(Z), foveal.causal(), checked=True)
+    foveal.torch.attention(Q, K, V, leaves(Z), lambda b, h, i, j: i <= j, checked=True)
     with pytest.raises(ValueError, match="outside at every pair"):
-        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + Z[-1 - abs(i - j)])
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + Z[LEN + abs(i - j)])
 
 
-@pytest.mark.parametrize("far", [2**40, -(2**31) - 1, 2**31])
-def test_integers_beyond_32_bits_are_refused_on_cpus(far):
-    ids = torch.full((LEN,), 5)
-    ids[3] = far
-    same = lambda b, h, i, j: ids[i] == ids[j]  # noqa: E731
-    with pytest.raises(ValueError, match="p0.*32 bits"):
-        foveal.torch.attention(Q, K, V, mask=same)
-    found = foveal.torch.attention(Q, K, V, mask=same, options=foveal.Options(backend="reference"))
-    torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s, same), rtol=1e-7, atol=1e-9)
-    ids[3] = 100_000
-    with pytest.raises(ValueError, match="score_mod: an integer may reach.*32 bits"):
-        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + (ids[i] * ids[j] > 0) * 1.0)
-    compare(lambda s, b, h, i, j: s * 0.1 + (ids[i] * ids[j].clamp(0, 9) > 0) * 1.0)
-    ids[3] = 2**31 - 1
-    compare(lambda s, b, h, i, j: s, mask=same)
+TABLE = real(LEN)
+PAIRS = real(HEADS, LEN, LEN)
+NEGATIVE = torch.tensor([-1, 3, -LEN, 0, 2, -2, 1])
+WRAPPED = {
+    "always negative": lambda i, j, h: TABLE[i - LEN],
+    "a step back": lambda i, j, h: TABLE[i - 1],
+    "both signs": lambda i, j, h: TABLE[i - j],
+    "of heads": lambda i, j, h: TABLE[-1 - h],
+    "two dimensions": lambda i, j, h: PAIRS[h - 1, i - j, -1 - j],
+    "a constant beside": lambda i, j, h: PAIRS[-1, i - 2, -3],
+    "a captured tensor's": lambda i, j, h: TABLE[NEGATIVE[i]],
+    "narrow": lambda i, j, h: TABLE[NEGATIVE.to(torch.int8)[j].long()],
+    "a slice": lambda i, j, h: TABLE[1:][i - j - (i == LEN - 1) * 0 - (j - i == -6) * 7],
+    "a row": lambda i, j, h: PAIRS[h, i - LEN].sum(),
+    "gathered": lambda i, j, h: TABLE[NEGATIVE[torch.stack([i, j])]].sum(0),
+    "of an index": lambda i, j, h: TABLE[NEGATIVE[i - LEN] - 0],
+    "remainder": lambda i, j, h: TABLE[(i - j) % LEN],
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_negative_indices_count_from_the_end(name):
+    fn = WRAPPED[name]
+    if name in ("a row", "gathered"):  # torch's own on whole tensors has other dimensions: at each pair alone
+        at = torch.stack([torch.stack([torch.stack([fn(i, j, h) for j in torch.arange(LEN)]) for i in torch.arange(LEN)]) for h in torch.arange(HEADS)])
+        found = foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + fn(i, j, h))
+        torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s + at), rtol=1e-7, atol=1e-9)
+    else:
+        compare(lambda s, b, h, i, j: s + fn(i, j, h), TABLE, PAIRS)
+        compare(lambda s, b, h, i, j: s, mask=lambda b, h, i, j: (fn(i, j, h) > 0) | (i == j))
+
+
+def test_negative_indices_of_numpy_arrays():
+    q, k, v = (t.numpy() for t in (Q, K, V))
+    table = TABLE.detach().numpy()
+    found = foveal.attention(q, k, v, lambda s, b, h, i, j: s + table[i - j] + table[-1 - h])
+    wanted = expected(lambda s, b, h, i, j: s + TABLE[i - j] + TABLE[-1 - h]).detach()
+    torch.testing.assert_close(torch.from_numpy(found), wanted, rtol=1e-7, atol=1e-9)
+
+
+def test_indices_that_are_never_negative_cost_nothing():
+    """What lengths and the mask say is settled before kernels are made: the same work as of an index without a choice."""
+    table = real(2 * LEN - 1)
+    of = lambda *arguments: foveal.explain(Q, K, V, *arguments, params={"t": table})["text"].split("\n", 1)[1]  # noqa: E731 - but for the problem
+    assert of(lambda s, b, h, i, j: s + table[j - i + 6]) == of("score + t[kv_idx - q_idx + 6]")
+    assert of(lambda s, b, h, i, j: s + table[i - j], lambda b, h, i, j: j <= i) == of("score + t[q_idx - kv_idx]", "kv_idx <= q_idx")
+
+
+WIDE = {
+    "sum": lambda a, i, j: a[i] + a[j],
+    "difference": lambda a, i, j: a[i] - a[j],
+    "product": lambda a, i, j: a[i] * a[j].clamp(-9, 9),
+    "square": lambda a, i, j: a[i] * a[i] // (a[j].abs() + 1),
+    "quotient": lambda a, i, j: a[i] // (a[j] | 1),
+    "remainder": lambda a, i, j: a[i] % (a[j] | 1),
+    "bits": lambda a, i, j: (a[i] ^ a[j]) & (a[i] | ~a[j]),
+    "shifts": lambda a, i, j: (a[i] >> (j + 1)) + (a[j] << 2),
+    "choice": lambda a, i, j: torch.where(a[i] > a[j], a[i], -a[j]),
+    "extremes": lambda a, i, j: torch.maximum(a[i], a[j]) - torch.minimum(a[i], a[j]),
+    "positions": lambda a, i, j: (i * 3_000_000_000 - j) + a[0] * 0,
+    "constant": lambda a, i, j: i + 2**40 + j * 0,
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("size", [5, 40_000, 2**31 - 1, 2**31, 2**36])
+def test_integers_of_64_bits(name, size, backend):
+    """What 32 bits do not hold is computed in 64, at every rank a value can have."""
+    a = torch.tensor([0, 1, -size, size - 1, size, 7, -size + 1])
+    if name == "square" and size > 2**31:
+        a = a.clamp(-(2**31), 2**31)
+    fn = WIDE[name]
+    options = foveal.Options(backend=backend)
+    small = lambda s, b, h, i, j: s + (fn(a, i, j) % 1009).double() * 1e-3  # noqa: E731
+    found = foveal.torch.attention(Q, K, V, small, options=options)
+    torch.testing.assert_close(found, expected(small), rtol=1e-7, atol=1e-9)
+    keep = lambda b, h, i, j: (fn(a, i, j) <= fn(a, j, i)) | (i == j)  # noqa: E731
+    found = foveal.torch.attention(Q, K, V, mask=keep, options=options)
+    torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s, keep), rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("first", [2**40, 2**60, -(2**62), 2**63 - 8, -(2**63)])
+def test_64_bits_are_compared_exactly(first, backend):
+    """Neighbours that doubles, and tile bounds made of doubles, do not tell apart."""
+    ids = torch.tensor([0, 0, 1, 1, 2, 2, 7]) + first
+    options = foveal.Options(backend=backend)
+    for mask in (lambda b, h, i, j: ids[i] == ids[j], lambda b, h, i, j: ids[i] <= ids[j], lambda b, h, i, j: (ids[j] < ids[i]) | (i == j)):
+        found = foveal.torch.attention(Q, K, V, mask=mask, options=options)
+        torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s, mask), rtol=1e-7, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("limit", ["max", "min", 3])
+def test_limits_at_the_ends_of_a_type(limit, dtype):
+    """Padding and prefixes by numbers that mean "all" or "none"."""
+    ends = torch.iinfo(dtype)
+    at = torch.full((1,), ends.max if limit == "max" else ends.min if limit == "min" else limit, dtype=dtype)
+    for mask in (
+        lambda b, h, i, j: j <= at[b],
+        lambda b, h, i, j: j < at[b],
+        lambda b, h, i, j: j > at[b],
+        lambda b, h, i, j: (j >= at[b]) & (j <= i),
+        lambda b, h, i, j: (j == at[b]) | (i >= j),
+    ):
+        everything = lambda b, h, i, j: mask(b, h, i, j) | (i == j)  # noqa: E731
+        compare(lambda s, b, h, i, j: s, mask=everything)
+        found = foveal.torch.attention(Q, K, V, mask=mask)
+        wanted = expected(lambda s, b, h, i, j: s, mask).nan_to_num(0.0)
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+
+
+def test_int32_wraps_as_torch_does():
+    a = torch.tensor([2**31 - 1, -(2**31), 70_000, -70_000, 5, 1, 0], dtype=torch.int32)
+    for fn in (lambda i, j: a[i] + a[j], lambda i, j: a[i] * a[j], lambda i, j: -a[i], lambda i, j: a[i] - a[j], lambda i, j: a[i] << 4):
+        compare(lambda s, b, h, i, j: s + (fn(i, j) % 1009).double() * 1e-3)
+        compare(lambda s, b, h, i, j: s + (fn(i, j).long() * 3 % 1009).double() * 1e-3)
+    compare(lambda s, b, h, i, j: s + (a[i].long() * a[j] % 1009).double() * 1e-3)
+    compare(lambda s, b, h, i, j: s + (a[i] * i % 1009).double() * 1e-3)
+
+
+def test_integers_beyond_64_bits_are_refused():
+    a = torch.full((LEN,), 2**62)
+    with pytest.raises(ValueError, match="score_mod: an integer may reach.*64 bits"):
+        foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + (a[i] * a[j] > 0) * 1.0)

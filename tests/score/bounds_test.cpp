@@ -80,14 +80,30 @@ TEST(Bounds, TheMaskIsKnownToHold) {
             IndexVerdict::always_inside);
 }
 
-TEST(Bounds, IntegersBeyond32Bits) {
+TEST(Bounds, IntegersBeyond64Bits) {
   const auto overflow = [](const Expr& score_mod) {
     const scoring::ScoreProgram program = scoring::compile({.score_mod = score_mod});
-    return scoring::int32_overflow(program.forward, box({0, 1 << 20}, {0, 1 << 20}), ReadRanges());
+    return scoring::beyond_64_bits(program.forward, scoring::evaluate(program.forward, box({0, 1 << 20}, {0, 1 << 20}), ReadRanges()));
   };
   EXPECT_FALSE(overflow(score + (q_idx - kv_idx)));
-  EXPECT_TRUE(overflow(score + q_idx * kv_idx));
-  EXPECT_FALSE(overflow(score + to_real(q_idx) * kv_idx));
+  EXPECT_FALSE(overflow(score + q_idx * kv_idx * q_idx));
+  EXPECT_TRUE(overflow(score + q_idx * kv_idx * q_idx * kv_idx));
+  EXPECT_FALSE(overflow(score + to_real(q_idx * kv_idx * q_idx) * kv_idx));
+}
+
+/// Doubles do not tell these apart: bounds must not say that they are equal.
+TEST(Bounds, LargeIntegersAreNotRounded) {
+  const Param ids{"ids", {2}, Type::integer};
+  const std::int64_t far = std::int64_t{1} << 60, data[] = {far, far + 1};
+  const TensorView tensor = TensorView(const_cast<std::int64_t*>(data), DType::i64, {2});
+  const scoring::ScoreProgram program = scoring::compile({.mask = ids(q_idx) == ids(kv_idx), .params = {ids}});
+  const scoring::DataReadRanges reads(program.params, {tensor});
+  const auto kept = [&](double q, double kv) {
+    const auto values = scoring::evaluate(program.mask, box({q, q}, {kv, kv}), reads);
+    return values[static_cast<std::size_t>(program.mask.outputs.front())];
+  };
+  EXPECT_EQ(kept(0, 1).low, 0);
+  EXPECT_EQ(kept(0, 0).high, 1);
 }
 
 /// The truth: every element of the box, one by one.

@@ -63,6 +63,7 @@ const std::map<std::string_view, double (*)(double, double, double)>& values() {
       {"where", [](D a, D b, D c) { return a * b + (1 - a) * c; }},
       {"to_real", [](D a, D, D) { return a; }},
       {"to_integer", [](D a, D, D) { return a < 0 ? std::ceil(a) : std::floor(a); }},
+      {"to_int32", [](D a, D, D) { return a; }},
       {"to_boolean", [](D a, D, D) -> D { return a != 0; }},
   };
   return table;
@@ -210,7 +211,7 @@ TEST_P(EveryRow, HasTheDerivativeOfItsValue) {
   for (Type type : types) wants.push_back(type == Type::real);
   const scoring::ScoreProgram program =
       scoring::compile({.score_mod = expr, .params = params, .wants_gradient = wants, .backward = true, .row_constant_terms_matter = true});
-  std::vector<double> values(program.backward.code.size());
+  std::vector<scoring::Scalar> values(program.backward.code.size());
   Scalars scalars;
   int compared = 0;
   for (int trial = 0; trial < 200; ++trial) {
@@ -221,7 +222,7 @@ TEST_P(EveryRow, HasTheDerivativeOfItsValue) {
       if (types[i] != Type::real) continue;
       double found = 0;
       for (const scoring::TrainableRead& read : program.reads)
-        if (read.param == static_cast<std::int32_t>(i)) found += values[static_cast<std::size_t>(read.factor)];
+        if (read.param == static_cast<std::int32_t>(i)) found += values[static_cast<std::size_t>(read.factor)].real;
       const auto at = [&](double step) {
         std::array<double, 3> moved = x;
         moved[i] += step;
@@ -303,11 +304,11 @@ std::array<double, 2> slopes(const char* score_mod, double a, double b) {
                                                           .row_constant_terms_matter = true});
   Scalars scalars;
   scalars.x = {a, b, 0};
-  std::vector<double> values(program.backward.code.size());
+  std::vector<scoring::Scalar> values(program.backward.code.size());
   scoring::evaluate(program.backward, {}, scalars, values.data());
   std::array<double, 2> found{};
   for (const scoring::TrainableRead& read : program.reads)
-    found[static_cast<std::size_t>(read.param)] += values[static_cast<std::size_t>(read.factor)];
+    found[static_cast<std::size_t>(read.param)] += values[static_cast<std::size_t>(read.factor)].real;
   for (const scoring::Instr& instr : program.backward.code) EXPECT_NE(instr.op, Op::stop_gradient) << score_mod;
   return found;
 }

@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"window(q_idx)", 8, "not constant"}, Wrong{"window()", 1, "expected window(w)"},
                     Wrong{"window(-1)", 1, "w is -1"}, Wrong{"window(1.5)", 1, "expected an integer"},
                     Wrong{"document(8)", 1, "expected document(ids)"}, Wrong{"document(b)", 1, "must be an integer Param"},
-                    Wrong{"score if causal", 16, "expected \"else\""}, Wrong{"99999999999 + q_idx", 1, "does not fit 32 bits"},
+                    Wrong{"score if causal", 16, "expected \"else\""}, Wrong{"99999999999999999999 + q_idx", 1, "does not fit 64 bits"},
                     Wrong{"1e999 * score", 1, "out of range"}, Wrong{"score @ 2", 7, "expected an operator"},
                     Wrong{"score $ 2", 7, "expected an operator"}, Wrong{"score +\n  b[q_idx, 1]", 3, "line 2"},
                     Wrong{"q_idx // 0 + window(4 % 0)", 21, "divided by the constant 0"}, Wrong{"_1 + score", 1, "unknown name"},

@@ -90,7 +90,7 @@ TEST(RandomExpressions, KeepTheirValue) {
     const scoring::ScoreProgram& program = *made;
     std::mt19937 random(seed);
     const Data data(make.params());
-    std::vector<double> values(program.forward.code.size() + program.mask.code.size());
+    std::vector<scoring::Scalar> values(program.forward.code.size() + program.mask.code.size());
     for (int i = 0; i < points; ++i) {
       const Point point = random_point(random);
       test::DualEvaluator direct(point, 0, reader("", {}));
@@ -120,14 +120,14 @@ TEST(RandomExpressions, HaveTheDerivativeOfDualNumbers) {
     const scoring::ScoreProgram& program = *made;
     std::mt19937 random(seed);
     const Data data(make.params());
-    std::vector<double> values(program.backward.code.size());
+    std::vector<scoring::Scalar> values(program.backward.code.size());
     for (int i = 0; i < points; ++i) {
       const Point point = random_point(random);
       scoring::evaluate(program.backward, point, data, values.data());
       test::DualEvaluator direct(point, 1, reader("", {}));
       const auto [value, expected] = direct(expr);
       if (direct.divided_by_zero()) continue;
-      const double dscore = values[static_cast<std::size_t>(program.dscore)];
+      const double dscore = values[static_cast<std::size_t>(program.dscore)].real;
       ASSERT_TRUE(close(expected, dscore, value)) << "seed " << seed << ": d/dscore " << expected << ", found " << dscore << "\n"
                                                   << to_string(expr);
       for (std::size_t p = 0; p < 3; ++p) {  // the gradient of one element: every read that falls on it
@@ -140,10 +140,10 @@ TEST(RandomExpressions, HaveTheDerivativeOfDualNumbers) {
           if (read.param != static_cast<std::int32_t>(p)) continue;
           bool here = true;
           for (std::size_t d = 0; d < place.size(); ++d) {
-            const auto index = static_cast<std::int64_t>(values[static_cast<std::size_t>(read.index[d])]);
+            const auto index = values[static_cast<std::size_t>(read.index[d])].integer;
             here &= std::clamp<std::int64_t>(index, 0, param.shape()[d] - 1) == place[d];
           }
-          if (here) found += values[static_cast<std::size_t>(read.factor)];
+          if (here) found += values[static_cast<std::size_t>(read.factor)].real;
         }
         const double wanted = test::DualEvaluator(point, 0, reader(param.name(), place))(expr).derivative;
         ASSERT_TRUE(close(wanted, found, value))
@@ -175,7 +175,7 @@ TEST(RandomExpressions, StayWithinTheirBounds) {
       scoring::Box box{range(2), range(3), range(31), range(31), {32, 32}, {29, 29}};
       box.score = {-1.5, 2};
       const std::vector<scoring::Interval> bounds = scoring::evaluate(program.forward, box, scoring::ReadRanges());
-      std::vector<double> values(program.forward.code.size());
+      std::vector<scoring::Scalar> values(program.forward.code.size());
       for (int i = 0; i < 20; ++i) {
         const auto inside = [&](const scoring::Interval& x) {
           return std::uniform_int_distribution<std::int64_t>(static_cast<std::int64_t>(x.low), static_cast<std::int64_t>(x.high))(random);
@@ -190,10 +190,11 @@ TEST(RandomExpressions, StayWithinTheirBounds) {
         for (const scoring::Precision precision : {scoring::Precision::f64, scoring::Precision::f32}) {
           scoring::evaluate(program.forward, point, data, values.data(), precision);
           for (std::size_t id = 0; id < values.size(); ++id) {
-            const bool holds =
-                std::isnan(values[id]) ? bounds[id].maybe_nan : bounds[id].low <= values[id] && values[id] <= bounds[id].high;
+            const bool real = program.forward.code[id].type == Type::real;
+            const double value = real ? values[id].real : static_cast<double>(values[id].integer);
+            const bool holds = std::isnan(value) ? bounds[id].maybe_nan : bounds[id].low <= value && value <= bounds[id].high;
             ASSERT_TRUE(holds) << "seed " << seed << " value " << id << " (" << scoring::row(program.forward.code[id].op).text << ") is "
-                               << values[id] << ", bounds " << bounds[id].low << " to " << bounds[id].high << "\n"
+                               << value << ", bounds " << bounds[id].low << " to " << bounds[id].high << "\n"
                                << program.text;
           }
         }

@@ -64,7 +64,7 @@ class Evaluation(evaluation.Evaluation):
 def _floor_div(a: Tensor, b: Tensor) -> Tensor:
     if a.is_floating_point():
         return torch.floor(a / b)
-    return torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor")  # by 0: any number, but no trap
+    return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="floor"))
 
 
 class _Stop(torch.autograd.Function):
@@ -100,13 +100,14 @@ Evaluation.of_numbers = {
     "Sub": torch.sub,
     "Mult": torch.mul,
     "FloorDiv": _floor_div,
-    "Mod": lambda a, b: a - b * _floor_div(a, b),
+    "Mod": lambda a, b: a - b * _floor_div(a, b) if a.is_floating_point() else torch.where(b == 0, 0, a - b * _floor_div(a, b)),
     "abs": torch.abs,
     "min": torch.minimum,
     "max": torch.maximum,
     "stop_gradient": _Stop.apply,
     "LShift": torch.bitwise_left_shift,
     "RShift": torch.bitwise_right_shift,
+    "to_int32": lambda x: x.to(torch.int32).to(torch.int64),
     "to_integer": lambda x: x.detach().to(torch.int64),
     "to_boolean": lambda x: x != 0,
 }

@@ -9,6 +9,7 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
 from ..describe import Options, program
+from ..doors import public
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError
@@ -17,6 +18,7 @@ from .operators import bound, call
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+@public("foveal.torch.flex_attention")
 def flex_attention(
     query: Tensor,
     key: Tensor,

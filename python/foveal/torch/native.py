@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..describe import Options, Rng, bind, describe
+from ..doors import public
 from ..signatures import Arguments, Mask, ScoreMod, Settings, check_names
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
@@ -26,6 +27,7 @@ class Attention(torch.nn.Module):
     mode only, other ones at each call. Can be copied, and saved as a whole with torch.save.
     """
 
+    @public("foveal.torch.Attention")
     def __init__(self, score_mod: ScoreMod = None, mask: Mask = None, *, options: Options = Options(), **arguments: Unpack[Settings]):
         super().__init__()
         check_names("Attention", arguments, (*Settings.__annotations__, "options"))
@@ -59,6 +61,7 @@ class Attention(torch.nn.Module):
     def extra_repr(self) -> str:
         return self.key
 
+    @public("foveal.torch.Attention")
     def forward(
         self,
         q: Tensor,
@@ -102,6 +105,7 @@ def attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@public("foveal.torch.attention")
 def attention(
     q: Tensor,
     k: Tensor,

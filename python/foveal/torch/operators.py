@@ -31,6 +31,7 @@ def _forward_op(
     offset: int, rng_state: Tensor | None, key: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _runs[0] += 1
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
 
 
@@ -40,6 +41,7 @@ def _backward_op(
     cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     rng = seed % 2**64, offset % 2**64, rng_state
+    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), dout.resolve_neg()
     found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
@@ -111,6 +113,7 @@ class _Attention(torch.autograd.Function):
             if dlse is None:
                 return (None,) * (2 + len(want))
             dout = torch.zeros_like(out)
+        dout, dlse = dout.resolve_neg(), None if dlse is None else dlse.resolve_neg()
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
             found = iter(_Gradients.apply(ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse, *params))
             return (None, None, *[next(found) if wanted else None for wanted in want])
@@ -164,9 +167,12 @@ def call(
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (q.is_neg() or k.is_neg() or v.is_neg()):  # views that negate when they are read
+        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     if context is not None:
         return context.attend(key, params, q, k, v, cu_seqlens, rng)
-    if torch.compiler.is_compiling():
+    if compiling:
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         return _forward_op(q, k, v, params, *(cu_seqlens or (None, None)), *max_seqlens, *seeds, rng.state, key)
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)

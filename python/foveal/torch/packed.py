@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from ..describe import Options, Rng
+from ..doors import public
 from .errors import CallError
 from .operators import bound, call, draw_rng
 
 
+@public("foveal.torch.varlen_attn")
 def varlen_attn(
     query: Tensor,
     key: Tensor,
@@ -43,6 +45,12 @@ def varlen_attn(
             found = f"rank {tensor.dim()}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise CallError(f"varlen_attn: {name}: found {found}; expected a tensor of rank 3: [total, heads, head_dim]")
     _check_heads("varlen_attn", query.shape[1], key.shape[1], enable_gqa)
+    for name, tensor in (("cu_seq_q", cu_seq_q), ("cu_seq_k", cu_seq_k)):
+        if not isinstance(tensor, Tensor) or tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64):
+            found = f"{tensor.dtype} of rank {tensor.dim()}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise CallError(f"varlen_attn: {name}: found {found}; expected an int32 or int64 tensor [sequences + 1]")
+    if not (isinstance(window_size, (tuple, list)) and len(window_size) == 2 and all([type(side) is int for side in window_size])):
+        raise CallError(f"varlen_attn: window_size: found {window_size!r}; expected a pair of ints (to the left, to the right), -1: all")
     left, right = window_size
     params: dict[str, Tensor] = {}
     if seqused_k is not None:

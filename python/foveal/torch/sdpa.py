@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..describe import Options, Rng
+from ..doors import public
 from .errors import CallError
 from .operators import bound, call, draw_rng, whole_seqlens
 from .packed import jagged_attention
@@ -19,6 +20,7 @@ _SYMBOLS = ("batch", "head", "q_idx", "kv_idx")
 _torchs = torch.nn.functional.scaled_dot_product_attention  # patch() may put foveal's in its place
 
 
+@public("foveal.torch.scaled_dot_product_attention")
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,

@@ -151,6 +151,9 @@ class TapeRun {
     }
   }
   using Int = std::int32_t;
+  using Int64 = std::int64_t;
+  static constexpr int kLongs = kVectorBytes / 8;
+  using L = Vec<Int64, kLongs>;
 
   // ---- steps ----
 
@@ -187,18 +190,26 @@ class TapeRun {
     using V = typename T::V;
     using I = typename T::I;
     using M = Math<R>;
+    using H = Vec<Int, kLongs>;  // as many words as a vector has integers of 64 bits
 #define FOVEAL_REAL_STEP(op, expression) \
   case TapeOp::op:                       \
     return map<R, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, [[maybe_unused]] V c) -> V { return expression; })
 #define FOVEAL_INTEGER_STEP(op, expression) \
   case TapeOp::op:                          \
     return map<Int, Int, Int, Int, kWords>(step, [](W a, [[maybe_unused]] W b, [[maybe_unused]] W c) -> W { return expression; })
+#define FOVEAL_INTEGER64_STEP(op, expression) \
+  case TapeOp::op:                            \
+    return map<Int64, Int64, Int64, Int64, kLongs>(step, [](L a, [[maybe_unused]] L b, [[maybe_unused]] L c) -> L { return expression; })
+#define FOVEAL_COMPARISON64_STEP(op, expression) \
+  case TapeOp::op:                               \
+    return map<Int, Int64, Int64, Int64, kLongs>(step, [](L a, [[maybe_unused]] L b, L) { return __builtin_convertvector(expression, H); })
 #define FOVEAL_COMPARISON_STEP(op, expression) \
   case TapeOp::op:                             \
     return map<Int, R, R, R, T::lanes>(step, [](V a, [[maybe_unused]] V b, V) -> I { return T::narrow(expression); })
     switch (step.op) {
       case TapeOp::constant_r:
       case TapeOp::constant_i:
+      case TapeOp::constant_l:
         return;
       case TapeOp::batch:
         return fill<Int>(step, frame_.batch);
@@ -255,6 +266,21 @@ class TapeRun {
         FOVEAL_INTEGER_STEP(shift_left_i, b > 31 ? W{} : wrapping_shift(a, b < 0 ? W{} : b & 31));
         FOVEAL_INTEGER_STEP(shift_right_i, a >> (b < 0 ? W{} : b > 31 ? splat<W>(31) : b));
 
+        FOVEAL_INTEGER64_STEP(add_l, wrapping_add(a, b));
+        FOVEAL_INTEGER64_STEP(sub_l, wrapping_sub(a, b));
+        FOVEAL_INTEGER64_STEP(mul_l, wrapping_mul(a, b));
+        FOVEAL_INTEGER64_STEP(neg_l, wrapping_sub(L{}, a));
+        FOVEAL_INTEGER64_STEP(abs_l, a < 0 ? wrapping_sub(L{}, a) : a);
+        FOVEAL_INTEGER64_STEP(min_l, b < a ? b : a);
+        FOVEAL_INTEGER64_STEP(max_l, b > a ? b : a);
+        FOVEAL_INTEGER64_STEP(floor_div_l, quotient64(a, b));
+        FOVEAL_INTEGER64_STEP(mod_l, b == 0 ? b : wrapping_sub(a, wrapping_mul(quotient64(a, b), b)));
+        FOVEAL_INTEGER64_STEP(bit_and_l, a & b);
+        FOVEAL_INTEGER64_STEP(bit_or_l, a | b);
+        FOVEAL_INTEGER64_STEP(bit_xor_l, a ^ b);
+        FOVEAL_INTEGER64_STEP(shift_left_l, wrapping_shift(a, shift_count64(b)));
+        FOVEAL_INTEGER64_STEP(shift_right_l, a >> shift_count64(b));
+
         FOVEAL_REAL_STEP(exp, M::exp(a));
         FOVEAL_REAL_STEP(exp2, M::exp2(a));
         FOVEAL_REAL_STEP(log, M::log(a));
@@ -278,6 +304,10 @@ class TapeRun {
         FOVEAL_INTEGER_STEP(ne_i, a != b);
         FOVEAL_INTEGER_STEP(lt_i, a < b);
         FOVEAL_INTEGER_STEP(le_i, a <= b);
+        FOVEAL_COMPARISON64_STEP(eq_l, a == b);
+        FOVEAL_COMPARISON64_STEP(ne_l, a != b);
+        FOVEAL_COMPARISON64_STEP(lt_l, a < b);
+        FOVEAL_COMPARISON64_STEP(le_l, a <= b);
         FOVEAL_INTEGER_STEP(logical_and_b, a & b);
         FOVEAL_INTEGER_STEP(logical_or_b, a | b);
         FOVEAL_INTEGER_STEP(logical_not_b, ~a);
@@ -285,6 +315,8 @@ class TapeRun {
       case TapeOp::select_r:
         return map<R, Int, R, R, T::lanes>(step, [](I a, V b, V c) -> V { return T::wide(a) ? b : c; });
         FOVEAL_INTEGER_STEP(select_i, (a & b) | (~a & c));
+      case TapeOp::select_l:
+        return map<Int64, Int, Int64, Int64, kLongs>(step, [](H a, L b, L c) -> L { return __builtin_convertvector(a, L) ? b : c; });
 
       case TapeOp::to_real_i:
         return map<R, Int, Int, Int, T::lanes>(step, [](I a, I, I) -> V { return __builtin_convertvector(a, V); });
@@ -295,6 +327,15 @@ class TapeRun {
         FOVEAL_INTEGER_STEP(to_integer_b, -a);
         FOVEAL_COMPARISON_STEP(to_boolean_r, a != V{});
         FOVEAL_INTEGER_STEP(to_boolean_i, a != 0);
+      case TapeOp::to_real_l:
+        return map<R, Int64, Int64, Int64, kLongs>(step, [](L a, L, L) { return __builtin_convertvector(a, Vec<R, kLongs>); });
+      case TapeOp::to_integer64_r:
+        return map<Int64, R, R, R, kLongs>(step, [](auto a, auto, auto) { return truncate64(a); });
+        FOVEAL_COMPARISON64_STEP(to_boolean_l, a != 0);
+        FOVEAL_INTEGER64_STEP(to_int32_l, bits<L>(bits<UnsignedVec<L>>(a) << 32) >> 32);
+      case TapeOp::lengthen:
+        return map<Int64, Int, Int, Int, kLongs>(step, [](H a, H, H) { return __builtin_convertvector(a, L); });
+        FOVEAL_COMPARISON64_STEP(shorten, a > 2147483647 ? splat<L>(2147483647) : a < -2147483647 - 1 ? splat<L>(-2147483647 - 1) : a);
 
         FOVEAL_REAL_STEP(copy_r, a);
       case TapeOp::round:
@@ -304,10 +345,11 @@ class TapeRun {
       case TapeOp::read_r:
         return read_reals<R>(step);
       case TapeOp::read_i:
+      case TapeOp::read_l:
       case TapeOp::read_b:
         return read_integers(step);
       case TapeOp::spread:
-        return step.integers ? spread<Int>(step) : spread<R>(step);
+        return step.integer_bytes == 8 ? spread<Int64>(step) : step.integer_bytes == 4 ? spread<Int>(step) : spread<R>(step);
         FOVEAL_REAL_STEP(guarded_mul, a == R{0} ? a : a * b);
 
       case TapeOp::zero_r:
@@ -326,6 +368,8 @@ class TapeRun {
     }
 #undef FOVEAL_REAL_STEP
 #undef FOVEAL_INTEGER_STEP
+#undef FOVEAL_INTEGER64_STEP
+#undef FOVEAL_COMPARISON64_STEP
 #undef FOVEAL_COMPARISON_STEP
   }
 
@@ -365,6 +409,35 @@ class TapeRun {
     const N towards_zero = __builtin_convertvector(in_range, N);
     const L above = __builtin_convertvector(towards_zero, D) > in_range;
     return zero ? N{} : towards_zero + __builtin_convertvector(above, N);
+  }
+
+  /// The same of 64 bits, one by one.
+  static L quotient64(L a, L b) {
+    Int64 x[kLongs], y[kLongs];
+    store(x, a);
+    store(y, b);
+    for (int i = 0; i < kLongs; ++i) {
+      if (y[i] == 0 || y[i] == -1) {
+        x[i] = y[i] == 0 ? 0 : static_cast<Int64>(0 - static_cast<std::uint64_t>(x[i]));
+      } else {
+        const Int64 towards_zero = x[i] / y[i];
+        x[i] = towards_zero - (x[i] % y[i] != 0 && (x[i] < 0) != (y[i] < 0));
+      }
+    }
+    return load<L>(x);
+  }
+  static L shift_count64(L b) { return b < 0 ? L{} : b > 63 ? splat<L>(63) : b; }
+
+  /// Towards zero; what 64 bits do not hold is moved to the nearest that they do, NaN becomes 0.
+  template <class A>
+  static L truncate64(A x) {
+    using D = Vec<double, kLongs>;
+    const D given = __builtin_convertvector(x, D);
+    const D number = given == given ? given : D{};
+    const D low = number < -0x1p63 ? splat<D>(-0x1p63) : number;
+    const L high = low >= 0x1p63;
+    const L result = __builtin_convertvector(high ? D{} : low, L);
+    return high ? splat<L>(INT64_MAX) : result;
   }
 
   /// By one positive number for all, which needs no division: the truncated product with its reciprocal is one off at most. That holds in
@@ -602,6 +675,7 @@ class TapeRun {
 
   template <class Stored>
   void read_integers_of(const TapeStep& step) {
+    if (step.op == TapeOp::read_l) return read<Int64, Stored>(step, [](Stored x) { return static_cast<Int64>(x); });
     if (step.op == TapeOp::read_b) return read<Int, Stored>(step, [](Stored x) { return x != 0 ? Int{-1} : Int{0}; });
     return read<Int, Stored>(step, [](Stored x) {
       if constexpr (sizeof(Stored) == 8)

@@ -103,8 +103,16 @@ inline To bits(From v) {
 }
 
 /// Integers of programs wrap as two's complement does; signed arithmetic would leave that undefined.
+template <int Bytes>
+struct UnsignedOf {
+  using type = std::uint32_t;
+};
+template <>
+struct UnsignedOf<8> {
+  using type = std::uint64_t;
+};
 template <class V>
-using UnsignedVec = Vec<std::uint32_t, sizeof(V) / 4>;
+using UnsignedVec = Vec<typename UnsignedOf<sizeof(V{}[0])>::type, sizeof(V) / sizeof(V{}[0])>;
 template <class V>
 inline V wrapping_add(V a, V b) {
   return bits<V>(bits<UnsignedVec<V>>(a) + bits<UnsignedVec<V>>(b));

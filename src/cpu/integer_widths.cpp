@@ -1,4 +1,4 @@
-#include "cpu/tape_words.h"
+#include "cpu/integer_widths.h"
 
 #include <algorithm>
 #include <limits>
@@ -13,7 +13,6 @@ namespace {
 
 using scoring::Interval;
 
-constexpr double low_word = -2147483648.0, high_word = 2147483647.0;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 /// One range for each parameter, whatever the indices.
@@ -30,7 +29,9 @@ class WholeRanges : public scoring::ReadRanges {
 Interval range_of(DType dtype) {
   switch (dtype) {
     case DType::i64:
-      return {low_word, high_word};
+      return {-0x1p63, 0x1p63};
+    case DType::i32:
+      return {-0x1p31, 0x1p31 - 1};
     case DType::i16:
       return {-32768, 32767};
     case DType::i8:
@@ -40,7 +41,7 @@ Interval range_of(DType dtype) {
     case DType::boolean:
       return {0, 1};
     default:
-      return {-infinity, infinity, true};  // also of i32, whose own arithmetic wraps as the tape's does
+      return {-infinity, infinity, true};
   }
 }
 
@@ -71,12 +72,15 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
   extremes = {low, high};
 }
 
-/// Of the elements; nothing for types whose arithmetic wraps as the tape's does, or that hold no integers.
+/// Of the elements; nothing for types that hold no integers.
 std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void* data) {
   Extremes extremes;
   switch (spec.dtype) {
     case DType::i64:
       include(extremes, static_cast<const std::int64_t*>(data), spec, 0);
+      return extremes;
+    case DType::i32:
+      include(extremes, static_cast<const std::int32_t*>(data), spec, 0);
       return extremes;
     case DType::i16:
       include(extremes, static_cast<const std::int16_t*>(data), spec, 0);
@@ -101,46 +105,63 @@ scoring::Box box_of(const problem::Problem& p) {
   return box;
 }
 
+/// Is there a value, by the bounds of all, that is not certain to fit 32 bits? fn(id) for each.
+template <class Fn>
+void each_wide(const scoring::Program& program, const scoring::IntervalProgram& bounds, std::span<const Interval> values, Fn fn) {
+  for (std::size_t id = 0; id < program.code.size(); ++id) {
+    const auto value = static_cast<scoring::ValueId>(id);
+    const bool fits = program.code[id].type != Type::integer || scoring::fits_32_bits(values[id]);
+    if (!fits || bounds.reach(value, values) > 0x1p31 - 1) fn(id);
+  }
+}
+
 }  // namespace
 
-WordCheck::WordCheck(const problem::Problem& problem) : params_(problem.params), box_(box_of(problem)) {
+IntegerWidths::IntegerWidths(const problem::Problem& problem) : params_(problem.params), box_(box_of(problem)) {
   add("score_mod", problem.pass == Pass::forward ? problem.score->forward : problem.score->backward);
   add("mask", problem.score->mask);
 }
 
-void WordCheck::add(const char* what, const scoring::Program& program) {
-  std::vector<Interval> ranges;
+void IntegerWidths::add(const char* what, const scoring::Program& program) {
+  const std::vector<char> flags = wide(program);
+  if (std::find(flags.begin(), flags.end(), true) != flags.end()) programs_.push_back({what, program, scoring::IntervalProgram(program)});
+}
+
+std::vector<char> IntegerWidths::wide(const scoring::Program& program) const {
+  std::vector<Interval> ranges, values(program.code.size());
   for (const problem::ParamSpec& param : params_) ranges.push_back(range_of(param.tensor.dtype));
-  if (program.empty() || !scoring::int32_overflow(program, box_, WholeRanges(ranges))) return;
-  programs_.push_back({what, program, scoring::IntervalProgram(program)});
+  const scoring::IntervalProgram bounds(program);
+  bounds.evaluate(box_, WholeRanges(ranges), values);
+  std::vector<char> flags(program.code.size(), false);
+  each_wide(program, bounds, values, [&](std::size_t id) { flags[id] = true; });
+  return flags;
 }
 
-std::size_t WordCheck::bytes() const {
+std::size_t IntegerWidths::bytes() const {
   std::size_t most = 0;
-  for (const Checked& checked : programs_) most = std::max(most, checked.program.size());
-  return (params_.size() + most) * sizeof(Interval);
+  for (const Undecided& program : programs_) most = std::max(most, program.bounds.size());
+  return programs_.empty() ? 0 : (params_.size() + most) * sizeof(Interval);
 }
 
-void WordCheck::operator()(const std::vector<TensorView>& params, void* memory) const {
+bool IntegerWidths::operator()(const std::vector<TensorView>& params, void* memory) const {
+  if (programs_.empty()) return false;
   auto* const ranges = static_cast<Interval*>(memory);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const problem::TensorSpec& spec = params_[i].tensor;
     ranges[i] = range_of(spec.dtype);
-    if (spec.dtype != DType::i64 && programs_.empty()) continue;  // the type alone says enough
-    const auto extremes = extremes_of(spec, params[i].data);
-    if (!extremes) continue;
-    ranges[i] = {static_cast<double>(extremes->low), static_cast<double>(extremes->high)};
-    FOVEAL_CHECK(ranges[i].low >= low_word && ranges[i].high <= high_word, "parameter ", params_[i].param.name(), ": holds ", extremes->low,
-                 " to ", extremes->high,
-                 "; expected integers of 32 bits, with which CPU kernels compute (the backend \"reference\" takes more)");
+    if (const auto extremes = extremes_of(spec, params[i].data))
+      ranges[i] = {static_cast<double>(extremes->low), static_cast<double>(extremes->high)};
   }
   const std::span<Interval> values(ranges + params_.size(), bytes() / sizeof(Interval) - params_.size());
-  for (const Checked& checked : programs_) {
-    checked.program.evaluate(box_, WholeRanges({ranges, params_.size()}), values);
-    const auto overflow = scoring::beyond_int32(checked.code, values);
-    FOVEAL_CHECK(!overflow, checked.what, ": an integer may reach from ", overflow->low, " to ", overflow->high,
-                 " with these parameters; expected integers of 32 bits, with which CPU kernels compute (compute it in reals with to_real)");
+  bool wide = false;
+  for (const Undecided& program : programs_) {
+    program.bounds.evaluate(box_, WholeRanges({ranges, params_.size()}), values);
+    each_wide(program.code, program.bounds, values, [&](std::size_t) { wide = true; });
+    const auto overflow = scoring::beyond_64_bits(program.code, values);
+    FOVEAL_CHECK(!overflow, program.what, ": an integer may reach from ", overflow->low, " to ", overflow->high,
+                 " with these parameters; expected integers of 64 bits (compute it in reals with to_real)");
   }
+  return wide;
 }
 
 }  // namespace foveal::cpu

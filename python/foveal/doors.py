@@ -1,0 +1,132 @@
+"""What is said of a wrong call: the public function, the argument, what was found and what is accepted.
+
+Nothing here runs for a right call. A call that failed is looked at again, in the order in which a reader would: names of arguments, tensors,
+lengths of packed sequences, numbers. Where nothing is found, the error stands as it was raised, with the function's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, Mapping, ParamSpec, TypeVar
+
+from . import arrays
+from .signatures import check_names
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError)
+
+
+def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """For functions of q, k, v: errors say what is wrong with the call."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def door(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except _ERRORS as error:
+                explain(name, function, args, kwargs, error)
+                raise
+
+        return door
+
+    return decorate
+
+
+def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> None:
+    """Raises what says more than the error; returns where there is no more to say."""
+    if type(error).__module__.partition(".")[0] not in ("builtins", "foveal"):
+        return
+    try:
+        parameters = inspect.signature(function).parameters
+        if not any([p.kind == p.VAR_KEYWORD for p in parameters.values()]):
+            check_names(name, kwargs, parameters.keys())
+        given = _by_name(function, args, kwargs)
+        _check_tensors(name, given)
+        _check_lengths(name, given)
+        _check_arrays(name, given)
+        # A door within said it already, under another name.
+        message = str(error)
+        for prefix in (getattr(error, "door", name), name.rpartition(".")[2], "attention"):
+            message = message.removeprefix(f"{prefix}: ")
+        found: Exception = type(error)(f"{name}: {message}")
+    except _ERRORS as better:
+        found = better
+    setattr(found, "door", name)
+    raise found from error
+
+
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    return {**given, **given.pop("arguments", {})}
+
+
+def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
+    tensors = {role: given[role] for role in ("q", "k", "v") if role in given}
+    first = tensors.get("q")
+    for role, tensor in tensors.items():
+        if not arrays.is_array(tensor):
+            raise TypeError(f"{name}: {role}: found {type(tensor).__name__}; expected {_kind_of(first if arrays.is_array(first) else None)}")
+        framework, expected = arrays.framework(tensor), "torch" if ".torch." in name else arrays.framework(first)
+        if framework != expected and "torch" in (framework, expected):
+            raise TypeError(f"{name}: {role}: found an array of {framework}; expected a tensor of torch" if expected == "torch" else
+                            f"{name}: {role}: found a tensor of torch; expected an array of {expected}, as q is")  # fmt: skip
+        if framework == "torch":
+            _check_torch(f"{name}: {role}", tensor)
+        arrays.check_plain(tensor, f"{name}: {role}")
+
+
+def _kind_of(array: Any) -> str:
+    return "an array of NumPy, torch, JAX or CuPy" if array is None else f"an array of {arrays.framework(array)}, as q is"
+
+
+def _check_torch(what: str, tensor: Any) -> None:
+    if tensor.is_quantized:
+        raise TypeError(f"{what}: a quantised tensor of {tensor.dtype}; expected float64, float32, bfloat16 or float16: dequantize()")
+    if str(tensor.layout) != "torch.strided":
+        hint = "to_dense()" if "sparse" in str(tensor.layout) else "a dense one"
+        raise TypeError(f"{what}: a tensor of layout {tensor.layout}; expected a dense tensor: {hint}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"{what}: on device {tensor.device}, where a tensor has no memory to read; expected cpu or cuda" if tensor.is_meta
+                         else f"{what}: on device {tensor.device}; expected cpu or cuda")  # fmt: skip
+
+
+def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
+    lengths = given.get("cu_seqlens")
+    if lengths is None:
+        return
+    expected = "expected a pair (for q, for kv), each int32 or int64 [batch + 1]"
+    if arrays.is_array(lengths):
+        raise TypeError(f"{name}: cu_seqlens: found one array of shape {list(lengths.shape)}; {expected}: (cu, cu) where both are the same")
+    if not isinstance(lengths, (tuple, list)) or len(lengths) != 2:
+        found = f"{type(lengths).__name__} of {len(lengths)}" if isinstance(lengths, (tuple, list)) else type(lengths).__name__
+        raise TypeError(f"{name}: cu_seqlens: found {found}; {expected}")
+    for which, array in zip(("q", "kv"), lengths):
+        if not arrays.is_array(array):
+            raise TypeError(f"{name}: cu_seqlens: for {which}: found {type(array).__name__}; {expected}")
+    longest = given.get("max_seqlens")
+    if longest is not None and not (isinstance(longest, (tuple, list)) and len(longest) == 2):
+        raise TypeError(f"{name}: max_seqlens: found {longest!r}; expected a pair (longest of q, longest of kv)")
+
+
+def _check_arrays(name: str, given: Mapping[str, Any]) -> None:
+    params, sink = given.get("params"), given.get("sink")
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"{name}: params: found {type(params).__name__}; expected a dict of names and arrays")
+    own = arrays.framework(given["q"]) if arrays.is_array(given.get("q")) else None
+    for what, array in [*((f"params[{key!r}]", value) for key, value in (params or {}).items()), ("sink", sink)]:
+        if array is None and what == "sink":
+            continue
+        if not arrays.is_array(array):
+            raise TypeError(f"{name}: {what}: found {type(array).__name__}; expected {'an array' if own is None else f'an array of {own}'}")
+        if own == "torch" and arrays.framework(array) != "torch":
+            raise TypeError(f"{name}: {what}: found an array of {arrays.framework(array)}; expected a tensor of torch, as q is")
+    if given.get("options") is not None and not hasattr(given["options"], "backend"):
+        raise TypeError(f"{name}: options: found {type(given['options']).__name__}; expected foveal.Options(backend=..., target=..., threads=...)")
+    for what in ("seed", "offset"):
+        number = given.get(what)
+        if number is not None and (type(number) is not int or not 0 <= number < 2**64):
+            raise TypeError(f"{name}: {what}: found {number!r}; expected an integer from 0 to 2**64 - 1")

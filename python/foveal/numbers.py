@@ -1,0 +1,124 @@
+"""Python numbers that change from call to call: closures, globals and defaults of a traced function that become scalars read at run time.
+
+A number is part of what a trace depends on. A function whose numbers change would be another program at every step; once that shows, it is
+traced with a Number in the place of each that changed. A Number computes as Python's does and becomes a read of an array without dimensions. What needs its
+value while tracing (a branch, a shape, an index, a function of C) refuses a Number: then it stays a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import types
+from typing import Any, Callable, Mapping, NoReturn
+
+from . import _core
+from ._core import Expr, Type
+
+Path = tuple[Any, ...]  # how a number is reached from a function, see guards.number_key_of
+MOST_CONSTANTS = 4  # programs that a function's changing numbers make before they become scalars
+# Functions that look at what their values are may take another way for a Number.
+LOOKS_AT_VALUES = {"isinstance", "type", "repr", "str", "format", "hash", "id", "print", "callable", "hasattr", "getattr", "vars", "round"}
+
+
+class NeedsValue(TypeError):
+    """Something that a Number has not while its function is traced."""
+
+
+class Number:
+    """A Python float or int that is read at run time."""
+
+    def __init__(self, expr: Expr):
+        self._expr = expr
+
+    def __score__(self) -> Expr:
+        return self._expr
+
+    @property
+    def stand_in(self) -> float | int:
+        """A number of this type, for what asks for types alone."""
+        return 1 if self._expr.type == Type.integer else 1.0
+
+    def _needs_value(self, *_: Any) -> NoReturn:
+        raise NeedsValue("a number that changes from call to call has no value while a function is traced")
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = __hash__ = __str__ = __repr__ = __format__ = _needs_value
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __trunc__ = __floor__ = __ceil__ = __iter__ = _needs_value
+
+    def __reduce__(self) -> NoReturn:
+        self._needs_value()
+
+
+def _install() -> None:
+    def binary(fn: Callable[[Any, Any], Any], name: str) -> None:
+        def forward(self: Number, other: Any) -> Any:
+            return _combined(fn, self, other)
+
+        def reflected(self: Number, other: Any) -> Any:
+            return _combined(fn, other, self)
+
+        setattr(Number, f"__{name}__", forward)
+        setattr(Number, f"__r{name}__", reflected)
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod"):
+        binary(getattr(operator, name), name)
+    setattr(Number, "__neg__", lambda self: Number(-self._expr))
+    setattr(Number, "__pos__", lambda self: self)
+    setattr(Number, "__abs__", lambda self: Number(_core.abs(self._expr)))
+
+
+def _combined(fn: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
+    exprs = []
+    for value in (a, b):
+        if isinstance(value, Number):
+            exprs.append(value._expr)
+        elif type(value) in (int, float):
+            exprs.append(_core.constant(value))
+        elif isinstance(value, Expr):
+            return fn(*[x._expr if isinstance(x, Number) else x for x in (a, b)])
+        else:
+            return NotImplemented
+    return Number(fn(*exprs))
+
+
+_install()
+
+
+def replaced(value: Any, numbers: Mapping[Path, Number]) -> Any:
+    """`value`, a function, with Numbers at the ends of these paths; copies of what lies on the way."""
+    if not numbers:
+        return value
+    if () in numbers:
+        return numbers[()]
+    below: dict[Any, dict[Path, Number]] = {}
+    for path, number in numbers.items():
+        below.setdefault(path[0], {})[path[1:]] = number
+    if isinstance(value, functools.partial):
+        args = [replaced(item, below.get(("argument", at), {})) for at, item in enumerate(value.args)]
+        keywords = {name: replaced(item, below.get(("keyword", name), {})) for name, item in value.keywords.items()}
+        return functools.partial(replaced(value.func, below.get(("function",), {})), *args, **keywords)
+    if type(value) in (tuple, list):
+        return type(value)([replaced(item, below.get(("item", at), {})) for at, item in enumerate(value)])
+    if type(value) is dict:
+        return {key: replaced(item, below.get(("item", at), {})) for at, (key, item) in enumerate(value.items())}
+    assert isinstance(value, types.FunctionType)
+    return _function(value, below)
+
+
+def _function(fn: types.FunctionType, below: Mapping[Any, dict[Path, Number]]) -> types.FunctionType:
+    scope = dict(fn.__globals__)
+    scope.update({step[1]: replaced(scope[step[1]], numbers) for step, numbers in below.items() if step[0] == "global"})
+    cells = []
+    for at, cell in enumerate(fn.__closure__ or ()):
+        numbers = below.get(("cell", at))
+        cells.append(cell if numbers is None else types.CellType(replaced(cell.cell_contents, numbers)))
+    copy = types.FunctionType(fn.__code__, scope, fn.__name__, None, tuple(cells) or None)
+    if fn.__defaults__:
+        copy.__defaults__ = tuple([replaced(value, below.get(("default", at), {})) for at, value in enumerate(fn.__defaults__)])
+    if fn.__kwdefaults__:
+        copy.__kwdefaults__ = {
+            name: replaced(value, below.get(("keyword default", at), {})) for at, (name, value) in enumerate(fn.__kwdefaults__.items())
+        }
+    copy.__dict__.update(fn.__dict__)
+    copy.__module__ = fn.__module__
+    return copy

@@ -1,0 +1,106 @@
+"""Wrong calls at the doors of torch and of arrays: the public function, the argument, what was found, what is accepted."""
+
+import numpy as np
+import pytest
+import torch
+
+import foveal
+import foveal.torch
+
+q, k, v = (torch.randn(1, 5, 2, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+HEADS_FIRST = [t.transpose(1, 2) for t in (q, k, v)]
+ARRAYS = [t.numpy() for t in (q, k, v)]
+CU = torch.tensor([0, 5], dtype=torch.int32)
+TABLE = np.ones(5)
+
+attention = foveal.torch.attention
+flex = foveal.torch.flex_attention
+sdpa = foveal.torch.scaled_dot_product_attention
+varlen = foveal.torch.varlen_attn
+
+
+class Holder:
+    table = TABLE
+
+
+HOLDER = Holder()
+
+WRONG = {
+    "a keyword of others": (lambda: attention(q, k, v, is_causal=True), "foveal.torch.attention: is_causal: .*mask=foveal.causal()"),
+    "by the first array": (lambda: foveal.attention(q, k, v, is_causal=True), "foveal.attention: is_causal: .*mask=foveal.causal()"),
+    "of arrays": (lambda: foveal.attention(*ARRAYS, is_causal=True), "foveal.attention: is_causal: .*mask=foveal.causal()"),
+    "forward": (lambda: foveal.forward(*ARRAYS, attn_mask=None), "foveal.forward: attn_mask: .*mask"),
+    "plan": (lambda: foveal.plan(*ARRAYS, softmax_scale=1.0), "foveal.plan: softmax_scale: .*scale"),
+    "explain": (lambda: foveal.explain(*ARRAYS, wrong=1.0), "foveal.explain: wrong: .*expected "),
+    "flex": (lambda: flex(*HEADS_FIRST, is_causal=True), "foveal.torch.flex_attention: is_causal: "),
+    "sdpa": (lambda: sdpa(*HEADS_FIRST, mask=None), "foveal.torch.scaled_dot_product_attention: mask: .*attn_mask"),
+    "a module": (lambda: foveal.torch.Attention(is_causal=True), "foveal.torch.Attention: is_causal: "),
+    "meta": (lambda: attention(q.to("meta"), k, v), "foveal.torch.attention: q: on device meta.*expected cpu or cuda"),
+    "meta in flex": (lambda: flex(HEADS_FIRST[0], *[t.to("meta") for t in HEADS_FIRST[1:]]), "flex_attention: key: .*meta"),
+    "sparse": (lambda: attention(q, k.to_sparse(), v), "foveal.torch.attention: k: a tensor of layout torch.sparse_coo; expected a dense"),
+    "quantised": (lambda: attention(torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v), "foveal.torch.attention: q: a quantised tensor"),
+    "NumPy in torch": (lambda: attention(q, ARRAYS[1], v), "foveal.torch.attention: k: found an array of numpy; expected a tensor of torch"),
+    "NumPy first": (lambda: attention(ARRAYS[0], k, v), "foveal.torch.attention: q: found an array of numpy"),
+    "a list": (lambda: foveal.attention(ARRAYS[0].tolist(), *ARRAYS[1:]), "foveal.attention: q: found list; expected an array of NumPy, torch"),
+    "nothing": (lambda: attention(q, None, v), "foveal.torch.attention: k: found NoneType"),
+    "a masked array": (lambda: foveal.attention(np.ma.masked_array(ARRAYS[0]), *ARRAYS[1:]), "q: a NumPy masked array"),
+    "a masked array planned": (lambda: foveal.plan(np.ma.masked_array(ARRAYS[0]), *ARRAYS[1:]), "q: a NumPy masked array"),
+    "module's call": (lambda: foveal.torch.Attention()(ARRAYS[0], k, v), "foveal.torch.Attention: q: found an array of numpy"),
+    "one cu_seqlens": (lambda: attention(q[0], k[0], v[0], cu_seqlens=CU, max_seqlens=(5, 5)), "foveal.torch.attention: cu_seqlens: "),
+    "lists of lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=([0, 5], [0, 5])), "cu_seqlens"),
+    "one length": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=5), "max_seqlens: "),
+    "one of NumPy": (lambda: foveal.attention(*[a[0] for a in ARRAYS], cu_seqlens=CU.numpy()), "foveal.attention: cu_seqlens: "),
+    "varlen's lists": (lambda: varlen(q[0], k[0], v[0], [0, 5], [0, 5], 5, 5), "varlen_attn: cu_seq_q: found list"),
+    "varlen's window": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 5, window_size=3), "varlen_attn: window_size: found 3; expected a pair"),
+    "a mask without its call": (lambda: attention(q, k, v, mask=foveal.causal), r"mask: found foveal.causal itself; expected .*foveal.causal\(\)"),
+    "of arrays, too": (lambda: foveal.attention(*ARRAYS, foveal.softcap), r"score_mod: found foveal.softcap itself; expected .*foveal.softcap\(cap"),
+    "flex's mask": (lambda: flex(*HEADS_FIRST, block_mask=foveal.window), r"foveal.torch.flex_attention: mask: found foveal.window itself"),
+    "a tensor as mask": (lambda: attention(q, k, v, mask=torch.ones(5, 5, dtype=torch.bool)), "mask: found Tensor; expected a function"),
+    "scale as text": (lambda: attention(q, k, v, scale="0.1"), "foveal.torch.attention: scale: found str '0.1'; expected a number"),
+    "scale as text, arrays": (lambda: foveal.attention(*ARRAYS, scale="0.1"), "foveal.attention: scale: found str '0.1'"),
+    "scale as text, flex": (lambda: flex(*HEADS_FIRST, scale="0.1"), "foveal.torch.flex_attention: scale: found str '0.1'"),
+    "dropout as text": (lambda: attention(q, k, v, dropout_p="x"), "foveal.torch.attention: dropout_p: found str 'x'"),
+    "deterministic": (lambda: attention(q, k, v, deterministic="yes"), "deterministic: found str 'yes'"),
+    "a negative seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=-1), "seed: found .*-1"),
+    "a real seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=1.5), "seed: found .*1.5"),
+    "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[torch.ones(5)]), "params: found list"),
+    "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*float"),
+    "an array as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": TABLE}), "params.*numpy"),
+    "a number as sink": (lambda: attention(q, k, v, sink=1.0), "sink: found float"),
+    "options": (lambda: attention(q, k, v, options={"backend": "cpu"}), "options: found dict"),
+    "an empty array": (lambda: foveal.attention(*[a[:, :0] for a in ARRAYS]), "foveal.attention: q: size 0 in dimension 1; expected at least 1"),
+    "an array that torch's tracing does not see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + TABLE[i]), "score_mod: a symbol indexes an array that tracing cannot see"),
+    "an attribute of an object": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + HOLDER.table[i]), "score_mod: a symbol indexes an array that tracing cannot see"),
+    "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_are_explained(name):
+    call, words = WRONG[name]
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=words) as caught:
+        call()
+    assert "describe()" not in str(caught.value) and "incompatible function arguments" not in str(caught.value)
+
+
+def test_views_that_negate_are_read_as_they_are():
+    """The imaginary part of a conjugated tensor: its memory holds the negative."""
+    turned = [torch.randn(1, 5, 2, 8, dtype=torch.complex64).conj().imag.requires_grad_() for _ in range(3)]
+    assert all(t.is_neg() for t in turned)
+    plain = [t.detach().resolve_neg().clone().requires_grad_() for t in turned]
+    for door in (attention, lambda q, k, v: sdpa(*[t.transpose(1, 2) for t in (q, k, v)]), lambda q, k, v: flex(*[t.transpose(1, 2) for t in (q, k, v)]), foveal.torch.Attention()):
+        found, expected = door(*turned), door(*plain)
+        torch.testing.assert_close(found, expected)
+        for a, b in zip(torch.autograd.grad(found.sin().sum(), turned), torch.autograd.grad(expected.sin().sum(), plain)):
+            torch.testing.assert_close(a.resolve_neg(), b)
+    with pytest.raises(ValueError, match="foveal.forward: q: a view that negates"):
+        foveal.forward(*[t.detach() for t in turned])
+
+
+def test_a_users_own_error_keeps_its_type_and_cause():
+    def fn(s, b, h, i, j):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="foveal.torch.attention: mine") as caught:
+        attention(q, k, v, fn)
+    assert str(caught.value.__cause__) == "mine"

@@ -1,0 +1,180 @@
+"""Python numbers that change from call to call: one program, values always right."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import foveal
+import foveal.torch
+from foveal import describe
+
+q, k, v = (torch.randn(1, 6, 2, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3))
+STEP = 1.0
+WINDOW = 2
+
+
+def expected(score_mod=None, mask=None):
+    a, b, c = (t.transpose(1, 2) for t in (q, k, v))
+    s = a @ b.transpose(-1, -2) / 2.0
+    places = [torch.arange(n).reshape([n if d == at else 1 for d in range(4)]) for at, n in enumerate((1, 2, 6, 6))]
+    s = s if score_mod is None else score_mod(s, *places)
+    s = s if mask is None else s.masked_fill(~mask(*places), -math.inf)
+    return (torch.softmax(s, -1) @ c).transpose(1, 2)
+
+
+def programs(make, values, kind="score_mod", most=6, attend=None):
+    """How many programs calls with these values make; each is compared with torch."""
+    before = set(describe._programs)
+    for value in values:
+        fn = make(value)
+        found = foveal.torch.attention(q, k, v, **{kind: fn}) if attend is None else attend(fn)
+        torch.testing.assert_close(found, expected(**{kind: make(value)}), rtol=1e-7, atol=1e-9)
+    made = len(set(describe._programs) - before)
+    assert made <= most
+    return made
+
+
+def default(value):
+    def fn(s, b, h, i, j, cap=value):
+        return cap * torch.tanh(s / cap)
+
+    return fn
+
+
+def keyword(value):
+    def fn(s, b, h, i, j, *, cap=value):
+        return s * cap - 1.0
+
+    return fn
+
+
+def nested(value):
+    def inner(x):
+        return x * value + (1 - value)
+
+    def fn(s, b, h, i, j):
+        return inner(s) + inner(i - j)
+
+    return fn
+
+
+def scaled(factor, s, b, h, i, j):
+    return s * factor
+
+
+MAKERS = {
+    "closure": lambda value: lambda s, b, h, i, j: s * value,
+    "closure, twice": lambda value: lambda s, b, h, i, j: s * value + value / 2.0,
+    "integers": lambda value: (lambda n: lambda s, b, h, i, j: s + (i - j) * n * 0.25)(int(4 * value)),
+    "default": default,
+    "keyword": keyword,
+    "nested": nested,
+    "partial": lambda value: partial(scaled, value),
+    "list": lambda value: (lambda weights: lambda s, b, h, i, j: s * weights[0] + weights[1])([value, 2 * value]),
+    "arithmetic": lambda value: lambda s, b, h, i, j: s * (2 * value - 1) / (value + 1.5) + -value + abs(value) % 3,
+    "where": lambda value: lambda s, b, h, i, j: torch.where(i - j > value, s - value, s),
+    "clamp": lambda value: lambda s, b, h, i, j: s.clamp(-value, value),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_one_program_serves_all_values(name):
+    programs(MAKERS[name], [0.5 + 0.25 * n for n in range(40)])
+
+
+@pytest.mark.parametrize("name", ["lists of masks", "window", "float"])
+def test_masks(name):
+    makers = {
+        "window": lambda value: lambda b, h, i, j: (i - j).abs() <= value,
+        "float": lambda value: lambda b, h, i, j: (i - j) * 0.5 <= float(1) * value,
+        "lists of masks": lambda value: (lambda parts: lambda b, h, i, j: parts[0](b, h, i, j) & (j >= 0))([lambda b, h, i, j: j <= i + value]),
+    }
+    programs(makers[name], [n % 7 for n in range(40)], kind="mask")
+
+
+def test_globals_and_numpy():
+    global STEP
+    fn = lambda s, b, h, i, j: s * STEP  # noqa: E731
+    before = set(describe._programs)
+    for n in range(40):
+        STEP = 0.1 * n
+        torch.testing.assert_close(foveal.torch.attention(q, k, v, fn), expected(fn), rtol=1e-7, atol=1e-9)
+        found = foveal.attention(*(t.numpy() for t in (q, k, v)), fn)
+        np.testing.assert_allclose(found, expected(fn).numpy(), rtol=1e-7, atol=1e-9)
+    assert len(set(describe._programs) - before) <= 12
+
+
+def test_captured_tensors_beside_numbers_get_gradients():
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    before = set(describe._programs)
+    for n in range(20):
+        fn = lambda s, b, h, i, j, n=n: s * (1 + 0.1 * n) * bias[h]  # noqa: E731
+        (found,) = torch.autograd.grad(foveal.torch.attention(q, k, v, fn).pow(2).sum(), bias)
+        (wanted,) = torch.autograd.grad(expected(fn).pow(2).sum(), bias)
+        torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
+    assert len(set(describe._programs) - before) <= 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: lambda s, b, h, i, j: s if n % 2 else s * 2.0,
+        lambda n: lambda s, b, h, i, j: s + sum(0.1 for _ in range(n)),
+        lambda n: lambda s, b, h, i, j: s * math.sqrt(n),
+        lambda n: lambda s, b, h, i, j: s * [1.0, 2.0, 3.0][n % 3],
+        lambda n: lambda s, b, h, i, j: s * (1.0 if isinstance(n, int) else 9.0) * (n > 3),
+        lambda n: lambda s, b, h, i, j: s * min(n, 5),
+        lambda n: lambda s, b, h, i, j: s * torch.tensor([float(n)])[0],
+        lambda n: lambda s, b, h, i, j: s * torch.ones(n + 1, dtype=torch.float64).sum(),
+        lambda n: lambda s, b, h, i, j: s**n,
+        lambda n: lambda s, b, h, i, j: s * float(f"{n}"),
+        lambda n: lambda s, b, h, i, j: s * {0: 1.0}.get(n, 2.0),
+    ],
+    ids="branch range sqrt item type comparison tensor shape power text key".split(),
+)
+def test_what_needs_a_value_stays_a_constant(make):
+    """Control flow, shapes, indices, functions of numbers: another program for each, and right."""
+    programs(make, [n % 5 for n in range(15)], most=5 * 8)
+
+
+def test_one_that_must_be_constant_beside_one_that_changes():
+    def make(n):
+        power, factor = n % 2, 0.5 + 0.1 * n
+        return lambda s, b, h, i, j: (s if power else s * 2.0) * factor
+
+    programs(make, range(40), most=20)
+
+
+def test_types_of_numbers_promote_as_torch_says():
+    table = torch.arange(6, dtype=torch.int32)
+    for fn in (
+        lambda n: lambda s, b, h, i, j: s + (table[i] * n).double() * 0.1,
+        lambda n: lambda s, b, h, i, j: s + table[i] * (n * 0.1),
+        lambda n: lambda s, b, h, i, j: s + (table[i] + n) // 2 * 0.1,
+        lambda n: lambda s, b, h, i, j: s + (i % (n + 2)) * 0.1,
+        lambda n: lambda s, b, h, i, j: s + i / (n + 2),
+    ):
+        programs(fn, range(1, 25))
+
+
+def test_memory_stays_flat():
+    """4,000 calls, one program."""
+    before = len(describe._programs), len(describe._traces)
+    for n in range(4000):
+        foveal.torch.attention(q, k, v, lambda s, b, h, i, j, n=n: s * (1.0 + n))
+    assert len(describe._programs) - before[0] <= 6 and len(describe._traces) - before[1] <= 6
+
+
+def test_a_number_that_is_reached_in_two_ways():
+    """The function calls itself: a copy of it would call the old one."""
+
+    def make(n):
+        def fn(s, b, h, i, j, depth=0):
+            return s * n if depth else fn(s, b, h, i, j, 1) + n
+
+        return fn
+
+    programs(make, [0.1 * n for n in range(20)], most=20)
