@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, prepare_padding_mask, sdpa_mask
+from transformers.masking_utils import causal_mask_function, eager_mask, prepare_padding_mask, sdpa_mask
 
-from . import _core, logging
+from . import _core, logging, transformers_alibi
 from ._core import Expr
 from .describe import Options, Rng, describe
 from .torch.operators import bound, call, draw_rng
@@ -28,13 +28,14 @@ def register(name: str = "foveal") -> None:
     """Makes `name` an attn_implementation of transformers: for from_pretrained, from_config and set_attn_implementation."""
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
+    transformers_alibi.install(name, Mask, attention_forward)
 
 
 class Mask(BlockMask):
     """A mask as an expression with the tensors it reads. Models hand it from layer to layer, as they do FlexAttention's."""
 
-    def __init__(self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int]):
-        self.expr, self.params, self._shape = expr, params, shape
+    def __init__(self, expr: Expr, params: dict[str, Tensor], shape: tuple[int, int, int, int], of_module: bool = False):
+        self.expr, self.params, self._shape, self._of_module = expr, params, shape, of_module
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -43,13 +44,16 @@ class Mask(BlockMask):
 
     @property
     def ndim(self) -> int:
-        return 4
+        return 0 if self._of_module else 4  # models that add ALiBi to masks of four dimensions leave this one alone
 
     def __repr__(self) -> str:
         return f"Mask({self.expr!r}, shape={self._shape})"
 
-    def to(self, device: torch.device | str) -> "Mask":
-        return Mask(self.expr, {name: tensor.to(device) for name, tensor in self.params.items()}, self._shape)
+    def to(self, where: torch.device | str | torch.dtype) -> "Mask":
+        """On another device. Of another dtype: itself."""
+        if isinstance(where, torch.dtype):
+            return self
+        return Mask(self.expr, {name: tensor.to(where) for name, tensor in self.params.items()}, self._shape, self._of_module)
 
     def contiguous(self) -> "Mask":
         return self
@@ -102,7 +106,9 @@ def attention_mask(
     except (TypeError, ValueError, IndexError, NotImplementedError, AttributeError):  # a function of a model's own, not of positions alone
         return _materialized(arguments, attention_mask, device, kwargs)
     assert described.mask is not None
-    return Mask(described.mask, {param.name: tensor for param, tensor in zip(described.params, described.arrays)}, (batch_size, 1, q_length, kv_length))
+    params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
+    of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
+    return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module)
 
 
 def _shift(offset: int | Tensor) -> Any:
@@ -115,6 +121,8 @@ def _shift(offset: int | Tensor) -> Any:
 def _materialized(arguments: dict[str, Any], attention_mask: Tensor | None, device: Any, rest: dict[str, Any]) -> Tensor:
     logging.route.debug("attention mask of %d x %d: a tensor", arguments["q_length"], arguments["kv_length"])
     rest = {**rest, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    if getattr(rest.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES:  # their modules compute with it by themselves
+        return eager_mask(**arguments, attention_mask=attention_mask, device=device, **rest)
     mask = sdpa_mask(**arguments, attention_mask=attention_mask, device=device, **rest)
     assert mask is not None
     return mask
