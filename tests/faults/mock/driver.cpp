@@ -225,6 +225,18 @@ ENTRY(cuStreamCreate, void** stream, unsigned) {
   MAY_FAIL* stream = &context;
   return 0;
 }
+ENTRY(cuStreamCreateWithPriority, void** stream, unsigned, int) {
+  MAY_FAIL* stream = &context;
+  return 0;
+}
+ENTRY(cuStreamWaitEvent, void*, void*, unsigned) { MAY_FAIL return 0; }
+ENTRY(cuEventCreate, void** event, unsigned) {
+  MAY_FAIL* event = &context;
+  return 0;
+}
+ENTRY(cuEventDestroy_v2, void*) { MAY_FAIL return 0; }
+ENTRY(cuEventRecord, void*, void*) { MAY_FAIL return 0; }
+ENTRY(cuEventQuery, void*) { MAY_FAIL return 0; }
 ENTRY(cuStreamDestroy_v2, void*) { MAY_FAIL return 0; }
 ENTRY(cuStreamSynchronize, void*) { MAY_FAIL return 0; }
 ENTRY(cuTensorMapEncodeTiled, void* map, int, unsigned, void*, const void*, const void*, const void*, const void*, int, int, int, int) {
