@@ -84,14 +84,14 @@ def wrong_values():
     return {
         "a masked array": (dict(k=np.ma.masked_array(q)), "k: a NumPy masked array; expected a plain array"),
         "a masked parameter": (dict(score_mod="score + m[kv_idx]", params={"m": np.ma.masked_array(q[0, :, 0, 0])}), "NumPy masked array"),
-        "a list of logits": (dict(sink=[0.0]), r"attention: sink: found list \[0.0\]; expected an array"),
-        "a number among arrays": (dict(score_mod="score * t", params={"t": 2.0}), "attention: t: found float 2.0; expected an array"),
-        "one array of lengths": (dict(q=q[0], k=q[0], v=q[0], cu_seqlens=cu, max_seqlens=(4, 4)), "cu_seqlens: found ndarray; expected a pair"),
+        "a list of logits": (dict(sink=[0.0]), "attention: sink: found list.*; expected an array"),
+        "a number among arrays": (dict(score_mod="score * t", params={"t": 2.0}), r"attention: (t|params\['t'\]): found float.*; expected an array"),
+        "one array of lengths": (dict(q=q[0], k=q[0], v=q[0], cu_seqlens=cu, max_seqlens=(4, 4)), "cu_seqlens: found .*; expected a pair"),
         "a text as a flag": (dict(deterministic="no"), "attention: deterministic: found str 'no'; expected True or False"),
         "a number as a flag": (dict(checked=0.5), "attention: checked: found float 0.5; expected True or False"),
-        "a text as options": (dict(options="cpu"), r"attention: options: found str 'cpu'; expected foveal.Options\(\.\.\.\)"),
+        "a text as options": (dict(options="cpu"), r"attention: options: found str.*; expected foveal.Options\("),
         "an array made inside": (dict(score_mod=made_inside), "score_mod: a symbol indexes an array that tracing cannot see"),
-        "a mask without its call": (dict(mask=foveal.causal), r"mask: found a function of \(\) ->"),
+        "a mask without its call": (dict(mask=foveal.causal), r"mask: found foveal.causal itself; expected what it makes: foveal.causal\(\)"),
     }  # fmt: skip
 
 
