@@ -85,6 +85,7 @@ Evaluation.of_numbers = {
     "stop_gradient": jax.lax.stop_gradient,
     "LShift": jnp.left_shift,
     "RShift": jnp.right_shift,
+    "to_int32": lambda x: x.astype(jnp.int32).astype(jnp.int_),
     "to_integer": lambda x: jax.lax.stop_gradient(x).astype(jnp.int_),
     "to_boolean": lambda x: x != 0,
 }
