@@ -1,5 +1,6 @@
 """torch, transformers and JAX are optional: without them their tests are left out, and said so."""
 
+import ast
 import importlib.util
 import os
 import pathlib
@@ -8,14 +9,21 @@ import sys
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"  # for the tests of sharding
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
-collect_ignore = []
-if importlib.util.find_spec("torch") is None:
-    collect_ignore += ["test_block_mask.py", "test_derivatives.py", "test_dropout.py", "test_flex.py", "test_packed.py", "test_routing.py", "test_sdpa.py"]
-    collect_ignore += ["test_torch.py", "test_torch_functions.py", "test_trace_guards.py", "test_examples.py", "test_bench.py"]
-if importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None:
-    collect_ignore += ["test_transformers.py"]
-if importlib.util.find_spec("jax") is None:
-    collect_ignore += ["test_jax.py", "test_jax_functions.py", "test_jax_sharding.py", "test_jax_derivatives.py", "test_jax_generated.py"]
+OPTIONAL = ("torch", "transformers", "jax")
+INDIRECT = {"test_examples.py": {"torch"}, "test_bench.py": {"torch"}, "test_transformers.py": {"torch", "transformers"}}
+
+
+def needs(path):
+    """The optional packages that a file imports before anything else."""
+    modules = INDIRECT.get(path.name, set()).copy()
+    for node in ast.parse(path.read_text()).body:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules.update(part for name in names for part in name.split(".") if part in OPTIONAL)  # foveal.torch needs torch, too
+    return modules
+
+
+missing = {name for name in OPTIONAL if importlib.util.find_spec(name) is None}
+collect_ignore = [path.name for path in sorted(pathlib.Path(__file__).parent.glob("test_*.py")) if needs(path) & missing]
 
 
 def pytest_report_header(config):
