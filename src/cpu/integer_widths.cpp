@@ -13,8 +13,6 @@ namespace {
 
 using scoring::Interval;
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
-
 /// One range for each parameter, whatever the indices.
 class WholeRanges : public scoring::ReadRanges {
  public:
@@ -24,26 +22,6 @@ class WholeRanges : public scoring::ReadRanges {
  private:
   std::span<const Interval> ranges_;
 };
-
-/// What the type of the elements says.
-Interval range_of(DType dtype) {
-  switch (dtype) {
-    case DType::i64:
-      return {-0x1p63, 0x1p63};
-    case DType::i32:
-      return {-0x1p31, 0x1p31 - 1};
-    case DType::i16:
-      return {-32768, 32767};
-    case DType::i8:
-      return {-128, 127};
-    case DType::u8:
-      return {0, 255};
-    case DType::boolean:
-      return {0, 1};
-    default:
-      return {-infinity, infinity, true};
-  }
-}
 
 struct Extremes {
   std::int64_t low = std::numeric_limits<std::int64_t>::max(), high = std::numeric_limits<std::int64_t>::min();
@@ -129,7 +107,7 @@ void IntegerWidths::add(const char* what, const scoring::Program& program) {
 
 std::vector<char> IntegerWidths::wide(const scoring::Program& program) const {
   std::vector<Interval> ranges, values(program.code.size());
-  for (const problem::ParamSpec& param : params_) ranges.push_back(range_of(param.tensor.dtype));
+  for (const problem::ParamSpec& param : params_) ranges.push_back(scoring::range_of(param.tensor.dtype));
   const scoring::IntervalProgram bounds(program);
   bounds.evaluate(box_, WholeRanges(ranges), values);
   std::vector<char> flags(program.code.size(), false);
@@ -148,7 +126,7 @@ bool IntegerWidths::operator()(const std::vector<TensorView>& params, void* memo
   auto* const ranges = static_cast<Interval*>(memory);
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const problem::TensorSpec& spec = params_[i].tensor;
-    ranges[i] = range_of(spec.dtype);
+    ranges[i] = scoring::range_of(spec.dtype);
     if (const auto extremes = extremes_of(spec, params[i].data))
       ranges[i] = {static_cast<double>(extremes->low), static_cast<double>(extremes->high)};
   }

@@ -16,22 +16,7 @@ class TypeRanges : public scoring::ReadRanges {
  public:
   explicit TypeRanges(const Problem& problem) : problem_(problem) {}
   Interval range(std::int32_t param, std::span<const Interval>) const override {
-    switch (problem_.params[static_cast<std::size_t>(param)].tensor.dtype) {
-      case DType::i32:
-        return {-2147483648.0, 2147483647.0};
-      case DType::i16:
-        return {-32768, 32767};
-      case DType::i8:
-        return {-128, 127};
-      case DType::u8:
-        return {0, 255};
-      case DType::boolean:
-        return {0, 1};
-      case DType::i64:
-        return {-0x1p63, 0x1p63};
-      default:
-        return {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(), true};
-    }
+    return scoring::range_of(problem_.params[static_cast<std::size_t>(param)].tensor.dtype);
   }
 
  private:

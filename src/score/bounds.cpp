@@ -1,6 +1,7 @@
 #include "score/bounds.h"
 
 #include <cmath>
+#include <limits>
 
 namespace foveal::scoring {
 
@@ -23,6 +24,26 @@ std::vector<IndexCheck> check_reads(const Program& program, const std::vector<Pa
     }
   }
   return checks;
+}
+
+Interval range_of(DType dtype) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  switch (dtype) {
+    case DType::i64:
+      return {-0x1p63, 0x1p63};
+    case DType::i32:
+      return {-0x1p31, 0x1p31 - 1};
+    case DType::i16:
+      return {-32768, 32767};
+    case DType::i8:
+      return {-128, 127};
+    case DType::u8:
+      return {0, 255};
+    case DType::boolean:
+      return {0, 1};
+    default:
+      return {-infinity, infinity, true};
+  }
 }
 
 bool fits_32_bits(const Interval& bounds) { return bounds.low >= -2147483648.0 && bounds.high <= 2147483647.0; }

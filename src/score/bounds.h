@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "foveal/tensor.h"
 #include "score/interval.h"
 #include "score/program.h"
 
@@ -27,6 +28,9 @@ struct IndexCheck {
 /// box: for leaving out clamps, because kernels also evaluate pairs that are masked.
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask = {});
+
+/// What a type of elements can hold.
+Interval range_of(DType dtype);
 
 /// Is an integer with these bounds certain to fit 32 bits?
 bool fits_32_bits(const Interval& bounds);
