@@ -106,6 +106,17 @@ TEST(Faults, EveryEntryPointThatFailsIsAnErrorThatNamesIt) {
   EXPECT_GT(failed, 60);
 }
 
+TEST(Faults, ACompilerThatIsNotWhereTheUserSaysIsNotReplacedByAnother) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has not looked for a compiler yet
+  EXPECT_EXIT(
+      {
+        setenv("FOVEAL_NVRTC_PATH", "/no/such/folder", 1);
+        std::fputs(error_of_running().c_str(), stderr);
+        _exit(0);
+      },
+      testing::ExitedWithCode(0), "FOVEAL_NVRTC_PATH names /no/such/folder");
+}
+
 TEST(Faults, ALostContextIsAnErrorOfEveryCallAndNoCrash) {
   for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoD_v2"})
     in_a_child(name, [&] {

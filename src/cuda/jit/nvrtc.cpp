@@ -104,18 +104,27 @@ void append_wheels_in(const std::filesystem::path& environment, std::vector<std:
   }
 }
 
+/// What FOVEAL_NVRTC_PATH names, nullptr when it is not set: then no other compiler is taken, as kernels of another one were not asked for.
+const char* chosen_path() {
+  const char* variable = std::getenv("FOVEAL_NVRTC_PATH");
+  return variable && *variable ? variable : nullptr;
+}
+
 std::vector<std::string> candidates() {
   std::vector<std::string> paths;
-  const char* variable = std::getenv("FOVEAL_NVRTC_PATH");
-  for (const std::string& given : {explicit_path, std::string(variable ? variable : "")}) {
-    if (given.empty()) continue;
+  const auto append = [&paths](const std::string& given) {
     if (std::filesystem::is_directory(given)) {
       append_libraries_in(given, paths);
       append_wheels_in(given, paths);
-    } else {
+    } else if (!given.empty()) {
       paths.push_back(given);
     }
+  };
+  if (const char* chosen = chosen_path()) {
+    append(chosen);
+    return paths;
   }
+  append(explicit_path);
   for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}) paths.emplace_back(name);
   for (const char* name : {"CUDA_HOME", "CUDA_PATH"}) {
     if (const char* home = std::getenv(name)) append_libraries_in(std::filesystem::path(home) / "lib64", paths);
@@ -172,8 +181,14 @@ Nvrtc load() {
     std::sort(nvrtc.supported.begin(), nvrtc.supported.end());
     return nvrtc;
   }
-  nvrtc.unavailable = base::join("no NVRTC 12 or 13 found (tried ", tried,
-                                 "); install the CUDA toolkit or `pip install nvidia-cuda-nvrtc`, or set FOVEAL_NVRTC_PATH to its folder");
+  if (const char* chosen = chosen_path()) {
+    nvrtc.unavailable = base::join("FOVEAL_NVRTC_PATH names ", chosen, ", where no NVRTC 12 or 13 is (tried ",
+                                   tried.empty() ? "nothing" : tried, "); set it to a library or its folder, or unset it");
+  } else {
+    nvrtc.unavailable =
+        base::join("no NVRTC 12 or 13 found (tried ", tried,
+                   "); install the CUDA toolkit or `pip install nvidia-cuda-nvrtc`, or set FOVEAL_NVRTC_PATH to its folder");
+  }
   return nvrtc;
 }
 

@@ -1,13 +1,13 @@
 #pragma once
-// NVRTC, the run-time compiler, loaded when first needed: from an explicit path, by the loader, from a CUDA toolkit, or from the PyPI wheel
-// nvidia-cuda-nvrtc, in this order.
+// NVRTC, the run-time compiler, loaded when first needed. The environment variable FOVEAL_NVRTC_PATH (the library, its folder, or a virtual
+// environment that has the wheel) decides alone where it is set. Else it is looked for at an explicit path, by the loader, in a CUDA toolkit,
+// and in the PyPI wheel nvidia-cuda-nvrtc, in this order.
 #include <string>
 #include <vector>
 
 namespace foveal::cuda::jit {
 
-/// libnvrtc itself, its folder, or a virtual environment that has the wheel; must be set before the first compilation. The environment
-/// variable FOVEAL_NVRTC_PATH does the same.
+/// The explicit path, of the same kinds as in FOVEAL_NVRTC_PATH; must be set before the first compilation.
 void set_nvrtc_path(std::string path);
 
 /// Why there is no NVRTC, naming what was tried and what to install, or "" when there is one.
