@@ -59,7 +59,7 @@ class Generator {
 
   std::int64_t head_dim() {
     static constexpr std::array<std::int64_t, 8> usual{16, 32, 64, 64, 80, 96, 128, 128};
-    if (random_.chance(0.5)) return pick(random_, usual);
+    if (random_.chance(0.5)) return std::min(pick(random_, usual), limits_.head_dim);
     if (random_.chance(0.05)) return random_.integer(limits_.head_dim, 512);
     return edge_size(random_, limits_.head_dim);
   }
