@@ -5,14 +5,14 @@
 
 #include "cuda/jit/driver.h"
 #include "foveal/foveal.h"
-#include "mock/driver.h"
+#include "mock_driver.h"
 #include "problem/case_data.h"
 
 namespace foveal::test {
 
 /// Before anything of foveal runs: the compiler is the mock's, and no kernel is kept on disk.
 inline const bool environment_is_set = [] {
-  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_LIBRARY, 1);
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
   setenv("FOVEAL_CACHE_DIR", "", 1);
   return true;
 }();

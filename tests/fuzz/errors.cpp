@@ -84,8 +84,8 @@ int main(int argc, char** argv) {
   for (char& c : worst_line)
     if (c == '"') c = '\'';
   out << "{\"first_seed\": " << first << ", \"problems\": " << seed - first << ", \"checks\": " << checks << ", \"refused\": " << refused
-      << ", \"failures\": " << failures << ", \"seconds\": " << std::lround(elapsed()) << ",\n \"worst\": " << worst << ", \"worst_line\": \""
-      << worst_line << "\",\n \"rows\": [";
+      << ", \"failures\": " << failures << ", \"seconds\": " << std::lround(elapsed()) << ",\n \"worst\": " << worst
+      << ", \"worst_line\": \"" << worst_line << "\",\n \"rows\": [";
   const char* separator = "\n  ";
   for (auto& [key, values] : ratios) {
     std::sort(values.begin(), values.end());

@@ -1,121 +1,336 @@
-// libcuda.so.1 without a device: memory is the host's, kernels do nothing. Programs that are linked with it find it where they look for
-// the driver, so that everything above the driver runs as it would: contexts, modules, launches.
+// libcuda.so.1 of one H100 that has memory, the host's, and no processors: kernels are loaded and launched, and do nothing. Programs that are
+// linked with it find it where they look for the driver, so that everything above the driver runs as it would. Any call can be made to fail.
 #include "mock_driver.h"
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 using namespace foveal::cuda::driver;
-using foveal::test::MockDevice;
 
-namespace foveal::test {
-MockDevice mock_device;
-OnLaunch mock_on_launch = nullptr;
-long mock_launches = 0;
-}  // namespace foveal::test
-
+namespace foveal::mock {
 namespace {
 
-constexpr Result success = 0, invalid_value = 1, out_of_memory = 2, not_found = 500;
-int context_object;
-thread_local Context current = nullptr;
-thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+/// Not a mutex: tests count those that the library locks.
+class SpinLock {
+ public:
+  void lock() {
+    while (taken_.test_and_set(std::memory_order_acquire)) continue;
+  }
+  void unlock() { taken_.clear(std::memory_order_release); }
 
-Context the_context() { return reinterpret_cast<Context>(&context_object); }
+ private:
+  std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
+};
+
+SpinLock mutex;  // of everything below
+std::map<std::string, long> calls;
+struct Failing {
+  std::string name;
+  long nth = 0;
+  int code = 0;
+  bool for_good = false, context_is_lost = false;
+} failing;
+State state;
+std::atomic<OnLaunch> on_launch = nullptr;
+long programs = 0;
+std::map<DevicePointer, std::size_t> memory;
+
+struct CapturedGraph {
+  std::map<void*, void (*)(void*)> held;
+};
+CapturedGraph* captured = nullptr;
+struct Object {
+  void* what;
+  void (*destroy)(void*);
+};
 
 }  // namespace
 
+void call_for_launches(OnLaunch call) { on_launch = call; }
+void fail(const char* name, long nth, int code, bool for_good) {
+  const std::lock_guard lock(mutex);
+  failing = {name, nth, code, for_good, false};
+}
+void work() {
+  const std::lock_guard lock(mutex);
+  failing = {};
+}
+std::map<std::string, long> count_calls() {
+  const std::lock_guard lock(mutex);
+  return std::exchange(calls, {});
+}
+State device() {
+  const std::lock_guard lock(mutex);
+  return state;
+}
+long compiler_programs() {
+  const std::lock_guard lock(mutex);
+  return programs;
+}
+void count_compiler_program(int change) {
+  const std::lock_guard lock(mutex);
+  programs += change;
+}
+void* begin_capture() {
+  const std::lock_guard lock(mutex);
+  return captured = new CapturedGraph;
+}
+void end_capture() {
+  const std::lock_guard lock(mutex);
+  captured = nullptr;
+}
+void destroy_graph(void* graph) {
+  const auto* own = static_cast<CapturedGraph*>(graph);
+  for (const auto& [what, destroy] : own->held) destroy(what);
+  delete own;
+}
+int outcome(const char* name) {
+  const std::lock_guard lock(mutex);
+  ++calls[name];
+  if (failing.context_is_lost && std::strncmp(name, "cu", 2) == 0) return failing.code;
+  if (failing.name != name || --failing.nth != 0) return 0;
+  failing.context_is_lost = failing.for_good;
+  return failing.code;
+}
+
+}  // namespace foveal::mock
+
+using namespace foveal::mock;
+
+namespace {
+
+constexpr Result success = 0, invalid_value = 1, out_of_memory = 2, invalid_image = 200, not_found = 500;
+int context_object;
+/// Contexts of a thread.
+struct Stack {
+  Context contexts[16] = {};
+  std::size_t depth = 0;
+};
+thread_local Stack stack;
+thread_local int capture_mode = 0;  // CU_STREAM_CAPTURE_MODE_GLOBAL
+
+/// A handle that nobody looks behind.
+template <class Handle>
+Handle some() {
+  return reinterpret_cast<Handle>(&context_object);
+}
+
+}  // namespace
+
+// Leaves the function where the test asked for it.
+#define MAY_FAIL \
+  if (const int failed = outcome(__func__); failed != success) return failed
+
 extern "C" {
 
-Result cuInit(unsigned) { return success; }
+Result cuInit(unsigned) {
+  MAY_FAIL;
+  return success;
+}
 /// NVRTC asks for it where there is a driver.
 Result cuGetExportTable(const void** table, const void*) { return *table = nullptr, not_found; }
-Result cuDriverGetVersion(int* version) { return *version = 12080, success; }
-Result cuGetErrorName(Result, const char** text) { return *text = "MOCK_ERROR", success; }
-Result cuGetErrorString(Result, const char** text) { return *text = "an error of the mock driver", success; }
-Result cuDeviceGetCount(int* count) { return *count = 1, success; }
-Result cuDeviceGet(DeviceHandle* device, int index) { return *device = index, index == 0 ? success : invalid_value; }
-Result cuDeviceGetName(char* name, int size, DeviceHandle) { return std::snprintf(name, static_cast<std::size_t>(size), "mock"), success; }
+Result cuDriverGetVersion(int* version) {
+  MAY_FAIL;
+  return *version = 13000, success;
+}
+Result cuGetErrorName(Result, const char** text) { return *text = "CUDA_ERROR_MOCKED", success; }
+Result cuGetErrorString(Result, const char** text) { return *text = "as the test asked for", success; }
+Result cuDeviceGetCount(int* count) {
+  MAY_FAIL;
+  return *count = 1, success;
+}
+Result cuDeviceGet(DeviceHandle* device, int index) {
+  MAY_FAIL;
+  return *device = index, index == 0 ? success : invalid_value;
+}
+Result cuDeviceGetName(char* name, int size, DeviceHandle) {
+  MAY_FAIL;
+  return std::snprintf(name, static_cast<std::size_t>(size), "mock"), success;
+}
 Result cuDeviceGetAttribute(int* value, DeviceAttribute attribute, DeviceHandle) {
-  const MockDevice& device = foveal::test::mock_device;
+  MAY_FAIL;
   switch (attribute) {
     case DeviceAttribute::compute_capability_major:
-      return *value = device.major, success;
+      return *value = 9, success;
     case DeviceAttribute::compute_capability_minor:
-      return *value = device.minor, success;
+      return *value = 0, success;
     case DeviceAttribute::multiprocessor_count:
-      return *value = device.multiprocessors, success;
+      return *value = 132, success;
     case DeviceAttribute::max_shared_memory_per_block_optin:
-      return *value = device.shared_bytes_per_block, success;
+      return *value = 232448, success;
     case DeviceAttribute::max_shared_memory_per_block:
       return *value = 49152, success;
     case DeviceAttribute::l2_cache_bytes:
-      return *value = device.l2_bytes, success;
+      return *value = 50 << 20, success;
   }
   return invalid_value;
 }
-Result cuDevicePrimaryCtxRetain(Context* context, DeviceHandle) { return *context = the_context(), success; }
-Result cuCtxPushCurrent_v2(Context context) { return current = context, success; }
+Result cuDevicePrimaryCtxRetain(Context* context, DeviceHandle) {
+  MAY_FAIL;
+  return *context = some<Context>(), success;
+}
+Result cuCtxPushCurrent_v2(Context context) {
+  MAY_FAIL;
+  if (stack.depth == std::size(stack.contexts)) return invalid_value;
+  return stack.contexts[stack.depth++] = context, success;
+}
 Result cuCtxPopCurrent_v2(Context* context) {
-  *context = current;
-  current = nullptr;
-  return success;
+  MAY_FAIL;
+  if (stack.depth == 0) return invalid_value;
+  return *context = stack.contexts[--stack.depth], success;
 }
-Result cuCtxGetCurrent(Context* context) { return *context = current, success; }
-Result cuCtxGetDevice(DeviceHandle* device) { return *device = 0, success; }
+Result cuCtxGetCurrent(Context* context) {
+  MAY_FAIL;
+  return *context = stack.depth > 0 ? stack.contexts[stack.depth - 1] : nullptr, success;
+}
+Result cuCtxGetDevice(DeviceHandle* device) {
+  MAY_FAIL;
+  return *device = 0, success;
+}
+
 Result cuLibraryLoadData(Library* library, const void* image, void*, void*, unsigned, void*, void*, unsigned) {
-  *library = static_cast<Library>(const_cast<void*>(image));
-  return success;
+  MAY_FAIL;
+  if (image == nullptr) return invalid_image;
+  const std::lock_guard lock(mutex);
+  ++state.libraries;
+  return *library = static_cast<Library>(std::malloc(1)), success;
 }
-Result cuLibraryUnload(Library) { return success; }
+Result cuLibraryUnload(Library library) {
+  MAY_FAIL;
+  const std::lock_guard lock(mutex);
+  --state.libraries;
+  return std::free(library), success;
+}
 Result cuLibraryGetKernel(KernelHandle* kernel, Library library, const char*) {
+  MAY_FAIL;
   return *kernel = reinterpret_cast<KernelHandle>(library), success;
 }
-Result cuKernelGetFunction(Function* function, KernelHandle kernel) { return *function = reinterpret_cast<Function>(kernel), success; }
-Result cuFuncGetAttribute(int* value, FunctionAttribute, Function) { return *value = 0, success; }
-Result cuFuncSetAttribute(Function, FunctionAttribute, int) { return success; }
-Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int, std::size_t) { return *blocks = 1, success; }
-Result cuLaunchKernelEx(const LaunchConfig* config, Function, void** arguments, void**) {
-  ++foveal::test::mock_launches;
-  if (foveal::test::mock_on_launch != nullptr)
-    foveal::test::mock_on_launch(*config, arguments[0], *static_cast<const std::size_t*>(arguments[1]));
+Result cuKernelGetFunction(Function* function, KernelHandle kernel) {
+  MAY_FAIL;
+  return *function = reinterpret_cast<Function>(kernel), success;
+}
+Result cuFuncGetAttribute(int* value, FunctionAttribute, Function) {
+  MAY_FAIL;
+  return *value = 0, success;
+}
+Result cuFuncSetAttribute(Function, FunctionAttribute, int) {
+  MAY_FAIL;
   return success;
 }
-Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
-  void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
-  *pointer = reinterpret_cast<DevicePointer>(memory);
-  return memory != nullptr ? success : out_of_memory;
+Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int, std::size_t) {
+  MAY_FAIL;
+  return *blocks = 1, success;
 }
-Result cuMemFree_v2(DevicePointer pointer) { return std::free(reinterpret_cast<void*>(pointer)), success; }
+Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** arguments, void**) {
+  MAY_FAIL;
+  if (const OnLaunch call = on_launch) call(*config, arguments[0], *static_cast<const std::size_t*>(arguments[1]));
+  const std::lock_guard lock(mutex);
+  *reinterpret_cast<volatile char*>(function) = 1;  // its library is still there
+  return ++state.launches, success;
+}
+
+Result cuMemAlloc_v2(DevicePointer* pointer, std::size_t bytes) {
+  MAY_FAIL;
+  void* made = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
+  if (made == nullptr) return out_of_memory;
+  *pointer = reinterpret_cast<DevicePointer>(made);
+  const std::lock_guard lock(mutex);
+  memory[*pointer] = bytes;
+  return ++state.allocations, state.bytes += bytes, success;
+}
+Result cuMemFree_v2(DevicePointer pointer) {
+  MAY_FAIL;
+  const std::lock_guard lock(mutex);
+  const auto found = memory.find(pointer);
+  if (found == memory.end()) return invalid_value;
+  --state.allocations, state.bytes -= found->second;
+  memory.erase(found);
+  return std::free(reinterpret_cast<void*>(pointer)), success;
+}
 Result cuMemcpyHtoD_v2(DevicePointer to, const void* from, std::size_t bytes) {
+  MAY_FAIL;
   return std::memcpy(reinterpret_cast<void*>(to), from, bytes), success;
 }
 Result cuMemcpyDtoH_v2(void* to, DevicePointer from, std::size_t bytes) {
+  MAY_FAIL;
   return std::memcpy(to, reinterpret_cast<const void*>(from), bytes), success;
 }
-Result cuMemsetD8Async(DevicePointer, unsigned char, std::size_t, StreamHandle) { return success; }
-Result cuStreamGetCaptureInfo_v2(StreamHandle, int* status, std::uint64_t*, Graph*, const void**, std::size_t*) {
-  return *status = 0, success;  // nothing is captured
+Result cuMemsetD8Async(DevicePointer, unsigned char, std::size_t, StreamHandle) {
+  MAY_FAIL;
+  return success;
 }
-Result cuUserObjectCreate(UserObject*, void*, void (*)(void*), unsigned, unsigned) { return invalid_value; }
-Result cuUserObjectRelease(UserObject, unsigned) { return invalid_value; }
-Result cuGraphRetainUserObject(Graph, UserObject, unsigned, unsigned) { return invalid_value; }
-Result cuStreamCreate(StreamHandle* stream, unsigned) { return *stream = nullptr, success; }
-Result cuStreamCreateWithPriority(StreamHandle* stream, unsigned, int) { return *stream = nullptr, success; }
-Result cuStreamDestroy_v2(StreamHandle) { return success; }
-Result cuStreamSynchronize(StreamHandle) { return success; }
-Result cuThreadExchangeStreamCaptureMode(int* mode) { return std::swap(*mode, capture_mode), success; }
-Result cuStreamWaitEvent(StreamHandle, EventHandle, unsigned) { return success; }
-Result cuEventCreate(EventHandle* event, unsigned) { return *event = nullptr, success; }
-Result cuEventDestroy_v2(EventHandle) { return success; }
-Result cuEventRecord(EventHandle, StreamHandle) { return success; }
-Result cuEventQuery(EventHandle) { return success; }
+
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  MAY_FAIL;
+  return std::swap(*mode, capture_mode), success;
+}
+Result cuStreamGetCaptureInfo_v2(StreamHandle, int* status, std::uint64_t*, Graph* graph, const void**, std::size_t*) {
+  MAY_FAIL;
+  const std::lock_guard lock(mutex);
+  *status = captured != nullptr ? 1 : 0;
+  return *graph = reinterpret_cast<Graph>(captured), success;
+}
+Result cuUserObjectCreate(UserObject* object, void* what, void (*destroy)(void*), unsigned, unsigned) {
+  MAY_FAIL;
+  return *object = reinterpret_cast<UserObject>(new Object{what, destroy}), success;
+}
+Result cuUserObjectRelease(UserObject object, unsigned) {
+  MAY_FAIL;
+  const auto* own = reinterpret_cast<Object*>(object);
+  own->destroy(own->what);
+  return delete own, success;
+}
+Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned, unsigned) {
+  MAY_FAIL;
+  const auto* own = reinterpret_cast<Object*>(object);
+  reinterpret_cast<CapturedGraph*>(graph)->held[own->what] = own->destroy;
+  return delete own, success;
+}
+
+Result cuStreamCreate(StreamHandle* stream, unsigned) {
+  MAY_FAIL;
+  return *stream = some<StreamHandle>(), success;
+}
+Result cuStreamCreateWithPriority(StreamHandle* stream, unsigned, int) {
+  MAY_FAIL;
+  return *stream = some<StreamHandle>(), success;
+}
+Result cuStreamDestroy_v2(StreamHandle) {
+  MAY_FAIL;
+  return success;
+}
+Result cuStreamSynchronize(StreamHandle) {
+  MAY_FAIL;
+  return success;
+}
+Result cuStreamWaitEvent(StreamHandle, EventHandle, unsigned) {
+  MAY_FAIL;
+  return success;
+}
+Result cuEventCreate(EventHandle* event, unsigned) {
+  MAY_FAIL;
+  return *event = some<EventHandle>(), success;
+}
+Result cuEventDestroy_v2(EventHandle) {
+  MAY_FAIL;
+  return success;
+}
+Result cuEventRecord(EventHandle, StreamHandle) {
+  MAY_FAIL;
+  return success;
+}
+Result cuEventQuery(EventHandle) {
+  MAY_FAIL;
+  return success;
+}
 Result cuTensorMapEncodeTiled(TensorMap* map, int, unsigned, void* address, const std::uint64_t*, const std::uint64_t*, const unsigned*,
                               const unsigned*, int, int, int, int) {
+  MAY_FAIL;
   std::memset(map, 0, sizeof *map);
-  std::memcpy(map, &address, sizeof address);
-  return success;
+  return std::memcpy(map, &address, sizeof address), success;
 }
 }

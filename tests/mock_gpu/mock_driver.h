@@ -1,23 +1,40 @@
 #pragma once
-// What tests ask of the mock driver beside the driver's own functions.
+// What tests ask of the driver that stands in for the machine's, beside the driver's own functions.
 #include <cstddef>
+#include <map>
+#include <string>
 
 #include "cuda/jit/driver.h"
 
-namespace foveal::test {
+namespace foveal::mock {
 
-/// What the one device says of itself: an H100 until it is set. Set it before anything else asks for the device.
-struct MockDevice {
-  int major = 9, minor = 0, multiprocessors = 132;
-  int shared_bytes_per_block = 232448, l2_bytes = 50 << 20;
-};
-extern "C" MockDevice mock_device;
-
-/// Called for each launch, if set; `argument` is the kernel's struct.
+/// Called for each launch, unless it is null; `argument` is the kernel's struct.
 using OnLaunch = void (*)(const cuda::driver::LaunchConfig& config, const void* argument, std::size_t bytes);
-extern "C" OnLaunch mock_on_launch;
+void call_for_launches(OnLaunch call);
 
-/// Launches so far.
-extern "C" long mock_launches;
+/// The nth next call of this name, of the driver or of the compiler, fails with this code; for good: all calls of the driver do from then on,
+/// as after a fault of a kernel.
+void fail(const char* name, long nth, int code, bool for_good = false);
+/// Nothing fails any more.
+void work();
 
-}  // namespace foveal::test
+/// Calls since the last time, by name.
+std::map<std::string, long> count_calls();
+
+struct State {
+  long libraries = 0, allocations = 0, launches = 0;
+  std::size_t bytes = 0;
+};
+State device();
+long compiler_programs();  ///< of the compiler, that were not destroyed yet
+
+/// From begin to end every stream is captured into the graph.
+void* begin_capture();
+void end_capture();
+void destroy_graph(void* graph);
+
+/// For the functions of the driver and of the compiler: counts the call, and gives its result: 0, or what was asked for.
+int outcome(const char* name);
+void count_compiler_program(int change);
+
+}  // namespace foveal::mock

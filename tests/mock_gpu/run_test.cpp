@@ -46,11 +46,11 @@ int expect_quiet_runs(const std::string& name, std::size_t step) {
         continue;
       }
       plan->run();
-      const long launches_before = test::mock_launches, allocations_before = allocations, locks_before = locks;
+      const long launches_before = mock::device().launches, allocations_before = allocations, locks_before = locks;
       plan->run();
       EXPECT_EQ(allocations - allocations_before, 0) << arch << ": " << lines[i];
       EXPECT_EQ(locks - locks_before, 0) << arch << ": " << lines[i];
-      EXPECT_GT(test::mock_launches, launches_before) << arch << ": " << lines[i];
+      EXPECT_GT(mock::device().launches, launches_before) << arch << ": " << lines[i];
       ++plans;
     }
   }

@@ -148,11 +148,11 @@ TEST_F(Tune, FindsTheFastestAndPlansTakeIt) {
   const std::string path = (own.path() / "table.txt").string(), line = "forward f64 b1 h1 q64 d16";
   CLI::App app("foveal");
   cli::add_tune(app);
-  test::mock_on_launch = made_up_times;
+  mock::call_for_launches(made_up_times);
   testing::internal::CaptureStdout();
   app.parse("tune --target sm80 --seconds 0.01 --write " + path + " '" + line + "'");
   const std::string text = testing::internal::GetCapturedStdout();
-  test::mock_on_launch = nullptr;
+  mock::call_for_launches(nullptr);
   EXPECT_NE(text.find("mock sm80.forward: "), std::string::npos) << text;
   EXPECT_NE(text.find("(the table's)"), std::string::npos) << text;
   EXPECT_EQ(text.find("failed"), std::string::npos) << text;
