@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, Mapping, overload
 
 from . import _core, arrays
 from ._core import Pass
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
 _FORWARD_ROLES = _ROLES[:5]
+_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
 
 
 @overload
@@ -69,7 +70,7 @@ def attention(
     front = _front(q)
     if front is not None:
         return front.attention(q, k, v, score_mod, mask, return_lse=return_lse, **arguments)
-    _check_plain(q, k, v)
+    _check_plain(_ROLES, (q, k, v))
     cu_seqlens, max_seqlens, _, options, described = _split(arguments)
     seed, offset, rng_state = (arguments.get(name) for name in ("seed", "offset", "rng_state"))
     bound = trace(score_mod, mask, options, described)
@@ -86,10 +87,11 @@ def attention(
 _ACCEPTED = (*Settings.__annotations__, *Running.__annotations__)
 
 
-def _check_plain(*tensors: Any) -> None:
-    for role, tensor in zip("qkv", tensors):
-        if hasattr(tensor, "mask") or hasattr(tensor, "is_neg"):  # NumPy's masked arrays, torch's views that negate
-            arrays.check_plain(tensor, role)
+def _check_plain(names: Iterable[str], tensors: Iterable[Any]) -> None:
+    """Of what is read as memory: NumPy's masked arrays and torch's views that negate hold something else there."""
+    for name, tensor in zip(names, tensors):
+        if hasattr(tensor, "mask") or hasattr(tensor, "is_neg"):
+            arrays.check_plain(tensor, name)
 
 
 def _front(q: Any) -> Any:
@@ -124,8 +126,8 @@ def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **a
         out, lse = call(q, k, v, score_mod, mask, return_lse=True, **arguments)
         return out, lse
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
-    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
+    _check_plain((*_ROLES[:3], *bound.names), (q, k, v, *bound.arrays))
     out, lse = bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
     return out, lse
 
@@ -159,8 +161,8 @@ def backward(
         dq, dk, dv, others = call(q, k, v, out, lse, dout, score_mod, mask, dlse=dlse, gradients=gradients, **arguments)
         return dq, dk, dv, others
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
-    _check_plain(q, k, v)
     bound = trace(score_mod, mask, options, described, _tracer(q))
+    _check_plain((*_ROLES[:7], *bound.names), (q, k, v, out, lse, dout, dlse, *bound.arrays))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
     dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens, *rng)
     return dq, dk, dv, {name: dparam for name, dparam in zip(bound.names, dparams) if dparam is not None}
@@ -238,6 +240,7 @@ class Plan:
                 raise ValueError(f"params: no parameter is called {name!r}; expected some of {list(bound)}")
             bound[name] = array
         slots = [*(tensors.get(role) for role in self._roles), *cu_seqlens, *bound.values()]
+        _check_plain((*self._roles, *_LENGTHS, *bound), slots)
         if self._roles is _ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
@@ -270,7 +273,7 @@ def plan(
     """
     check_names("plan", arguments, (*_ACCEPTED, "backward", "dlse", "lse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
-    _check_plain(q, k, v)
+    _check_plain(_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, _tracer(q))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names)) if backward else (lse,)
     slots: list[Any] = [q, k, v, None, None]
@@ -345,7 +348,7 @@ def check(
         raise TypeError("check: expected a problem line, or q, k and v")
     check_names("check", arguments, (*_ACCEPTED, "dout", "dlse", "gradients"))
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
-    _check_plain(q, k, v)
+    _check_plain(_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None
     planned = plan(

@@ -166,6 +166,17 @@ class _Walk:
         for item in value:
             self.value(item, (), captured and type(value) in (tuple, list))
 
+    def named_tuple(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        """Where it is no more than its items: no methods, no properties, no operators of its own."""
+        kind = type(value)
+        own = [name for base in kind.__mro__ if base not in (tuple, object) for name, held in vars(base).items() if callable(held) or hasattr(held, "__get__")]
+        if not set(own) <= _OF_NAMED_TUPLES.union(kind._fields) or (attributes and attributes[0] not in kind._fields):
+            raise _Unknown
+        if not self.again(value):
+            self.parts.append(kind)
+            for item in value:
+                self.value(item, (), False)
+
     def mapping(self, value: dict[Any, Any], attributes: tuple[str, ...], captured: bool) -> None:
         if self.again(value):
             return
@@ -318,6 +329,9 @@ def _in_class(kind: type, name: str) -> Any:
     return None
 
 
+_OF_NAMED_TUPLES = {name for name in vars(NamedTuple("_Plain", [("field", int)])) if name != "field"}
+
+
 class _PathWalk(_Walk):
     """The same, but for numbers that stand by themselves in closures, globals, defaults and containers of these: of them the type counts, and
     `numbers` says where they are and what. A path is a step for each function and container on the way."""
@@ -442,7 +456,7 @@ def _handler_of(kind: type, value: Any) -> _Handler:
     if arrays.is_array(value):
         return _Walk.array
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        return _Walk.sequence
+        return _Walk.named_tuple
     if callable(value) and not hasattr(value, "__dict__"):
         return _Walk.pure
     return _Walk.object

@@ -479,12 +479,25 @@ class _Mode(TorchFunctionMode):
         result = func(*args, **kwargs)
         if name == "__getitem__" and not self.tracer.gradient_stopped() and _is_basic(args[1]):
             self.tracer.views[id(result)] = (result, self.tracer.capture(args[0])[args[1]])
-        if not self.tracer.saw_values and not all(isinstance(value, torch.Tensor) for value in flat([result])):
-            # A property's getter is called __get__, its owner tells which.
-            look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
-            if not look and any(isinstance(value, torch.Tensor) for value in flat((*args, *kwargs.values()))):
-                self.tracer.saw_values = True
+        if not self.tracer.saw_values:
+            self._note_values(func, name, [value for value in flat((*args, *kwargs.values())) if isinstance(value, torch.Tensor)], result)
         return result
+
+    def _note_values(self, func: Any, name: str, given: list[torch.Tensor], result: Any) -> None:
+        """Elements that became Python values, be it as the shape of what was computed of them: nonzero(), x[x > 0]."""
+        computed = self.tracer.computed
+        if isinstance(result, torch.Tensor):
+            if given:
+                computed[id(result)] = result
+            return
+        of_computed = any([id(value) in computed for value in given])
+        if all(isinstance(value, torch.Tensor) for value in flat([result])):
+            self.tracer.saw_values = of_computed
+            computed.update((id(value), value) for value in flat([result]))
+            return
+        # A property's getter is called __get__, its owner tells which.
+        look = name in _LOOK_METHODS or (name == "__get__" and getattr(getattr(func, "__self__", None), "__name__", "") in _LOOKS)
+        self.tracer.saw_values = of_computed or (bool(given) and not look)
 
 
 @dataclass
@@ -492,6 +505,7 @@ class TorchTracer(CallTracer):
     device: ClassVar[torch.device] = torch.device("cpu")  # of q
     score_dtype: ClassVar[torch.dtype] = torch.float32
     views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
+    computed: dict[int, torch.Tensor] = field(default_factory=dict)  # made of others while tracing: their shapes may follow from elements
     with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
 
     library = "torch"

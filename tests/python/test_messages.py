@@ -97,6 +97,35 @@ def test_views_that_negate_are_read_as_they_are():
         foveal.forward(*[t.detach() for t in turned])
 
 
+def test_parameters_that_negate_are_read_as_they_are():
+    """Also where a program of tensors that look the same is known already."""
+    turned = torch.randn(5, 5, dtype=torch.complex64).conj().imag.requires_grad_()
+    plain = turned.detach().resolve_neg().clone().requires_grad_()
+    for door in (
+        lambda b: sdpa(*HEADS_FIRST, b),
+        lambda b: attention(q, k, v, "score + b[q_idx, kv_idx]", params={"b": b}),
+        lambda b: torch.func.functional_call(MODULE, {"b": b}, (q, k, v)),
+    ):
+        expected, found = door(plain), door(turned)
+        torch.testing.assert_close(found, expected)
+        for a, b in zip(torch.autograd.grad(found.sin().sum(), turned), torch.autograd.grad(expected.sin().sum(), plain)):
+            torch.testing.assert_close(a.resolve_neg(), b)
+    bias = {"b": plain.detach()}
+    foveal.forward(q, k, v, "score + b[q_idx, kv_idx]", params=bias)
+    with pytest.raises(ValueError, match="foveal.forward: b: a view that negates"):
+        foveal.forward(q, k, v, "score + b[q_idx, kv_idx]", params={"b": turned.detach()})
+    plan = foveal.plan(q, k, v, "score + b[q_idx, kv_idx]", params=bias)
+    out, lse = torch.empty_like(q), torch.empty(1, 2, 5)
+    plan.run(q=q, k=k, v=v, out=out, lse=lse)
+    with pytest.raises(ValueError, match="b: a view that negates"):
+        plan.run(q=q, k=k, v=v, out=out, lse=lse, params={"b": turned.detach()})
+    with pytest.raises(ValueError, match="q: a view that negates"):
+        plan.run(q=torch.randn(1, 5, 2, 8, dtype=torch.complex64).conj().imag, k=k, v=v, out=out, lse=lse)
+
+
+MODULE = foveal.torch.Attention("score + b[q_idx, kv_idx]", params={"b": torch.nn.Parameter(torch.zeros(5, 5))})
+
+
 def test_a_users_own_error_keeps_its_type_and_cause():
     def fn(s, b, h, i, j):
         raise ValueError("mine")

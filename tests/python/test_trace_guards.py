@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 import types
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -492,6 +493,65 @@ def negative_zero():
         value = -0.0
 
     return lambda s, b, h, i, j: s * (2.5 - math.copysign(0.5, value)), change
+
+
+class Named(NamedTuple):
+    item: float
+
+    @property
+    def value(self):
+        return Config.value
+
+
+class Sorted(NamedTuple):
+    item: float
+
+    def __getitem__(self, index):
+        return Config.value
+
+
+@source
+def property_of_a_named_tuple():
+    held = Named(1.0)
+    Config.value = 2.0
+    return lambda s, b, h, i, j: s * held.value, lambda: setattr(Config, "value", 3.0)
+
+
+@source
+def operator_of_a_named_tuple():
+    held = Sorted(1.0)
+    Config.value = 2.0
+    return lambda s, b, h, i, j: s * held[0], lambda: setattr(Config, "value", 3.0)
+
+
+@source
+def field_of_a_named_tuple():
+    held = [Named(2.0)]
+    return lambda s, b, h, i, j: s * held[0].item, lambda: operator.setitem(held, 0, Named(3.0))
+
+
+@source
+def number_of_elements_found():
+    t = torch.tensor([1.0, 1.0, 0.0])
+    return lambda s, b, h, i, j: s * len(t.nonzero()), lambda: t.fill_(1.0)
+
+
+@source
+def shape_of_elements_chosen():
+    t = torch.tensor([1.0, 1.0, 0.0])
+    return lambda s, b, h, i, j: s * t[t > 0].shape[0], lambda: t.fill_(1.0)
+
+
+@source
+def rows_of_elements_found():
+    t = torch.tensor([1.0, 1.0, 0.0])
+    return lambda s, b, h, i, j: s * sum(1 for _ in torch.masked_select(t, t > 0)), lambda: t.fill_(1.0)
+
+
+@source
+def size_made_of_an_element():
+    t = torch.tensor(2)
+    return lambda s, b, h, i, j: s * torch.arange(t).size(0), lambda: t.fill_(3)
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Iterable
 
 import torch
 from torch import Tensor
 
 from .._core import Expr
-from ..describe import Options, Rng, program, trace
+from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, ScoreMod
 from ..torch_trace import TorchTracer
 from . import composite, examples
@@ -31,7 +31,7 @@ def _forward_op(
     offset: int, rng_state: Tensor | None, key: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _runs[0] += 1
-    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
     return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
 
 
@@ -41,7 +41,7 @@ def _backward_op(
     cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     rng = seed % 2**64, offset % 2**64, rng_state
-    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), dout.resolve_neg()
+    q, k, v, dout, *params = [t.resolve_neg() for t in (q, k, v, dout, *params)]
     found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
@@ -157,6 +157,16 @@ _record = super(torch.autograd.Function, _Attention).apply  # without the wrappe
 
 context: Any = None  # what context_parallel() has entered: calls take and give local shards
 
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def _seen_below(tensors: Iterable[Tensor]) -> bool:
+    """Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
+    classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants."""
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+        return True
+    return any([type(t).__torch_dispatch__ is not _NO_DISPATCH for t in tensors])
+
 
 def call(
     key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
@@ -168,19 +178,21 @@ def call(
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     compiling = torch.compiler.is_compiling()
-    if not compiling and (q.is_neg() or k.is_neg() or v.is_neg()):  # views that negate when they are read
-        q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    tensors = (q, k, v, *params)
+    if not compiling and any([t.is_neg() for t in tensors]):  # views that negate when they are read
+        q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:
         return context.attend(key, params, q, k, v, cu_seqlens, rng)
-    if compiling:
+    transformed = not compiling and torch._C._are_functorch_transforms_active()
+    if compiling or (_seen_below(tensors) and not transformed):
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         return _forward_op(q, k, v, params, *(cu_seqlens or (None, None)), *max_seqlens, *seeds, rng.state, key)
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
-    if composite.in_forward_mode((q, k, v, *params)):
+    if composite.in_forward_mode(tensors) or (transformed and _seen_below(tensors)):
         return composite.attend(program(key), q, k, v, params, run)
-    if torch._C._are_functorch_transforms_active():
+    if transformed:
         return _Attention.apply(program(key), run, q, k, v, *params)
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or any([p.requires_grad for p in params])):
+    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
         return _record(program(key), run, q, k, v, *params)
     return program(key).forward(q, k, v, params, True, *run)
 
@@ -219,7 +231,14 @@ def whole_seqlens(seqlen_q: int, seqlen_kv: int) -> tuple[int, int]:
     return (seqlen_q, seqlen_kv) if context is None else context.whole_seqlens(seqlen_q, seqlen_kv)
 
 
-_trace_outside = torch.compiler.disable(trace)  # functions are run on symbols: a graph break
+def _trace_like(
+    score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool, like: Tensor | None
+) -> Bound:
+    tracer = TorchTracer.like(like.device, like.dtype) if isinstance(like, Tensor) else TorchTracer
+    return trace(score_mod, mask, options, arguments, tracer, heads_first)
+
+
+_trace_outside = torch.compiler.disable(_trace_like)  # functions are run on symbols: a graph break
 # torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
 _CONSTANT = (Expr, str, type(None)) if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else (str, type(None))
 
@@ -228,14 +247,14 @@ def bound(
     score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool, like: Tensor | None = None
 ) -> tuple[str, list[Tensor]]:
     """For q like this one: the program's key, and the tensors that are its parameters."""
-    find = trace
+    find = _trace_like
     if torch.compiler.is_compiling():
         if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
             given = {**(arguments.get("params") or {}), **({} if arguments.get("sink") is None else {"sink": arguments["sink"]})}
-            looks = tuple([(name, tuple(t.shape), t.dtype) for name, t in given.items()])
+            # A program holds the sizes of what it reads: of a size that torch.compile keeps open, len(range()) takes this call's.
+            looks = tuple([(name, tuple([len(range(extent)) for extent in t.shape]), t.dtype) for name, t in given.items()])
             rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
             return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
         find = _trace_outside
-    tracer = TorchTracer.like(like.device, like.dtype) if isinstance(like, Tensor) else TorchTracer
-    found = find(score_mod, mask, options, arguments, tracer, heads_first)
+    found = find(score_mod, mask, options, arguments, heads_first, like)
     return found.key, found.arrays

@@ -65,7 +65,7 @@ def varlen_attn(
     if seqused_k is not None:
         masks.append("(kv_idx < seqused_k[batch])")
     program, captured = bound(None, " & ".join(masks) or None, Options(), {"scale": scale, "params": params}, heads_first=False)
-    out, lse = call(program, captured, query, key, value, (cu_seq_q, cu_seq_k), (max_q, max_k))
+    out, lse = call(program, captured, query, key, value, (cu_seq_q.contiguous(), cu_seq_k.contiguous()), (max_q, max_k))
     return (out, lse) if return_aux is not None and return_aux.lse else out
 
 
