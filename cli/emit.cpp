@@ -1,6 +1,7 @@
 // foveal emit: the GPU kernels of a problem as stand-alone files.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -19,7 +20,9 @@ namespace {
 
 struct Options {
   LineOptions lines;
-  std::string arch, folder, launcher;
+  std::vector<std::string> archs, names;
+  std::vector<int> multiprocessors;
+  std::string folder, launcher;
   bool cubin = false;
 };
 
@@ -30,39 +33,92 @@ void write(const std::filesystem::path& path, const std::string& text) {
   fmt::print("{}\n", path.string());
 }
 
-void run(const Options& options) {
-  const std::vector<problem::Line> lines = gather_lines(options.lines);
-  FOVEAL_CHECK(lines.size() == 1, "emit: ", lines.size(), " problem lines given; expected one");
-  const problem::Problem problem = problem::problem_of(lines[0], {DeviceKind::cuda, 0});
-  const std::string& target = lines[0].options.target;
-  const std::filesystem::path folder = options.folder;
-  std::filesystem::create_directories(folder);
-  std::map<std::string, int> uses;  // of a source: some kernels are specialised twice
-  for (const auto& source : cuda::kernels_of(problem, options.arch, target)) {
-    const int use = ++uses[source.stem];
-    const std::string stem = use == 1 ? source.stem : base::join(source.stem, "_", use);
-    write(folder / (stem + ".cu"), base::join("// ", problem::to_string(lines[0]), "\n// nvrtc: --gpu-architecture=", source.arch,
-                                              " --std=c++20 -default-device; kernel ", source.entry, "\n", cuda::jit::assemble(source)));
-    if (options.cubin) write(folder / (stem + "." + source.arch + ".cubin"), cuda::jit::compile(source)->bytes);
+/// Each kernel as a source of its own; what several lines or architectures share is written once.
+void write_sources(const problem::Line& line, const Options& options, std::map<std::string, std::string>& stems) {
+  const problem::Problem problem = problem::problem_of(line, {DeviceKind::cuda, 0});
+  for (const std::string& arch : options.archs) {
+    for (const auto& source : cuda::kernels_of(problem, arch, line.options.target)) {
+      const std::string text = cuda::jit::assemble(source), key = source.arch + text;
+      if (stems.contains(key)) continue;
+      const std::string plain = options.archs.size() == 1 ? source.stem : base::join(source.stem, "_", source.arch);
+      const auto is_taken = [&](const std::string& stem) {
+        return std::any_of(stems.begin(), stems.end(), [&](const auto& other) { return other.second == stem; });
+      };
+      std::string stem = plain;
+      for (int use = 2; is_taken(stem); ++use) stem = base::join(plain, "_", use);
+      stems.emplace(key, stem);
+      const std::filesystem::path folder = options.folder;
+      write(folder / (stem + ".cu"), base::join("// ", problem::to_string(line), "\n// nvrtc: --gpu-architecture=", source.arch,
+                                                " --std=c++20 -default-device; kernel ", source.entry, "\n", text));
+      if (options.cubin) write(folder / (stem + "." + source.arch + ".cubin"), cuda::jit::compile(source)->bytes);
+    }
   }
+}
+
+/// The name of each line's function: as given, else its pass, numbered where several lines have the same.
+std::vector<std::string> names_of(const std::vector<problem::Line>& lines, const std::vector<std::string>& given) {
+  FOVEAL_CHECK(given.empty() || given.size() == lines.size(), "emit: ", given.size(), " names for ", lines.size(),
+               " problem lines; expected one for each");
+  if (!given.empty()) return given;
+  std::vector<std::string> names;
+  std::map<std::string, int> uses;
+  for (const problem::Line& line : lines) {
+    const std::string pass = line.pass == Pass::forward ? "forward" : "backward";
+    const int use = ++uses[pass];
+    names.push_back(use == 1 ? pass : base::join(pass, "_", use));
+  }
+  return names;
+}
+
+/// On every device of the architectures, in the order in which a program looks for its own: what fits few devices first.
+std::vector<cuda::Recording> record(const problem::Line& line, const Options& options) {
+  const problem::Problem problem = problem::problem_of(line, {DeviceKind::cuda, 0});
+  std::vector<cuda::Recording> recordings;
+  for (const std::string& arch : options.archs) {
+    for (const int count : options.multiprocessors.empty() ? cuda::multiprocessors_of(arch) : options.multiprocessors)
+      recordings.push_back(cuda::record(problem, arch, line.options.target, count));
+  }
+  return recordings;
+}
+
+void run(Options options) {
+  const std::vector<problem::Line> lines = gather_lines(options.lines);
+  FOVEAL_CHECK(!lines.empty(), "emit: no problem line given; expected at least one");
+  const std::vector<std::string> names = names_of(lines, options.names);
+  const auto newest_first = [](const std::string& a, const std::string& b) { return std::stoi(a.substr(3)) > std::stoi(b.substr(3)); };
+  for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // refuses what is none
+  std::sort(options.archs.begin(), options.archs.end(), newest_first);
+  std::sort(options.multiprocessors.rbegin(), options.multiprocessors.rend());
+  std::filesystem::create_directories(options.folder);
+  std::map<std::string, std::string> stems;
+  for (const problem::Line& line : lines) write_sources(line, options, stems);
   if (options.launcher.empty()) return;
-  const cuda::EmittedC emitted = cuda::emit_c(cuda::record(problem, options.arch, target), options.launcher);
-  write(folder / (options.launcher + ".h"), emitted.header);
-  write(folder / (options.launcher + ".c"), emitted.source);
+  std::vector<cuda::EmittedPass> passes;
+  for (std::size_t i = 0; i < lines.size(); ++i) passes.push_back({names[i], record(lines[i], options)});
+  const cuda::EmittedC emitted = cuda::emit_c(passes, options.launcher);
+  write(std::filesystem::path(options.folder) / (options.launcher + ".h"), emitted.header);
+  write(std::filesystem::path(options.folder) / (options.launcher + ".c"), emitted.source);
 }
 
 }  // namespace
 
 void add_emit(CLI::App& app) {
   CLI::App* command =
-      app.add_subcommand("emit", "The GPU kernels of a problem as CUDA sources, machine code, and C that runs them; needs no GPU");
+      app.add_subcommand("emit", "The GPU kernels of problems as CUDA sources, machine code, and C that runs them; needs no GPU");
   const auto options = std::make_shared<Options>();
   add_line_options(*command, options->lines);
-  command->add_option("--arch", options->arch, "sm_80, sm_86, sm_89, sm_90a, ...")->required();
+  command->add_option("--arch", options->archs, "sm_80, sm_86, sm_89, sm_90a, ...; several: sm_80,sm_90")->required()->delimiter(',');
   command->add_option("-o,--out", options->folder, "Folder to write to")->required();
   command->add_flag("--cubin", options->cubin, "Machine code too (needs NVRTC)");
   command->add_option("--launcher", options->launcher,
                       "NAME.h and NAME.c too: machine code and its launches as C for a program without foveal and NVRTC (needs NVRTC now)");
+  command
+      ->add_option("--names", options->names,
+                   "The launcher's function of each line, NAME_forward, NAME_backward, NAME_forward_2, ... by default")
+      ->delimiter(',');
+  command->add_option("--sms", options->multiprocessors, "Multiprocessors of the devices; default: those of each architecture's cards")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
   command->callback([options] { run(*options); });
 }
 

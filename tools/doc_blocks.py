@@ -16,11 +16,12 @@ def pages():
     return [page for page in found if not {"lab", "report", "reference"} & set(page.relative_to(ROOT).parts)]
 
 
-def blocks(page, language):
-    """(line, text) of each block that is fenced as `language`."""
+def blocks(page, *languages):
+    """(line, text) of each block that is fenced as one of the languages; "" is a fence without any."""
     text = page.read_text()
-    for found in re.finditer(rf"^```{language}\n(.*?)^```$", text, re.M | re.S):
-        yield text.count("\n", 0, found.start()) + 2, found[1]
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S):
+        if found[1] in languages:
+            yield text.count("\n", 0, found.start()) + 2, found[2]
 
 
 def main():

@@ -1,5 +1,7 @@
 #include "cuda/cuda_backend.h"
 
+#include <map>
+
 #include "base/check.h"
 #include "cuda/candidate.h"
 #include "cuda/cuda_memory.h"
@@ -42,17 +44,22 @@ std::unique_ptr<GpuExecutable> make(const Candidate& candidate, const problem::P
   return with_checked_reads(problem, candidate.make(problem, facts));
 }
 
-/// What is known about every device of an architecture.
-driver::DeviceFacts facts_of_arch(const std::string& arch) {
-  driver::DeviceFacts facts{
-      .name = arch, .major = 0, .minor = 0, .multiprocessors = 0, .shared_bytes_per_block = 0, .l2_bytes = 0, .context = nullptr};
+int capability_of(const std::string& arch) {
   const std::string digits = arch.rfind("sm_", 0) == 0 ? arch.substr(3) : "";
   const int capability = std::atoi(digits.c_str());
   FOVEAL_CHECK(capability >= 80 && capability < 200, "arch: ", arch, "; expected sm_80 or later, such as sm_86 or sm_90a");
+  return capability;
+}
+
+/// What is known about every device of an architecture; multiprocessors: 0 for the usual number.
+driver::DeviceFacts facts_of_arch(const std::string& arch, int multiprocessors) {
+  driver::DeviceFacts facts{
+      .name = arch, .major = 0, .minor = 0, .multiprocessors = 0, .shared_bytes_per_block = 0, .l2_bytes = 0, .context = nullptr};
+  const int capability = capability_of(arch);
   facts.major = capability / 10, facts.minor = capability % 10;
   const bool large = facts.minor == 0 || capability == 87 || capability == 103;
   facts.shared_bytes_per_block = !large || facts.major >= 12 ? 101376 : facts.major == 8 ? 166912 : 232448;
-  facts.multiprocessors = facts.major == 8 ? 108 : 132;
+  facts.multiprocessors = multiprocessors > 0 ? multiprocessors : multiprocessors_of(arch)[0];
   facts.l2_bytes = std::size_t{40} << 20;
   return facts;
 }
@@ -123,8 +130,26 @@ const Candidate& candidate_for(const problem::Problem& problem, const driver::De
 
 }  // namespace
 
-std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target) {
-  const driver::DeviceFacts facts = facts_of_arch(arch);
+std::vector<int> multiprocessors_of(const std::string& arch) {
+  static const std::map<int, std::vector<int>> cards{
+      {80, {108, 56}},            // A100, A30
+      {86, {84, 72, 46, 28}},     // A40 and RTX A6000, A10, RTX 3070, RTX 3060
+      {87, {16, 8}},              // AGX Orin, Orin NX
+      {89, {142, 128, 76, 58}},   // L40, RTX 4090, RTX 4080, L4
+      {90, {132, 114, 78}},       // H100 and H200 SXM, H100 PCIe, H20
+      {100, {148}},               // B200
+      {103, {148}},               // B300
+      {110, {20}},                // Jetson Thor
+      {120, {188, 170, 84, 48}},  // RTX PRO 6000, RTX 5090, RTX 5080, RTX 5070
+      {121, {48}},                // GB10
+  };
+  const auto found = cards.find(capability_of(arch));
+  return found == cards.end() ? std::vector<int>{132} : found->second;
+}
+
+std::unique_ptr<GpuExecutable> executable_of(const problem::Problem& problem, const std::string& arch, const std::string& target,
+                                             int multiprocessors) {
+  const driver::DeviceFacts facts = facts_of_arch(arch, multiprocessors);
   auto executable = make(candidate_for(problem, facts, target), problem, facts);
   executable->set_arch(arch == "sm_90" ? "sm_90a" : arch);  // WGMMA and TMA are of the latter; no device is the former alone
   return executable;

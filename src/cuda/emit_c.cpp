@@ -1,7 +1,11 @@
 #include "cuda/emit_c.h"
 
+#include <algorithm>
 #include <cctype>
+#include <charconv>
 #include <cstring>
+#include <map>
+#include <set>
 
 #include "base/check.h"
 
@@ -37,14 +41,36 @@ std::string upper(std::string text) {
   return text;
 }
 
+void check_identifier(const std::string& name) {
+  FOVEAL_CHECK(!name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])) &&
+                   std::all_of(name.begin(), name.end(), [](unsigned char c) { return std::isalnum(c) || c == '_'; }),
+               "emit: name \"", name, "\"; expected a C identifier");
+}
+
+bool is_table(const Recording::Block& block) { return block.name.empty(); }
+bool is_callers(const Recording::Block& block) { return !is_table(block) && block.name != "workspace"; }
+
+bool is_cooperative(const Recording& recording) {
+  return std::any_of(recording.steps.begin(), recording.steps.end(), [](const auto& step) {
+    const auto* launch = std::get_if<Recording::Launch>(&step);
+    return launch && launch->cooperative;
+  });
+}
+
 constexpr const char* driver_declarations = R"(#include <stddef.h>
 #include <string.h>
 
+#ifdef __cplusplus
+#define ALIGNED_64 alignas(64)
+extern "C" {
+#else
+#define ALIGNED_64 _Alignas(64)
+#endif
+
 /* The driver's functions that are called here, as cuda.h declares them. */
 typedef unsigned long long word;
-struct CUmod_st;
-struct CUfunc_st;
-struct CUstream_st;
+int cuCtxGetDevice(int* device);
+int cuDeviceGetAttribute(int* value, int attribute, int device);
 int cuModuleLoadData(struct CUmod_st** module, const void* image);
 int cuModuleUnload(struct CUmod_st* module);
 int cuModuleGetFunction(struct CUfunc_st** function, struct CUmod_st* module, const char* name);
@@ -59,172 +85,320 @@ int cuLaunchCooperativeKernel(struct CUfunc_st* function, unsigned grid_x, unsig
                               unsigned block_y, unsigned block_z, unsigned shared_bytes, struct CUstream_st* stream, void** parameters);
 int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const word* dims, const word* strides, const unsigned* box,
                            const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int outside);
+#ifdef __cplusplus
+}
+#endif
 
-enum { success = 0, invalid_value = 1, max_dynamic_shared_bytes = 8 };
+enum { success = 0, invalid_value = 1, no_binary_for_gpu = 209 };
+enum { multiprocessor_count = 16, capability_major = 75, capability_minor = 76 }; /* of a device */
+enum { max_dynamic_shared_bytes = 8 };                                            /* of a function */
 )";
 
-class Emitter {
- public:
-  Emitter(const Recording& recording, std::string name) : r_(recording), name_(std::move(name)) {}
-
-  std::string header() const {
-    std::string text = base::join(
-        "/* ", r_.problem, "\n   ", r_.kernel, " for ", r_.kernels[0]->arch,
-        ". Made by `foveal emit`; needs the driver (libcuda) and nothing else. */\n#ifndef ", upper(name_), "_H\n#define ", upper(name_),
-        "_H\n\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n\nstruct CUmod_st;\nstruct CUfunc_st;\nstruct CUstream_st;\n\n");
-    text += base::join("#define ", upper(name_), "_WORKSPACE_BYTES ", r_.workspace_bytes, "u\n\n");
-    text += base::join("/* Memory of the device. Tensors are aligned to 16 bytes. */\nstruct ", name_, "_buffers {\n");
-    for (const Recording::Block& block : r_.blocks) {
-      if (!is_callers(block)) continue;
-      text += base::join("  ", block.written ? "" : "const ", "void* ", block.name, "; /* ", block.written ? "out: " : "in: ", block.about,
-                         " */\n");
-    }
-    text += base::join("};\n\n/* What is loaded into one context. */\nstruct ", name_, " {\n  struct CUmod_st* module[", r_.kernels.size(),
-                       "];\n  struct CUfunc_st* function[", r_.kernels.size(), "];\n");
-    if (tables() > 0) text += base::join("  unsigned long long table[", tables(), "];\n");
-    text += base::join("};\n\n/* All return a CUresult: 0 is success. Loading and unloading belong to the current context. */\nint ", name_,
-                       "_load(struct ", name_,
-                       "* loaded);\n/* Queues the work on the stream; neither allocates nor waits. workspace: ", upper(name_),
-                       "_WORKSPACE_BYTES of the device's memory, aligned to 256. */\nint ", name_, "_run(const struct ", name_,
-                       "* loaded, const struct ", name_, "_buffers* buffers, void* workspace, struct CUstream_st* stream);\nint ", name_,
-                       "_unload(struct ", name_, "* loaded);\n\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n");
-    return text;
-  }
-
-  std::string source() {
-    std::string text = base::join("/* ", r_.problem, " */\n#include \"", name_, ".h\"\n\n", driver_declarations);
-    for (std::size_t k = 0; k < r_.kernels.size(); ++k) {
-      const jit::Image& image = *r_.kernels[k];
-      text += base::join("\n/* ", image.entry, ": ", image.bytes.size(), " bytes for ", image.arch, " */\nstatic const word image_", k,
-                         "[] = {", words(image.bytes + '\0'), "\n};\n");
-    }
-    int table = 0;
-    for (const Recording::Block& block : r_.blocks)
-      if (block.name.empty()) text += base::join("\nstatic const word table_", table++, "[] = {", words(block.bytes), "\n};\n");
-    return text + load() + run() + unload();
-  }
-
- private:
-  static bool is_callers(const Recording::Block& block) { return !block.name.empty() && block.name != "workspace"; }
-  int tables() const {
-    int count = 0;
-    for (const Recording::Block& block : r_.blocks) count += block.name.empty();
-    return count;
-  }
-
-  std::string load() const {
-    std::string text =
-        base::join("\nint ", name_, "_load(struct ", name_, "* loaded) {\n  int error;\n  memset(loaded, 0, sizeof *loaded);\n");
-    const auto call = [&](const std::string& words) { text += base::join("  if ((error = ", words, ") != success) goto failed;\n"); };
-    for (std::size_t k = 0; k < r_.kernels.size(); ++k) {
-      call(base::join("cuModuleLoadData(&loaded->module[", k, "], image_", k, ")"));
-      call(base::join("cuModuleGetFunction(&loaded->function[", k, "], loaded->module[", k, "], \"", r_.kernels[k]->entry, "\")"));
-      if (r_.shared_bytes[k] > 0)
-        call(base::join("cuFuncSetAttribute(loaded->function[", k, "], max_dynamic_shared_bytes, ", r_.shared_bytes[k], ")"));
-    }
-    int table = 0;
-    for (const Recording::Block& block : r_.blocks) {
-      if (!block.name.empty()) continue;
-      call(base::join("cuMemAlloc_v2(&loaded->table[", table, "], ", block.bytes.size(), "u)"));
-      call(base::join("cuMemcpyHtoD_v2(loaded->table[", table, "], table_", table, ", ", block.bytes.size(), "u)"));
-      ++table;
-    }
-    return text + base::join("  return success;\nfailed:\n  ", name_, "_unload(loaded);\n  return error;\n}\n");
-  }
-
-  std::string unload() const {
-    std::string text = base::join("\nint ", name_, "_unload(struct ", name_, "* loaded) {\n  int error = success, result;\n");
-    text += base::join("  for (int k = 0; k < ", r_.kernels.size(),
-                       "; ++k)\n    if (loaded->module[k] && (result = cuModuleUnload(loaded->module[k])) != success) error = result;\n");
-    if (tables() > 0) {
-      text += base::join("  for (int t = 0; t < ", tables(),
-                         "; ++t)\n    if (loaded->table[t] && (result = cuMemFree_v2(loaded->table[t])) != success) error = result;\n");
-    }
-    return text + "  memset(loaded, 0, sizeof *loaded);\n  return error;\n}\n";
-  }
-
-  /// An address as a number.
-  std::string number(const Recording::Address& address) const {
-    const Recording::Block& block = r_.blocks[static_cast<std::size_t>(address.block)];
-    std::string text;
-    if (block.name.empty()) {
-      int table = 0;
-      for (int b = 0; b < address.block; ++b) table += r_.blocks[static_cast<std::size_t>(b)].name.empty();
-      text = base::join("loaded->table[", table, "]");
-    } else {
-      text = base::join("(word)", is_callers(block) ? "buffers->" : "", block.name);
-    }
-    return address.offset > 0 ? base::join(text, " + ", address.offset, "u") : text;
-  }
-
-  std::string run() {
-    std::string constants, body;
-    int launches = 0;
-    for (const auto& step : r_.steps) {
-      if (const auto* fill = std::get_if<Recording::Fill>(&step)) {
-        body += base::join("  if ((error = cuMemsetD8Async(", number(fill->address), ", ", fill->value, ", ", fill->bytes,
-                           "u, stream)) != success) return error;\n");
-        continue;
-      }
-      const auto& launch = std::get<Recording::Launch>(step);
-      constants += base::join("\nstatic const word argument_", launches, "[] = {", words(launch.argument), "\n};\n");
-      body += launch_text(launch, launches++);
-    }
-    std::string text = constants, together;
-    for (const Recording::Block& block : r_.blocks)
-      if (is_callers(block)) together += base::join(together.empty() ? "" : " | ", "(word)buffers->", block.name);
-    if (body.find("encode(") != std::string::npos) text += encode_text;
-    text +=
-        base::join("\nint ", name_, "_run(const struct ", name_, "* loaded, const struct ", name_,
-                   "_buffers* buffers, void* workspace, struct CUstream_st* stream) {\n  int error;\n  const word together = ", together,
-                   ";\n  (void)workspace;\n  if (together % 16 != 0) return invalid_value;\n", body, "  return success;\n}\n");
-    return text;
-  }
-
-  static constexpr const char* encode_text = R"(
+constexpr const char* encode_text = R"(
 /* Fills the map of a tensor of `rank` dimensions inside a kernel's argument. */
 static int encode(word* map, word address, int type, unsigned rank, const word* dims, const word* strides, const unsigned* box) {
   static const unsigned steps[5] = {1, 1, 1, 1, 1};
-  _Alignas(64) word filled[16];
+  ALIGNED_64 word filled[16];
   const int error = cuTensorMapEncodeTiled(filled, type, rank, (void*)address, dims, strides, box, steps, 0, 3, 3, 0);
   memcpy(map, filled, sizeof filled);
   return error;
 }
 )";
 
-  std::string launch_text(const Recording::Launch& launch, int index) const {
-    std::string text =
-        base::join("  { /* ", r_.kernels[static_cast<std::size_t>(launch.kernel)]->entry, " */\n    _Alignas(64) word argument[",
-                   (launch.argument.size() + 7) / 8, "];\n    void* parameters[] = {argument};\n    memcpy(argument, argument_", index,
-                   ", sizeof argument);\n");
-    for (const auto& [at, address] : launch.addresses) text += base::join("    argument[", at / 8, "] = ", number(address), ";\n");
-    for (const auto& [at, map] : launch.maps) {
-      const bool plain = map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 &&
-                         map.l2_promotion == 3 && map.outside == 0;
-      if (!plain) base::fail(ErrorCode::unsupported, "emit: a tensor map of another kind");
-      text += base::join("    if ((error = encode(argument + ", at / 8, ", ", number(map.address), ", ", map.type, ", ", map.dims.size(),
-                         ", (const word[]){", list(map.dims), "}, (const word[]){", list(map.strides_bytes), "}, (const unsigned[]){",
-                         list(map.box), "})) != success) return error;\n");
+/// What load() does once it knows which of the devices it has; NAME stands for the program's name.
+constexpr const char* load_text = R"(
+int NAME_load(struct NAME* loaded) {
+  int error, device, major, minor, multiprocessors, d;
+  size_t i;
+  memset(loaded, 0, sizeof *loaded);
+  if ((error = cuCtxGetDevice(&device)) != success) return error;
+  if ((error = cuDeviceGetAttribute(&major, capability_major, device)) != success) return error;
+  if ((error = cuDeviceGetAttribute(&minor, capability_minor, device)) != success) return error;
+  if ((error = cuDeviceGetAttribute(&multiprocessors, multiprocessor_count, device)) != success) return error;
+  for (d = 0; d < device_count; ++d)
+    if (devices[d].major == major && (devices[d].exact ? devices[d].minor == minor : devices[d].minor <= minor) &&
+        devices[d].multiprocessors <= multiprocessors)
+      break;
+  if (d == device_count) return no_binary_for_gpu;
+  loaded->device = d;
+  for (i = 0; i < sizeof kernels / sizeof *kernels; ++i) {
+    if (!kernels[i].used[d]) continue;
+    if ((error = cuModuleLoadData(&loaded->module[i], kernels[i].image)) != success) goto failed;
+    if ((error = cuModuleGetFunction(&loaded->function[i], loaded->module[i], kernels[i].entry)) != success) goto failed;
+    if (kernels[i].shared_bytes == 0) continue;
+    if ((error = cuFuncSetAttribute(loaded->function[i], max_dynamic_shared_bytes, kernels[i].shared_bytes)) != success) goto failed;
+  }
+)";
+constexpr const char* load_tables_text = R"(  for (i = 0; i < sizeof tables / sizeof *tables; ++i) {
+    if (!tables[i].used[d]) continue;
+    if ((error = cuMemAlloc_v2(&loaded->table[i], tables[i].bytes)) != success) goto failed;
+    if ((error = cuMemcpyHtoD_v2(loaded->table[i], tables[i].words, tables[i].bytes)) != success) goto failed;
+  }
+)";
+constexpr const char* load_end_text = R"(  return success;
+failed:
+  NAME_unload(loaded);
+  return error;
+}
+
+int NAME_unload(struct NAME* loaded) {
+  int error = success, result;
+  size_t i;
+  for (i = 0; i < sizeof kernels / sizeof *kernels; ++i)
+    if (loaded->module[i] && (result = cuModuleUnload(loaded->module[i])) != success) error = result;
+)";
+constexpr const char* unload_tables_text = R"(  for (i = 0; i < sizeof tables / sizeof *tables; ++i)
+    if (loaded->table[i] && (result = cuMemFree_v2(loaded->table[i])) != success) error = result;
+)";
+
+std::string with_name(std::string text, const std::string& name) {
+  for (std::size_t at = 0; (at = text.find("NAME", at)) != std::string::npos; at += name.size()) text.replace(at, 4, name);
+  return text;
+}
+
+/// Things of equal bytes stand once in the program, whichever passes and devices use them.
+struct Shared {
+  std::string bytes, entry;  ///< entry: of a kernel
+  std::string comment;
+  unsigned shared_bytes = 0;
+  std::set<std::size_t> devices;
+};
+
+std::size_t place_of(std::vector<Shared>& all, const std::string& bytes, const std::string& entry, std::size_t device) {
+  const auto found = std::find_if(all.begin(), all.end(), [&](const Shared& one) { return one.bytes == bytes && one.entry == entry; });
+  const auto place = static_cast<std::size_t>(found - all.begin());
+  if (found == all.end()) all.push_back({.bytes = bytes, .entry = entry, .comment = {}, .shared_bytes = 0, .devices = {}});
+  all[place].devices.insert(device);
+  return place;
+}
+
+class Emitter {
+ public:
+  Emitter(const std::vector<EmittedPass>& passes, std::string name)
+      : passes_(passes), name_(std::move(name)), devices_(passes[0].recordings.size()) {
+    for (const EmittedPass& pass : passes_) {
+      for (std::size_t d = 0; d < devices_; ++d) gather(pass.recordings[d], d);
+    }
+  }
+
+  std::string header() const {
+    const std::string guard = upper(name_) + "_H";
+    std::string text = base::join("/* Made by `foveal emit`; needs the driver (libcuda) and nothing else. */\n#ifndef ", guard,
+                                  "\n#define ", guard, "\n\n#ifdef __cplusplus\nextern \"C\" {\n#endif\n\n");
+    text += "struct CUmod_st;\nstruct CUfunc_st;\nstruct CUstream_st;\n\n";
+    text += base::join("/* What is loaded into one context. */\nstruct ", name_, " {\n  int device; /* of those it was made for */\n");
+    text += base::join("  struct CUmod_st* module[", kernels_.size(), "];\n  struct CUfunc_st* function[", kernels_.size(), "];\n");
+    if (!tables_.empty()) text += base::join("  unsigned long long table[", tables_.size(), "];\n");
+    text += base::join(
+        "};\n\n/* All functions return a CUresult: 0 is success. Loading and unloading belong to the current context, whose device must "
+        "be\n",
+        "   one of", device_list(), "; else the result is 209, no binary for this GPU. */\nint ", name_, "_load(struct ", name_,
+        "* loaded);\nint ", name_, "_unload(struct ", name_, "* loaded);\n");
+    for (const EmittedPass& pass : passes_) text += pass_header(pass);
+    return text + "\n#ifdef __cplusplus\n}\n#endif\n\n#endif\n";
+  }
+
+  std::string source() {
+    std::string runs;
+    for (const EmittedPass& pass : passes_) runs += run(pass);
+    std::string text = base::join("/* Made by `foveal emit`. */\n#include \"", name_, ".h\"\n\n", driver_declarations);
+    for (std::size_t k = 0; k < kernels_.size(); ++k)
+      text += base::join("\n/* ", kernels_[k].comment, " */\nstatic const word image_", k, "[] = {", words(kernels_[k].bytes), "\n};\n");
+    for (std::size_t t = 0; t < tables_.size(); ++t)
+      text += base::join("\nstatic const word table_", t, "[] = {", words(tables_[t].bytes), "\n};\n");
+    for (std::size_t a = 0; a < arguments_.size(); ++a)
+      text += base::join("\nstatic const word argument_", a, "[] = {", words(arguments_[a].bytes), "\n};\n");
+    text += device_table();
+    text += with_name(base::join(load_text, tables_.empty() ? "" : load_tables_text, load_end_text,
+                                 tables_.empty() ? "" : unload_tables_text, "  memset(loaded, 0, sizeof *loaded);\n  return error;\n}\n"),
+                      name_);
+    if (runs.find("encode(") != std::string::npos) text += encode_text;
+    return text + runs;
+  }
+
+ private:
+  void gather(const Recording& recording, std::size_t device) {
+    for (std::size_t k = 0; k < recording.kernels.size(); ++k) {
+      const jit::Image& image = *recording.kernels[k];
+      Shared& kernel = kernels_.at(kernel_place(image, device));
+      kernel.comment = base::join(image.entry, ": ", image.bytes.size(), " bytes for ", image.arch);
+      kernel.shared_bytes = std::max(kernel.shared_bytes, recording.shared_bytes[k]);
+    }
+    for (const Recording::Block& block : recording.blocks)
+      if (is_table(block)) place_of(tables_, block.bytes, {}, device);
+  }
+  std::size_t kernel_place(const jit::Image& image, std::size_t device) {
+    return place_of(kernels_, image.bytes + '\0', image.entry, device);
+  }
+
+  const Recording& at_device(std::size_t d) const { return passes_[0].recordings[d]; }
+
+  /// " sm_90a with 132, 114 or more multiprocessors, sm_80 with ..."
+  std::string device_list() const {
+    std::string text;
+    for (std::size_t d = 0; d < devices_; ++d) {
+      const bool first = d == 0 || at_device(d).arch != at_device(d - 1).arch;
+      const std::string count = base::join(least_multiprocessors(d));
+      text += first ? base::join(d == 0 ? " " : "; ", at_device(d).arch, " with at least ", count) : base::join(", ", count);
+    }
+    return text + " multiprocessors (of several, the most that fit are taken)";
+  }
+
+  /// A device with fewer multiprocessors than a pass was made for runs it in more waves, unless all CTAs must be there at once; the
+  /// least of an arch therefore takes any device that it can.
+  int least_multiprocessors(std::size_t d) const {
+    const bool last = d + 1 == devices_ || at_device(d + 1).arch != at_device(d).arch;
+    const bool cooperative =
+        std::any_of(passes_.begin(), passes_.end(), [d](const EmittedPass& pass) { return is_cooperative(pass.recordings[d]); });
+    return last && !cooperative ? 1 : at_device(d).multiprocessors;
+  }
+
+  std::string device_table() const {
+    std::string text = base::join("\nenum { device_count = ", devices_,
+                                  " };\nstatic const struct {\n  int major, minor, exact, multiprocessors;\n} devices[] = {\n");
+    for (std::size_t d = 0; d < devices_; ++d) {
+      const std::string& arch = at_device(d).arch;  // "sm_90a"
+      const int capability = std::stoi(arch.substr(3));
+      const bool exact = !std::isdigit(static_cast<unsigned char>(arch.back()));
+      text += base::join("  {", capability / 10, ", ", capability % 10, ", ", exact ? 1 : 0, ", ", least_multiprocessors(d), "},\n");
     }
     text +=
-        base::join("    if ((error = ", launch.cooperative ? "cuLaunchCooperativeKernel" : "cuLaunchKernel", "(loaded->function[",
-                   launch.kernel, "], ", launch.grid[0], ", ", launch.grid[1], ", ", launch.grid[2], ", ", launch.threads, ", 1, 1, ",
-                   launch.shared_bytes, ", stream, parameters", launch.cooperative ? "" : ", NULL", ")) != success) return error;\n  }\n");
+        "};\nstatic const struct {\n  const word* image;\n  const char* entry;\n  int shared_bytes;\n  unsigned char "
+        "used[device_count];\n} kernels[] = {\n";
+    for (std::size_t k = 0; k < kernels_.size(); ++k)
+      text += base::join("  {image_", k, ", \"", kernels_[k].entry, "\", ", kernels_[k].shared_bytes, ", {", used(kernels_[k]), "}},\n");
+    text += "};\n";
+    if (tables_.empty()) return text;
+    text += "static const struct {\n  const word* words;\n  size_t bytes;\n  unsigned char used[device_count];\n} tables[] = {\n";
+    for (std::size_t t = 0; t < tables_.size(); ++t)
+      text += base::join("  {table_", t, ", ", tables_[t].bytes.size(), "u, {", used(tables_[t]), "}},\n");
+    return text + "};\n";
+  }
+
+  std::string used(const Shared& shared) const {
+    std::vector<int> flags(devices_);
+    for (const std::size_t d : shared.devices) flags[d] = 1;
+    return list(flags);
+  }
+
+  std::string pass_header(const EmittedPass& pass) const {
+    const Recording& first = pass.recordings[0];
+    const std::string own = name_ + "_" + pass.name, macro = upper(own);
+    std::size_t workspace = 0;
+    for (const Recording& recording : pass.recordings) workspace = std::max(workspace, recording.workspace_bytes);
+    std::vector<std::int64_t> sizes;
+    std::string text = base::join("\n/* ", first.problem, " */\n#define ", macro, "_WORKSPACE_BYTES ", workspace, "u\n");
+    for (const auto& [size, value] : first.shape) {
+      text += base::join("#define ", macro, "_", upper(size), " ", value, "\n");
+      sizes.push_back(value);
+    }
+    text += base::join("#define ", macro, "_SHAPE {", list(sizes), "}\nstruct ", own, "_shape {\n");
+    for (const auto& [size, value] : first.shape) text += base::join("  long long ", size, ";\n");
+    text += base::join(
+        "};\n/* The shape of the caller's tensors, which must be the one above, and memory of the device, aligned to 16 bytes. */\nstruct ",
+        own, "_buffers {\n  struct ", own, "_shape shape;\n");
+    for (const Recording::Block& block : first.blocks) {
+      if (!is_callers(block)) continue;
+      text += base::join("  ", block.written ? "" : "const ", "void* ", block.name, "; /* ", block.written ? "out: " : "in: ", block.about,
+                         " */\n");
+    }
+    return text +
+           base::join("};\n/* Queues the pass on the stream; neither allocates nor waits. workspace: ", macro,
+                      "_WORKSPACE_BYTES of the device's memory,\n   aligned to 256. Another shape or an address that is not aligned: 1, "
+                      "invalid value, and nothing is queued. */\nint ",
+                      own, "(const struct ", name_, "* loaded, const struct ", own,
+                      "_buffers* buffers, void* workspace, struct CUstream_st* stream);\n");
+  }
+
+  /// An address as a number.
+  std::string number(const Recording& recording, const Recording::Address& address, std::size_t device) {
+    const Recording::Block& block = recording.blocks[static_cast<std::size_t>(address.block)];
+    const std::string text = is_table(block) ? base::join("loaded->table[", place_of(tables_, block.bytes, {}, device), "]")
+                                             : base::join("(word)", is_callers(block) ? "buffers->" : "", block.name);
+    return address.offset > 0 ? base::join(text, " + ", address.offset, "u") : text;
+  }
+
+  /// The pass on each device; devices that ask the driver for the same share a function.
+  std::string run(const EmittedPass& pass) {
+    const std::string own = name_ + "_" + pass.name;
+    const std::string parameters = base::join("(const struct ", name_, "* loaded, const struct ", own,
+                                              "_buffers* buffers, void* workspace, struct CUstream_st* stream)");
+    std::string text, cases;
+    std::map<std::string, std::size_t> functions;
+    for (std::size_t d = 0; d < devices_; ++d) {
+      const auto [function, is_new] = functions.emplace(steps(pass.recordings[d], d), functions.size());
+      if (is_new) {
+        text += base::join("\nstatic int ", pass.name, "_", function->second, parameters, " {\n  int error;\n", function->first,
+                           "  (void)loaded;\n  (void)workspace;\n  return success;\n}\n");
+      }
+      cases += base::join("    case ", d, ":\n      return ", pass.name, "_", function->second, "(loaded, buffers, workspace, stream);\n");
+    }
+    const Recording& first = pass.recordings[0];
+    std::string shape, together;
+    for (const auto& [size, value] : first.shape)
+      shape += base::join(shape.empty() ? "" : " ||\n      ", "buffers->shape.", size, " != ", upper(own), "_", upper(size));
+    for (const Recording::Block& block : first.blocks)
+      if (is_callers(block)) together += base::join(together.empty() ? "" : " | ", "(word)buffers->", block.name);
+    return text + base::join("\nint ", own, parameters, " {\n  if (", shape, ")\n    return invalid_value;\n  if ((", together,
+                             ") % 16 != 0 || (word)workspace % 256 != 0) return invalid_value;\n  switch (loaded->device) {\n", cases,
+                             "    default:\n      return invalid_value;\n  }\n}\n");
+  }
+
+  std::string steps(const Recording& recording, std::size_t device) {
+    std::string text;
+    for (const auto& step : recording.steps) {
+      if (const auto* fill = std::get_if<Recording::Fill>(&step)) {
+        text += base::join("  if ((error = cuMemsetD8Async(", number(recording, fill->address, device), ", ", fill->value, ", ",
+                           fill->bytes, "u, stream)) != success) return error;\n");
+      } else {
+        text += launch_text(recording, std::get<Recording::Launch>(step), device);
+      }
+    }
     return text;
   }
 
-  const Recording& r_;
+  std::string launch_text(const Recording& recording, const Recording::Launch& launch, std::size_t device) {
+    const jit::Image& image = *recording.kernels[static_cast<std::size_t>(launch.kernel)];
+    std::string text = base::join("  { /* ", image.entry, " */\n    ALIGNED_64 word argument[", (launch.argument.size() + 7) / 8,
+                                  "];\n    void* parameters[1];\n    parameters[0] = argument;\n    memcpy(argument, argument_",
+                                  place_of(arguments_, launch.argument, {}, device), ", sizeof argument);\n");
+    for (const auto& [at, address] : launch.addresses)
+      text += base::join("    argument[", at / 8, "] = ", number(recording, address, device), ";\n");
+    for (const auto& [at, map] : launch.maps) text += map_text(recording, at, map, device);
+    return text + base::join("    if ((error = ", launch.cooperative ? "cuLaunchCooperativeKernel" : "cuLaunchKernel", "(loaded->function[",
+                             kernel_place(image, device), "], ", launch.grid[0], ", ", launch.grid[1], ", ", launch.grid[2], ", ",
+                             launch.threads, ", 1, 1, ", launch.shared_bytes, ", stream, parameters", launch.cooperative ? "" : ", NULL",
+                             ")) != success) return error;\n  }\n");
+  }
+
+  std::string map_text(const Recording& recording, std::size_t at, const Recording::TensorMap& map, std::size_t device) {
+    const bool plain = map.element_strides == std::vector<unsigned>(map.dims.size(), 1) && map.interleave == 0 && map.swizzle == 3 &&
+                       map.l2_promotion == 3 && map.outside == 0;
+    if (!plain) base::fail(ErrorCode::unsupported, "emit: a tensor map of another kind");
+    return base::join("    {\n      static const word dims[] = {", list(map.dims), "}, strides[] = {", list(map.strides_bytes),
+                      "};\n      static const unsigned box[] = {", list(map.box), "};\n      if ((error = encode(argument + ", at / 8, ", ",
+                      number(recording, map.address, device), ", ", map.type, ", ", map.dims.size(),
+                      ", dims, strides, box)) != success) return error;\n    }\n");
+  }
+
+  const std::vector<EmittedPass>& passes_;
   std::string name_;
+  std::size_t devices_;
+  std::vector<Shared> kernels_, tables_, arguments_;
 };
 
 }  // namespace
 
-EmittedC emit_c(const Recording& recording, const std::string& name) {
-  FOVEAL_CHECK(!name.empty() && !std::isdigit(static_cast<unsigned char>(name[0])), "emit: name \"", name, "\"; expected a C identifier");
-  for (const char c : name) {
-    FOVEAL_CHECK(std::isalnum(static_cast<unsigned char>(c)) || c == '_', "emit: name \"", name, "\"; expected a C identifier");
+EmittedC emit_c(const std::vector<EmittedPass>& passes, const std::string& name) {
+  FOVEAL_CHECK(!passes.empty() && !passes[0].recordings.empty(), "emit: no pass is given");
+  check_identifier(name);
+  std::set<std::string> names{"load", "unload"};
+  for (const EmittedPass& pass : passes) {
+    check_identifier(pass.name);
+    FOVEAL_CHECK(names.insert(pass.name).second, "emit: two functions would be ", name, "_", pass.name, "; expected other names of passes");
+    FOVEAL_CHECK(pass.recordings.size() == passes[0].recordings.size(), "emit: passes recorded for unequal numbers of devices");
   }
-  Emitter emitter(recording, name);
+  Emitter emitter(passes, name);
   return {emitter.header(), emitter.source()};
 }
 

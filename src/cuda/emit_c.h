@@ -1,6 +1,7 @@
 #pragma once
-// A recorded plan as C: a header and a source that any C compiler takes, which need the driver (libcuda) at run time and nothing else.
+// Recorded passes as C: a header and a source that any C or C++ compiler takes, which need the driver (libcuda) at run time and nothing else.
 #include <string>
+#include <vector>
 
 #include "cuda/recording.h"
 
@@ -10,7 +11,15 @@ struct EmittedC {
   std::string header, source;  ///< NAME.h, NAME.c
 };
 
-/// `name` prefixes everything: NAME_load(), NAME_run(), NAME_unload(), struct NAME, struct NAME_buffers, NAME_WORKSPACE_BYTES.
-EmittedC emit_c(const Recording& recording, const std::string& name);
+/// One pass of a program and its recordings, one for each device that the program is made for, in the same order in every pass.
+struct EmittedPass {
+  std::string name;  ///< "forward": NAME_forward() runs it
+  std::vector<Recording> recordings;
+};
+
+/// `name` prefixes everything: NAME_load(), NAME_unload(), struct NAME; for each pass NAME_PASS(), struct NAME_PASS_buffers,
+/// NAME_PASS_WORKSPACE_BYTES and the shape it was made for. Devices with more multiprocessors stand first among those of an arch.
+/// Throws invalid_argument for names that are no identifiers or stand twice.
+EmittedC emit_c(const std::vector<EmittedPass>& passes, const std::string& name);
 
 }  // namespace foveal::cuda

@@ -176,6 +176,15 @@ class Caller {
   Word tag_;
 };
 
+std::vector<std::pair<std::string, std::int64_t>> shape_of(const problem::Problem& p) {
+  std::vector<std::pair<std::string, std::int64_t>> shape{{"batch", p.batch}, {"heads_q", p.heads_q}, {"heads_kv", p.heads_kv}};
+  if (p.varlen) shape.insert(shape.end(), {{"total_q", p.total_q}, {"total_kv", p.total_kv}});
+  shape.insert(shape.end(),
+               {{p.varlen ? "max_seqlen_q" : "seqlen_q", p.seqlen_q}, {p.varlen ? "max_seqlen_kv" : "seqlen_kv", p.seqlen_kv}});
+  shape.insert(shape.end(), {{"head_dim", p.head_dim}, {"head_dim_v", p.head_dim_v}});
+  return shape;
+}
+
 /// What moved between two runs whose addresses differ in their tags is an address, and nothing else is.
 void find_addresses(Recording::Launch& launch, const std::string& other, const std::vector<Recording::TensorMap>& maps) {
   for (std::size_t at = 0; at + sizeof(Word) <= launch.argument.size(); at += sizeof(Word)) {
@@ -195,10 +204,11 @@ void find_addresses(Recording::Launch& launch, const std::string& other, const s
 
 }  // namespace
 
-Recording record(const problem::Problem& p, const std::string& arch, const std::string& target) {
+Recording record(const problem::Problem& p, const std::string& arch, const std::string& target, int multiprocessors) {
   if (p.attention.checked) base::fail(ErrorCode::unsupported, "checked: such a pass waits for the device, which no emitted program does");
   static const driver::Api api = recording_api();
-  const auto images = jit::compile(executable_of(p, arch, target)->sources());
+  const std::vector<jit::KernelSource> sources = executable_of(p, arch, target, multiprocessors)->sources();
+  const auto images = jit::compile(sources);
   std::vector<std::shared_ptr<const jit::Image>> kernels;  // equal sources have one image
   for (const auto& image : images)
     if (std::find(kernels.begin(), kernels.end(), image) == kernels.end()) kernels.push_back(image);
@@ -206,6 +216,9 @@ Recording record(const problem::Problem& p, const std::string& arch, const std::
 
   Recording recording{.problem = p.line(),
                       .kernel = {},
+                      .arch = sources[0].arch,
+                      .multiprocessors = multiprocessors > 0 ? multiprocessors : multiprocessors_of(arch)[0],
+                      .shape = shape_of(p),
                       .kernels = kernels,
                       .shared_bytes = std::vector<unsigned>(kernels.size()),
                       .blocks = Caller(p, 0).blocks,
@@ -216,7 +229,7 @@ Recording record(const problem::Problem& p, const std::string& arch, const std::
     Recorder run{.tag = tag, .blocks = workspace_block + 1};
     recorder = &run;
     const driver::Redirected redirected(api, facts);
-    const auto executable = executable_of(p, arch, target);
+    const auto executable = executable_of(p, arch, target, multiprocessors);
     executable->load(images);
     executable->run(Caller(p, tag).buffers, reinterpret_cast<void*>(run.address(workspace_block)), {});
     recording.kernel = executable->kernel();

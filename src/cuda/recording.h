@@ -47,7 +47,10 @@ struct Recording {
     std::size_t bytes = 0;
   };
 
-  std::string problem, kernel;  ///< its line; the name of what runs it
+  std::string problem, kernel;                              ///< its line; the name of what runs it
+  std::string arch;                                         ///< "sm_80", "sm_90a"
+  int multiprocessors = 0;                                  ///< of the device that it was made for
+  std::vector<std::pair<std::string, std::int64_t>> shape;  ///< "batch", "heads_q", ... of the problem
   std::vector<std::shared_ptr<const jit::Image>> kernels;
   std::vector<unsigned> shared_bytes;  ///< most dynamic shared memory of each kernel's launches
   std::vector<Block> blocks;           ///< the caller's, the workspace, tables
@@ -55,7 +58,7 @@ struct Recording {
   std::vector<std::variant<Launch, Fill>> steps;
 };
 
-/// arch and target as for kernels_of(). Needs NVRTC. Throws unsupported for what a plain driver call cannot repeat.
-Recording record(const problem::Problem& problem, const std::string& arch, const std::string& target);
+/// arch, target and multiprocessors as for executable_of(). Needs NVRTC. Throws unsupported for what a plain driver call cannot repeat.
+Recording record(const problem::Problem& problem, const std::string& arch, const std::string& target, int multiprocessors = 0);
 
 }  // namespace foveal::cuda

@@ -2,6 +2,9 @@
 #include "cuda/emit_c.h"
 
 #include <cstring>
+#include <fstream>
+#include <map>
+#include <set>
 
 #include "cuda/kernels_of.h"
 #include "emitted_program.h"
@@ -31,8 +34,9 @@ class Expected {
     std::uint64_t table = first_table;
     for (const Recording::Block& block : r_.blocks) {
       if (block.name.empty()) {
-        base_.push_back(table);
-        table += (block.bytes.size() + 255) / 256 * 256;
+        const auto [place, is_new] = tables_.emplace(block.bytes, table);  // equal tables are one
+        base_.push_back(place->second);
+        if (is_new) table += (block.bytes.size() + 255) / 256 * 256;
       } else {
         base_.push_back(reinterpret_cast<std::uint64_t>(block.name == "workspace" ? workspace : addresses.at(block.name)));
       }
@@ -45,8 +49,9 @@ class Expected {
       text += "function " + std::to_string(k) + " " + r_.kernels[k]->entry + "\n";
       if (r_.shared_bytes[k] > 0) text += "attribute " + std::to_string(k) + ": 8 = " + std::to_string(r_.shared_bytes[k]) + "\n";
     }
+    std::set<std::uint64_t> said;
     for (std::size_t b = 0; b < r_.blocks.size(); ++b) {
-      if (!r_.blocks[b].name.empty()) continue;
+      if (!r_.blocks[b].name.empty() || !said.insert(base_[b]).second) continue;
       std::uint64_t sum = 14695981039346656037u;
       for (const char c : r_.blocks[b].bytes) sum = (sum ^ static_cast<unsigned char>(c)) * 1099511628211u;
       text += "table " + hex(base_[b]) + ": " + std::to_string(r_.blocks[b].bytes.size()) + " bytes, " + hex(sum) + "\n";
@@ -98,6 +103,7 @@ class Expected {
 
   const Recording& r_;
   std::vector<std::uint64_t> base_;
+  std::map<std::string, std::uint64_t> tables_;
 };
 
 TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
@@ -121,6 +127,7 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
       if (const auto* launch = std::get_if<Recording::Launch>(&step))
         program.find<void(int, int)>("mock_set_argument_words")(launch->kernel, static_cast<int>(launch->argument.size() / 8));
     }
+    program.find<void(int, int, int)>("mock_set_device")(arch[3] - '0', 0, recording.multiprocessors);
     ASSERT_EQ(program.load(), 0) << text;
     ASSERT_EQ(program.run(addresses, workspace, reinterpret_cast<void*>(stream)), 0) << text;
     const Expected expected(recording, addresses, workspace);
@@ -129,8 +136,80 @@ TEST_F(EmitC, AsksTheDriverForWhatThePlanAsks) {
 
     addresses.at("q") = static_cast<char*>(addresses.at("q")) + 4;
     EXPECT_EQ(program.run(addresses, workspace, nullptr), 1) << "an address that is not aligned";
+    addresses.at("q") = static_cast<char*>(addresses.at("q")) - 4;
+    EXPECT_EQ(program.run(addresses, workspace, nullptr), 0);
+    EXPECT_EQ(program.run(addresses, static_cast<char*>(workspace) + 16, nullptr), 1) << "a workspace that is not aligned";
+    if (std::string(text).find("total=") == std::string::npos) {
+      EXPECT_EQ(program.run(addresses, workspace, nullptr, 0, 1), 1) << "another shape";
+    }
     EXPECT_EQ(program.unload(), 0);
     EXPECT_EQ(program.find<int()>("mock_modules")(), 0);
+  }
+}
+
+/// Both passes on several architectures and cards in one program: each device gets what was made for it.
+TEST_F(EmitC, OneProgramServesPassesAndDevices) {
+  const std::vector<std::pair<std::string, int>> devices{{"sm_90a", 132}, {"sm_90a", 78}, {"sm_86", 84}, {"sm_80", 108}};
+  const char* lines[] = {"forward bf16 b4 h16:4 q4100 d64 mask=\"kv_idx <= q_idx\"",
+                         "backward bf16 b4 h16:4 q4100 d64 mask=\"kv_idx <= q_idx\""};
+  std::vector<EmittedPass> passes{{"forward", {}}, {"backward", {}}};
+  for (std::size_t pass = 0; pass < 2; ++pass) {
+    for (const auto& [arch, multiprocessors] : devices)
+      passes[pass].recordings.push_back(record(problem_of(lines[pass]), arch, "", multiprocessors));
+  }
+  test::EmittedProgram program(passes, std::string(FOVEAL_SOURCE_DIR) + "/tests/cuda/mock_driver.c");
+  const auto grids_on = [&](int major, int minor, int multiprocessors) {
+    program.find<void(int, int, int)>("mock_set_device")(major, minor, multiprocessors);
+    EXPECT_EQ(program.load(), 0);
+    program.find<void()>("mock_clear_log")();
+    std::map<std::string, void*> addresses;
+    for (const EmittedPass& pass : passes)
+      for (const Recording::Block& block : pass.recordings[0].blocks) addresses[block.name] = reinterpret_cast<void*>(0x1000);
+    std::vector<std::string> grids;
+    for (int pass = 0; pass < 2; ++pass) EXPECT_EQ(program.run(addresses, nullptr, nullptr, pass), 0);
+    const std::string log = program.find<const char*()>("mock_log")();
+    for (std::size_t at = 0; (at = log.find("grid ", at)) != std::string::npos; ++at)
+      grids.push_back(log.substr(at + 5, log.find(" threads", at) - at - 5));
+    EXPECT_EQ(program.unload(), 0);
+    EXPECT_EQ(program.find<int()>("mock_modules")(), 0) << "only what was loaded is unloaded";
+    return grids;
+  };
+  const auto grids_of = [&](std::size_t device) {
+    std::vector<std::string> grids;
+    for (const EmittedPass& pass : passes)
+      for (const auto& step : pass.recordings[device].steps)
+        if (const auto* launch = std::get_if<Recording::Launch>(&step))
+          grids.push_back(std::to_string(launch->grid[0]) + " " + std::to_string(launch->grid[1]) + " " + std::to_string(launch->grid[2]));
+    return grids;
+  };
+  EXPECT_EQ(grids_on(9, 0, 132), grids_of(0));
+  EXPECT_EQ(grids_on(9, 0, 114), grids_of(1));
+  EXPECT_NE(grids_of(0), grids_of(1)) << "the grid follows the device";
+  EXPECT_EQ(grids_on(8, 9, 142), grids_of(2)) << "the newest code that it runs";
+  EXPECT_EQ(grids_on(8, 6, 82), grids_of(2)) << "no pass needs all its CTAs at once";
+  EXPECT_EQ(grids_on(8, 0, 108), grids_of(3));
+  for (const auto& [major, minor] : {std::pair{7, 5}, {10, 0}, {9, 1}}) {
+    program.find<void(int, int, int)>("mock_set_device")(major, minor, 132);
+    EXPECT_EQ(program.load(), 209) << major << "." << minor;
+  }
+}
+
+TEST_F(EmitC, TheProgramOfTheDocumentationCompiles) {
+  std::ifstream in(std::string(FOVEAL_SOURCE_DIR) + "/docs/emit.md");
+  const std::string page{std::istreambuf_iterator<char>(in), {}};
+  const std::size_t begin = page.find("```c\n") + 5, end = page.find("```\n", begin);
+  ASSERT_LT(begin, end);
+  const EmittedC emitted =
+      emit_c({{"forward", {record(problem_of("forward bf16 b2 h8:2 q256 d128 mask=\"kv_idx <= q_idx\""), "sm_90a", "")}}}, "attention");
+  const test::OwnFolder folder;
+  std::ofstream(folder / "attention.h") << emitted.header;
+  std::ofstream(folder / "page.c")
+      << "#include \"attention.h\"\nvoid page(int batch, int length, const void* q, const void* k, const void* v, void* out, "
+         "void* lse, void* workspace, struct CUstream_st* stream) {\n"
+      << page.substr(begin, end - begin) << "}\n";
+  for (const char* compiler : {"cc -std=c11", "c++ -x c++ -std=c++17 -Wno-narrowing"}) {
+    const std::string command = std::string(compiler) + " -Wall -Wextra -Wpedantic -Werror -fsyntax-only " + (folder / "page.c");
+    EXPECT_EQ(std::system(command.c_str()), 0) << command;
   }
 }
 
@@ -139,11 +218,18 @@ TEST_F(EmitC, Sm90MeansSm90a) {
   for (const auto& source : kernels_of(p, "sm_90", "")) EXPECT_EQ(source.arch, "sm_90a");
 }
 
-TEST_F(EmitC, NamesMustBeIdentifiers) {
+TEST_F(EmitC, NamesMustBeIdentifiersAndDiffer) {
   const Recording recording = record(problem_of("forward bf16 b1 h1 q64 d64"), "sm_80", "");
-  for (const char* name : {"", "2nd", "a-b", "a b"}) EXPECT_THROW(emit_c(recording, name), Error) << name;
-  const EmittedC emitted = emit_c(recording, "small");
-  EXPECT_NE(emitted.header.find("int small_run(const struct small* loaded, const struct small_buffers* buffers"), std::string::npos);
+  for (const char* name : {"", "2nd", "a-b", "a b"}) {
+    EXPECT_THROW(emit_c({{"forward", {recording}}}, name), Error) << name;
+    EXPECT_THROW(emit_c({{name, {recording}}}, "small"), Error) << name;
+  }
+  EXPECT_THROW(emit_c({{"load", {recording}}}, "small"), Error);
+  EXPECT_THROW(emit_c({{"one", {recording}}, {"one", {recording}}}, "small"), Error);
+  const EmittedC emitted = emit_c({{"forward", {recording}}}, "small");
+  EXPECT_NE(emitted.header.find("int small_forward(const struct small* loaded, const struct small_forward_buffers* buffers"),
+            std::string::npos);
+  EXPECT_NE(emitted.header.find("#define SMALL_FORWARD_SEQLEN_Q 64\n"), std::string::npos);
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ static int argument_words[16]; /* of each kernel, told by the test */
 static int modules;
 
 const char* mock_log(void) { return log_text; }
+void mock_clear_log(void) { log_text[log_size = 0] = '\0'; }
 void mock_set_argument_words(int kernel, int words) { argument_words[kernel] = words; }
 int mock_modules(void) { return modules; }
 
@@ -30,6 +31,17 @@ static void say_launch(const char* how, void* function, unsigned x, unsigned y, 
   say("%s %d grid %u %u %u threads %u shared %u stream %llx:", how, kernel, x, y, z, threads, shared, (word)stream);
   for (int i = 0; i < argument_words[kernel]; ++i) say(" %llx", argument[i]);
   say("\n");
+}
+
+static int device_attributes[80] = {0};
+void mock_set_device(int major, int minor, int multiprocessors) {
+  device_attributes[75] = major, device_attributes[76] = minor, device_attributes[16] = multiprocessors;
+}
+int cuCtxGetDevice(int* device) { return *device = 3, 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (device != 3) return 101;
+  *value = device_attributes[attribute];
+  return 0;
 }
 
 int cuModuleLoadData(void** module, const void* image) {

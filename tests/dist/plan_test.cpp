@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cmath>
+#include <ctime>
 #include <map>
 #include <set>
 
@@ -319,17 +319,19 @@ TEST(ContextPlan, HeavyTailsAreEven) {
   EXPECT_LE(imbalance(plan), 0.05) << to_string(plan.deal) << ' ' << plan.head_groups;
 }
 
+/// Of this process, whatever else the machine does.
+double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
 TEST(ContextPlan, PlansOfManyRanksAreFast) {
   const Case c("forward bf16 h32:8 d128 mask=\"causal()\" " + heavy_tail(1.1, 1000, 1 << 20, 0));
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = cpu_seconds();
   const ContextPlan plan = make_plan(make_workload(c.problem, c.line.lengths, {}), {.ranks = 1024});
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  EXPECT_LT(seconds, 2.0);
+  EXPECT_LT(cpu_seconds() - begin, 2.0);
   const Case dense("forward bf16 h32:8 q1048576 d128 mask=\"causal()\"", 256);
-  const auto again = std::chrono::steady_clock::now();
+  const double again = cpu_seconds();
   const ContextPlan of_one = make_plan(dense.workload, {.ranks = 1024, .deal = Deal::pieces, .head_groups = 1});
   EXPECT_GE(of_one.q.chunks().size(), 4000u);
-  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - again).count(), 2.0);
+  EXPECT_LT(cpu_seconds() - again, 2.0);
 }
 
 TEST(ContextPlan, WindowsTalkToNeighboursOnly) {
