@@ -45,9 +45,13 @@ class FOVEAL_API Transport {
   /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
   virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
   virtual void wait_on(Stream stream, std::uint64_t ticket);
-  /// This rank cannot go on: the others are to fail at once instead of at their time limit, where the network can tell them.
-  virtual void fail(const std::string&) noexcept {}
+  /// This rank cannot go on: the waits of the others are to fail at once, with this text, instead of at their time limit, where the network
+  /// can tell them. Afterwards the transport is of no more use to anyone: every call of every rank fails.
+  virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }
 };
+
+/// For a transport: keeps memory to the end of the process. After a failure, messages that are still under way may read or write it.
+FOVEAL_API void keep_for_good(std::shared_ptr<void> memory);
 
 /// For a transport's all_gather: one message to and from every other rank.
 FOVEAL_API void all_gather_by_messages(Transport& transport, const void* mine, std::size_t bytes, void* all);

@@ -19,6 +19,9 @@ R = TypeVar("R")
 _ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError)
 
 
+on_errors: list[Callable[[BaseException], None]] = []  # who must know when a door ends by an error, once for each
+
+
 def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """For functions of q, k, v: errors say what is wrong with the call."""
 
@@ -28,6 +31,8 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             try:
                 return function(*args, **kwargs)
             except _ERRORS as error:
+                if on_errors and not hasattr(error, "door"):
+                    on_errors[-1](error)
                 explain(name, function, args, kwargs, error)
                 raise
 

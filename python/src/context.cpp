@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "array.h"
+#include "dist/agreement.h"
 #include "foveal/dist.h"
 #include "module.h"
 
@@ -13,7 +14,7 @@ namespace nb = nanobind;
 namespace foveal::python {
 namespace {
 
-/// Calls an object's start(sends, receives) and wait(ticket). Messages are (rank, memoryview).
+/// Calls an object's start(sends, receives), wait(ticket) and fail(why). Messages are (rank, memoryview).
 class PythonTransport final : public dist::Transport {
  public:
   PythonTransport(int rank, int size, nb::object group) : rank_(rank), size_(size), group_(std::move(group)) {}
@@ -33,6 +34,14 @@ class PythonTransport final : public dist::Transport {
     guarded([&] { group_.attr("wait")(ticket); });
   }
   void all_gather(const void* mine, std::size_t bytes, void* all) override { dist::all_gather_by_messages(*this, mine, bytes, all); }
+  void fail(const std::string& why) noexcept override {
+    const nb::gil_scoped_acquire gil;
+    try {
+      group_.attr("fail")(why);
+    } catch (nb::python_error& error) {  // the others find out at their time limit
+      error.discard_as_unraisable("context parallelism: fail");
+    }
+  }
 
  private:
   static nb::list messages(const std::vector<dist::Message>& messages) {
@@ -50,7 +59,7 @@ class PythonTransport final : public dist::Transport {
     try {
       return fn();
     } catch (nb::python_error& error) {
-      throw Error(ErrorCode::communication, std::string("context parallelism: ") + error.what());
+      throw Error(ErrorCode::communication, std::string("context parallelism: ") + nb::str(error.value()).c_str());
     }
   }
 
@@ -124,7 +133,8 @@ void bind_context(nb::module_& m) {
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("params"),
           nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("threads"),
-          "Collective. group: a Transport, or start([(rank, memoryview)...], [...]) -> ticket, wait(ticket). sizes: of the whole: batch, "
+          "Collective. group: a Transport, or start([(rank, memoryview)...], [...]) -> ticket, wait(ticket), fail(why). sizes: of the "
+          "whole: batch, "
           "heads_q, "
           "heads_kv,\n"
           "seqlen_q, seqlen_kv, head_dim, head_dim_v.")
@@ -161,6 +171,18 @@ void bind_context(nb::module_& m) {
           nb::arg("tensors"), nb::arg("params"), nb::arg("arrays"), nb::arg("trained"), nb::arg("gradients"), nb::arg("heads_first"),
           nb::arg("seed"), nb::arg("offset"), nb::arg("state").none(),
           "Collective. tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv; None: absent.");
+  m.def(
+      "context_agree",
+      [](int rank, int size, nb::object group, const std::vector<std::pair<std::string, std::string>>& fields, const std::string& refusal) {
+        dist::Agreement agreement;
+        for (const auto& [name, text] : fields) agreement.add(name.c_str(), text);
+        if (!refusal.empty()) agreement.refuse(std::make_exception_ptr(Error(ErrorCode::invalid_argument, refusal)));
+        const auto transport = transport_of(rank, size, std::move(group));
+        const nb::gil_scoped_release release;
+        agreement.exchange(*transport);
+      },
+      nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("fields"), nb::arg("refusal"),
+      "Collective. Throws on every rank where the texts of the fields differ, or one refuses.");
   m.def(
       "context_tokens",
       [](std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit, int head_groups) {

@@ -2,7 +2,6 @@
 #include "dist/context.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <exception>
 
@@ -10,11 +9,21 @@
 #include "base/dtype.h"
 #include "base/hash.h"
 #include "base/strided.h"
+#include "dist/agreement.h"
 #include "dist/deal.h"
 #include "dist/device_pass.h"
 
 namespace foveal::dist {
 namespace {
+
+/// Names, types and shapes.
+std::string text_of(const std::vector<ParamBinding>& params) {
+  std::string text;
+  for (const ParamBinding& p : params) text += base::join(text.empty() ? "" : ", ", p.param.name(), ": ", p.tensor.describe());
+  return text.empty() ? "none" : text;
+}
+
+bool is_on_gpu(const TensorView& view) { return view.present() && view.device.kind == DeviceKind::cuda; }
 
 TensorView shape_only(DType dtype, std::initializer_list<std::int64_t> sizes) { return TensorView(nullptr, dtype, sizes); }
 
@@ -47,72 +56,41 @@ problem::Problem whole_problem(const Attention& attention, const WholeShapes& s,
   return problem::make_problem(attention, inputs, outputs);
 }
 
-/// What ranks must have in common, as numbers by name, and a line to show where they do not.
-struct Agreement {
-  static constexpr std::size_t fields = 7, text_bytes = 256;
-  static constexpr const char* names[fields] = {"version",
-                                                "description (score, mask, scale, dropout)",
-                                                "shapes and lengths",
-                                                "parameters",
-                                                "engine and options",
-                                                "plan (tensors that the mask reads)",
-                                                "ranks"};
-  std::uint64_t values[fields] = {};
-  char text[text_bytes] = {};
-};
+/// Only the kind of call is compared; the text says what it is about.
+void add_call(Agreement& agreement, const std::string& kind, const std::string& text) {
+  agreement.add("call", base::hash64(kind), kind + ": " + text);
+}
 
-std::uint64_t digest(const std::string& text) { return base::hash64(text); }
-
-Agreement agreement_of(const Context& c, const problem::Problem& problem, const std::vector<ParamBinding>& params) {
-  Agreement a;
+/// Of the description and everything else that a plan is made from.
+void add_plan(Agreement& agreement, const Context& c, const problem::Problem& problem, const std::vector<ParamBinding>& params) {
   const Attention& at = c.attention;
-  std::string shapes = base::join(static_cast<int>(c.shapes.dtype), ' ', c.shapes.batch, ' ', c.shapes.heads_q, ' ', c.shapes.heads_kv, ' ',
-                                  c.shapes.seqlen_q, ' ', c.shapes.seqlen_kv, ' ', c.shapes.head_dim, ' ', c.shapes.head_dim_v);
+  std::string shapes =
+      base::join(to_string(c.shapes.dtype), " batch ", c.shapes.batch, " heads ", c.shapes.heads_q, ':', c.shapes.heads_kv, " seqlen ",
+                 c.shapes.seqlen_q, ':', c.shapes.seqlen_kv, " head_dim ", c.shapes.head_dim, ':', c.shapes.head_dim_v);
+  if (c.packed()) shapes += " lengths";
   for (const auto& [q, kv] : c.shapes.lengths) shapes += base::join(' ', q, ':', kv);
-  std::string bound;
-  for (const ParamBinding& p : params) bound += p.param.name() + p.tensor.describe();
-  a.values[0] = 1;
-  a.values[1] = digest(problem.score->text + (at.sink ? at.sink->name() : "") + std::to_string(problem.scale) + ' ' +
-                       std::to_string(at.dropout_p) + base::join(' ', at.q_offset, ' ', at.kv_offset));
-  a.values[2] = digest(shapes);
-  a.values[3] = digest(bound);
-  a.values[4] = digest(
-      base::join(c.options.deal, ' ', c.options.head_groups, ' ', c.options.remote_steps, ' ', c.options.machine, ' ', c.options.unit));
-  a.values[5] = c.plan.checksum;
-  a.values[6] = static_cast<std::uint64_t>(c.plan.ranks);
-  const std::string line = problem.line();
-  std::memcpy(a.text, line.data(), std::min(line.size(), Agreement::text_bytes - 1));
-  return a;
+  const std::string description = base::join(problem.score->text, at.sink ? " sink=" + at.sink->name() : "", " scale=", problem.scale,
+                                             " dropout=", at.dropout_p, " offsets=", at.q_offset, ':', at.kv_offset);
+  const std::uint64_t bits = base::hash64(description + std::to_string(problem.scale) + std::to_string(at.dropout_p));
+  agreement.add("description (score, mask, scale, dropout)", bits, description);
+  agreement.add("shapes and lengths", shapes);
+  agreement.add("parameters", text_of(params));
+  agreement.add("options", base::join("deal ", c.options.deal, " head_groups ", c.options.head_groups, " remote_steps ",
+                                      c.options.remote_steps, " machine ", c.options.machine, " unit ", c.options.unit));
+  agreement.add("plan (tensors that the mask reads)", c.plan.checksum, base::join("checksum ", base::to_hex({c.plan.checksum, 0})));
 }
 
-void agree(const Context& c, const Agreement& mine) {
-  const auto size = static_cast<std::size_t>(c.transport->size());
-  std::vector<Agreement> all(size);
-  c.transport->all_gather(&mine, sizeof mine, all.data());
-  for (std::size_t rank = 1; rank < size; ++rank)
-    for (std::size_t f = 0; f < Agreement::fields; ++f)
-      FOVEAL_CHECK(all[rank].values[f] == all[0].values[f], "context parallelism: ranks 0 and ", rank, " differ in ", Agreement::names[f],
-                   ": rank 0 has ", static_cast<const char*>(all[0].text), "; rank ", rank, " has ",
-                   static_cast<const char*>(all[rank].text));
-}
-
-/// Every rank must drop the same pairs. A state is read here, in host memory.
-void agree_on(const Context& c, const DropoutRng& rng) {
-  if (c.attention.dropout_p == 0) return;
-  using Words = std::array<std::uint64_t, 2>;
-  if (rng.state.present() && rng.state.device.kind == DeviceKind::cuda) return;  // to read it is to wait for the GPU
-  Words mine{rng.seed, rng.offset};
+/// Every rank must drop the same pairs. A state is read here, in host memory; one on a GPU is not: to read it is to wait for the GPU.
+void add_rng(Agreement& agreement, const Context& c, const DropoutRng& rng) {
+  if (c.attention.dropout_p == 0 || is_on_gpu(rng.state)) return agreement.add("rng (seed and offset)", 0, "a state on a GPU");
+  std::uint64_t words[2] = {rng.seed, rng.offset};
   if (rng.state.present()) {
     FOVEAL_CHECK(
         rng.state.dtype == DType::i64 && rng.state.numel() == 2 && rng.state.data != nullptr && rng.state.device.kind == DeviceKind::cpu,
         "rng.state: ", rng.state.describe(), "; expected i64[2] in host memory");
-    std::memcpy(mine.data(), rng.state.data, sizeof mine);
+    std::memcpy(words, rng.state.data, sizeof words);
   }
-  std::vector<Words> all(static_cast<std::size_t>(c.transport->size()));
-  c.transport->all_gather(mine.data(), sizeof mine, all.data());
-  for (std::size_t rank = 1; rank < all.size(); ++rank)
-    FOVEAL_CHECK(all[rank] == all[0], "rng: ranks 0 and ", rank, " differ in seed and offset: ", all[0][0], ", ", all[0][1], " and ",
-                 all[rank][0], ", ", all[rank][1], "; expected the same on every rank");
+  agreement.add("rng (seed and offset)", base::join("seed ", words[0], ", offset ", words[1]));
 }
 
 /// Of all values of the parameters that the mask reads: they decide who computes what.
@@ -126,7 +104,7 @@ std::uint64_t digest_of_mask(const Context& c, const std::vector<ParamBinding>& 
         bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
       });
     }
-  return digest(bytes);
+  return base::hash64(bytes);
 }
 
 void check_mask_data(const Context& c, const std::vector<ParamBinding>& params) {
@@ -186,28 +164,52 @@ std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, co
 
 namespace {
 
-/// Tells the other ranks when a pass ends by an exception.
-class Failing {
- public:
-  explicit Failing(Transport& transport) : transport_(transport) {}
-  ~Failing() {
-    if (std::uncaught_exceptions() > before_) transport_.fail("a pass ended by an error there");
+/// What ends by an error while messages are under way is told to the other ranks.
+template <class Fn>
+void telling_others(Transport& transport, Fn&& fn) {
+  try {
+    fn();
+  } catch (const std::exception& error) {
+    transport.fail(error.what());
+    throw;
   }
-  Failing(const Failing&) = delete;
-  Failing& operator=(const Failing&) = delete;
+}
 
- private:
-  Transport& transport_;
-  int before_ = std::uncaught_exceptions();
-};
+/// An agreement that fails is known to all ranks, unless it could not be exchanged.
+void agree(Transport& transport, const Agreement& agreement) {
+  try {
+    agreement.exchange(transport);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::communication) transport.fail(error.what());
+    throw;
+  }
+}
+
+/// Runs in buffers of its own and returns their bytes. After an error they stay for good: messages under way may still read or write them.
+template <class Fn>
+std::size_t with_buffers(Fn&& fn) {
+  auto buffers = std::make_shared<Buffers>();
+  try {
+    fn(*buffers);
+  } catch (...) {
+    keep_for_good(buffers);
+    throw;
+  }
+  return buffers->bytes();
+}
 
 }  // namespace
 
 struct ContextAttention::State {
   Context context;
   std::size_t used = 0;
+  bool agreed[2] = {false, false};  ///< on a forward, on a backward pass
   DeviceBuffers device_forward{}, device_backward{};
   PartPlans plans_forward{}, plans_backward{};
+
+  /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
+  template <class Check>
+  void agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng, const std::string& also, Check&& check);
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
@@ -216,9 +218,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
   Context& c = state_->context;
   c.transport = std::move(transport), c.attention = attention, c.shapes = shapes, c.options = options;
-  Agreement mine;
-  std::string failure;
-  ErrorCode code = ErrorCode::invalid_argument;
+  Agreement agreement;
   try {
     c.request = {.ranks = c.transport->size(),
                  .deal = deal_named(options.deal),
@@ -226,6 +226,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
                  .remote_steps = options.remote_steps,
                  .machine = machine_named(options.machine)};
     const problem::Problem problem = whole_problem(attention, shapes, params);
+    add_call(agreement, "a plan", problem.line());
     std::vector<TensorView> data;
     for (const ParamBinding& p : params) data.push_back(p.tensor);
     c.workload = make_workload(problem, shapes.lengths, data, options.unit);
@@ -240,19 +241,11 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     std::sort(c.mask_reads.begin(), c.mask_reads.end());
     c.mask_reads.erase(std::unique(c.mask_reads.begin(), c.mask_reads.end()), c.mask_reads.end());
     c.mask_digest = digest_of_mask(c, params);
-    mine = agreement_of(c, problem, params);
-  } catch (const Error& error) {  // the others wait for this rank to agree
-    failure = error.what(), code = error.code();
-    std::memcpy(mine.text, failure.data(), std::min(failure.size(), Agreement::text_bytes - 1));
+    add_plan(agreement, c, problem, params);
+  } catch (...) {  // the others wait for this rank to agree
+    agreement.refuse(std::current_exception());
   }
-  const auto refuse = [&] { base::fail(code, failure); };
-  try {
-    agree(c, mine);
-  } catch (const Error&) {
-    if (!failure.empty()) refuse();
-    throw;
-  }
-  if (!failure.empty()) refuse();
+  agree(*c.transport, agreement);
   std::vector<RankPlan> ranks;
   for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
   const int me = c.transport->rank();
@@ -290,55 +283,81 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
   return pass == Pass::forward ? std::pair(load.forward_in, load.forward_out) : std::pair(load.backward_in, load.backward_out);
 }
 
+template <class Check>
+void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng,
+                                            const std::string& also, Check&& check) {
+  Agreement agreement;
+  add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
+  agreement.add("plan", context.plan.checksum, context.plan.text);
+  std::exception_ptr refusal;
+  try {
+    check();
+    add_rng(agreement, context, rng);
+    check_mask_data(context, params);
+    agreement.add("parameters", text_of(params));
+    agreement.add("gradients that are asked for", also);
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
+  bool& known = agreed[pass == Pass::forward ? 0 : 1];
+  const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
+  if (!known || seeds || !context.transport->carries_device_memory()) {
+    agreement.refuse(refusal);
+    agree(*context.transport, agreement);
+    known = true;
+  } else if (refusal) {
+    telling_others(*context.transport, [&] { std::rethrow_exception(refusal); });
+  }
+}
+
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
-  const Failing failing(*c.transport);
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-  check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("out", out.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  if (out.lse.present()) check_rows("lse", out.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-  agree_on(c, in.rng);
-  check_mask_data(c, in.params);
-  if (in.q.device.kind == DeviceKind::cuda) {
-    state_->device_forward.begin(in.q.device, stream);
-    run_forward(c, in, out, state_->device_forward, state_->plans_forward);
-    state_->used = state_->device_forward.bytes();
-    return;
-  }
-  Buffers buffers;
-  run_forward(c, in, out, buffers);
-  state_->used = buffers.bytes();
+  state_->agree_on_pass(Pass::forward, in.params, in.rng, "none", [&] {
+    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+    check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+    check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+    check_rows("out", out.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+    if (out.lse.present()) check_rows("lse", out.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+  });
+  telling_others(*c.transport, [&] {
+    if (in.q.device.kind == DeviceKind::cuda) {
+      state_->device_forward.begin(in.q.device, stream);
+      run_forward(c, in, out, state_->device_forward, state_->plans_forward);
+      state_->used = state_->device_forward.bytes();
+      return;
+    }
+    state_->used = with_buffers([&](Buffers& buffers) { run_forward(c, in, out, buffers); });
+  });
 }
 
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
-  const Failing failing(*c.transport);
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
-  check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("out", in.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("dout", in.dout, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
-  check_rows("lse", in.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-  if (in.dlse.present()) check_rows("dlse", in.dlse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
-  if (out.dq.present()) check_rows("dq", out.dq, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
-  if (out.dk.present()) check_rows("dk", out.dk, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
-  if (out.dv.present()) check_rows("dv", out.dv, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
-  agree_on(c, in.rng);
-  check_mask_data(c, in.params);
-  if (in.q.device.kind == DeviceKind::cuda) {
-    state_->device_backward.begin(in.q.device, stream);
-    run_backward(c, in, out, state_->device_backward, state_->plans_backward);
-    state_->used = state_->device_backward.bytes();
-    return;
-  }
-  Buffers buffers;
-  run_backward(c, in, out, buffers);
-  state_->used = buffers.bytes();
+  state_->agree_on_pass(Pass::backward, in.params, in.rng, text_of(out.dparams), [&] {
+    FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+    check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+    check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+    check_rows("out", in.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+    check_rows("dout", in.dout, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
+    check_rows("lse", in.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+    if (in.dlse.present()) check_rows("dlse", in.dlse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+    if (out.dq.present()) check_rows("dq", out.dq, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
+    if (out.dk.present()) check_rows("dk", out.dk, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
+    if (out.dv.present()) check_rows("dv", out.dv, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+  });
+  telling_others(*c.transport, [&] {
+    if (in.q.device.kind == DeviceKind::cuda) {
+      state_->device_backward.begin(in.q.device, stream);
+      run_backward(c, in, out, state_->device_backward, state_->plans_backward);
+      state_->used = state_->device_backward.bytes();
+      return;
+    }
+    state_->used = with_buffers([&](Buffers& buffers) { run_backward(c, in, out, buffers); });
+  });
 }
 
 }  // namespace foveal::dist

@@ -3,9 +3,11 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -17,6 +19,9 @@ namespace {
 
 /// Handles are pointers in Open MPI.
 using Handle = void*;
+constexpr int any_source = -1;
+/// Tags: of messages, and of the words by which a rank says that it cannot go on.
+constexpr int of_messages = 0, of_failures = 1;
 
 struct Library {
   int (*Initialized)(int*);
@@ -33,6 +38,8 @@ struct Library {
   int (*Isend)(const void*, int, Handle, int, int, Handle, Handle*);
   int (*Irecv)(void*, int, Handle, int, int, Handle, Handle*);
   int (*Test)(Handle*, int*, void*);
+  int (*Iprobe)(int, int, Handle, int*, void*);
+  int (*Recv)(void*, int, Handle, int, int, Handle, void*);
   int (*Error_string)(int, char*, int*);
   Handle world, byte, errors_return;
   std::string unavailable;
@@ -68,6 +75,7 @@ Library load() {
   function(mpi.Finalize, "MPI_Finalize"), function(mpi.Comm_f2c, "MPI_Comm_f2c"), function(mpi.Comm_dup, "MPI_Comm_dup");
   function(mpi.Comm_free, "MPI_Comm_free"), function(mpi.Comm_rank, "MPI_Comm_rank"), function(mpi.Comm_size, "MPI_Comm_size");
   function(mpi.Comm_set_errhandler, "MPI_Comm_set_errhandler"), function(mpi.Isend, "MPI_Isend"), function(mpi.Irecv, "MPI_Irecv");
+  function(mpi.Iprobe, "MPI_Iprobe"), function(mpi.Recv, "MPI_Recv");
   function(mpi.Test, "MPI_Test"), function(mpi.Error_string, "MPI_Error_string");
   mpi.world = find("ompi_mpi_comm_world"), mpi.byte = find("ompi_mpi_byte"), mpi.errors_return = find("ompi_mpi_errors_return");
   return mpi;
@@ -98,13 +106,14 @@ class MpiTransport final : public Transport {
   ~MpiTransport() override {
     int finalized = 0;
     mpi_.Finalized(&finalized);
-    if (finalized == 0 && !failed_) mpi_.Comm_free(&communicator_);  // after a failure it might wait for the others
+    if (finalized == 0 && failure_.empty()) mpi_.Comm_free(&communicator_);  // after a failure it might wait for the others
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    look_for_failures();
     std::vector<Request>& requests = under_way_[++last_];
     // Messages between two ranks keep their order, as they have one tag; long ones go in parts, for a count is an int.
     const auto each_part = [&](const Message& m, auto&& fn) {
@@ -115,12 +124,12 @@ class MpiTransport final : public Transport {
     for (const Message& m : receives)
       each_part(m, [&](char* data, int bytes) {
         requests.push_back({nullptr, m.peer});
-        check(mpi_.Irecv(data, bytes, mpi_.byte, m.peer, 0, communicator_, &requests.back().handle), "MPI_Irecv");
+        check(mpi_.Irecv(data, bytes, mpi_.byte, m.peer, of_messages, communicator_, &requests.back().handle), "MPI_Irecv");
       });
     for (const Message& m : sends)
       each_part(m, [&](char* data, int bytes) {
         requests.push_back({nullptr, m.peer});
-        check(mpi_.Isend(data, bytes, mpi_.byte, m.peer, 0, communicator_, &requests.back().handle), "MPI_Isend");
+        check(mpi_.Isend(data, bytes, mpi_.byte, m.peer, of_messages, communicator_, &requests.back().handle), "MPI_Isend");
       });
     return last_;
   }
@@ -131,14 +140,14 @@ class MpiTransport final : public Transport {
     const auto begin = std::chrono::steady_clock::now();
     for (Request& request : found->second)
       for (int done = 0, tries = 0; done == 0; ++tries) {
-        const int code = mpi_.Test(&request.handle, &done, nullptr);  // nullptr: no status is wanted
-        if (code != 0) failed_ = true;
-        check(code, "MPI_Test");
+        check(mpi_.Test(&request.handle, &done, nullptr), "MPI_Test");  // nullptr: no status is wanted
         if (done != 0) break;
         if (tries > 100) std::this_thread::yield();
-        if (tries % 64 == 63 && std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > time_limit_) {
-          failed_ = true;
-          base::fail(ErrorCode::communication, "context parallelism: rank ", rank_, " waited ", time_limit_, " s for rank ", request.peer);
+        if (tries % 64 != 63) continue;
+        look_for_failures();
+        if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > time_limit_) {
+          tell(base::join("rank ", rank_, " waited ", time_limit_, " s for rank ", request.peer));
+          look_for_failures();
         }
       }
     under_way_.erase(found);
@@ -146,7 +155,34 @@ class MpiTransport final : public Transport {
 
   void all_gather(const void* mine, std::size_t bytes, void* all) override { all_gather_by_messages(*this, mine, bytes, all); }
 
+  void fail(const std::string& why) noexcept override { tell(base::join("rank ", rank_, " failed: ", why)); }
+
  private:
+  using Word = std::array<char, 512>;
+
+  void tell(const std::string& failure) noexcept {
+    if (!failure_.empty()) return;  // who told this rank told all
+    failure_ = failure;
+    const auto word = std::make_shared<Word>();
+    std::memcpy(word->data(), failure_.data(), std::min(failure_.size(), word->size() - 1));
+    keep_for_good(word);
+    Handle request = nullptr;  // never waited for: its word stays
+    for (int peer = 0; peer < size_; ++peer)
+      if (peer != rank_) mpi_.Isend(word->data(), static_cast<int>(word->size()), mpi_.byte, peer, of_failures, communicator_, &request);
+  }
+
+  /// Throws when some rank has failed.
+  void look_for_failures() {
+    int found = 0;
+    if (failure_.empty()) check(mpi_.Iprobe(any_source, of_failures, communicator_, &found, nullptr), "MPI_Iprobe");
+    if (found != 0) {
+      Word word{};
+      check(mpi_.Recv(word.data(), static_cast<int>(word.size()), mpi_.byte, any_source, of_failures, communicator_, nullptr), "MPI_Recv");
+      failure_ = word.data();
+    }
+    if (!failure_.empty()) base::fail(ErrorCode::communication, "context parallelism: ", failure_);
+  }
+
   struct Request {
     Handle handle;
     int peer;
@@ -155,7 +191,7 @@ class MpiTransport final : public Transport {
   double time_limit_;
   Handle communicator_ = nullptr;
   int rank_ = 0, size_ = 1;
-  bool failed_ = false;
+  std::string failure_;  ///< of some rank, itself or another
   std::uint64_t last_ = 0;
   std::map<std::uint64_t, std::vector<Request>> under_way_;
 };

@@ -1,10 +1,13 @@
 // The MPI engine: this program runs itself under mpirun, with 2 and 3 processes. Skipped where there is no mpirun.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "check/check.h"
@@ -14,10 +17,11 @@
 namespace foveal::dist {
 namespace {
 
-int run_under_mpi(int processes, const std::string& test) {
+int run_under_mpi(int processes, const std::string& test, const std::string& options = "") {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  const std::string command = "OMP_NUM_THREADS=1 timeout 100 mpirun --oversubscribe --allow-run-as-root -n " + std::to_string(processes) +
-                              " " + self + " --gtest_also_run_disabled_tests --gtest_brief=1 --gtest_filter=" + test + " >/dev/null";
+  const std::string command = "OMP_NUM_THREADS=1 timeout 100 mpirun --oversubscribe --allow-run-as-root " + options + " -n " +
+                              std::to_string(processes) + " " + self +
+                              " --gtest_also_run_disabled_tests --gtest_brief=1 --gtest_filter=" + test + " >/dev/null";
   return std::system(command.c_str());  // NOLINT(cert-env33-c): the test's own program
 }
 
@@ -35,6 +39,17 @@ TEST_F(Mpi, TwoAndThreeProcessesGiveTheResultsOfOneDevice) {
 }
 
 TEST_F(Mpi, ALateRankIsAnErrorOfTheOthers) { EXPECT_EQ(run_under_mpi(2, "MpiRank.DISABLED_Late"), 0); }
+TEST_F(Mpi, AnErrorOfOneRankReachesTheOthersAtOnce) { EXPECT_EQ(run_under_mpi(3, "MpiRank.DISABLED_FailsInAPass"), 0); }
+TEST_F(Mpi, RanksThatDisagreeAreToldWhereAndGoOn) { EXPECT_EQ(run_under_mpi(2, "MpiRank.DISABLED_Disagree"), 0); }
+TEST_F(Mpi, AKilledRankIsAnErrorOfTheOthers) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string seen = std::filesystem::temp_directory_path() / ("foveal-killed-" + std::to_string(::getpid()));
+  ::setenv("FOVEAL_TEST_SEEN", seen.c_str(), 1);
+  run_under_mpi(2, "MpiRank.DISABLED_Killed", "--enable-recovery -x FOVEAL_TEST_SEEN");  // its status is that of the killed one
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 30.0);
+  EXPECT_TRUE(std::filesystem::exists(seen)) << "the other rank saw no error of communication";
+  std::filesystem::remove(seen);
+}
 
 /// The rows that each process computed, put together in all of them: what a process did not write is NaN.
 void share(Transport& transport, const TensorView& view) {
@@ -70,23 +85,68 @@ TEST(MpiRank, DISABLED_Lines) {
   }
 }
 
+std::string error_of(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return std::string(to_string(error.code())) + ": " + error.what();
+  }
+  return "";
+}
+
 TEST(MpiRank, DISABLED_Late) {
   double mine = 0, all[2] = {};
   mpi_world(60)->all_gather(&mine, sizeof mine, all);  // both are here now, however long they took to start
   const auto world = mpi_world(0.5);
-  if (world->rank() == 1) {
-    std::this_thread::sleep_for(std::chrono::seconds(2));
-    world->all_gather(&mine, sizeof mine, all);  // what rank 0 sent has arrived
-    return;
-  }
-  try {
-    world->all_gather(&mine, sizeof mine, all);
-    ADD_FAILURE() << "expected an error";
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ErrorCode::communication);
-    EXPECT_STREQ(error.what(), "context parallelism: rank 0 waited 0.5 s for rank 1");
-  }
-  std::this_thread::sleep_for(std::chrono::seconds(3));
+  if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+  std::string error;  // what was sent to the late one has arrived; then it is told, too
+  for (int i = 0; i < 2 && error.empty(); ++i) error = error_of([&] { world->all_gather(&mine, sizeof mine, all); });
+  EXPECT_EQ(error, "communication: context parallelism: rank 0 waited 0.5 s for rank 1");
+  double again[2] = {};
+  mpi_world(60)->all_gather(&mine, sizeof mine, again);  // another communicator is as good as ever
+}
+
+TEST(MpiRank, DISABLED_FailsInAPass) {
+  problem::CaseData data(problem::parse_line("backward f32 h2 q96 d8 mask=\"causal()\""));
+  const auto world = mpi_world(60);
+  const int rank = world->rank();
+  ContextOptions options;
+  options.unit = 8;
+  const auto begin = std::chrono::steady_clock::now();
+  const std::string error = error_of([&] {
+    test::run_rank(world, data, options, [&](const ContextAttention&) {
+      if (rank != 1) return;
+      world->fail("its own reasons");
+      throw Error(ErrorCode::device, "its own reasons");
+    });
+  });
+  EXPECT_EQ(error, rank == 1 ? "device: its own reasons" : "communication: context parallelism: rank 1 failed: its own reasons");
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 20.0);
+  EXPECT_EQ(error_of([&] { world->start({}, {}); }), "communication: context parallelism: rank 1 failed: its own reasons");
+}
+
+TEST(MpiRank, DISABLED_Disagree) {
+  const auto world = mpi_world(60);
+  WholeShapes shapes{.heads_q = 2, .heads_kv = 2, .seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+  WholeShapes others = shapes;
+  if (world->rank() == 1) others.dtype = DType::bf16;
+  const std::string error = error_of([&] { ContextAttention(world, {.mask = causal()}, others); });
+  EXPECT_NE(error.find("ranks 0 and 1 differ in shapes and lengths: rank 0 has f32 batch 1"), std::string::npos) << error;
+  ContextAttention(world, {.mask = causal()}, shapes);
+}
+
+TEST(MpiRank, DISABLED_Killed) {
+  problem::CaseData data(problem::parse_line("backward f32 h2 q96 d8 mask=\"causal()\""));
+  double mine = 0, all[2] = {};
+  mpi_world(60)->all_gather(&mine, sizeof mine, all);
+  const auto world = mpi_world(2);
+  const std::string error = error_of([&] {
+    test::run_rank(world, data, {}, [&](const ContextAttention&) {
+      if (world->rank() == 1) ::raise(SIGKILL);
+    });
+  });
+  if (error.rfind("communication: ", 0) == 0) std::ofstream(std::getenv("FOVEAL_TEST_SEEN")) << error;
+  std::_Exit(0);  // MPI_Finalize waits for all
 }
 
 }  // namespace

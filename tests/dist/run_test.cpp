@@ -166,8 +166,102 @@ TEST(Dist, RanksThatDisagreeAreToldWhereOnEveryRank) {
     made(
         rank, [](Attention&, WholeShapes&, ContextOptions& o) { o.deal = "ring"; }, std::move(t));
   });
-  EXPECT_NE(errors[1].find("deal: ring"), std::string::npos) << errors[1];
-  EXPECT_NE(errors[0].find("deal: ring"), std::string::npos) << errors[0];
+  EXPECT_EQ(errors[1].rfind("invalid_argument: deal: ring", 0), 0u) << errors[1];
+  EXPECT_EQ(errors[0].rfind("invalid_argument: context parallelism: rank 1: deal: ring", 0), 0u) << errors[0];
+}
+
+TEST(Dist, SetsOfParametersThatDifferAreFound) {
+  using namespace symbols;
+  const Param row("row", {64}, Type::real), other("other", {64}, Type::real);
+  std::vector<float> data(64, 0.5f);
+  std::vector<std::uint16_t> halves(64);
+  const WholeShapes shapes{.seqlen_q = 64, .seqlen_kv = 64, .head_dim = 8, .head_dim_v = 8};
+  const auto errors = [&](const ParamBinding& of_one) {
+    return errors_of(2, {.time_limit = 10}, [&](int rank, std::shared_ptr<Transport> t) {
+      const ParamBinding mine = rank == 1 ? of_one : ParamBinding{row, TensorView(data.data(), DType::f32, {64})};
+      ContextAttention(std::move(t), {.score_mod = score + mine.param(q_idx)}, shapes, {mine});
+    });
+  };
+  for (const std::string& error : errors({row, TensorView(halves.data(), DType::bf16, {64})}))
+    EXPECT_NE(error.find("differ in parameters: rank 0 has row: f32[64]; rank 1 has row: bf16[64]"), std::string::npos) << error;
+  for (const std::string& error : errors({other, TensorView(data.data(), DType::f32, {64})}))
+    EXPECT_NE(error.find("ranks 0 and 1 differ in description"), std::string::npos) << error;
+}
+
+/// Passes of one attention on three ranks, of which rank 1 makes another call.
+class DifferentPasses : public testing::Test {
+ protected:
+  std::vector<std::string> run(const std::function<void(ContextAttention&, const BackwardInputs&, const BackwardOutputs&)>& of_one) {
+    return errors_of(3, {.time_limit = 20}, [&](int rank, std::shared_ptr<Transport> t) {
+      const Param row("row", {48}, Type::real);
+      std::vector<float> bias(48, 0.5f), dbias(48);
+      const std::vector<ParamBinding> params{{row, TensorView(bias.data(), DType::f32, {48})}};
+      const WholeShapes shapes{.seqlen_q = 48, .seqlen_kv = 48, .head_dim = 4, .head_dim_v = 4};
+      ContextOptions options;
+      options.unit = 8;
+      const Attention description{.score_mod = symbols::score + row(symbols::q_idx), .mask = causal()};
+      ContextAttention attention(std::move(t), description, shapes, params, options);
+      const auto rows = static_cast<std::int64_t>(attention.q_tokens().size());
+      std::vector<std::vector<float>> memory;
+      memory.reserve(16);
+      const auto tensor = [&] { return TensorView(memory.emplace_back(rows * 4, 0.1f).data(), DType::f32, {1, rows, 1, 4}); };
+      const auto statistics = [&] { return TensorView(memory.emplace_back(rows).data(), DType::f32, {1, 1, rows}); };
+      BackwardInputs in{.q = tensor(), .k = tensor(), .v = tensor(), .out = tensor(), .lse = statistics(), .dout = tensor()};
+      in.params = params;
+      const BackwardOutputs out{
+          .dq = tensor(), .dk = tensor(), .dv = tensor(), .dparams = {{row, TensorView(dbias.data(), DType::f32, {48})}}};
+      const ForwardInputs forward_in{.q = in.q, .k = in.k, .v = in.v, .params = params};
+      attention.forward(forward_in, {.out = in.out, .lse = in.lse});
+      std::exception_ptr failed;
+      try {
+        if (rank == 1)
+          of_one(attention, in, out);
+        else
+          attention.backward(in, out);
+      } catch (const Error&) {
+        failed = std::current_exception();
+      }
+      attention.forward(forward_in, {.out = in.out, .lse = in.lse});  // nothing was under way: ranks go on
+      if (failed) std::rethrow_exception(failed);
+    });
+  }
+};
+
+TEST_F(DifferentPasses, AreNamedOnEveryRank) {
+  for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, const BackwardOutputs&) {
+         a.forward({.q = in.q, .k = in.k, .v = in.v, .params = in.params}, {.out = in.out});
+       }))
+    EXPECT_TRUE(error.find("differ in call: rank 0 has a backward pass: ") != std::string::npos &&
+                error.find("; rank 1 has a forward pass: ") != std::string::npos)
+        << error;
+  for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, BackwardOutputs out) {
+         out.dparams.clear();
+         a.backward(in, out);
+       }))
+    EXPECT_NE(error.find("differ in gradients that are asked for: rank 0 has row: f32[48]; rank 1 has none"), std::string::npos) << error;
+  for (const std::string& error : run([](ContextAttention&a, BackwardInputs in, const BackwardOutputs&out) {
+         in.k.dtype = DType::i32;
+         a.backward(in, out);
+       }))
+    EXPECT_NE(error.find("k: i32["), std::string::npos) << error;
+  for (const std::string& error : run([](ContextAttention&a, const BackwardInputs&in, const BackwardOutputs&out) { a.backward(in, out); }))
+    EXPECT_EQ(error, "");
+}
+
+TEST(Dist, AnErrorWithinAPassReachesTheOthersAtOnce) {
+  problem::CaseData data(problem::parse_line("backward f32 h2 q64 d8 mask=\"causal()\""));
+  const auto begin = std::chrono::steady_clock::now();
+  const std::vector<std::string> errors = errors_of(3, {.time_limit = 60}, [&](int rank, std::shared_ptr<Transport> t) {
+    ContextOptions options;
+    options.unit = 8;
+    if (rank == 1) options.plan.backend = "cuda";  // what a rank computes with is its own affair: it fails at its first launch
+    run_rank(std::move(t), data, options);
+  });
+  EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(), 20.0);
+  EXPECT_EQ(errors[1].rfind("unsupported: ", 0), 0u) << errors[1];
+  for (const int rank : {0, 2})
+    EXPECT_EQ(errors[static_cast<std::size_t>(rank)].rfind("communication: context parallelism: rank 1 failed: ", 0), 0u)
+        << errors[static_cast<std::size_t>(rank)];
 }
 
 TEST(Dist, MasksOfDifferentDataAreFound) {

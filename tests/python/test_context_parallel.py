@@ -41,22 +41,23 @@ def compare(context, door, whole, captured=(), dim=2, tolerance=2e-5):
 """
 
 
-def run(body: str, ranks: int = 2) -> list[str]:
-    """The body on so many processes; what each wrote."""
+def run(body: str, ranks: int = 2, killed: int | None = None) -> list[str]:
+    """The body on so many processes; what each wrote. killed: the rank that does not end by itself."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"}
-    text = PRELUDE + textwrap.dedent(body) + "\ndist.barrier()\ndist.destroy_process_group()\n"
+    ends = "\ndist.barrier()\ndist.destroy_process_group()\n" if killed is None else "\nsys.stdout.flush()\nos._exit(0)\n"
+    text = PRELUDE + textwrap.dedent(body) + ends
     started = [
         subprocess.Popen([sys.executable, "-c", text], env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for rank in range(ranks)
     ]
     outputs = []
     try:
-        for process in started:
+        for rank, process in enumerate(started):
             out, err = process.communicate(timeout=120)
-            assert process.returncode == 0, err[-3000:]
+            assert (process.returncode == 0) != (rank == killed), err[-3000:]
             outputs.append(out)
     finally:
         for process in started:
@@ -163,3 +164,90 @@ def test_wrong_calls_are_refused_on_every_rank():
         assert "expected contiguous or zigzag" in lines[3]
         assert "leaves a rank of 2 without tokens; lower unit" in lines[4]
         assert "head_groups: 3; expected a number that divides the 2 ranks" in lines[5]
+
+
+ERRORS = """
+import time
+
+def message(fn):
+    begin = time.monotonic()
+    try:
+        fn()
+    except Exception as error:
+        print(type(error).__name__, "late" if time.monotonic() - begin > 20 else "soon", str(error).replace(chr(10), " "))
+    else:
+        print("fine")
+
+def new(limit=60.0):
+    return ft.context_parallel(dist.group.WORLD, 64, seq_dim=1, unit=8, threads=1, time_limit=limit)
+
+q, k, v = tensors(1, 64, 2, 8)
+"""
+
+
+def test_an_error_of_one_rank_reaches_the_others_at_once():
+    outputs = run(
+        ERRORS
+        + """
+bias = torch.zeros(64, 64)
+with new() as context:
+    shards = [context.shard(t) for t in (q, k, v)]
+    heads_first = [t.transpose(1, 2) for t in shards]
+    # A call that one rank refuses before it says a word, and one that all refuse.
+    message(lambda: ft.scaled_dot_product_attention(*heads_first, attn_mask=bias[:, :60] if rank == 1 else bias))
+    message(lambda: ft.attention(*shards))
+    message(lambda: ft.scaled_dot_product_attention(*heads_first, attn_mask=bias[:, :60]))
+    message(lambda: ft.attention(*shards))
+    # What ranks compare before anything is under way.
+    message(lambda: ft.attention(*[t.bfloat16() if rank == 1 else t for t in shards]))
+    table = torch.zeros(64, requires_grad=rank == 0)
+    out = ft.attention(*shards, lambda s, b, h, i, j: s + table[i])
+    message(lambda: out.sum().backward())
+    message(lambda: ft.attention(*shards))
+with new() as context:
+    if rank == 1:
+        time.sleep(0.2)
+        context._transport.fail("its own reasons")
+    message(lambda: context.unshard(shards[0]))
+    message(lambda: context.shard(q))
+""",
+        ranks=3,
+    )
+    for rank, out in enumerate(outputs):
+        lines = out.splitlines()
+        one = rank == 1
+        assert "late" not in out
+        assert lines[0].startswith("CallError soon" if one else "ValueError soon"), lines[0]
+        assert "attn_mask: shape (64, 60)" in lines[0] and (one or "context parallelism: rank 1: " in lines[0]), lines[0]
+        assert lines[1] == "fine"
+        assert lines[2].startswith("CallError soon") and lines[3] == "fine"
+        assert lines[4].startswith("ValueError soon") and "ranks 0 and 1 differ in" in lines[4] and "bf16" in lines[4], lines[4]
+        assert lines[5].startswith("ValueError soon") and "ranks 0 and 1 differ in gradients that are asked for: rank 0 has" in lines[5], lines[5]
+        assert lines[6] == "fine"
+        assert "soon" in lines[7] and "rank 1 failed: its own reasons" in lines[7], lines[7]
+        assert lines[8] == "fine"
+
+
+def test_a_rank_that_stalls_or_dies_is_an_error_of_communication():
+    outputs = run(
+        ERRORS
+        + """
+with new(1.0) as context:
+    shards = [context.shard(t) for t in (q, k, v)]
+    if rank == 1:
+        time.sleep(2.5)
+    message(lambda: ft.attention(*shards))
+with new(15.0) as context:
+    shards = [t.detach().requires_grad_() for t in shards]
+    out = ft.attention(*shards)
+    if rank == 2:
+        os.kill(os.getpid(), 9)
+    message(lambda: out.sum().backward())
+""",
+        ranks=3,
+        killed=2,
+    )
+    for rank, out in enumerate(outputs[:2]):
+        lines = out.splitlines()
+        assert lines[0].startswith("Error soon") and "waited 1 s for rank" in lines[0], lines[0]
+        assert lines[1].startswith("Error soon") and "rank 2" in lines[1], lines[1]

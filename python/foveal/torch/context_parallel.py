@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import datetime
+import gc
+import time
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as distributed
+import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
 
-from .. import _core
+from .. import _core, doors
 from ..describe import Rng, program
 from . import operators
 
@@ -40,7 +44,7 @@ def context_parallel(
     positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
     already: they must not be summed over the group again. deal: zigzag, which is even for causal masks, or contiguous, for windows. head_groups:
     shares of the heads. unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a
-    transfer of NCCL may take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
+    wait for other ranks may take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
     ValueError that names the difference. Raises NotImplementedError for packed sequences and second derivatives.
@@ -91,10 +95,12 @@ class ContextParallel:
     def __enter__(self) -> ContextParallel:
         self._outer.append(operators.context)
         operators.context = self
+        doors.on_errors.append(self._refused)
         return self
 
     def __exit__(self, *_: Any) -> None:
         operators.context = self._outer.pop()
+        doors.on_errors.remove(self._refused)
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
         """This rank's rows of a whole tensor along dim (seq_dim), in memory of their own. Differentiable."""
@@ -121,9 +127,24 @@ class ContextParallel:
 
     def agreed(self, state: Tensor) -> Tensor:
         """Rank 0's, so that all ranks drop the same pairs."""
-        carried = state.cpu() if self._by_host else state
-        distributed.broadcast(carried, distributed.get_global_rank(self._group, 0), group=self._group)
-        return carried.to(state.device)
+        if self._by_host:
+            self._transport.agree([("call", "a seed of dropout")])
+            return self._transport.all_gather(state.cpu())[0].to(state.device)
+        distributed.broadcast(state, distributed.get_global_rank(self._group, 0), group=self._group)
+        return state
+
+    def _all_gather(self, mine: Tensor) -> list[Tensor]:
+        if self._by_host:
+            self._transport.agree([("call", "unshard"), ("tensor", f"{mine.dtype} {list(mine.shape)}")])
+            return self._transport.all_gather(mine.cpu())
+        shards = [torch.empty_like(mine) for _ in range(self.size)]
+        distributed.all_gather(shards, mine, group=self._group)
+        return shards
+
+    def _refused(self, error: BaseException) -> None:
+        """A door ends by an error. What all ranks were told of already is no news."""
+        if self._by_host and not getattr(error, "of_all_ranks", False):
+            self._transport.refuse(str(error))
 
     def _tokens(self, rank: int, device: torch.device) -> Tensor:
         known = self._on_devices.get((rank, device))
@@ -140,7 +161,11 @@ class ContextParallel:
         heads_first = program(key).heads_first
         seq, head = (2, 1) if heads_first else (1, 2)
         self.whole_seqlens(q.shape[seq], k.shape[seq])
-        return _Attend.apply(self, key, heads_first, (q.shape[head], k.shape[head]), rng, q, k, v, *params)
+        try:
+            return _Attend.apply(self, key, heads_first, (q.shape[head], k.shape[head]), rng, q, k, v, *params)
+        except Exception as error:
+            error.of_all_ranks = True  # type: ignore[attr-defined]
+            raise
 
     def explain(self) -> list[str]:
         """The plans made so far."""
@@ -169,7 +194,7 @@ class ContextParallel:
 
 def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int) -> Any:
     if "nccl" not in distributed.get_backend(group):
-        return _Transport(group)
+        return _Transport(group, time_limit)
     device = torch.cuda.current_device()
     mine = _core.nccl_id() if rank == 0 else bytes(128)
     common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
@@ -178,36 +203,105 @@ def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocess
 
 
 class _Transport:
-    """Messages by a process group: isend and irecv, in order between two ranks by their tags."""
+    """Messages by a process group: isend and irecv, in order between two ranks by their tags. Those of Gloo go through a group of its own: a rank
+    that cannot go on says why in the store and closes its connections, and with them ends the waits of the others."""
 
-    def __init__(self, group: Any):
+    _made: dict[str, int] = {}  # of each group: all ranks make theirs in the same order
+
+    def __init__(self, group: Any, time_limit: float):
         backend = distributed.get_backend(group)
         if "gloo" not in backend and "mpi" not in backend:
             raise NotImplementedError(f"context_parallel: group: backend {backend}; expected nccl, gloo or mpi")
-        self._group = group
+        self._rank, self._size, self._time_limit = distributed.get_rank(group), distributed.get_world_size(group), time_limit
+        self._group, self._store = group, None
+        if "gloo" in backend:
+            number = self._made[group.group_name] = self._made.get(group.group_name, 0) + 1
+            self._store = c10d.PrefixStore(
+                f"foveal/{group.group_name}/{number}", c10d._get_process_group_store(group)
+            )
+            limit = datetime.timedelta(seconds=time_limit)
+            self._group = c10d.ProcessGroupGloo(c10d.PrefixStore("gloo", self._store), self._rank, self._size, limit)
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
-        self._under_way: dict[int, list[Any]] = {}
+        self._under_way: dict[int, list[tuple[int, Any, Tensor]]] = {}
         self._last = 0
+        self._failure = ""  # of some rank: there is no more to come
 
     def start(self, sends: list[Any], receives: list[Any]) -> int:
-        works = []
-        for peer, memory in receives:
-            tag = self._received[peer] = self._received.get(peer, 0) + 1
-            works.append(distributed.irecv(torch.frombuffer(memory, dtype=torch.uint8), self._global(peer), self._group, tag))
-        for peer, memory in sends:
-            tag = self._sent[peer] = self._sent.get(peer, 0) + 1
-            works.append(distributed.isend(torch.frombuffer(memory, dtype=torch.uint8), self._global(peer), self._group, tag))
+        if self._failure:
+            raise RuntimeError(self._failure)
         self._last += 1
-        self._under_way[self._last] = works
+        works = self._under_way[self._last] = []
+        try:
+            for counts, messages, begin in ((self._received, receives, self._group.recv), (self._sent, sends, self._group.send)):
+                for peer, memory in messages:
+                    tag = counts[peer] = (counts.get(peer, 0) + 1) % 2**31
+                    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+                    works.append((peer, begin([tensor], peer, tag), tensor))
+        except RuntimeError as error:  # a connection that is closed already
+            self._die(f"rank {self._rank} lost its connection to rank {peer}: {_first_line(error)}")
         return self._last
 
     def wait(self, ticket: int) -> None:
-        for work in self._under_way.pop(ticket):
-            work.wait()
+        begin = time.monotonic()
+        works = self._under_way.pop(ticket)
+        for peer, work, _ in works:
+            try:
+                work.wait(datetime.timedelta(seconds=max(self._time_limit - (time.monotonic() - begin), 0.001)))
+            except RuntimeError as error:
+                if time.monotonic() - begin >= self._time_limit:
+                    self._die(f"rank {self._rank} waited {self._time_limit:g} s for rank {peer}")
+                self._die(f"rank {self._rank} lost its connection to rank {peer}: {_first_line(error)}")
 
-    def _global(self, rank: int) -> int:
-        return distributed.get_global_rank(self._group, rank)
+    def all_gather(self, mine: Tensor) -> list[Tensor]:
+        """Tensors of host memory, of the same shape and dtype on every rank."""
+        mine = mine.contiguous()
+        shards = [mine.clone() if rank == self._rank else torch.empty_like(mine) for rank in range(self._size)]
+        if mine.numel() > 0:
+            others = [rank for rank in range(len(shards)) if rank != self._rank]
+            self.wait(self.start([(rank, _memory(mine)) for rank in others], [(rank, _memory(shards[rank])) for rank in others]))
+        return shards
+
+    def agree(self, fields: list[tuple[str, str]], refusal: str = "") -> None:
+        """Collective. Raises on every rank where these differ or one of them refuses."""
+        _core.context_agree(self._rank, self._size, self, fields, refusal)
+
+    def refuse(self, why: str) -> None:
+        """Tells the others, who are at the same call, that this rank refuses it. All go on then, unless they are not there soon."""
+        limit, self._time_limit = self._time_limit, min(self._time_limit, 10.0)
+        try:
+            self.agree([], why)
+        except Exception:  # what they say does not matter here
+            pass
+        finally:
+            self._time_limit = limit
+
+    def fail(self, why: str) -> None:
+        if not self._failure:
+            self._close(f"rank {self._rank} failed: {why}")
+
+    def _die(self, why: str) -> NoReturn:
+        if not self._failure:
+            if self._store is not None and self._store.check(["failure"]):  # who went away has said why
+                why = self._store.get("failure").decode()
+            self._close(why)
+        raise RuntimeError(self._failure)
+
+    def _close(self, failure: str) -> None:
+        self._failure = failure
+        self._under_way.clear()
+        if self._store is not None:
+            self._store.compare_set("failure", "", failure)
+            self._group = None
+            gc.collect()  # connections close with the last object that knows the group
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _memory(tensor: Tensor) -> Any:
+    return tensor.view(-1).view(torch.uint8).numpy()
 
 
 class _Attend(torch.autograd.Function):
@@ -252,9 +346,7 @@ class _Unshard(torch.autograd.Function):
         most = max(len(tokens) for tokens in context._of_ranks)
         padded = rows_first.new_zeros((most, *rows_first.shape[1:]))
         padded[: rows_first.shape[0]] = rows_first
-        carried = padded.cpu() if context._by_host else padded
-        shards = [torch.empty_like(carried) for _ in range(context.size)]
-        distributed.all_gather(shards, carried, group=context._group)
+        shards = context._all_gather(padded)
         whole = rows_first.new_empty((context.seqlen, *rows_first.shape[1:]))
         for rank, rows in enumerate(shards):
             tokens = context._tokens(rank, whole.device)

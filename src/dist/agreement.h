@@ -1,0 +1,35 @@
+#pragma once
+// What ranks must have in common before they go on, compared once: where it differs, every rank throws the same error, which names the
+// difference and shows both sides.
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "foveal/dist.h"
+
+namespace foveal::dist {
+
+class Agreement {
+ public:
+  /// Fields are compared in the order in which they are added, at most `most_fields` of them.
+  void add(const char* name, const std::string& text);
+  void add(const char* name, std::uint64_t value, const std::string& text);
+  /// This rank cannot go on: it says why instead.
+  void refuse(std::exception_ptr why) { refusal_ = std::move(why); }
+  /// Collective. Throws on every rank: a rank's own refusal, else the first refusal of another, else the first difference from rank 0.
+  void exchange(Transport& transport) const;
+
+  static constexpr std::size_t most_fields = 8;
+
+ private:
+  struct Field {
+    const char* name;
+    std::uint64_t value;
+    std::string text;
+  };
+  std::vector<Field> fields_;
+  std::exception_ptr refusal_;
+};
+
+}  // namespace foveal::dist
