@@ -61,6 +61,13 @@ std::string list(const std::string& declaration, std::size_t count, Fn&& element
   return text + "0};\n";
 }
 
+/// The dimensions whose index differs between pairs, a bit each.
+std::string pair_dimensions(const Program& program, const std::vector<ValueId>& index) {
+  int dimensions = 0;
+  for (std::size_t d = 0; d < index.size(); ++d) dimensions |= is_pair_dimension(program, index[d]) ? 1 << d : 0;
+  return std::to_string(dimensions);
+}
+
 const char* kind_text(scoring::Reduction reduction) {
   switch (reduction) {
     case scoring::Reduction::uniform:
@@ -105,11 +112,7 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
   text += list("constexpr int kTableRank", tables.size(), [&](std::size_t t) { return std::to_string(instr(t).index.size()); });
   text += list("constexpr int kTableEntries", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].entries); });
   text += list("constexpr int kTableCopies", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].copies); });
-  text += list("constexpr int kTableDims", tables.size(), [&](std::size_t t) {
-    int dimensions = 0;
-    for (std::size_t d = 0; d < instr(t).index.size(); ++d) dimensions |= is_pair_dimension(program, instr(t).index[d]) ? 1 << d : 0;
-    return std::to_string(dimensions);
-  });
+  text += list("constexpr int kTableDims", tables.size(), [&](std::size_t t) { return pair_dimensions(program, instr(t).index); });
   text += "template <int i>\nstruct TableElementOf;\n";
   std::vector<std::string> indices;
   const Writer writer(p, program);
@@ -155,46 +158,32 @@ std::string emit_pair_tiles(const Problem& p, const Program& program, const std:
                          places, "");
 }
 
-/// Exact sums of an element for each pair: as for a read that follows no line of a tile.
-bool is_scattered(const Problem& p, const scoring::TrainableRead& read) {
-  const bool summed = read.reduction == scoring::Reduction::element &&
-                      gradient_storage(p, static_cast<std::size_t>(read.param)) == GradientStorage::exact_sums;
-  return summed || read.reduction == scoring::Reduction::scatter;
-}
-
 std::string emit_reads(const Problem& p, const Given& given, const std::vector<ReadBins>& bins_of_reads) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
+  const std::vector<ReadFacts> facts = read_facts(p);
   const std::size_t count = reads.size();
-  const auto param = [&](std::size_t r) { return static_cast<std::size_t>(reads[r].param); };
-  const auto storage = [&](std::size_t r) { return gradient_storage(p, param(r)); };
   const auto truth = [](bool value) { return value ? "true" : "false"; };
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
-  text += list("constexpr int kReadKind", count,
-               [&](std::size_t r) { return is_scattered(p, reads[r]) ? "kScatter" : kind_text(reads[r].reduction); });
+  text += list("constexpr int kReadKind", count, [&](std::size_t r) { return kind_text(facts[r].kind); });
   text += list("constexpr int kReadParam", count, [&](std::size_t r) { return std::to_string(reads[r].param); });
   text += list("constexpr int kReadRank", count, [&](std::size_t r) { return std::to_string(reads[r].index.size()); });
   const auto dimension = [&](std::size_t r, std::uint8_t symbol) {  // the last one that depends on it
     std::size_t found = 0;
     for (std::size_t d = 0; d < reads[r].index.size(); ++d)
-      if (program.depends[static_cast<std::size_t>(reads[r].index[d])] & symbol) found = d;
+      if (program.depends_of(reads[r].index[d]) & symbol) found = d;
     return std::to_string(found);
   };
   text += list("constexpr int kReadRowDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_q); });
   text += list("constexpr int kReadColumnDim", count, [&](std::size_t r) { return dimension(r, scoring::depends_kv); });
-  text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(storage(r) == GradientStorage::stored); });
-  text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(depends_on_score(program, reads[r].factor)); });
-  text += list("constexpr bool kFollowsFromDk", count, [&](std::size_t r) { return truth(follows_from_dk(p, reads[r])); });
-  const auto bins_of = [&](std::size_t r) { return r < bins_of_reads.size() ? bins_of_reads[r] : ReadBins{}; };
-  const auto copies = [&](std::size_t r) { return bins_of(r).copies; };
-  text += list("constexpr int kBinCopies", count, [&](std::size_t r) { return std::to_string(copies(r)); });
+  text += list("constexpr bool kReadStores", count, [&](std::size_t r) { return truth(facts[r].storage == GradientStorage::stored); });
+  text += list("constexpr bool kFactorOfScore", count, [&](std::size_t r) { return truth(facts[r].factor_of_score); });
+  text += list("constexpr bool kFollowsFromDk", count, [&](std::size_t r) { return truth(facts[r].follows_from_dk); });
+  const auto bins_of = [&](std::size_t r) { return r < bins_of_reads.size() ? bins_of_reads[r] : ReadBins{0, 0, facts[r].elements}; };
+  text += list("constexpr int kBinCopies", count, [&](std::size_t r) { return std::to_string(bins_of(r).copies); });
   text += list("constexpr int kBinEntries", count, [&](std::size_t r) { return std::to_string(bins_of(r).entries); });
-  text += list("constexpr bool kBinWindow", count, [&](std::size_t r) { return truth(bins_of(r).entries < bin_entries(p, reads[r])); });
-  text += list("constexpr int kBinDims", count, [&](std::size_t r) {
-    int dimensions = 0;
-    for (std::size_t d = 0; d < reads[r].index.size(); ++d) dimensions |= is_pair_dimension(program, reads[r].index[d]) ? 1 << d : 0;
-    return std::to_string(dimensions);
-  });
+  text += list("constexpr bool kBinWindow", count, [&](std::size_t r) { return truth(bins_of(r).is_window()); });
+  text += list("constexpr int kBinDims", count, [&](std::size_t r) { return pair_dimensions(program, reads[r].index); });
   const std::vector<Interval> bounds = bounds_of(program, p);
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
@@ -202,9 +191,9 @@ std::string emit_reads(const Problem& p, const Given& given, const std::vector<R
   });
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
-    if (storage(r) != GradientStorage::stored) continue;
-    text += base::join("template <>\nstruct ReadGradientOf<", r, "> {\n  using type = ", device_type(p.params[param(r)].gradient.dtype),
-                       ";\n};\n");
+    if (facts[r].storage != GradientStorage::stored) continue;
+    text += base::join("template <>\nstruct ReadGradientOf<", r,
+                       "> {\n  using type = ", device_type(p.params[facts[r].param].gradient.dtype), ";\n};\n");
   }
   text += "template <int r>\nusing ReadGradient = typename ReadGradientOf<r>::type;\n";
 
@@ -225,7 +214,7 @@ std::string emit_reads(const Problem& p, const Given& given, const std::vector<R
       place.param = read.param;
       place.index = read.index;
       const std::string bin = writer.element_text(place);
-      bins.push_back(copies(static_cast<std::size_t>(&read - reads.data())) > 0
+      bins.push_back(bins_of(static_cast<std::size_t>(&read - reads.data())).copies > 0
                          ? with_given.body(read.index) + base::join("  return ", bin, ";\n")
                          : "  return 0;\n");
     }
@@ -282,191 +271,7 @@ std::vector<LooseIndex> loose_indices(const Problem& p, const Program& program) 
   return loose;
 }
 
-/// What the indices of a read can be.
-std::vector<Interval> index_bounds(const Problem& p, const scoring::TrainableRead& read) {
-  const std::vector<Interval> all = bounds_of(p.score->backward, p);
-  std::vector<Interval> bounds;
-  for (const ValueId index : read.index) bounds.push_back(all[static_cast<std::size_t>(index)]);
-  return bounds;
-}
-
-double last_index(const Problem& p, const scoring::TrainableRead& read, std::size_t dimension) {
-  return static_cast<double>(p.params[static_cast<std::size_t>(read.param)].param.shape()[dimension] - 1);
-}
-
-/// No index is clamped, so that different pairs touch different elements.
-bool stays_inside(const Problem& p, const scoring::TrainableRead& read) {
-  const std::vector<Interval> bounds = index_bounds(p, read);
-  for (std::size_t d = 0; d < bounds.size(); ++d)
-    if (!(bounds[d].low >= 0 && bounds[d].high <= last_index(p, read, d))) return false;
-  return true;
-}
-
 }  // namespace
-
-std::vector<PairTile> find_pair_tiles(const Problem& p) {
-  const Program& program = program_of(p);
-  const Writer writer(p, program);
-  std::vector<PairTile> tiles;
-  for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i)
-    if (auto tile = writer.tile_of(static_cast<ValueId>(i))) tiles.push_back(*std::move(tile));
-  return tiles;
-}
-
-std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<PairTile>& tiles) {
-  const Program& program = program_of(p);
-  std::vector<ReadTable> tables;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const Instr& instr = program.code[i];
-    constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
-    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<ValueId>(i); };
-    const bool at_pairs = (program.depends[i] & (pair | scoring::depends_score)) == pair && !program.along_diagonals[i];
-    if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
-    if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
-    const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
-    std::int64_t entries = 1;
-    for (std::size_t d = 0; d < instr.index.size() && entries <= most; ++d)
-      if (is_pair_dimension(program, instr.index[d])) entries *= p.params[static_cast<std::size_t>(instr.param)].param.shape()[d];
-    if (entries <= most) tables.push_back({static_cast<ValueId>(i), entries});
-  }
-  std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
-  return tables;
-}
-
-bool covers_parameter(const Problem& p, const scoring::TrainableRead& read) {
-  const std::vector<Interval> bounds = index_bounds(p, read);
-  unsigned seen = 0;
-  for (std::size_t d = 0; d < read.index.size(); ++d) {
-    const unsigned depends = p.score->backward.depends[static_cast<std::size_t>(read.index[d])];
-    if (bounds[d].low != 0 || bounds[d].high != last_index(p, read, d) || (depends & seen)) return false;
-    seen |= depends;
-  }
-  return read.reduction == scoring::Reduction::element;
-}
-
-std::int64_t bin_entries(const Problem& p, const scoring::TrainableRead& read) {
-  if (!is_scattered(p, read)) return 0;
-  constexpr std::int64_t most = std::int64_t{1} << 30;
-  std::int64_t entries = 1;
-  for (std::size_t d = 0; d < read.index.size(); ++d)
-    if (is_pair_dimension(p.score->backward, read.index[d]))
-      entries = std::min(most, entries * p.params[static_cast<std::size_t>(read.param)].param.shape()[d]);
-  return entries;
-}
-
-bool bins_lie_together(const Problem& p, const scoring::TrainableRead& read) {
-  const Program& program = p.score->backward;
-  Instr place;
-  place.param = read.param;
-  place.index = read.index;
-  std::vector<bool> reads(program.code.size(), false);
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const auto is = [&](ValueId id) { return id >= 0 && reads[static_cast<std::size_t>(id)]; };
-    const Instr& instr = program.code[i];
-    reads[i] = instr.op == Op::read || std::any_of(instr.arg.begin(), instr.arg.end(), is);
-  }
-  const bool by_data = std::any_of(read.index.begin(), read.index.end(), [&](ValueId id) { return reads[static_cast<std::size_t>(id)]; });
-  return !by_data && bin_entries(p, read) <= 32 * p.seqlen_kv && Writer(p, program).element_by_lines(place).has_value();
-}
-
-GradientStorage gradient_storage(const Problem& p, std::size_t param) {
-  if (!p.params[param].gradient.present) return GradientStorage::none;
-  if (static_cast<int>(param) == p.sink) return GradientStorage::exact_sums;
-  if (p.score->params[param].gradient_is_zero) return GradientStorage::zero;
-  int found = 0;
-  bool elements = true, owned = true;
-  for (const scoring::TrainableRead& read : p.score->reads) {
-    if (read.param != static_cast<std::int32_t>(param)) continue;
-    ++found;
-    elements = elements && read.reduction == scoring::Reduction::element && stays_inside(p, read);
-    owned = owned && (read.reads_head || p.heads_q == 1) && (read.reads_batch || p.batch == 1);
-  }
-  if (!elements) return GradientStorage::exact_sums;
-  return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
-}
-
-bool is_capped(const Problem& p) {
-  if (!p.has_score_mod()) return false;
-  Given given;
-  given.tanh = Writer(p, p.score->forward).tanh_of_score();
-  return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
-}
-
-bool is_sum(const Problem& p) {
-  return p.pass == Pass::forward && p.has_score_mod() &&
-         Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
-}
-
-namespace {
-
-bool result_depends_on_head(const Program& program) {
-  return (program.depends[static_cast<std::size_t>(program.outputs[0])] & scoring::depends_head) != 0;
-}
-
-}  // namespace
-
-bool score_depends_on_head(const Problem& p) { return p.has_score_mod() && result_depends_on_head(p.score->forward); }
-bool mask_depends_on_head(const Problem& p) { return p.has_mask() && result_depends_on_head(p.score->mask); }
-
-bool follows_from_dk(const Problem& p, const scoring::TrainableRead& read) {
-  const Program& program = p.score->backward;
-  const Writer writer(p, program);
-  if (p.pass != Pass::backward || read.reduction != scoring::Reduction::uniform || !writer.is_scaled_score(read.factor)) return false;
-  std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
-  if (p.heads_q != p.heads_kv) varies |= scoring::depends_head;  // dk is the sum over a group of them
-  const auto depends = [&](ValueId value) { return program.depends[static_cast<std::size_t>(value)]; };
-  const bool of_group = std::none_of(read.index.begin(), read.index.end(), [&](ValueId index) { return depends(index) & varies; });
-  return of_group && !(depends(p.score->dscore) & varies) && !(depends(read.factor) & varies & scoring::depends_head);
-}
-
-std::vector<bool> straight_values(const Problem& p) {
-  const Program& program = program_of(p);
-  const Writer writer(p, program);
-  std::vector<bool> straight;
-  for (std::size_t i = 0; i < program.code.size(); ++i) straight.push_back(writer.is_straight(static_cast<ValueId>(i)));
-  return straight;
-}
-
-bool is_long(const Problem& p) {
-  constexpr int limit = 500;  // instructions, about
-  const scoring::Program& program = program_of(p);
-  constexpr std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
-  int instructions = 0;
-  for (std::size_t i = 0; i < program.code.size(); ++i) {
-    if ((program.depends[i] & varies) == 0) continue;
-    switch (program.code[i].op) {
-      case Op::sin:
-      case Op::cos:
-      case Op::tan:
-      case Op::pow:
-        instructions += 60;  // reduction of any argument
-        break;
-      case Op::erf:
-      case Op::mod:
-      case Op::floor_div:
-        instructions += 20;
-        break;
-      case Op::exp:
-      case Op::exp2:
-      case Op::log:
-      case Op::log2:
-      case Op::tanh:
-      case Op::sigmoid:
-        instructions += 6;
-        break;
-      default:
-        ++instructions;
-    }
-  }
-  return instructions > limit;
-}
-
-bool slope_has_unit(const Problem& p) {
-  if (!p.has_score_mod() || p.pass != Pass::backward) return false;
-  const scoring::Instr& slope = p.score->backward.code[static_cast<std::size_t>(p.score->dscore)];
-  if (slope.op == Op::real_const && slope.real == 1) return false;
-  return Writer(p, program_of(p)).slope_apart_from_uniform(p.score->dscore).uniform != "1";
-}
 
 bool reads_may_leave(const Problem& p) { return !loose_indices(p, p.score->mask).empty() || !loose_indices(p, p.score->forward).empty(); }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda/score_emit.h"
+#include "cuda/score_facts.h"
 #include "score/interval.h"
 
 namespace foveal::cuda {

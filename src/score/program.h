@@ -34,6 +34,7 @@ struct Program {
   std::vector<bool> along_diagonals;  ///< one per instruction: of positions it depends on q_idx - kv_idx only, and not on the score
   bool empty() const { return outputs.empty(); }
   const Instr& operator[](ValueId id) const { return code[static_cast<std::size_t>(id)]; }
+  std::uint8_t depends_of(ValueId id) const { return depends[static_cast<std::size_t>(id)]; }
 };
 
 /// How the gradient of a parameter is reduced, from the indices of a read. `scatter` is the general case, always right.

@@ -1,5 +1,5 @@
 // Who sums the terms of each trained read on Hopper, and in how much shared memory.
-#include "cuda/launch/read_plan.h"
+#include "cuda/tune/read_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,9 @@ using test::problem_of;
 
 std::vector<PlannedRead> plan_of(const std::string& line) {
   const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 " + line);
-  return sm90_read_plan(p, sm90_backward_candidates(p).front()).reads;
+  ReadPlan plan = sm90_read_plan(p);
+  if (!plan.collect) plan.place(sm90_backward_candidates(p, plan).front().bins);
+  return plan.reads;
 }
 Collector collector_of(const std::string& line) { return plan_of(line).front().collector; }
 
@@ -82,7 +84,7 @@ TEST(ReadPlan, PackedSequencesHaveHopperKernelsWhereTheyCollect) {
 TEST(ReadPlan, FewElementsHaveACopyForEachLane) {
   const auto bins_of = [](const std::string& line) {
     const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 d64 " + line);
-    return sm90_backward_candidates(p).front().bins.front();
+    return sm90_backward_candidates(p, sm90_read_plan(p)).front().bins.front();
   };
   EXPECT_EQ(bins_of(kinds).copies, 32);
   EXPECT_EQ(bins_of(kinds).entries, 40);

@@ -63,7 +63,7 @@ TEST(ScoreUnits, GradientsOfFactorsOfTheScoreFollowFromDk) {
         problem_of("backward " + dtype + " b2 " + heads + " q64 d64 score=\"" + score + "\" param=\"t: real[64] grad\"" +
                    (score.find("u[") == std::string::npos ? "" : " param=\"u: real[64] grad\""));
     std::string found;
-    for (const scoring::TrainableRead& read : p.score->reads) found += follows_from_dk(p, read) ? '1' : '0';
+    for (const ReadFacts& read : read_facts(p)) found += read.follows_from_dk ? '1' : '0';
     return found;
   };
   EXPECT_EQ(follow("h4", "score * t[head]"), "1");
@@ -215,7 +215,7 @@ TEST_F(ScoreEmit, FactorsOfAllPairsAreCollectedAndCancel) {
 
 TEST_F(ScoreEmit, StorageFollowsFromTheReads) {
   const auto storage = [](const std::string& score, const std::string& param) {
-    return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""), 0);
+    return gradient_storage(problem_of("backward bf16 b2 h2 q64 d16 score=\"" + score + "\" param=\"t: " + param + " grad\""))[0];
   };
   EXPECT_EQ(storage("score + t[head]", "real[2]"), GradientStorage::zero);
   EXPECT_EQ(storage("score * t[head]", "real[2]"), GradientStorage::exact_sums);

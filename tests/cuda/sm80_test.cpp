@@ -32,7 +32,7 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dq)) sources.push_back(dq_sm80_source(p, config));
   for (const Sm80Config& config : sm80_candidates(p, Sm80Kernel::dkdv)) sources.push_back(dkdv_sm80_source(p, config));
   Workspace workspace;
-  const ParamGradients gradients(p, workspace);
+  const ParamGradients gradients(p, sm80_read_plan(p, sm80_candidates(p, Sm80Kernel::dq).front()), workspace);
   sources.insert(sources.end(), gradients.sources().begin(), gradients.sources().end());
   return sources;
 }
@@ -172,7 +172,7 @@ TEST_F(Sm80, EveryReductionCompiles) {
       "backward bf16 b2 h2 q128:128 d64 score=\"score + t[batch, head, q_idx, kv_idx]\" param=\"t: real[2, 2, 128, 128] grad\"");
   const problem::Problem shared =
       problem_of("backward bf16 b2 h2 q128:128 d64 score=\"score + t[q_idx, kv_idx]\" param=\"t: real[128, 128] grad\"");
-  ASSERT_EQ(gradient_storage(shared, 0), GradientStorage::added);
+  ASSERT_EQ(gradient_storage(shared)[0], GradientStorage::added);
   const auto source = pairs_sm80_source(shared, *sm80_config(shared, Sm80Kernel::pairs, 166912), 0);
   for (const char* arch : {"sm_80", "sm_90a"}) EXPECT_GT(compile_for({source}, arch)[0]->bytes.size(), 1000u);
 }

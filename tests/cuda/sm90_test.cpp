@@ -13,9 +13,9 @@
 #include "cuda/launch/collect_sm90.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/pairs_sm90.h"
-#include "cuda/launch/read_plan.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/score_emit.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90_order.h"
 #include "machine_code.h"
 #include "mask/band.h"
@@ -35,12 +35,12 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
   if (p.pass == Pass::forward) {
     for (const Sm90ForwardConfig& config : sm90_forward_candidates(p)) sources.push_back(forward_sm90_source(p, config));
   } else {
-    for (const Sm90BackwardConfig& config : sm90_backward_candidates(p)) {
+    for (const Sm90BackwardConfig& config : sm90_backward_candidates(p, sm90_read_plan(p))) {
       sources.push_back(backward_sm90_source(p, config));
       sources.push_back(backward_prepare_sm90_source(p, config));
       sources.push_back(backward_convert_sm90_source(p, config));
     }
-    if (const auto config = sm90_collect_config(p)) sources.push_back(collect_sm90_source(p, *config));
+    if (const auto config = sm90_read_plan(p).collect) sources.push_back(collect_sm90_source(p, *config));
   }
   for (jit::KernelSource& source : sources) source.arch = "sm_90a";
   return sources;
@@ -97,8 +97,8 @@ TEST_F(Sm90, UsesTheInstructionsOfTheArchitecture) {
     for (const char* pass : {"forward", "backward"}) {
       const problem::Problem p = problem_of(std::string(pass) + " bf16 b2 h4 q8192:8192 " + dims + causal);
       const bool backward = p.pass == Pass::backward;
-      const std::size_t shared =
-          backward ? sm90_backward_candidates(p).front().shared_bytes(p) : sm90_forward_candidates(p).front().shared_bytes(p);
+      const std::size_t shared = backward ? sm90_backward_candidates(p, sm90_read_plan(p)).front().shared_bytes(p)
+                                          : sm90_forward_candidates(p).front().shared_bytes(p);
       EXPECT_LE(shared, 232448u);
       RecordProperty(p.line(), "dynamic shared bytes " + std::to_string(shared));
       auto counts = instructions_of(jit::compile(sources_of(p).front())->bytes);
@@ -326,10 +326,14 @@ TEST(Sm90Lines, AreAsManyAsSharedMemoryHasRoomFor) {
   for (const char* dims : {"d64", "d128", "d192", "d256"}) {
     for (const char* pass : {"forward", "backward"}) {
       const problem::Problem p = problem_of(base::join(pass, " bf16 b2 h4 q1000:1000 ", dims, " score=\"", score, "\"", params));
-      EXPECT_FALSE(sm90_line_values(p).diagonal.empty()) << pass << " " << dims;
-      const std::size_t bytes = p.pass == Pass::forward ? sm90_forward_candidates(p).front().shared_bytes(p)
-                                                        : sm90_backward_candidates(p).front().shared_bytes(p);
-      EXPECT_LE(bytes, 232448) << pass << " " << dims;
+      const auto expect_room = [&](const auto& config) {
+        EXPECT_FALSE(config.lines.diagonal.empty()) << pass << " " << dims;
+        EXPECT_LE(config.shared_bytes(p), 232448) << pass << " " << dims;
+      };
+      if (p.pass == Pass::forward)
+        expect_room(sm90_forward_candidates(p).front());
+      else
+        expect_room(sm90_backward_candidates(p, sm90_read_plan(p)).front());
     }
   }
 }
@@ -349,9 +353,9 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
       for (const char* score : {" score=\"score + t[head, q_idx, kv_idx]\" param=\"t: real[4, 1000, 1000] grad\"",
                                 " score=\"tanh(score * t[q_idx, kv_idx])\" param=\"t: real[1000, 1000] grad\""}) {
         const problem::Problem p = problem_of(line + score);
-        ASSERT_EQ(gradient_storage(p, 0), GradientStorage::added);
-        ASSERT_EQ(sm90_read_plan(p, sm90_backward_candidates(p).front()).of(Collector::pairs), std::vector{0});
-        EXPECT_TRUE(covers_parameter(p, p.score->reads[0]));
+        ASSERT_EQ(gradient_storage(p)[0], GradientStorage::added);
+        ASSERT_EQ(sm90_read_plan(p).of(Collector::pairs), std::vector{0});
+        EXPECT_TRUE(read_facts(p)[0].covers);
         jit::KernelSource source = pairs_sm90_source(p, 0, true);
         source.arch = "sm_90a";
         expect_clean(*jit::compile(source), line + score, 56);  // of a slope for each pair under a mask program
@@ -360,16 +364,16 @@ TEST_F(Sm90, SharedElementsAreAddedWithoutSpills) {
   }
   const problem::Problem part =
       problem_of("backward bf16 b2 h4 q64 d64 score=\"score + t[q_idx, kv_idx + 1]\" param=\"t: real[64, 70] grad\"");
-  EXPECT_FALSE(covers_parameter(part, part.score->reads[0]));
+  EXPECT_FALSE(read_facts(part)[0].covers);
 }
 
 /// The kernels of a problem that read it for each pair.
 std::vector<jit::KernelSource> sources_with_pairs(const problem::Problem& p) {
-  std::vector<jit::KernelSource> sources{p.pass == Pass::forward ? forward_sm90_source(p, sm90_forward_candidates(p).front())
-                                                                 : backward_sm90_source(p, sm90_backward_candidates(p).front())};
+  std::vector<jit::KernelSource> sources{p.pass == Pass::forward
+                                             ? forward_sm90_source(p, sm90_forward_candidates(p).front())
+                                             : backward_sm90_source(p, sm90_backward_candidates(p, sm90_read_plan(p)).front())};
   if (p.pass == Pass::backward)
-    for (const int read : sm90_read_plan(p, sm90_backward_candidates(p).front()).of(Collector::pairs))
-      sources.push_back(pairs_sm90_source(p, read, true));
+    for (const int read : sm90_read_plan(p).of(Collector::pairs)) sources.push_back(pairs_sm90_source(p, read, true));
   for (jit::KernelSource& source : sources) source.arch = "sm_90a";
   return sources;
 }
@@ -416,8 +420,8 @@ TEST_F(Sm90, DenseReadsComeAsTiles) {
       EXPECT_GT(sm90_forward_candidates(p).front().pair_stages, 0);
       EXPECT_LE(sm90_forward_candidates(p).front().shared_bytes(p), 232448u);
     } else {
-      EXPECT_GT(sm90_backward_candidates(p).front().pair_stages, 0);
-      EXPECT_LE(sm90_backward_candidates(p).front().shared_bytes(p), 232448u);
+      EXPECT_GT(sm90_backward_candidates(p, sm90_read_plan(p)).front().pair_stages, 0);
+      EXPECT_LE(sm90_backward_candidates(p, sm90_read_plan(p)).front().shared_bytes(p), 232448u);
       EXPECT_GT(sm90_pairs_config(p).pair_stages, 0);
       EXPECT_LE(sm90_pairs_config(p).shared_bytes(p), 232448u);
     }

@@ -3,6 +3,7 @@
 
 #include "command.h"
 #include "cuda/launch/forward_sm80.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90.h"
 #include "cuda/tune/tuned.h"
 #include "mock_driver.h"
@@ -73,7 +74,9 @@ TEST(Configurations, WhatTheTablesSayIsLegal) {
     EXPECT_GE(space.size(), 4u) << line;
     for (const Sm90ForwardConfig& config : space) EXPECT_FALSE(sm90_illegal(p, config)) << line << ": " << text_of(config);
     const problem::Problem back = problem_of("backward" + line.substr(7));
-    for (const auto& config : cuda::sm90_backward_space(back)) EXPECT_FALSE(sm90_illegal(back, config)) << line << ": " << text_of(config);
+    const cuda::ReadPlan plan = cuda::sm90_read_plan(back);
+    for (const auto& config : cuda::sm90_backward_space(back, plan))
+      EXPECT_FALSE(sm90_illegal(back, plan, config)) << line << ": " << text_of(config);
   }
   const problem::Problem p = problem_of("forward bf16 b2 h4 q4096 d128");
   Sm90ForwardConfig config = cuda::sm90_forward_candidates(p).front();

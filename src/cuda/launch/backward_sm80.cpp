@@ -29,7 +29,7 @@ class BackwardSm80 : public GpuExecutable {
       : problem_(problem),
         device_(problem.device.index),
         read_plan_(sm80_read_plan(problem, *sm80_config(problem, Sm80Kernel::dq, sm80_device(facts)))),
-        gradients_(problem, workspace_),
+        gradients_(problem, read_plan_, workspace_),
         measure_(problem, facts.shared_bytes_per_block),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
     const problem::Problem& p = problem_;

@@ -8,11 +8,10 @@
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
-#include "cuda/launch/read_plan.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
-#include "cuda/tune/score_facts.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90_order.h"
 #include "cuda/tune/tuned.h"
 
@@ -21,13 +20,6 @@ namespace {
 
 constexpr int stat_step = 128;  ///< rows of statistics of a sequence are a multiple of this
 constexpr int prepare_threads = 256, convert_threads = 128;
-
-std::vector<int> params_of(const problem::Problem& p, const std::vector<int>& reads) {
-  std::vector<int> params;
-  params.reserve(reads.size());
-  for (const int read : reads) params.push_back(p.score->reads[static_cast<std::size_t>(read)].param);
-  return params;
-}
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
@@ -41,15 +33,16 @@ class BackwardSm90 : public GpuExecutable {
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
-        choice_(*sm90_backward_choice(problem, facts.name)),
+        read_plan_(sm90_read_plan(problem)),
+        choice_(*sm90_backward_choice(problem, read_plan_, facts.name)),
         config_(choice_.config),
-        pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.block_q, config_.task_keys(), true, workspace_),
-        read_plan_(sm90_read_plan(problem, config_)),
-        gradients_(problem, workspace_, params_of(problem, read_plan_.of(Collector::pairs))),
+        gradients_(problem, read_plan_, workspace_),
         reads_(problem, facts.shared_bytes_per_block, read_plan_, workspace_) {
-    for (const int read : read_plan_.of(Collector::pairs)) {
+    if (!read_plan_.collect) read_plan_.place(config_.bins);
+    for (const PlannedRead& read : read_plan_.reads) {
+      if (read.collector != Collector::pairs) continue;
       pairs_.emplace_back(problem_, read, facts, workspace_);
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
@@ -148,7 +141,7 @@ class BackwardSm90 : public GpuExecutable {
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
     args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
-    sm90_set_pair_maps(args, pair_tiles_, buffers, config_.block_q);
+    sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
     args.order = schedule_.order;
     args.stat_rows = static_cast<int>(stat_rows_);
     args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
@@ -199,13 +192,12 @@ class BackwardSm90 : public GpuExecutable {
 
   problem::Problem problem_;
   int device_;
+  ReadPlan read_plan_;
   Chosen<Sm90BackwardConfig> choice_;
   Sm90BackwardConfig config_;
-  std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
-  ReadPlan read_plan_;
   ParamGradients gradients_;
   ReadPasses reads_;
   std::optional<CollectSm90> collect_;
@@ -229,10 +221,10 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     return base::join("has no ", to_string(strategy), " backward");
   if (p.attention.determinism == Determinism::reproducible && sm90_mask(p).tiles == Sm90Tiles::list)
     return "tiles of this mask add to dq in any order, which is not reproducible";
-  const auto choice = sm90_backward_choice(p, facts.name);
+  const ReadPlan plan = sm90_read_plan(p);
+  const auto choice = sm90_backward_choice(p, plan, facts.name);
   if (!choice) return "no tile fits shared memory";
   if (p.varlen) {
-    const ReadPlan plan = sm90_read_plan(p, choice->config);
     for (const Collector collector : {Collector::pairs, Collector::any_pairs, Collector::walk})
       if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from packed sequences";
   }
@@ -247,15 +239,15 @@ std::unique_ptr<GpuExecutable> make(const problem::Problem& p, const driver::Dev
 
 std::vector<Family> families(const problem::Problem& p, const driver::DeviceFacts&) {
   Family family{"sm90.backward", {}};
-  for (const Sm90BackwardConfig& config : sm90_backward_space(p)) family.configs.push_back(text_of(config));
+  for (const Sm90BackwardConfig& config : sm90_backward_space(p, sm90_read_plan(p))) family.configs.push_back(text_of(config));
   return {family};
 }
 
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
   jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
   config.set(source.constants);
-  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", sm90_collects(p));
-  source.constants.set("kCollectsTerms", sm90_collects(p) && config.cluster_size() == 1);
+  source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
+  source.constants.set("kCollectsTerms", config.collects && config.cluster_size() == 1);
   return source;
 }
 
@@ -264,19 +256,16 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make, families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(p, config, config.kernel(),
-                   emit_score(p, {.lines = sm90_line_values(p),
-                                  .pairs = true,
-                                  .tiles = config.pair_tiles(p),
-                                  .tables = config.tables,
-                                  .tanh = true,
-                                  .bins = config.bins}));
+  return source_of(
+      p, config, sm90_backward_kernel(p),
+      emit_score(
+          p, {.lines = config.lines, .pairs = true, .tiles = config.tiles, .tables = config.tables, .tanh = true, .bins = config.bins}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = sm90_line_values(p)}),
+                           .score = emit_score(p, {.lines = config.lines}),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
   return source;

@@ -5,7 +5,6 @@
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
-#include "cuda/tune/score_facts.h"
 #include "cuda/tune/sm90_order.h"
 #include "cuda/tune/tuned.h"
 
@@ -21,7 +20,6 @@ class ForwardSm90 : public GpuExecutable {
         device_(problem.device.index),
         choice_(*sm90_forward_choice(problem, facts.name)),
         config_(choice_.config),
-        pair_tiles_(config_.pair_tiles(problem)),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
@@ -89,7 +87,7 @@ class ForwardSm90 : public GpuExecutable {
                                       : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
     args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
     args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
-    sm90_set_pair_maps(args, pair_tiles_, buffers, config_.queries());
+    sm90_set_pair_maps(args, config_.tiles, buffers, config_.queries());
     args.order = schedule_.order;
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.queries() - 1) / config_.queries());
@@ -123,7 +121,6 @@ class ForwardSm90 : public GpuExecutable {
   int device_;
   Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
-  std::vector<PairTile> pair_tiles_;
   Sm90Mask mask_;
   Workspace workspace_;
   TileTables tables_;
@@ -164,9 +161,9 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
   jit::KernelSource source{.stem = "forward_sm90",
                            .entry = "forward_sm90",
                            .constants = sm90_constants(problem),
-                           .score = emit_score(problem, {.lines = config.line_values(problem),
+                           .score = emit_score(problem, {.lines = config.lines,
                                                          .pairs = config.consumers == 2 && config.packed_heads == 1,
-                                                         .tiles = config.pair_tiles(problem),
+                                                         .tiles = config.tiles,
                                                          .tables = config.tables,
                                                          .tanh = true,
                                                          .several_heads = config.packed_heads > 1}),

@@ -4,7 +4,7 @@
 
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
-#include "cuda/tune/score_facts.h"
+#include "cuda/score_emit.h"
 
 namespace foveal::cuda {
 namespace {
@@ -48,12 +48,12 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
   return static_cast<unsigned>(stages * (stage + 16) + tasks_ahead * 16 + pair_stages * (half + 16));
 }
 
-PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::DeviceFacts& facts, Workspace& workspace)
+PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const driver::DeviceFacts& facts, Workspace& workspace)
     : problem_(p), config_(sm90_pairs_config(p)) {
   const int block_q = config_.block_q, block_kv = config_.block_kv;
-  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
+  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(planned.read)];
   param_ = read.param;
-  covers_ = covers_parameter(p, read);
+  covers_ = planned.facts.covers;
   const Sm90Mask mask = sm90_mask(p);
   keys_in_reach_ = sm90_keys_in_reach(p, mask);
   if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, block_q, block_kv, false, workspace);
@@ -70,7 +70,7 @@ PairsSm90::PairsSm90(const problem::Problem& p, int number, const driver::Device
   row_parts_ = parts.parts;
   schedule_ = parts.schedule;
   shared_bytes_ = config_.shared_bytes(p);
-  sources_ = {pairs_sm90_source(p, number, covers_)};
+  sources_ = {pairs_sm90_source(p, planned.read, covers_)};
   if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
 }
 

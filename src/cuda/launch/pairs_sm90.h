@@ -6,6 +6,7 @@
 
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90_order.h"
 
 namespace foveal::cuda {
@@ -25,7 +26,7 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& problem);
 
 class PairsSm90 {
  public:
-  PairsSm90(const problem::Problem& problem, int read, const driver::DeviceFacts& facts, Workspace& workspace);
+  PairsSm90(const problem::Problem& problem, const PlannedRead& read, const driver::DeviceFacts& facts, Workspace& workspace);
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source

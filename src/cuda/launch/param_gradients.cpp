@@ -8,18 +8,20 @@
 
 namespace foveal::cuda {
 
-ParamGradients::ParamGradients(const problem::Problem& p, Workspace& workspace, const std::vector<int>& written) {
+ParamGradients::ParamGradients(const problem::Problem& p, const ReadPlan& plan, Workspace& workspace) {
   const int bin_bits = exact_sum_bin_bits(p);
   const DType real = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (std::size_t i = 0; i < p.params.size(); ++i) {
-    Gradient gradient{.param = i, .storage = gradient_storage(p, i)};
+    Gradient gradient{.param = i, .storage = plan.storage[i]};
     if (gradient.storage == GradientStorage::none) continue;
     const problem::TensorSpec& target = p.params[i].gradient;
     for (const std::int64_t size : p.params[i].param.shape()) gradient.elements *= size;
     const auto elements = static_cast<std::size_t>(gradient.elements);
     if (gradient.storage == GradientStorage::exact_sums) gradient.bytes = elements * static_cast<std::size_t>(256 / bin_bits) * 8;
     if (gradient.storage == GradientStorage::added) {
-      gradient.direct = target.dtype == real || std::find(written.begin(), written.end(), static_cast<int>(i)) != written.end();
+      // pairs_sm90 writes each element once, in its own type
+      const auto written = [&](const PlannedRead& read) { return read.facts.param == i && read.collector == Collector::pairs; };
+      gradient.direct = target.dtype == real || std::any_of(plan.reads.begin(), plan.reads.end(), written);
       gradient.bytes = gradient.direct ? 0 : elements * size_of(real);
     }
     gradient.offset = workspace.reserve(gradient.bytes);

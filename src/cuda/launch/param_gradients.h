@@ -5,15 +5,14 @@
 #include "cuda/device/args.cuh"
 #include "cuda/jit/kernel.h"
 #include "cuda/launch/workspace.h"
-#include "cuda/score_emit.h"
+#include "cuda/tune/read_plan.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
 
 class ParamGradients {
  public:
-  /// written: parameters whose elements are written once each, in their own type.
-  ParamGradients(const problem::Problem& problem, Workspace& workspace, const std::vector<int>& written = {});
+  ParamGradients(const problem::Problem& problem, const ReadPlan& plan, Workspace& workspace);
 
   const std::vector<jit::KernelSource>& sources() const { return sources_; }
   void load(const std::shared_ptr<const jit::Image>* images, int device);  ///< one for each source

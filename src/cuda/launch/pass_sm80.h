@@ -3,8 +3,8 @@
 #include <optional>
 #include <vector>
 
-#include "cuda/launch/read_plan.h"
 #include "cuda/launch/tile_tables.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm80.h"
 #include "foveal/attention.h"
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda/tune/score_facts.h"
+#include "cuda/tune/read_plan.h"
 
 namespace foveal::cuda {
 namespace {
@@ -74,13 +74,11 @@ std::string text_of(const std::vector<ReadTable>& tables) {
 bool more_copies(std::int64_t entries, int copies) { return copies < 32 && 2 * copies * entries <= 4096; }
 
 /// Of the sums of reads that follow no line of a tile (ReadBins of tile/read_bins.cuh).
-std::size_t bytes_of_bins(const problem::Problem& p, const std::vector<ReadBins>& reads) {
+std::size_t bytes_of_bins(const std::vector<ReadBins>& reads) {
   std::size_t bytes = 0;
-  for (std::size_t r = 0; r < reads.size(); ++r) {
-    const int words = reads[r].entries < bin_entries(p, p.score->reads[r]) ? 9 : 3;  // what a tile says of itself
-    if (reads[r].copies > 0)
-      bytes +=
-          4 * (static_cast<std::size_t>(reads[r].entries) * static_cast<std::size_t>(reads[r].copies) + static_cast<std::size_t>(words));
+  for (const ReadBins& read : reads) {
+    const std::size_t words = read.is_window() ? 9 : 3;  // what a tile says of itself
+    if (read.copies > 0) bytes += 4 * (static_cast<std::size_t>(read.entries) * static_cast<std::size_t>(read.copies) + words);
   }
   return bytes;
 }
@@ -95,19 +93,14 @@ std::size_t bytes_of_pairs(const std::vector<PairTile>& tiles, int stages, int r
 
 }  // namespace
 
-std::vector<PairTile> Sm90ForwardConfig::pair_tiles(const problem::Problem& p) const {
-  return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
-}
-
-LineValues Sm90ForwardConfig::line_values(const problem::Problem& p) const { return helpers ? sm90_line_values(p) : LineValues{}; }
-
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
-  const std::size_t tiles = static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
-                            static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
-  const int barriers = 16 * query_stages + 32 * stages + (helpers ? 32 : 0) + 16;  // and a word
-  const std::size_t lines = 2 * 4 * line_values(p).count(block_q(), block_kv);
-  return tiles + static_cast<std::size_t>(barriers) + lines + bytes_of_pairs(pair_tiles(p), pair_stages, block_q(), block_kv) +
-         static_cast<std::size_t>(p.has_mask() ? block_kv : 0) + bytes_of_tables(tables);
+  const std::size_t stages_bytes =
+      static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
+      static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
+  const int barriers = 16 * query_stages + 32 * stages + (lines.empty() ? 0 : 32) + 16;  // and a word
+  return stages_bytes + static_cast<std::size_t>(barriers) + 2 * 4 * lines.count(block_q(), block_kv) +
+         bytes_of_pairs(tiles, pair_stages, block_q(), block_kv) + static_cast<std::size_t>(p.has_mask() ? block_kv : 0) +
+         bytes_of_tables(tables);
 }
 
 std::string Sm90ForwardConfig::text() const {
@@ -122,12 +115,10 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kStages", stages)
       .set("kQueryStages", query_stages)
       .set("kPairStages", pair_stages)
-      .set("kProducerRegisters", consumers == 3 ? 32
-                                 : helpers      ? 56
-                                                : 24)
-      .set("kConsumerRegisters", consumers == 3 ? 160
-                                 : helpers      ? 224
-                                                : 240)
+      .set("kProducerRegisters", consumers == 3  ? 32
+                                 : lines.empty() ? 24
+                                                 : 56)
+      .set("kConsumerRegisters", consumer_registers())
       .set("kTakeTurns", take_turns)
       .set("kFewQueries", few_queries())
       .set("kPackedHeads", packed_heads)
@@ -135,55 +126,47 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kOrdered", softmax_before_pv_wait);
 }
 
-std::vector<PairTile> Sm90BackwardConfig::pair_tiles(const problem::Problem& p) const {
-  return pair_stages > 0 ? sm90_pair_tiles(p) : std::vector<PairTile>{};
-}
-
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
-  return bytes_without_lines(p) + static_cast<std::size_t>(stages) * 4 * sm90_line_values(p).count(block_kv, block_q);
-}
-
-std::size_t Sm90BackwardConfig::bytes_without_lines(const problem::Problem& p) const {
   // In a cluster keys have four chunks, one for each part of dq, and come with two of the other CTA's.
   const std::size_t keys = cluster_size() > 1 ? 6 * tile_bytes(block_kv, 64) : tile_bytes(block_kv, p.head_dim);
-  const std::size_t tiles = keys + tile_bytes(block_kv, p.head_dim_v) +
-                            static_cast<std::size_t>(stages) * (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v)) +
-                            2 * tile_bytes(block_kv, block_q);
+  const auto of_stages = static_cast<std::size_t>(stages) *
+                         (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) + 4 * lines.count(block_kv, block_q));
   const int barriers_and_statistics = 80 + 48 * stages + stages * statistics_bytes(block_q);
-  return tiles + static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(pair_tiles(p), pair_stages, block_q, block_kv) +
-         static_cast<std::size_t>(sm90_collects(p) && p.head_dim <= 128 ? staged_reads(p) : 0) * staged_read_bytes(block_kv, block_q) +
-         bytes_of_bins(p, bins) + bytes_of_tables(tables);
+  return keys + tile_bytes(block_kv, p.head_dim_v) + of_stages + 2 * tile_bytes(block_kv, block_q) +
+         static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(tiles, pair_stages, block_q, block_kv) +
+         static_cast<std::size_t>(staged_reads) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(bins) + bytes_of_tables(tables);
 }
 
-std::vector<ReadBins> sm90_bins(const problem::Problem& p, std::size_t room) {
+std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
   std::vector<std::size_t> wanted;
-  std::vector<ReadBins> bins(p.score->reads.size());
-  const auto entries = [&](std::size_t r) { return bin_entries(p, p.score->reads[r]); };
-  for (std::size_t r = 0; r < bins.size(); ++r)
-    if (entries(r) > 0) wanted.push_back(r);
+  std::vector<ReadBins> bins;
+  const auto entries = [&](std::size_t r) { return plan.reads[r].facts.elements; };
+  for (const PlannedRead& read : plan.reads) {
+    if (read.facts.elements > 0) wanted.push_back(bins.size());
+    bins.push_back({0, 0, read.facts.elements});
+  }
   std::stable_sort(wanted.begin(), wanted.end(), [&](std::size_t a, std::size_t b) { return entries(a) < entries(b); });
-  const auto try_one = [&](std::size_t r, ReadBins tried) {
-    const ReadBins before = std::exchange(bins[r], tried);
-    const bool fits = bytes_of_bins(p, bins) <= room;
+  const auto try_one = [&](std::size_t r, int count, int copies) {
+    const ReadBins before = std::exchange(bins[r], {count, copies, entries(r)});
+    const bool fits = bytes_of_bins(bins) <= room;
     if (!fits) bins[r] = before;
     return fits;
   };
   std::size_t placed = 0;
   for (const std::size_t r : wanted) {
     constexpr std::int64_t most = 16640;  // a larger table has room for what is read, too, if a part of it moves along with the tiles
-    if (entries(r) > most || !try_one(r, {static_cast<int>(entries(r)), 1})) break;
+    if (entries(r) > most || !try_one(r, static_cast<int>(entries(r)), 1)) break;
     ++placed;
   }
   for (std::size_t i = placed; i < wanted.size(); ++i) {
     constexpr int most = 16384, least = 2048;
-    const std::size_t taken = bytes_of_bins(p, bins);
+    const std::size_t taken = bytes_of_bins(bins);
     const auto share = room > taken ? static_cast<std::int64_t>((room - taken) / 4 / (wanted.size() - i)) - 9 : 0;
     const auto window = static_cast<int>(std::min({share, std::int64_t{most}, entries(wanted[i]) - 1}) / 32 * 32);
-    if (window >= least && bins_lie_together(p, p.score->reads[wanted[i]])) try_one(wanted[i], {window, 1});
+    if (window >= least && plan.reads[wanted[i]].facts.lie_together) try_one(wanted[i], window, 1);
   }
   for (const std::size_t r : wanted)
-    while (bins[r].copies > 0 && more_copies(bins[r].entries, bins[r].copies) && try_one(r, {bins[r].entries, 2 * bins[r].copies}))
-      continue;
+    while (bins[r].copies > 0 && more_copies(bins[r].entries, bins[r].copies) && try_one(r, bins[r].entries, 2 * bins[r].copies)) continue;
   return bins;
 }
 
@@ -219,74 +202,51 @@ void Sm90BackwardConfig::set(jit::Constants& constants) const {
       .set("kConsumerRegisters", (3 * 168 - helper_registers) / 2);
 }
 
-namespace {
+const char* sm90_backward_kernel(const problem::Problem& p) { return p.head_dim > 128 ? "backward_wide_sm90" : "backward_sm90"; }
 
-std::optional<Sm90CollectConfig> fitting_collect_config(const problem::Problem& p) {
+std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, const ReadPlan& plan) {
   for (const int stages : {2, 1}) {
-    Sm90CollectConfig config{stages, find_line_values(p, straight_values(p))}, without_lines{stages, {}};
+    Sm90CollectConfig config{stages, plan.staged(), find_line_values(p, straight_values(p))}, without_lines{stages, plan.staged(), {}};
     const auto with_bins = [&](Sm90CollectConfig& fitting) {
-      fitting.bins = sm90_bins(p, sm90_shared_limit - fitting.shared_bytes(p));
+      fitting.bins = sm90_bins(plan, sm90_shared_limit - fitting.shared_bytes(p));
       return fitting;
     };
     if (config.shared_bytes(p) <= sm90_shared_limit) {
       const std::vector<ReadBins> bins = with_bins(config).bins;
-      bool all = true;
-      for (std::size_t r = 0; r < bins.size(); ++r) all = all && bins[r].entries == bin_entries(p, p.score->reads[r]);
-      if (all || stages == 1) return config;
+      if (stages == 1 || std::none_of(bins.begin(), bins.end(), [](const ReadBins& read) { return read.is_window(); })) return config;
     }
     if (stages == 1 && without_lines.shared_bytes(p) <= sm90_shared_limit) return with_bins(without_lines);
   }
   return std::nullopt;
 }
 
-}  // namespace
-
-bool sm90_collects(const problem::Problem& p) {
-  if (p.pass != Pass::backward) return false;
-  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  const auto& reads = p.score->reads;
-  if (std::all_of(reads.begin(), reads.end(), [&](const auto& read) { return is_added_later(p, read); })) return false;
-  if (dim > 128 && !has_terms(p)) return true;
-  for (const scoring::TrainableRead& read : reads)
-    for (const scoring::ValueId index : read.index)
-      if (p.score->backward.depends[static_cast<std::size_t>(index)] & scoring::depends_score) return false;
-  if (early_reads(p) > 2) return false;  // what registers hold, and then shared memory
-  return dim > 128 ? p.head_dim > 128 && fitting_collect_config(p).has_value() : staged_reads(p) <= (dim > 64 ? 2 : 3);
-}
-
-std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p) {
-  return p.head_dim > 128 && has_terms(p) && sm90_collects(p) ? fitting_collect_config(p) : std::nullopt;
-}
-
 std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
   const std::size_t of_stage = tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) +
                                static_cast<std::size_t>(statistics_bytes(block_q)) + 4 * lines.count(block_kv, block_q) + 48;
   return tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) + static_cast<std::size_t>(stages) * of_stage + 80 +
-         static_cast<std::size_t>(staged_reads(p)) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(p, bins);
+         static_cast<std::size_t>(staged_reads) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(bins);
 }
 
-LineValues sm90_line_values(const problem::Problem& p) {
+LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig& config) {
   const bool in_turns = p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
   if (!p.has_score_mod() || (p.pass == Pass::backward && in_turns)) return {};
   LineValues lines = find_line_values(p, straight_values(p));
   if (p.pass == Pass::forward) return lines;
   // As many as shared memory has room for: those along diagonals serve more pairs.
-  const Sm90BackwardConfig config{.block_q = 64, .block_kv = p.head_dim > 128 ? 64 : 128};
-  const std::size_t taken = config.bytes_without_lines(p);
+  const std::size_t taken = config.shared_bytes(p);
   const std::size_t room = taken < sm90_shared_limit ? (sm90_shared_limit - taken) / (4 * static_cast<std::size_t>(config.stages)) : 0;
   for (std::vector<scoring::ValueId>* values : {&lines.walk, &lines.diagonal})
     while (!values->empty() && lines.count(config.block_kv, config.block_q) > room) values->pop_back();
   return lines;
 }
 
-std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p) {
+std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) {
   if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
   std::vector<PairTile> tiles = find_pair_tiles(p);
   const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2; };
   if (tiles.size() > 1)
     tiles.erase(std::remove_if(tiles.begin(), tiles.end(), wide), tiles.end());  // shared memory has no room for these beside others
-  // What a kernel that collects gradients evaluates after the probabilities finds no tiles any more.
-  if (sm90_collects(p)) {
+  if (collects) {
     const auto late = [&](const PairTile& tile) {
       const scoring::Program& program = p.score->backward;
       const auto uses = [&](const scoring::TrainableRead& read) {

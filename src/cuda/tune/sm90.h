@@ -7,11 +7,14 @@
 
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
-#include "cuda/score_emit.h"
+#include "cuda/read_facts.h"
+#include "cuda/score_facts.h"
 #include "mask/band.h"
 #include "problem/problem.h"
 
 namespace foveal::cuda {
+
+struct ReadPlan;  // tune/read_plan.h
 
 /// Where a kernel finds the tiles of a row; the order of device::TileSource.
 enum class Sm90Tiles { all, causal, band, list };
@@ -40,8 +43,9 @@ struct Sm90ForwardConfig {
   bool softmax_before_pv_wait = false;  ///< exponentials before the wait for the product that runs beside them
   int packed_heads = 1;                 ///< GQA packing: heads of a kv head, whose queries are rows of one tile
   int pair_stages = 0;                  ///< of reads that come as tiles; 0: none does
-  bool helpers = false;                 ///< a warp beside the one that loads has work too
   bool split_kv = false;                ///< tasks take a part of the keys each
+  LineValues lines{};                   ///< that a helping warp evaluates, beside the one that loads
+  std::vector<PairTile> tiles{};        ///< reads that come as tiles, where there are stages for them
   std::vector<ReadTable> tables{};      ///< in shared memory
 
   /// Those that are chosen; the others follow from them and the problem.
@@ -52,12 +56,11 @@ struct Sm90ForwardConfig {
     fn("packed_heads", self.packed_heads), fn("pair_stages", self.pair_stages);
   }
 
-  std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
-  LineValues line_values(const problem::Problem& problem) const;           ///< that a helping warp evaluates
   bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< fewer than a tile has rows
   int queries() const { return block_q() / packed_heads; }                 ///< of a tile
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
+  int consumer_registers() const { return consumers == 3 ? 160 : lines.empty() ? 240 : 224; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;  ///< "128x160 stages 2"
   void set(jit::Constants& constants) const;
@@ -68,6 +71,10 @@ struct Sm90BackwardConfig {
   int stages = 2;                    ///< of queries and gradients of the output
   int pair_stages = 0;               ///< of reads that come as tiles; 0: none does
   int helper_registers = 0;          ///< of a thread of the warps that load and help; the others share the rest
+  bool collects = false;             ///< gradients of parameters, but for terms that have a pass of their own
+  int staged_reads = 0;              ///< of trained reads whose terms other warps sum up
+  LineValues lines{};                ///< that these evaluate
+  std::vector<PairTile> tiles{};     ///< reads that come as tiles, where there are stages for them
   std::vector<ReadBins> bins{};      ///< see sm90_bins
   std::vector<ReadTable> tables{};   ///< in shared memory
 
@@ -76,14 +83,10 @@ struct Sm90BackwardConfig {
     fn("block_q", self.block_q), fn("block_kv", self.block_kv), fn("stages", self.stages), fn("pair_stages", self.pair_stages);
   }
 
-  std::vector<PairTile> pair_tiles(const problem::Problem& problem) const;
-
   static constexpr int threads = 384;
-  const char* kernel() const { return block_kv == 64 ? "backward_wide_sm90" : "backward_sm90"; }
   int cluster_size() const { return block_kv == 64 ? 2 : 1; }  ///< CTAs that do a task together
   int task_keys() const { return cluster_size() * block_kv; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
-  std::size_t bytes_without_lines(const problem::Problem& problem) const;
   std::string text() const;
   void set(jit::Constants& constants) const;
 };
@@ -92,40 +95,43 @@ struct Sm90BackwardConfig {
 struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
   int stages;
+  int staged_reads;
   LineValues lines;
   std::vector<ReadBins> bins{};
 
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
-/// Where each trained read that follows no line of a tile is summed in `room` bytes of shared memory: all its elements with some copies, or
-/// a window of them, or nowhere.
-std::vector<ReadBins> sm90_bins(const problem::Problem& problem, std::size_t room);
+/// Where each scatter of the reads is summed in `room` bytes of shared memory: all its elements with some copies, or a window of them, or
+/// nowhere.
+std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 
-/// Do the Hopper kernels collect gradients of parameters themselves, but for those that several batches or heads add up for each pair?
-bool sm90_collects(const problem::Problem& problem);
-/// How, if the backward kernel has no registers for terms of pairs.
-std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem);
-/// Reads of one element per pair that the kernels may get as tiles.
-std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem);
-/// What its score needs along the lines of a tile, where the kernel has warps for that.
-LineValues sm90_line_values(const problem::Problem& problem);
+/// The backward kernel for the problem's head dims.
+const char* sm90_backward_kernel(const problem::Problem& problem);
+/// How gradients of parameters are collected after a backward kernel that has no registers for terms of pairs; nothing where that does not fit.
+std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
+/// Reads of one element per pair that the kernels may get as tiles. collects: what a kernel that collects gradients evaluates after the
+/// probabilities finds no tiles any more.
+std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);
+/// What a score needs along the lines of a tile, where the kernel has warps for that.
+LineValues sm90_line_values(const problem::Problem& problem, const Sm90BackwardConfig& config = {});
 
 /// The configurations of all rows of a table (sm90_choice.cpp) that apply and fit, the best for this problem first; empty when none fits.
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& problem, const ReadPlan& plan);
 
 /// What runs on a device of this name: its tuned configuration, or the first candidate. Nothing when no row fits.
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& problem, const std::string& device);
-std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const std::string& device);
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& problem, const ReadPlan& plan,
+                                                               const std::string& device);
 
 /// Why the kernels cannot run a problem so, or nothing; for configurations that were completed for the problem.
 std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90ForwardConfig& config);
-std::optional<std::string> sm90_illegal(const problem::Problem& problem, const Sm90BackwardConfig& config);
+std::optional<std::string> sm90_illegal(const problem::Problem& problem, const ReadPlan& plan, const Sm90BackwardConfig& config);
 
 /// Every legal configuration, the candidates first: what can be measured.
 std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& problem);
-std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem);
+std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& problem, const ReadPlan& plan);
 
 /// Tables that fit `room` bytes of shared memory, the smallest first, with as many copies as do.
 std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles, std::size_t room);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "cuda/tune/score_facts.h"
+#include "cuda/tune/read_plan.h"
 #include "cuda/tune/sm90.h"
 #include "cuda/tune/tuned.h"
 
@@ -186,7 +186,7 @@ bool fits(const problem::Problem& p, const auto& config) { return config.shared_
 /// As many stages as there is room for.
 std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
-  config.helpers = f.p.group_size == 1 && !f.lines.empty();  // lines of one head
+  if (f.p.group_size == 1) config.lines = f.lines;  // of one head
   while (!fits(f.p, config)) {
     if (config.stages > 2) {
       --config.stages;
@@ -205,6 +205,7 @@ Sm90ForwardConfig with_pair_tiles(const ForwardFacts& f, const Sm90ForwardConfig
   for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) {
     Sm90ForwardConfig tried = config;
     tried.pair_stages = pair_stages;
+    tried.tiles = f.pair_tiles;
     tried.query_stages = std::min(config.query_stages, query_stages);
     if (fits(f.p, tried)) return tried;
   }
@@ -218,7 +219,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
     Sm90ForwardConfig tried = config;
     tried.query_stages = query_stages;
     if (const std::size_t taken = tried.shared_bytes(p); taken < sm90_shared_limit) {
-      tried.tables = sm90_fitting_tables(p, tried.pair_tiles(p), sm90_shared_limit - taken);
+      tried.tables = sm90_fitting_tables(p, tried.tiles, sm90_shared_limit - taken);
       if (tried.tables.size() > best.tables.size()) best = tried;
     }
   }
@@ -226,7 +227,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
 }
 
 std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
-  config.helpers = !f.lines.empty();
+  config.lines = f.lines;
   config = with_tables(f.p, with_pair_tiles(f, config));
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
 }
@@ -254,13 +255,15 @@ std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
 
 struct BackwardFacts {
   const problem::Problem& p;
+  const ReadPlan& plan;
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
-  bool collects = sm90_collects(p);
-  /// The warps beside the one that loads have work.
-  bool helpers = (collects && p.head_dim <= 128 && staged_reads(p) > 0) || !sm90_line_values(p).empty();
+  bool collects = plan.hopper;
+  int staged = collects && p.head_dim <= 128 ? plan.staged() : 0;
+  LineValues lines = sm90_line_values(p, {.block_kv = p.head_dim > 128 ? 64 : 128, .staged_reads = staged});
+  bool helpers = staged > 0 || !lines.empty();  ///< the warps beside the one that loads have work
   bool light = is_light(p);
-  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p);
+  std::vector<PairTile> pair_tiles = sm90_pair_tiles(p, collects);
 
   bool only_sums() const;
   bool holds_little() const;
@@ -269,11 +272,10 @@ struct BackwardFacts {
 
 /// Trained reads leave no term of a pair in registers.
 bool BackwardFacts::only_sums() const {
-  return std::all_of(p.score->reads.begin(), p.score->reads.end(), [&](const scoring::TrainableRead& read) {
-    const bool of_score = (p.score->backward.depends[static_cast<std::size_t>(read.factor)] & scoring::depends_score) != 0;
-    return follows_from_dk(p, read) ||
-           (!of_score && (read.reduction == scoring::Reduction::uniform || read.reduction == scoring::Reduction::column));
-  });
+  return plan.count([](const ReadFacts& read) {
+    const bool summed = read.kind == scoring::Reduction::uniform || read.kind == scoring::Reduction::column;
+    return !read.follows_from_dk && (read.factor_of_score || !summed);
+  }) == 0;
 }
 
 /// Registers hold of each pair what the plain pass holds.
@@ -295,7 +297,8 @@ int helper_registers(const BackwardFacts& f, bool helpers) {
   if (f.p.head_dim > 128) return 40;
   if (!helpers) return 24;
   if (f.dim <= 64) return 72;
-  return f.collects && reads_along(f.p, scoring::Reduction::diagonal) > 0 && early_reads(f.p) == 0 ? 56 : 40;
+  const int diagonals = f.plan.count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; });
+  return f.collects && diagonals > 0 && f.plan.early() == 0 ? 56 : 40;
 }
 
 using BackwardRow = Row<BackwardFacts, Sm90BackwardConfig>;
@@ -331,10 +334,14 @@ std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardC
   const problem::Problem& p = f.p;
   const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
   config.helper_registers = helper_registers(f, f.helpers || loads_more);
+  config.collects = f.collects;
+  config.staged_reads = f.staged;
+  config.lines = f.lines;
+  if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(p, config)) return std::nullopt;
   if (config.cluster_size() == 1) {
-    if (f.collects) config.bins = sm90_bins(p, sm90_shared_limit - config.shared_bytes(p));
-    config.tables = sm90_fitting_tables(p, config.pair_tiles(p), sm90_shared_limit - config.shared_bytes(p));
+    if (f.collects) config.bins = sm90_bins(f.plan, sm90_shared_limit - config.shared_bytes(p));
+    config.tables = sm90_fitting_tables(p, config.tiles, sm90_shared_limit - config.shared_bytes(p));
   }
   return config;
 }
@@ -349,13 +356,13 @@ std::vector<Config> configs_of(std::vector<Chosen<Config>> chosen) {
 }
 
 /// A tuned configuration where it is legal, and the reason why another is taken where not.
-template <class Config, class Complete>
+template <class Config, class Complete, class Illegal>
 std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::string& device, const char* family,
-                                     std::vector<Chosen<Config>> chosen, const Complete& completed) {
+                                     std::vector<Chosen<Config>> chosen, const Complete& completed, const Illegal& illegal) {
   std::string unfit;
   if (const auto tuned = tuned_config(p, device, family)) {
     const auto config = completed(parse_config<Config>(tuned->config, tuned->source));
-    const auto reason = config ? sm90_illegal(p, *config) : std::optional<std::string>("it does not fit shared memory");
+    const auto reason = config ? illegal(*config) : std::optional<std::string>("it does not fit shared memory");
     if (!reason) return Chosen<Config>{*config, base::join("tuned (", tuned->source, ")")};
     unfit = base::join("; not as tuned (", tuned->source, "): ", *reason);
   }
@@ -366,26 +373,32 @@ std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::strin
 
 /// With what follows from the problem, the fields as they are.
 std::optional<Sm90ForwardConfig> as_it_is(const ForwardFacts& f, Sm90ForwardConfig config) {
-  config.helpers = !f.lines.empty() && config.packed_heads == 1;
+  if (config.packed_heads == 1) config.lines = f.lines;
+  if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(f.p, config)) return std::nullopt;
-  if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.pair_tiles(f.p), sm90_shared_limit - config.shared_bytes(f.p));
+  if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
   return config;
 }
 
 }  // namespace
 
 std::vector<Sm90ForwardConfig> sm90_forward_candidates(const problem::Problem& p) { return configs_of(forward_chosen({p})); }
-std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p) { return configs_of(backward_chosen({p})); }
+std::vector<Sm90BackwardConfig> sm90_backward_candidates(const problem::Problem& p, const ReadPlan& plan) {
+  return configs_of(backward_chosen({p, plan}));
+}
 
 std::optional<Chosen<Sm90ForwardConfig>> sm90_forward_choice(const problem::Problem& p, const std::string& device) {
   const ForwardFacts facts{p};
-  return choice(p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return as_it_is(facts, config); });
+  return choice(
+      p, device, "sm90.forward", forward_chosen(facts), [&](const Sm90ForwardConfig& config) { return as_it_is(facts, config); },
+      [&](const Sm90ForwardConfig& config) { return sm90_illegal(p, config); });
 }
 
-std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const std::string& device) {
-  const BackwardFacts facts{p};
-  return choice(p, device, "sm90.backward", backward_chosen(facts),
-                [&](const Sm90BackwardConfig& config) { return complete(facts, config); });
+std::optional<Chosen<Sm90BackwardConfig>> sm90_backward_choice(const problem::Problem& p, const ReadPlan& plan, const std::string& device) {
+  const BackwardFacts facts{p, plan};
+  return choice(
+      p, device, "sm90.backward", backward_chosen(facts), [&](const Sm90BackwardConfig& config) { return complete(facts, config); },
+      [&](const Sm90BackwardConfig& config) { return sm90_illegal(p, plan, config); });
 }
 
 // ---- what is legal ----
@@ -406,14 +419,14 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90For
   if (config.pair_stages > 0 && (f.pair_tiles.empty() || config.few_queries())) return "no read comes as tiles";
   // Accumulators of the output, scores, probabilities, and what else a thread has.
   const std::int64_t registers = (p.head_dim_v + 15) / 16 * 8 + config.block_kv / 2 + config.block_kv / 4 + 24;
-  const int most = config.consumers == 3 ? 160 : config.helpers ? 224 : 240;
+  const int most = config.consumer_registers();
   if (registers > most) return base::join(registers, " registers a thread exceed ", most);
   if (!fits(p, config)) return base::join(config.shared_bytes(p), " bytes of shared memory exceed ", sm90_shared_limit);
   return std::nullopt;
 }
 
-std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  const BackwardFacts f{p};
+std::optional<std::string> sm90_illegal(const problem::Problem& p, const ReadPlan& plan, const Sm90BackwardConfig& config) {
+  const BackwardFacts f{p, plan};
   if (config.block_kv != (p.head_dim > 128 ? 64 : 128)) return base::join("block_kv is ", p.head_dim > 128 ? 64 : 128, " at this head_dim");
   if (config.block_q != 64 && config.block_q != 128) return "block_q is 64 or 128";
   if (config.block_q == 128 && (f.dim > 64 || !f.only_sums())) return "registers do not last for 128 queries";
@@ -426,11 +439,11 @@ std::optional<std::string> sm90_illegal(const problem::Problem& p, const Sm90Bac
 
 namespace {
 
-/// Adds a configuration that is legal and not there yet.
+/// Adds a configuration that is not there yet.
 template <class Config>
-void add_legal(const problem::Problem& p, const std::optional<Config>& config, std::vector<Config>& space) {
-  const auto same = [&](const Config& other) { return text_of(other) == text_of(*config); };
-  if (config && !sm90_illegal(p, *config) && std::none_of(space.begin(), space.end(), same)) space.push_back(*config);
+void add_new(const Config& config, std::vector<Config>& space) {
+  const auto same = [&](const Config& other) { return text_of(other) == text_of(config); };
+  if (std::none_of(space.begin(), space.end(), same)) space.push_back(config);
 }
 
 }  // namespace
@@ -439,6 +452,9 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
   const ForwardFacts facts{p};
   std::vector<Sm90ForwardConfig> space = sm90_forward_candidates(p);
   const bool few = facts.few_queries();
+  const auto add = [&](const std::optional<Sm90ForwardConfig>& config) {
+    if (config && !sm90_illegal(p, *config)) add_new(*config, space);
+  };
   for (const int consumers : {1, 2, 3})
     for (const int block_kv : {64, 80, 96, 112, 128, 144, 160, 176, 192})
       for (const int turns : {1, 0})
@@ -449,21 +465,23 @@ std::vector<Sm90ForwardConfig> sm90_forward_space(const problem::Problem& p) {
                                    .take_turns = turns == 1,
                                    .softmax_before_pv_wait = early == 1};
           if (few) {
-            add_legal(p, packed(facts, config), space);
+            add(packed(facts, config));
             config.stages = 2;
           }
           for (config.query_stages = 2; config.query_stages > 1 && !fits(p, config);) --config.query_stages;
-          add_legal(p, whole_heads(facts, config), space);
+          add(whole_heads(facts, config));
         }
   return space;
 }
 
-std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p) {
-  const BackwardFacts facts{p};
-  std::vector<Sm90BackwardConfig> space = sm90_backward_candidates(p);
+std::vector<Sm90BackwardConfig> sm90_backward_space(const problem::Problem& p, const ReadPlan& plan) {
+  const BackwardFacts facts{p, plan};
+  std::vector<Sm90BackwardConfig> space = sm90_backward_candidates(p, plan);
   for (const int block_q : {64, 128})
-    for (const int pair_stages : {0, 1, 2})
-      add_legal(p, complete(facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages}), space);
+    for (const int pair_stages : {0, 1, 2}) {
+      const auto config = complete(facts, {.block_q = block_q, .block_kv = p.head_dim > 128 ? 64 : 128, .pair_stages = pair_stages});
+      if (config && !sm90_illegal(p, plan, *config)) add_new(*config, space);
+    }
   return space;
 }
 

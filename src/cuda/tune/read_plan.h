@@ -1,9 +1,10 @@
 #pragma once
-// The read plan of a backward pass: for each trained read of the score who sums its terms, in which kernel, and why. Made once for a
-// problem; launches take from it what they run, and explain() prints it.
+// The read plan of a backward pass: for each trained read of the score who sums its terms, in which kernel, and why. Made once for a problem,
+// before its kernels are configured: configurations and launches take from it what they run, and explain() prints it.
 #include <string>
 #include <vector>
 
+#include "cuda/read_facts.h"
 #include "cuda/tune/sm80.h"
 #include "cuda/tune/sm90.h"
 #include "foveal/attention.h"
@@ -27,6 +28,7 @@ const char* to_string(Collector collector);
 
 struct PlannedRead {
   int read;  ///< number in the score program
+  ReadFacts facts;
   Collector collector;
   const char* kernel;
   std::string why;
@@ -35,16 +37,32 @@ struct PlannedRead {
 };
 
 struct ReadPlan {
+  std::vector<GradientStorage> storage;  ///< of each parameter
   std::vector<PlannedRead> reads;
-  std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where it runs
+  bool hopper = false;                         ///< Hopper kernels collect, but for what is added later
+  std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where the backward kernel has no registers for terms of pairs
 
   /// The numbers of the reads that a collector sums.
   std::vector<int> of(Collector collector) const;
+  /// How many reads have a property.
+  template <class Fn>
+  int count(Fn&& has) const {
+    int found = 0;
+    for (const PlannedRead& read : reads) found += has(read.facts);
+    return found;
+  }
+  int staged() const {
+    return count([](const ReadFacts& read) { return read.staged(); });
+  }
+  int early() const {
+    return count([](const ReadFacts& read) { return read.early; });
+  }
+  /// Decides between bins, a window and L2, once it is known what has room in shared memory (sm90_bins).
+  void place(const std::vector<ReadBins>& bins);
   void describe(Explanation& explanation, const problem::Problem& problem) const;
 };
 
-/// config: of the backward kernel.
-ReadPlan sm90_read_plan(const problem::Problem& problem, const Sm90BackwardConfig& config);
+ReadPlan sm90_read_plan(const problem::Problem& problem);
 /// config: of the kernel of dq.
 ReadPlan sm80_read_plan(const problem::Problem& problem, const Sm80Config& config);
 

@@ -1,0 +1,132 @@
+#include "cuda/read_facts.h"
+
+#include <algorithm>
+
+#include "cuda/score_writer.h"
+
+namespace foveal::cuda {
+namespace {
+
+using scoring::Reduction;
+using scoring::TrainableRead;
+
+class Analysis {
+ public:
+  explicit Analysis(const Problem& p) : p_(p), program_(p.score->backward), writer_(p, program_), bounds_(bounds_of(program_, p)) {}
+
+  GradientStorage storage(std::size_t param) const {
+    if (!p_.params[param].gradient.present) return GradientStorage::none;
+    if (static_cast<int>(param) == p_.sink) return GradientStorage::exact_sums;
+    if (p_.score->params[param].gradient_is_zero) return GradientStorage::zero;
+    int found = 0;
+    bool elements = true, owned = true;
+    for (const TrainableRead& read : p_.score->reads) {
+      if (read.param != static_cast<std::int32_t>(param)) continue;
+      ++found;
+      elements = elements && read.reduction == Reduction::element && stays_inside(read);
+      owned = owned && (read.reads_head || p_.heads_q == 1) && (read.reads_batch || p_.batch == 1);
+    }
+    if (!elements) return GradientStorage::exact_sums;
+    return owned && found == 1 ? GradientStorage::stored : GradientStorage::added;
+  }
+
+  ReadFacts operator()(const TrainableRead& read) const {
+    ReadFacts facts{};
+    facts.param = static_cast<std::size_t>(read.param);
+    facts.storage = storage(facts.param);
+    const bool summed = read.reduction == Reduction::element && facts.storage == GradientStorage::exact_sums;
+    facts.kind = summed ? Reduction::scatter : read.reduction;
+    facts.follows_from_dk = follows_from_dk(read);
+    facts.factor_of_score = of_score(read.factor);
+    facts.index_of_score = std::any_of(read.index.begin(), read.index.end(), [&](ValueId index) { return of_score(index); });
+    facts.early = of_score(p_.score->dscore) || (facts.factor_of_score && !facts.follows_from_dk);
+    facts.elements = facts.kind == Reduction::scatter ? elements_of_pairs(read) : 0;
+    facts.lie_together = facts.elements > 0 && facts.elements <= 32 * p_.seqlen_kv && sums_of_positions(read);
+    facts.covers = read.reduction == Reduction::element && covers(read);
+    return facts;
+  }
+
+ private:
+  bool of_score(ValueId value) const { return (program_.depends_of(value) & scoring::depends_score) != 0; }
+
+  std::int64_t size(const TrainableRead& read, std::size_t dimension) const {
+    return p_.params[static_cast<std::size_t>(read.param)].param.shape()[dimension];
+  }
+  const Interval& bounds(const TrainableRead& read, std::size_t dimension) const {
+    return bounds_[static_cast<std::size_t>(read.index[dimension])];
+  }
+
+  /// No index is clamped, so that different pairs touch different elements.
+  bool stays_inside(const TrainableRead& read) const {
+    for (std::size_t d = 0; d < read.index.size(); ++d)
+      if (!(bounds(read, d).low >= 0 && bounds(read, d).high <= static_cast<double>(size(read, d) - 1))) return false;
+    return true;
+  }
+
+  bool covers(const TrainableRead& read) const {
+    unsigned seen = 0;
+    for (std::size_t d = 0; d < read.index.size(); ++d) {
+      const unsigned depends = program_.depends_of(read.index[d]);
+      const bool all = bounds(read, d).low == 0 && bounds(read, d).high == static_cast<double>(size(read, d) - 1);
+      if (!all || (depends & seen)) return false;
+      seen |= depends;
+    }
+    return true;
+  }
+
+  std::int64_t elements_of_pairs(const TrainableRead& read) const {
+    constexpr std::int64_t most = std::int64_t{1} << 30;
+    std::int64_t elements = 1;
+    for (std::size_t d = 0; d < read.index.size(); ++d)
+      if (is_pair_dimension(program_, read.index[d])) elements = std::min(most, elements * size(read, d));
+    return elements;
+  }
+
+  /// The indices are sums of what rows and columns are, and no data is read for them.
+  bool sums_of_positions(const TrainableRead& read) const {
+    std::vector<bool> reads(program_.code.size(), false);
+    for (std::size_t i = 0; i < program_.code.size(); ++i) {
+      const Instr& instr = program_.code[i];
+      const auto is = [&](ValueId id) { return id >= 0 && reads[static_cast<std::size_t>(id)]; };
+      reads[i] = instr.op == Op::read || std::any_of(instr.arg.begin(), instr.arg.end(), is);
+    }
+    Instr place;
+    place.param = read.param;
+    place.index = read.index;
+    return std::none_of(read.index.begin(), read.index.end(), [&](ValueId id) { return reads[static_cast<std::size_t>(id)]; }) &&
+           writer_.element_by_lines(place).has_value();
+  }
+
+  bool follows_from_dk(const TrainableRead& read) const {
+    if (read.reduction != Reduction::uniform || !writer_.is_scaled_score(read.factor)) return false;
+    std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
+    if (p_.heads_q != p_.heads_kv) varies |= scoring::depends_head;  // dk is the sum over a group of them
+    const auto depends = [&](ValueId value) { return program_.depends_of(value) & varies; };
+    return std::none_of(read.index.begin(), read.index.end(), depends) && !depends(p_.score->dscore) &&
+           !(depends(read.factor) & scoring::depends_head);
+  }
+
+  const Problem& p_;
+  const Program& program_;
+  const Writer writer_;
+  const std::vector<Interval> bounds_;
+};
+
+}  // namespace
+
+std::vector<GradientStorage> gradient_storage(const Problem& p) {
+  const Analysis analysis(p);
+  std::vector<GradientStorage> storage;
+  for (std::size_t i = 0; i < p.params.size(); ++i) storage.push_back(analysis.storage(i));
+  return storage;
+}
+
+std::vector<ReadFacts> read_facts(const Problem& p) {
+  if (p.score->reads.empty()) return {};
+  const Analysis analysis(p);
+  std::vector<ReadFacts> facts;
+  for (const TrainableRead& read : p.score->reads) facts.push_back(analysis(read));
+  return facts;
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,157 @@
+#include "cuda/score_facts.h"
+
+#include <algorithm>
+
+#include "cuda/score_writer.h"
+
+namespace foveal::cuda {
+namespace {
+
+bool result_depends_on_head(const Program& program) {
+  return (program.depends[static_cast<std::size_t>(program.outputs[0])] & scoring::depends_head) != 0;
+}
+
+}  // namespace
+
+bool evaluates_special_functions(const problem::Problem& p) {
+  using scoring::Op;
+  constexpr Op special[] = {Op::exp, Op::exp2, Op::log, Op::log2, Op::sqrt, Op::rsqrt, Op::tanh, Op::sigmoid};
+  constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
+  const scoring::Program& program = p.score->forward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const unsigned depends = program.depends[i];
+    if (((depends & scoring::depends_score) || (depends & pair) == pair) &&
+        std::find(std::begin(special), std::end(special), program.code[i].op) != std::end(special))
+      return true;
+  }
+  return false;
+}
+
+bool is_light(const problem::Problem& p) {
+  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const scoring::Op op = program.code[i].op;
+    const bool light = op == scoring::Op::score || op == scoring::Op::add || op == scoring::Op::sub || op == scoring::Op::mul;
+    if ((program.depends[i] & scoring::depends_score) != 0 && !light) return false;
+  }
+  return true;
+}
+
+bool reads_pairs(const problem::Problem& p, std::uint8_t besides, const std::vector<PairTile>& tiles) {
+  const scoring::Program& program = p.pass == Pass::forward ? p.score->forward : p.score->backward;
+  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<scoring::ValueId>(i); };
+    if (program.code[i].op == scoring::Op::read && (program.depends[i] & (pair | besides)) == pair && !program.along_diagonals[i] &&
+        std::none_of(tiles.begin(), tiles.end(), same))
+      return true;
+  }
+  return false;
+}
+
+bool sequences_share_pairs(const problem::Problem& p) { return p.batch > 1 && reads_pairs(p, scoring::depends_batch); }
+
+bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source) {
+  std::vector<bool> reached(program.code.size(), false);
+  reached[static_cast<std::size_t>(source)] = true;
+  for (std::size_t i = static_cast<std::size_t>(source) + 1; i < program.code.size(); ++i) {
+    const auto is = [&](scoring::ValueId id) { return id >= 0 && reached[static_cast<std::size_t>(id)]; };
+    reached[i] = std::any_of(program.code[i].arg.begin(), program.code[i].arg.end(), is) ||
+                 std::any_of(program.code[i].index.begin(), program.code[i].index.end(), is);
+  }
+  return reached[static_cast<std::size_t>(value)];
+}
+
+std::vector<PairTile> find_pair_tiles(const Problem& p) {
+  const Program& program = program_of(p);
+  const Writer writer(p, program);
+  std::vector<PairTile> tiles;
+  for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i)
+    if (auto tile = writer.tile_of(static_cast<ValueId>(i))) tiles.push_back(*std::move(tile));
+  return tiles;
+}
+
+std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<PairTile>& tiles) {
+  const Program& program = program_of(p);
+  std::vector<ReadTable> tables;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const Instr& instr = program.code[i];
+    constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
+    const auto same = [&](const PairTile& tile) { return tile.read == static_cast<ValueId>(i); };
+    const bool at_pairs = (program.depends[i] & (pair | scoring::depends_score)) == pair && !program.along_diagonals[i];
+    if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
+    if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
+    const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
+    std::int64_t entries = 1;
+    for (std::size_t d = 0; d < instr.index.size() && entries <= most; ++d)
+      if (is_pair_dimension(program, instr.index[d])) entries *= p.params[static_cast<std::size_t>(instr.param)].param.shape()[d];
+    if (entries <= most) tables.push_back({static_cast<ValueId>(i), entries});
+  }
+  std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
+  return tables;
+}
+
+bool is_capped(const Problem& p) {
+  if (!p.has_score_mod()) return false;
+  Given given;
+  given.tanh = Writer(p, p.score->forward).tanh_of_score();
+  return Writer(p, p.score->forward, given).is_capped(p.score->forward.outputs[0]);
+}
+
+bool is_sum(const Problem& p) {
+  return p.pass == Pass::forward && p.has_score_mod() &&
+         Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
+}
+
+std::vector<bool> straight_values(const Problem& p) {
+  const Program& program = program_of(p);
+  const Writer writer(p, program);
+  std::vector<bool> straight;
+  for (std::size_t i = 0; i < program.code.size(); ++i) straight.push_back(writer.is_straight(static_cast<ValueId>(i)));
+  return straight;
+}
+
+bool is_long(const Problem& p) {
+  constexpr int limit = 500;  // instructions, about
+  const scoring::Program& program = program_of(p);
+  constexpr std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
+  int instructions = 0;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    if ((program.depends[i] & varies) == 0) continue;
+    switch (program.code[i].op) {
+      case Op::sin:
+      case Op::cos:
+      case Op::tan:
+      case Op::pow:
+        instructions += 60;  // reduction of any argument
+        break;
+      case Op::erf:
+      case Op::mod:
+      case Op::floor_div:
+        instructions += 20;
+        break;
+      case Op::exp:
+      case Op::exp2:
+      case Op::log:
+      case Op::log2:
+      case Op::tanh:
+      case Op::sigmoid:
+        instructions += 6;
+        break;
+      default:
+        ++instructions;
+    }
+  }
+  return instructions > limit;
+}
+
+bool slope_has_unit(const Problem& p) {
+  if (!p.has_score_mod() || p.pass != Pass::backward) return false;
+  const scoring::Instr& slope = p.score->backward.code[static_cast<std::size_t>(p.score->dscore)];
+  if (slope.op == Op::real_const && slope.real == 1) return false;
+  return Writer(p, program_of(p)).slope_apart_from_uniform(p.score->dscore).uniform != "1";
+}
+bool score_depends_on_head(const Problem& p) { return p.has_score_mod() && result_depends_on_head(p.score->forward); }
+bool mask_depends_on_head(const Problem& p) { return p.has_mask() && result_depends_on_head(p.score->mask); }
+
+}  // namespace foveal::cuda

@@ -1,0 +1,63 @@
+#pragma once
+// What a problem's score asks of a kernel: facts by which tiles and their registers are chosen.
+#include <vector>
+
+#include "cuda/score_lines.h"
+#include "problem/problem.h"
+
+namespace foveal::cuda {
+
+/// A read of one element per pair that the copy engine can bring as tiles: of 16 or 32 bits, with the elements of neighbouring keys side by
+/// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with
+/// q, both stay inside the parameter, and the others are the same for all pairs of a head.
+struct PairTile {
+  scoring::ValueId read;
+  std::size_t param;
+  int element_bytes;
+  int column, row;             ///< dimensions of kv and q
+  std::int64_t columns, rows;  ///< how many of them some pair touches, from the first element on
+  std::vector<int> others;     ///< dimensions in which the index is not always the same element, at most two
+};
+/// A read at a place that differs from pair to pair, of a parameter that may stand in shared memory: the elements that pairs of one batch
+/// and head can touch.
+struct ReadTable {
+  scoring::ValueId read;
+  std::int64_t entries;
+  int copies = 0;  ///< for one lane in so many each
+};
+/// Those of the pass's program that no line of a tile shares and no tile brings, the smallest first.
+std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles);
+
+constexpr std::size_t max_pair_tiles = 2;
+/// Those of the pass's program.
+std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
+
+/// Does the score of a forward pass need a special function for each pair?
+bool evaluates_special_functions(const problem::Problem& problem);
+/// Is the score added to and multiplied only? Other scores need registers of their own.
+bool is_light(const problem::Problem& problem);
+/// Does the score read an element of a parameter for each pair? besides: reads that depend on these do not count, nor do those among
+/// `tiles`.
+bool reads_pairs(const problem::Problem& problem, std::uint8_t besides = 0, const std::vector<PairTile>& tiles = {});
+/// Does the score read parameters with an element for each pair that several sequences share? Tasks of one head then follow each other.
+bool sequences_share_pairs(const problem::Problem& problem);
+/// Does a value of a program come from another one?
+bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source);
+
+/// Is the score the tanh of the raw score times a factor, but for another factor?
+bool is_capped(const problem::Problem& problem);
+/// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?
+bool is_sum(const problem::Problem& problem);
+/// Is the score of a forward pass, or the mask, another one for each head?
+bool score_depends_on_head(const problem::Problem& problem);
+bool mask_depends_on_head(const problem::Problem& problem);
+/// For each value of the pass's program: is it a multiple of a sum of q, kv and what is the same for all pairs? A kernel that steps through
+/// pairs needs two instructions for it, shared along diagonals: not worth another warp's time.
+std::vector<bool> straight_values(const problem::Problem& problem);
+/// Is the score's text too long to stand in a kernel once for each pair that a thread holds? Then it is called, which takes longer than the
+/// text itself but keeps the assembler's time in seconds; kernels around wgmma cannot hold calls.
+bool is_long(const problem::Problem& problem);
+/// Does the slope of the score_mod leave a factor to what is summed up with it (slope_unit)?
+bool slope_has_unit(const problem::Problem& problem);
+
+}  // namespace foveal::cuda

@@ -1,0 +1,168 @@
+#include "cuda/tune/read_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace foveal::cuda {
+
+const char* to_string(Collector collector) {
+  switch (collector) {
+    case Collector::keys:
+      return "from dk";
+    case Collector::registers:
+      return "in registers";
+    case Collector::lines:
+      return "along lines of a tile";
+    case Collector::bins:
+      return "bins in shared memory";
+    case Collector::window:
+      return "a window of bins in shared memory";
+    case Collector::scatter:
+      return "exact sums in L2";
+    case Collector::stored:
+      return "stored";
+    case Collector::pairs:
+      return "pairs";
+    case Collector::beside_dq:
+      return "beside dq";
+    case Collector::walk:
+      return "a portable pass";
+    case Collector::any_pairs:
+      return "portable pairs";
+  }
+  return "";
+}
+
+namespace {
+
+/// Can pairs_sm90 do this read?
+bool serves_pairs(const problem::Problem& p, int number) {
+  using scoring::Op;
+  const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
+  const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
+  if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
+  if (std::max(p.head_dim, p.head_dim_v) > 256 || p.varlen || p.attention.dropout_p > 0) return false;
+  for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
+    const Op op = p.score->backward[index].op;
+    const auto depends = p.score->backward.depends_of(index);
+    if (op != Op::batch && op != Op::head && depends & (scoring::depends_batch | scoring::depends_head)) return false;
+  }
+  if (sm90_mask(p).tiles != Sm90Tiles::list) return true;
+  for (const scoring::Instr& instr : p.score->mask.code)
+    if ((instr.op == Op::batch && !read.reads_batch) || (instr.op == Op::head && !read.reads_head)) return false;
+  return true;
+}
+
+/// Do the Hopper kernels collect gradients of parameters themselves, but for those that are added later? collect: the pass that does it
+/// after a backward kernel without registers for terms of pairs.
+bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_terms, const std::optional<Sm90CollectConfig>& collect) {
+  const std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
+  if (plan.count([](const ReadFacts& read) { return !read.is_added(); }) == 0) return false;
+  if (dim > 128 && !has_terms) return true;
+  if (plan.count([](const ReadFacts& read) { return read.index_of_score; }) > 0) return false;
+  if (plan.early() > 2) return false;  // what registers hold, and then shared memory
+  return dim > 128 ? collect.has_value() : plan.staged() <= (dim > 64 ? 2 : 3);
+}
+
+void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& planned) {
+  const ReadFacts& facts = planned.facts;
+  const auto is = [&](Collector collector, const char* kernel, std::string why) {
+    planned.collector = collector, planned.kernel = kernel, planned.why = std::move(why);
+  };
+  const char* const backward = sm90_backward_kernel(p);
+  const char* const kernel = plan.collect ? "collect_sm90" : backward;
+  const char* const kind = to_string(facts.kind);
+  if (facts.is_added() && serves_pairs(p, planned.read))
+    return is(Collector::pairs, "pairs_sm90", "an element for each pair that several batches or heads share");
+  if (facts.is_added())
+    return is(Collector::any_pairs, "pairs_sm80", "an element for each pair, shared, in a form that pairs_sm90 does not serve");
+  if (!plan.hopper)
+    return is(Collector::walk, "dq_sm80", "registers or shared memory last for no more sums, or an index comes from the score");
+  if (facts.follows_from_dk) return is(Collector::keys, backward, "the factor is the raw score, the same element for all pairs");
+  switch (facts.kind) {
+    case scoring::Reduction::scatter:
+      return is(Collector::bins, kernel, "");  // place() says where
+    case scoring::Reduction::uniform:
+    case scoring::Reduction::column:
+      return is(Collector::registers, kernel, base::join("a ", kind, " read: a warp stays with its keys"));
+    case scoring::Reduction::row:
+    case scoring::Reduction::diagonal:
+      return is(Collector::lines, kernel, base::join("a ", kind, " read: its pairs of a tile lie on lines"));
+    case scoring::Reduction::element:
+      FOVEAL_CHECK(facts.storage == GradientStorage::stored, "a read without a collector");
+      return is(Collector::stored, kernel, "an element for each pair of each batch and head");
+  }
+}
+
+ReadPlan facts_of(const problem::Problem& p) {
+  ReadPlan plan{.storage = gradient_storage(p), .reads = {}};
+  for (ReadFacts& facts : read_facts(p)) plan.reads.push_back({static_cast<int>(plan.reads.size()), facts, Collector::walk, "", ""});
+  return plan;
+}
+
+}  // namespace
+
+std::string PlannedRead::text() const { return base::join(to_string(collector), " (", kernel, "): ", why); }
+
+std::vector<int> ReadPlan::of(Collector collector) const {
+  std::vector<int> found;
+  for (const PlannedRead& read : reads)
+    if (read.collector == collector) found.push_back(read.read);
+  return found;
+}
+
+void ReadPlan::place(const std::vector<ReadBins>& bins) {
+  for (PlannedRead& read : reads) {
+    if (read.collector != Collector::bins) continue;
+    const auto number = static_cast<std::size_t>(read.read);
+    const ReadBins of_read = number < bins.size() ? bins[number] : ReadBins{};
+    const std::int64_t elements = read.facts.elements;
+    if (of_read.copies == 0) {
+      read.collector = Collector::scatter;
+      read.why = base::join(elements, " elements, more than fit shared memory, and those of a tile lie apart");
+    } else if (of_read.is_window()) {
+      read.collector = Collector::window;
+      read.why = base::join(of_read.entries, " of ", elements, " elements at a time: those of a tile lie together");
+    } else {
+      read.why = base::join(elements, " elements, ", of_read.copies, of_read.copies == 1 ? " copy" : " copies");
+    }
+  }
+}
+
+void ReadPlan::describe(Explanation& e, const problem::Problem& p) const {
+  for (const PlannedRead& read : reads)
+    e.details.emplace_back(base::join("gradient of ", p.params[read.facts.param].param.name()), read.text());
+}
+
+ReadPlan sm90_read_plan(const problem::Problem& p) {
+  ReadPlan plan = facts_of(p);
+  const bool has_terms = plan.count([](const ReadFacts& read) { return read.has_terms(); }) > 0;
+  if (p.head_dim > 128 && has_terms) plan.collect = sm90_collect_config(p, plan);
+  plan.hopper = hopper_collects(p, plan, has_terms, plan.collect);
+  if (!plan.hopper) plan.collect.reset();
+  for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);
+  if (plan.collect) plan.place(plan.collect->bins);
+  return plan;
+}
+
+ReadPlan sm80_read_plan(const problem::Problem& p, const Sm80Config& config) {
+  ReadPlan plan = facts_of(p);
+  for (PlannedRead& read : plan.reads) {
+    read.collector = read.facts.is_added() ? Collector::any_pairs : config.column_split > 1 ? Collector::walk : Collector::beside_dq;
+    read.kernel = read.facts.is_added() ? "pairs_sm80" : "dq_sm80";
+    if (read.facts.is_added()) {
+      read.why = "an element for each pair that several batches or heads share";
+    } else if (config.column_split > 1) {
+      read.why = "warps that share the rows of dq would compute the same terms";
+    } else if (read.facts.storage == GradientStorage::stored) {
+      read.why = "an element for each pair of each batch and head";
+    } else {
+      read.why = base::join("a ", to_string(p.score->reads[static_cast<std::size_t>(read.read)].reduction), " read, in exact sums");
+    }
+  }
+  return plan;
+}
+
+}  // namespace foveal::cuda
