@@ -135,6 +135,103 @@ def test_every_door_dropout_and_training_are_those_of_one_process():
     run(DOORS + DROPOUT + TRAINING)
 
 
+COMPILED = """
+from torch.utils.checkpoint import checkpoint
+class Block(torch.nn.Module):
+    def __init__(self, bias):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+        self.attend = ft.Attention("score + table[q_idx - kv_idx]", "causal()", params={"table": torch.nn.Parameter(bias)})
+    def forward(self, x, positions):
+        q, k, v = self.qkv(x + torch.sin(positions * 0.1)[None, :, None]).unflatten(-1, (3, 2, 8)).unbind(2)
+        x = x + self.out(self.attend(q, k, v).flatten(2))
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).transpose(1, 3).unbind(2)
+        return x + self.out(ft.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+torch.manual_seed(3)
+model = Block(torch.randn(60))
+x, labels, positions = torch.randn(2, 60, 16), torch.randn(2, 60, 16), torch.arange(60.0)
+def gradients(run, x, labels, positions, scale=1.0):
+    model.zero_grad()
+    loss = ((run(x, positions) - labels) ** 2).sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+alone, want = gradients(model, x, labels, positions)
+context = ft.context_parallel(dist.group.WORLD, 60, unit=4, threads=1)
+local = context.shard(x), context.shard(labels), context.shard(positions, dim=0)
+def check(loss, found):
+    dist.all_reduce(loss)
+    torch.testing.assert_close(loss, alone, atol=1e-3, rtol=1e-4)
+    for name, g in found.items():
+        if "table" not in name:  # summed over the ranks already
+            dist.all_reduce(g)
+        torch.testing.assert_close(g, want[name], atol=1e-3, rtol=1e-3, msg=lambda m: name + m)
+with context:
+    check(*gradients(model, *local))
+    check(*gradients(lambda *a: checkpoint(model, *a, use_reentrant=False), *local))
+    check(*gradients(lambda *a: checkpoint(model, *a, use_reentrant=True), local[0].clone().requires_grad_(), *local[1:]))
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    check(*gradients(compiled, *local))
+
+    compiled = torch.compile(lambda *a: checkpoint(model, *a, use_reentrant=False), fullgraph=True, backend="aot_eager")
+    check(*gradients(compiled, *local))
+
+    def dropping(x, labels):
+        q, k, v = x.unflatten(-1, (2, 8)).transpose(1, 2), *[context.shard(t, dim=2) for t in (x2, x2)]
+        out = ft.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+        return context.unshard(out, dim=2), context.unshard(labels)
+    x2 = torch.randn(2, 2, 60, 8)
+    torch.manual_seed(5 + rank)
+    b = torch.compile(dropping, fullgraph=True, backend="aot_eager")(local[0], local[1])
+    torch.testing.assert_close(b[1], labels)
+    whole = [torch.empty_like(b[0]) for _ in range(2)]
+    dist.all_gather(whole, b[0])
+    assert torch.equal(*whole)  # the seed is rank 0's
+
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("cp",))
+fully_shard(model, mesh=mesh)
+with ft.context_parallel(mesh, 60, unit=4, threads=1) as context:
+    model.zero_grad()
+    loss = ((model(local[0], local[2]) - local[1]) ** 2).sum()
+    loss.backward()
+    for name, p in model.named_parameters():
+        g = p.grad.full_tensor() * (1 if "table" in name else 2)  # FSDP gives the mean over ranks
+        torch.testing.assert_close(g, want[name], atol=1e-3, rtol=1e-3, msg=lambda m: name + m)
+
+# The habit of parallelize_module: shards are DTensors, split along the sequence in the order of the plan.
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import parallelize_module
+class Attends(torch.nn.Module):
+    def forward(self, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+torch.manual_seed(0)
+whole = tensors(1, 2, 64, 8)
+expected = Attends()(*whole)
+want = torch.autograd.grad(expected.square().sum(), whole)
+style = ft.ContextParallelStyle(64, seq_dim=2, unit=8, threads=1)
+attends = parallelize_module(Attends(), mesh, style)
+shards = [DTensor.from_local(style.context.shard(t.detach()), mesh, [Shard(2)]).requires_grad_() for t in whole]
+out = attends(*shards)
+assert isinstance(out, DTensor) and out.placements == (Shard(2),)
+torch.testing.assert_close(style.context.unshard(out.to_local().detach()), expected.detach())
+for g, w in zip(torch.autograd.grad(out.square().sum(), shards), want):
+    torch.testing.assert_close(style.context.unshard(g.to_local()), w)
+try:
+    attends(*[DTensor.from_local(t.detach(), mesh, [Shard(1)]) for t in whole])
+except ValueError as error:
+    assert "context_parallel: argument 0: a DTensor of placements (Shard(dim=1),); expected Shard(2)" in str(error), error
+else:
+    raise AssertionError("a wrong placement was taken")
+assert ft.operators.context is None
+"""
+
+
+def test_compiled_checkpointed_and_sharded_models_are_those_of_one_process():
+    run(COMPILED)
+
+
 def test_wrong_calls_are_refused_on_every_rank():
     outputs = run(
         """

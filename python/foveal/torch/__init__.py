@@ -6,6 +6,8 @@
     with foveal.torch.patch() as routed: model(x)                               # route a model that calls torch's
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .composite import MaterializedWarning
 from .context_parallel import ContextParallel, context_parallel
 from .errors import CallError
@@ -15,4 +17,15 @@ from .packed import varlen_attn
 from .routing import Routed, patch
 from .sdpa import scaled_dot_product_attention
 
-__all__ = ["Attention", "CallError", "ContextParallel", "MaterializedWarning", "Routed", "attention", "context_parallel", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]
+__all__ = ["Attention", "CallError", "ContextParallel", "ContextParallelStyle", "MaterializedWarning", "Routed", "attention", "context_parallel", "flex_attention", "patch", "scaled_dot_product_attention", "varlen_attn"]
+
+if TYPE_CHECKING:
+    from .context_style import ContextParallelStyle
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ContextParallelStyle":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .context_style import ContextParallelStyle
+
+    return ContextParallelStyle

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import gc
+import itertools
 import time
+import weakref
 from typing import Any, NoReturn
 
 import torch
@@ -86,6 +88,9 @@ class ContextParallel:
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
         self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors)
         self._by_host = isinstance(self._transport, _Transport)
+        self._tokens(self.rank, torch.device("cpu"))
+        self.number = next(_numbers)
+        _contexts[self.number] = self
 
     @property
     def positions(self) -> Tensor:
@@ -115,7 +120,17 @@ class ContextParallel:
         dim = self.seq_dim if dim is None else dim
         if tensor.shape[dim] != len(self.positions):
             raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
-        return _Unshard.apply(self, tensor, dim)
+        return _unshard_op(tensor, dim % tensor.dim(), self.number)
+
+    def _unshard(self, tensor: Tensor, dim: int) -> Tensor:
+        rows_first = tensor.detach().movedim(dim, 0).contiguous()
+        padded = rows_first.new_zeros((max(len(tokens) for tokens in self._of_ranks), *rows_first.shape[1:]))
+        padded[: rows_first.shape[0]] = rows_first
+        whole = rows_first.new_empty((self.seqlen, *rows_first.shape[1:]))
+        for rank, rows in enumerate(self._all_gather(padded)):
+            tokens = self._tokens(rank, whole.device)
+            whole[tokens] = rows[: len(tokens)].to(whole.device)
+        return whole.movedim(0, dim).contiguous()
 
     def whole_seqlens(self, seqlen_q: int, seqlen_kv: int) -> tuple[int, int]:
         mine = len(self.positions)
@@ -127,11 +142,15 @@ class ContextParallel:
 
     def agreed(self, state: Tensor) -> Tensor:
         """Rank 0's, so that all ranks drop the same pairs."""
+        return _agreed_op(state, self.number)
+
+    def _agreed(self, state: Tensor) -> Tensor:
         if self._by_host:
             self._transport.agree([("call", "a seed of dropout")])
             return self._transport.all_gather(state.cpu())[0].to(state.device)
-        distributed.broadcast(state, distributed.get_global_rank(self._group, 0), group=self._group)
-        return state
+        carried = state.clone()
+        distributed.broadcast(carried, distributed.get_global_rank(self._group, 0), group=self._group)
+        return carried
 
     def _all_gather(self, mine: Tensor) -> list[Tensor]:
         if self._by_host:
@@ -152,17 +171,16 @@ class ContextParallel:
             known = self._on_devices[(rank, device)] = self._of_ranks[rank].to(device)
         return known
 
-    @torch.compiler.disable
     def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
         if cu_seqlens is not None or q.dim() != 4:
             raise NotImplementedError("context_parallel: packed sequences; expected tensors with a batch dimension")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
-        heads_first = program(key).heads_first
-        seq, head = (2, 1) if heads_first else (1, 2)
+        seq = 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
+        seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         try:
-            return _Attend.apply(self, key, heads_first, (q.shape[head], k.shape[head]), rng, q, k, v, *params)
+            return _forward_op(q, k, v, params, *seeds, rng.state, key, self.number)
         except Exception as error:
             error.of_all_ranks = True  # type: ignore[attr-defined]
             raise
@@ -304,55 +322,117 @@ def _memory(tensor: Tensor) -> Any:
     return tensor.view(-1).view(torch.uint8).numpy()
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, context, key, heads_first, heads, rng, q, k, v, *params):
-        plan, names = context.plan(key, heads, q, v, params), program(key).params
-        out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-        rows = q.shape[2] if heads_first else q.shape[1]
-        lse = q.new_empty((q.shape[0], heads[0], rows), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-        plan.forward([q, k, v, out, lse], names, list(params), heads_first, *rng)
-        ctx.plan, ctx.names, ctx.heads_first, ctx.rng = plan, names, heads_first, rng
-        ctx.save_for_backward(q, k, v, out, lse, *params)
-        ctx.set_materialize_grads(False)
-        return out, lse
+# The operators, which torch.compile sees. Tensors first; seed and offset are the bits of unsigned numbers; context: the number of one.
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, dout, dlse):
-        q, k, v, out, lse, *params = ctx.saved_tensors
-        want = ctx.needs_input_grad[5:]
-        dout = torch.zeros_like(out) if dout is None else dout
-        # lse's gradient is given on all ranks or on none: zeros say nothing wrong.
-        dlse = torch.zeros_like(lse) if dlse is None else dlse
-        gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-        trained = [i for i, wanted in enumerate(want[3:]) if wanted]
-        wide = [torch.float64 if params[i].dtype == torch.float64 else torch.float32 for i in trained]
-        sums = [torch.empty(params[i].shape, dtype=dtype, device=q.device) for i, dtype in zip(trained, wide)]
-        ctx.plan.backward(
-            [q, k, v, out, lse, dout, dlse, *gradients], ctx.names, params, [ctx.names[i] for i in trained], sums, ctx.heads_first, *ctx.rng
-        )
-        of_params = dict(zip(trained, sums))
-        found = [g if wanted else None for g, wanted in zip(gradients, want)]
-        found += [of_params[i].to(p.dtype) if i in of_params else None for i, p in enumerate(params)]
-        return (None, None, None, None, None, *found)
+_contexts: weakref.WeakValueDictionary[int, ContextParallel] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
 
 
-class _Unshard(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, context, tensor, dim):
-        ctx.context, ctx.dim = context, dim
-        rows_first = tensor.detach().movedim(dim, 0).contiguous()
-        most = max(len(tokens) for tokens in context._of_ranks)
-        padded = rows_first.new_zeros((most, *rows_first.shape[1:]))
-        padded[: rows_first.shape[0]] = rows_first
-        shards = context._all_gather(padded)
-        whole = rows_first.new_empty((context.seqlen, *rows_first.shape[1:]))
-        for rank, rows in enumerate(shards):
-            tokens = context._tokens(rank, whole.device)
-            whole[tokens] = rows[: len(tokens)].to(whole.device)
-        return whole.movedim(0, dim).contiguous()
+def _context(number: int) -> ContextParallel:
+    found = _contexts.get(number)
+    if found is None:
+        raise RuntimeError("context_parallel: the context of this compiled code or graph is gone; expected it to live as long as these")
+    return found
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return None, ctx.context.shard(gradient, ctx.dim), None
+
+def _rows_of(q: Tensor, heads_first: bool) -> tuple[int, int]:
+    """Heads and rows."""
+    return (q.shape[1], q.shape[2]) if heads_first else (q.shape[2], q.shape[1])
+
+
+@torch.library.custom_op("foveal::context_forward", mutates_args=())
+def _forward_op(
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], seed: int, offset: int, rng_state: Tensor | None, key: str, context: int
+) -> tuple[Tensor, Tensor]:
+    found = program(key)
+    (heads, rows), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty((q.shape[0], heads, rows), dtype=_wide(q))
+    plan.forward([q, k, v, out, lse], found.params, params, found.heads_first, seed % 2**64, offset % 2**64, rng_state)
+    return out, lse
+
+
+@torch.library.custom_op("foveal::context_backward", mutates_args=())
+def _backward_op(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, params: list[Tensor], seed: int, offset: int,
+    rng_state: Tensor | None, key: str, context: int, want: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    found = program(key)
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), dout.resolve_neg()
+    plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
+    gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+    trained = [i for i, wanted in enumerate(want[3:]) if wanted]
+    sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
+    tensors, names = [q, k, v, out, lse, dout, dlse, *gradients], found.params
+    rng = seed % 2**64, offset % 2**64, rng_state
+    plan.backward(tensors, names, params, [names[i] for i in trained], sums, found.heads_first, *rng)
+    return [g for g, wanted in zip(gradients, want) if wanted] + [g.to(params[i].dtype) for i, g in zip(trained, sums)]
+
+
+@_forward_op.register_fake
+def _(q, k, v, params, seed, offset, rng_state, key, context):
+    heads, rows = _rows_of(q, program(key).heads_first)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((q.shape[0], heads, rows), dtype=_wide(q))
+
+
+@_backward_op.register_fake
+def _(q, k, v, out, lse, dout, dlse, params, seed, offset, rng_state, key, context, want):
+    return [t.new_empty(t.shape) for t, wanted in zip((q, k, v, *params), want) if wanted]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, params, *run = inputs
+    seed, offset, rng_state, ctx.key, ctx.number = run
+    ctx.seeds, ctx.want = (seed, offset), [t.requires_grad for t in (q, k, v, *params)]
+    ctx.save_for_backward(q, k, v, *output, rng_state, *params)
+
+
+def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, lse, rng_state, *params = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    # lse's gradient is given on all ranks or on none: zeros say nothing wrong.
+    dlse = torch.zeros_like(lse) if dlse is None else dlse
+    found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *ctx.seeds, rng_state, ctx.key, ctx.number, ctx.want))
+    gradients = [next(found) if wanted else None for wanted in ctx.want]
+    return (*gradients[:3], gradients[3:], *(None,) * 5)
+
+
+_forward_op.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op("foveal::context_agreed", mutates_args=())
+def _agreed_op(state: Tensor, context: int) -> Tensor:
+    return _context(context)._agreed(state)
+
+
+@_agreed_op.register_fake
+def _(state, context):
+    return torch.empty_like(state)
+
+
+@torch.library.custom_op("foveal::context_unshard", mutates_args=())
+def _unshard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
+    return _context(context)._unshard(tensor, dim)
+
+
+@_unshard_op.register_fake
+def _(tensor, dim, context):
+    shape = list(tensor.shape)
+    shape[dim] = _context(context).seqlen
+    return tensor.new_empty(shape)
+
+
+def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.dim, ctx.number = inputs
+
+
+_unshard_op.register_autograd(
+    lambda ctx, gradient: (_context(ctx.number).shard(gradient, ctx.dim), None, None), setup_context=_setup_unshard
+)

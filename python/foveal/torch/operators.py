@@ -155,6 +155,11 @@ class _Gradients(torch.autograd.Function):
 _record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
 
 
+@torch.compiler.assume_constant_result
+def is_heads_first(key: str) -> bool:
+    return program(key).heads_first
+
+
 context: Any = None  # what context_parallel() has entered: calls take and give local shards
 
 _NO_DISPATCH = Tensor.__torch_dispatch__
