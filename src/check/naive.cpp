@@ -365,11 +365,13 @@ class Naive {
     const bool far = base::is_far(static_cast<double>(lse));
     const std::size_t at = at_q(head, q, p_.head_dim);
     const Real scale = static_cast<Real>(p_.scale);
+    Real delta_variance = 0;
     for (std::size_t kv = 0; kv < head.kept.size(); ++kv) {
       if (!head.kept[kv]) continue;
       const Real dropped = head.dropped[kv], weight = far ? head.weight[kv] : std::exp(head.modified[kv] - lse);
       const Real dmodified = weight * ((dropped == 0 ? Real(0) : dropped * head.dweight[kv]) - delta);
       const Real size = weight * (std::abs(dropped * head.dweight[kv]) + delta_size), size_error = error(size, head.modified_error[kv]);
+      delta_variance += size_error * size_error;
       const auto [derivative, derivative_error] = score_derivative(head, q, kv, dmodified, size_error);
       const Real draw = round_to_input(dmodified * derivative) * scale;
       const Real draw_error = (size_error * std::abs(derivative) + size * derivative_error) * std::abs(scale);
@@ -381,7 +383,9 @@ class Naive {
     }
     if (p_.sink >= 0) {
       const Real weight = far ? head.sink_weight : std::exp(head.sink - lse);
-      dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta, error(weight * delta_size, score_rounding(lse)));
+      const Real lse_error = std::sqrt(lse_.variance[statistic(head, q)]);
+      dparams_[static_cast<std::size_t>(p_.sink)].add(head.s.head, -weight * delta,
+                                                      error(weight * delta_size, lse_error) + weight * std::sqrt(delta_variance));
     }
     for (Gradient& gradient : dparams_) gradient.end_row();
   }
@@ -401,16 +405,33 @@ class Naive {
   /// d score_mod / d score and what it may be off by; adds what the pair gives to every parameter on the way.
   std::pair<Real, Real> score_derivative(const Head& head, std::int64_t q, std::size_t kv, Real dmodified, Real error) {
     if (p_.score->backward.empty()) return {1, 0};
-    scoring::Point point = point_of(head, q, kv);
+    const std::vector<scoring::TrainableRead>& reads = p_.score->reads;
     const auto dscore = static_cast<std::size_t>(p_.score->dscore);
-    exact_values_.resize(values_.size());
-    point.score += static_cast<double>(head.raw_error[kv]);
-    scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
-    const double derivative_nearby = exact_values_[dscore].real;
-    point = point_of(head, q, kv);
-    scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data(), scoring::Precision::f64);
+    const scoring::Point point = point_of(head, q, kv);
+    exact_values_.resize(values_.size()), near_values_.resize(values_.size());
     evaluate(p_.score->backward, point);
-    for (const scoring::TrainableRead& read : p_.score->reads) {
+    scoring::evaluate(p_.score->backward, point, reader_, exact_values_.data());
+    // What cancels (tanh(x) - x tanh'(x) near 0, 1 - tanh(x)^2 far from it) has an error of its own, which one draw of it may hide by luck.
+    off_.assign(values_.size(), 0);
+    const auto compare_with = [&](std::size_t at, const std::vector<scoring::Scalar>& values) {
+      const double off = std::abs(values[at].real - exact_values_[at].real);
+      if (std::isfinite(off)) off_[at] = std::max(off_[at], off);
+    };
+    const auto compare_all = [&](const std::vector<scoring::Scalar>& values) {
+      compare_with(dscore, values);
+      for (const scoring::TrainableRead& read : reads) compare_with(static_cast<std::size_t>(read.factor), values);
+    };
+    for (const scoring::TrainableRead& read : reads) compare_with(static_cast<std::size_t>(read.factor), values_);
+    scoring::Point nearby = point;
+    nearby.score += static_cast<double>(head.raw_error[kv]);
+    scoring::evaluate(p_.score->backward, nearby, reader_, near_values_.data());
+    compare_with(dscore, near_values_);
+    for (const std::uint64_t draw : {1, 2}) {
+      const std::uint64_t bits = draw + 2 * static_cast<std::uint64_t>(point.kv_idx + 4096 * point.q_idx);
+      scoring::evaluate_with_roundings(p_.score->backward, point, reader_, near_values_.data(), epsilon, bits);
+      compare_all(near_values_);
+    }
+    for (const scoring::TrainableRead& read : reads) {
       const std::vector<std::int64_t>& shape = p_.score->params[static_cast<std::size_t>(read.param)].shape;
       std::int64_t element = 0;
       for (std::size_t d = 0; d < shape.size(); ++d) {
@@ -419,13 +440,11 @@ class Naive {
       }
       const auto at = static_cast<std::size_t>(read.factor);
       const double factor = values_[at].real;
-      // A factor that cancels (tanh(x) - x tanh'(x) near 0) has an error of its own, which one element's sum may hide by luck.
-      const double factor_error = std::abs(static_cast<double>(dmodified) * (factor - exact_values_[at].real));
-      dparams_[static_cast<std::size_t>(read.param)].add(element, dmodified * static_cast<Real>(factor),
-                                                         static_cast<double>(error) * std::abs(factor) + factor_error);
+      dparams_[static_cast<std::size_t>(read.param)].add(
+          element, dmodified * static_cast<Real>(factor),
+          static_cast<double>(error) * std::abs(factor) + std::abs(static_cast<double>(dmodified)) * off_[at]);
     }
-    const double off = std::abs(derivative_nearby - exact_values_[dscore].real);
-    return {static_cast<Real>(values_[dscore].real), std::isfinite(off) ? static_cast<Real>(off) : Real(0)};
+    return {static_cast<Real>(values_[dscore].real), static_cast<Real>(off_[dscore])};
   }
 
   const CaseData& data_;
@@ -436,7 +455,8 @@ class Naive {
   Sum<Real> out_, lse_, dq_, dk_, dv_;
   std::vector<Gradient> dparams_;
   Params reader_;
-  std::vector<scoring::Scalar> values_, exact_values_;
+  std::vector<scoring::Scalar> values_, exact_values_, near_values_;
+  std::vector<double> off_;
 };
 
 }  // namespace

@@ -1,7 +1,8 @@
 #include "cuda/score_writer.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
+#include <cmath>
 #include <limits>
 #include <span>
 
@@ -36,10 +37,11 @@ scoring::Box whole_problem(const Problem& p) {
           .seqlen_kv = length(p.seqlen_kv)};
 }
 
+/// Whatever the process's locale is.
 std::string number_text(double x) {
+  if (x == 0 && std::signbit(x)) return "-0.0";  // -0 would be an integer without a sign
   char digits[40];
-  std::snprintf(digits, sizeof digits, "%.17g", x);
-  return digits;
+  return {digits, std::to_chars(digits, digits + sizeof digits, x, std::chars_format::general, 17).ptr};
 }
 
 }  // namespace
@@ -438,6 +440,8 @@ std::string Writer::value_text(std::size_t i) const {
     case Op::real_const:
       return real_text(instr.real);
     case Op::integer_const:
+      if (instr.integer == std::numeric_limits<std::int64_t>::min())
+        return "(-9223372036854775807ll - 1)";  // its digits are too large for C
       return base::join(is_wide(i) ? "i64(" : "int(", instr.integer, is_wide(i) ? "ll)" : ")");
     case Op::boolean_const:
       return instr.integer ? "true" : "false";

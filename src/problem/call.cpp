@@ -1,6 +1,6 @@
 #include "problem/call.h"
 
-#include <sstream>
+#include "base/check.h"
 
 namespace foveal::problem {
 
@@ -68,16 +68,11 @@ TensorView logical_view(const TensorView& view, bool varlen) {
 }
 
 std::string headline(const Problem& p) {
-  std::ostringstream text;
-  const auto pair = [&text](const char* name, std::int64_t q, std::int64_t kv) {
-    text << ' ' << name << q;
-    if (kv != q) text << ':' << kv;
+  const auto pair = [](const char* name, std::int64_t q, std::int64_t kv) {
+    return kv == q ? base::join(' ', name, q) : base::join(' ', name, q, ':', kv);
   };
-  text << to_string(p.pass) << ' ' << to_string(p.dtype) << " b" << p.batch;
-  pair("h", p.heads_q, p.heads_kv);
-  pair("q", p.seqlen_q, p.seqlen_kv);
-  pair("d", p.head_dim, p.head_dim_v);
-  return text.str();
+  return base::join(to_string(p.pass), ' ', to_string(p.dtype), " b", p.batch, pair("h", p.heads_q, p.heads_kv),
+                    pair("q", p.seqlen_q, p.seqlen_kv), pair("d", p.head_dim, p.head_dim_v));
 }
 
 }  // namespace foveal::problem

@@ -4,8 +4,26 @@
 #include "score/op_table.h"
 
 namespace foveal::scoring {
+namespace {
 
-double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, Precision precision) {
+bool is_exact(Op op) {
+  switch (op) {
+    case Op::neg:
+    case Op::abs:
+    case Op::min:
+    case Op::max:
+    case Op::floor:
+    case Op::floor_div:
+    case Op::stop_gradient:
+      return true;
+    default:
+      return false;
+  }
+}
+
+/// rounded(op, value): what becomes of a real result.
+template <class Rounded>
+double evaluate_by(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, Rounded rounded) {
   const OpRow* const rows = op_rows().data();
   const auto real = [values](ValueId id) { return id < 0 ? 0.0 : values[id].real; };
   const auto integer = [values](ValueId id) { return id < 0 ? 0 : values[id].integer; };
@@ -70,12 +88,29 @@ double evaluate(const Program& program, const Point& point, const ParamReader& r
         break;
       }
     }
-    if (precision == Precision::f32 && instr.type == Type::real) out->real = static_cast<float>(out->real);
+    if (instr.type == Type::real) out->real = rounded(instr.op, out->real);
     ++out;
   }
   if (program.outputs.empty()) return 0;
   const ValueId output = program.outputs.front();
   return program[output].type == Type::real ? real(output) : static_cast<double>(integer(output));
+}
+
+}  // namespace
+
+double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, Precision precision) {
+  if (precision == Precision::f32)
+    return evaluate_by(program, point, reader, values, [](Op, double value) { return static_cast<double>(static_cast<float>(value)); });
+  return evaluate_by(program, point, reader, values, [](Op, double value) { return value; });
+}
+
+double evaluate_with_roundings(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, double part,
+                               std::uint64_t bits) {
+  return evaluate_by(program, point, reader, values, [part, state = bits](Op op, double value) mutable {
+    if (op <= Op::read || op == Op::select || op == Op::to_real || is_exact(op)) return value;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return value * (state >> 63 != 0 ? 1 + part : 1 - part);
+  });
 }
 
 }  // namespace foveal::scoring

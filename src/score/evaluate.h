@@ -35,4 +35,9 @@ enum class Precision : std::uint8_t { f64, f32 };
 double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values,
                 Precision precision = Precision::f64);
 
+/// In fp64, with the result of every operation that rounds off by this part of itself, up or down as the bits say: the distance from
+/// evaluate() is what roundings of this size do to a program.
+double evaluate_with_roundings(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, double part,
+                               std::uint64_t bits);
+
 }  // namespace foveal::scoring

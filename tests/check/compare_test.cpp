@@ -9,6 +9,7 @@
 #include "base/dtype.h"
 #include "base/random.h"
 #include "check/check.h"
+#include "check/run.h"
 
 namespace foveal::check {
 namespace {
@@ -89,6 +90,27 @@ TEST(Check, EveryTypePasses) {
     EXPECT_TRUE(report.pass) << report.failure;
     EXPECT_TRUE(report.kernel.starts_with("cpu.")) << report.kernel;
     EXPECT_EQ(report.tensors.size(), 2u);
+  }
+}
+
+TEST(Check, GradientsOfOneNumberThatAreOffFail) {
+  for (const char* text : {"backward f32 b1 h1 q34 d2 param=\"p: real[1] grad\" sink=p seed=1179329375 inputs=adversarial",
+                           "backward f32 b1 h2 q30 d16 score=\"tanh(score / p[]) * p[]\" param=\"p: real[] uniform(2, 4) grad\"",
+                           "backward f64 b1 h2 q30 d16 score=\"tanh(score / p[]) * p[]\" param=\"p: real[] uniform(2, 4) grad\"",
+                           "backward f32 b1 h2 q30 d16 score=\"score * sigmoid(p[head])\" param=\"p: real[2] grad\""}) {
+    const problem::Line line = problem::parse_line(text);
+    const Checker checker(line);
+    const auto report = [&](double factor) {
+      return checker.judge([&](problem::CaseData& data) {
+        const std::string kernel = run_case(data, {});
+        const TensorView gradient = data.dparam(0);
+        for (std::int64_t i = 0; i < (gradient.rank > 0 ? gradient.sizes[0] : 1); ++i)
+          base::store(gradient.data, gradient.dtype, i, base::load(gradient.data, gradient.dtype, i) * factor);
+        return kernel;
+      });
+    };
+    EXPECT_TRUE(report(1).pass) << text;
+    EXPECT_FALSE(report(line.dtype == DType::f64 ? 1 + 1e-11 : 1 + 2e-4).pass) << text;
   }
 }
 

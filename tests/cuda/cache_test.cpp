@@ -1,4 +1,6 @@
 // The kernel cache: entries are whole or not there, foreign and corrupt ones are compiled again, processes may race.
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -7,6 +9,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 
 #include "cuda/jit/compile.h"
 #include "cuda/jit/sha256.h"
@@ -157,7 +160,7 @@ TEST_F(Cache, RefusesLinksAndPipes) {
   EXPECT_FALSE(cache_read("k4")) << "and does not wait for a writer";
 }
 
-TEST_F(Cache, AFullDiskIsNoError) {
+TEST_F(Cache, AFileThatMayNotGrowIsNoError) {
   const auto whole = image_of("k1");
   cache_write(whole);
   const pid_t child = fork();
@@ -176,7 +179,57 @@ TEST_F(Cache, AFullDiskIsNoError) {
   EXPECT_EQ(files, 1u) << "nothing is left of the entry that had no room";
 }
 
-TEST_F(Cache, AFolderThatCannotBeWrittenIsNoError) {
+constexpr int not_allowed = 77;
+
+/// check() in a process for which a disk of this size is mounted at the folder; skips where the system allows no such process.
+void on_a_disk_of_its_own(const std::filesystem::path& folder, const char* size, const std::function<bool()>& check) {
+  std::filesystem::create_directories(folder);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const uid_t user = geteuid();
+    if (unshare(CLONE_NEWNS | (user == 0 ? 0 : CLONE_NEWUSER)) != 0) _exit(not_allowed);
+    if (user != 0) std::ofstream("/proc/self/uid_map") << user << ' ' << user << " 1";
+    if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(not_allowed);
+    if (mount("tmpfs", folder.c_str(), "tmpfs", 0, (std::string("mode=0700,size=") + size).c_str()) != 0) _exit(not_allowed);
+    _exit(check() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == not_allowed) GTEST_SKIP() << "no right to mount a disk";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+}
+
+TEST_F(Cache, ADiskWithoutRoomIsNoError) {
+  on_a_disk_of_its_own(folder_, "32k", [&] {
+    int kept = 0;
+    for (int i = 0; i < 20; ++i) {
+      const std::string key = "k" + std::to_string(i);
+      cache_write(image_of(key));
+      const auto image = cache_read(key);
+      if (image && image->bytes != image_of(key).bytes) return false;
+      kept += image ? 1 : 0;
+    }
+    std::size_t files = 0;
+    for ([[maybe_unused]] const auto& item : std::filesystem::directory_iterator(folder_)) ++files;
+    const bool full = kept > 0 && kept < 20 && files == static_cast<std::size_t>(kept);
+    cache_clear();
+    cache_write(image_of("again"));
+    return full && cache_read("again");
+  });
+}
+
+TEST_F(Cache, ADiskThatMayOnlyBeReadIsReadAndNoError) {
+  on_a_disk_of_its_own(folder_, "1m", [&] {
+    cache_write(image_of("k1"));
+    if (mount(nullptr, folder_.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) != 0) _exit(not_allowed);
+    cache_write(image_of("k2"));
+    const auto image = cache_read("k1");
+    return image && image->bytes == image_of("k1").bytes && !cache_read("k2") && cache_clear() == 0 && cache_read("k1");
+  });
+}
+
+TEST_F(Cache, AFolderThatCannotBeMadeIsNoError) {
   set_cache_folder("/proc/no-such-folder");
   cache_write(image_of("k1"));
   EXPECT_FALSE(cache_read("k1"));

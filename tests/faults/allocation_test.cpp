@@ -114,20 +114,43 @@ TEST(Allocation, EveryOneOfACallOfCMayFail) {
   fail_each("an error of C", [&] { EXPECT_NE(foveal_run(&wrong, &call, &options, nullptr), FOVEAL_OK); });
 }
 
-TEST(Allocation, EveryOneOfAPlanOnADeviceMayFail) {
-  test::OnDevice problem(
-      "forward bf16 b1 h1 q64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" score=\"tanh(score / 3)\" param=\"ids: integer[64]\"");
-  const long before = [&] {
-    problem.plan();
-    cuda::driver::give_back(true);
-    return mock::device().allocations;
-  }();
-  fail_each("a plan on a device", [&] {
+constexpr const char* device_line =
+    "backward bf16 b1 h1 q64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" score=\"tanh(score / 3) + rel[q_idx]\" param=\"ids: integer[64]\" "
+    "param=\"rel: real[64] grad\"";
+
+/// Plans are made anew each time: nobody holds what they had on the device.
+template <class Act>
+void fail_each_on_device(const char* what, Act&& act) {
+  const auto act_and_give_back = [&] {
     struct GiveBack {
       ~GiveBack() { cuda::driver::give_back(true); }
     } after;
-    problem.plan();
-  });
+    act();
+  };
+  act_and_give_back();
+  const long before = mock::device().allocations;
+  EXPECT_GT(fail_each(what, act_and_give_back), 1);
+  EXPECT_EQ(mock::device().allocations, before) << what;
+}
+
+TEST(Allocation, EveryOneOfAPlanOnADeviceMayFail) {
+  test::OnDevice problem(device_line);
+  fail_each_on_device("a forward plan on a device", [&] { problem.plan(); });
+  fail_each_on_device("a backward plan on a device", [&] { problem.backward_plan(); });
+}
+
+TEST(Allocation, EveryOneOfARunOnADeviceMayFail) {
+  test::OnDevice problem(device_line);
+  const Stream stream{reinterpret_cast<void*>(std::uintptr_t{64})};
+  problem.forward(stream), problem.backward(stream);
+  const long before = mock::device().allocations;
+  fail_each("forward() on a device", [&] { problem.forward(stream); });
+  fail_each("backward() on a device", [&] { problem.backward(stream); });
+  void* graph = mock::begin_capture();  // which holds the plan
+  problem.forward(stream), problem.backward(stream);
+  mock::end_capture();
+  mock::destroy_graph(graph);
+  cuda::driver::give_back(true);
   EXPECT_EQ(mock::device().allocations, before);
 }
 

@@ -17,7 +17,13 @@ namespace {
 constexpr const char* line =
     "backward bf16 b1 h2 q96:160 d64 mask=\"ids[q_idx] == ids[kv_idx % 96]\" score=\"score + rel[kv_idx - q_idx + 96]\" "
     "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"";
-constexpr int out_of_memory = 2, launch_failed = 719, illegal_address = 700;
+constexpr int out_of_memory = 2, launch_failed = 719;
+/// Codes of the driver after which it works on: invalid value, out of memory, (de)initialised, no device, invalid image, context, no binary for
+/// this GPU, invalid PTX, invalid handle, not found, out of resources, failed launch, not supported, unknown.
+constexpr int codes[] = {1, out_of_memory, 3, 4, 100, 200, 201, 209, 218, 400, 500, 701, launch_failed, 801, 999};
+/// And after which every call fails: illegal address, time-out, assertion, hardware stack, illegal instruction, misaligned address, address space,
+/// program counter, failed launch, system.
+constexpr int lost_contexts[] = {700, 702, 710, 714, 715, 716, 717, 718, launch_failed, 802};
 
 /// In a process of its own, as much of the driver is asked for only once.
 void in_a_child(const std::string& what, const std::function<void()>& check) {
@@ -61,6 +67,7 @@ std::map<std::string, long> calls_of_a_run() {
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
   in_a_child("counting", [&] {
+    mock::count_calls();  // of tests before this one
     run_both();
     std::string text;
     for (const auto& [name, count] : mock::count_calls()) text += name + " " + std::to_string(count) + "\n";
@@ -76,34 +83,57 @@ std::map<std::string, long> calls_of_a_run() {
   return calls;
 }
 
+/// The nth of so many calls fails: an error that names it, nothing is left behind, and the next call works.
+void expect_error_of(const std::string& name, long nth, long count, int code) {
+  const std::string what = name + ", call " + std::to_string(nth) + " of " + std::to_string(count) + ", code " + std::to_string(code);
+  in_a_child(what, [&] {
+    mock::fail(name.c_str(), nth, code);
+    const std::string error = error_of_running();
+    mock::work();
+    const std::string stem = name.substr(0, name.find('_'));
+    const bool start = name == "cuInit" || name.rfind("nvrtc", 0) == 0;  // said in other words, and for good where it is the start
+    if (!error.empty() && !start && name != "cuLaunchKernelEx") {
+      EXPECT_NE(error.find(stem.substr(0, 14)), std::string::npos) << error;
+    }
+    if (name == "cuInit" || name == "nvrtcVersion" || name == "nvrtcGetNumSupportedArchs" || name == "nvrtcGetSupportedArchs") return;
+    EXPECT_EQ(error_of_running(), "") << "the next call works";
+    const long kept = name == "nvrtcDestroyProgram" ? 1 : 0;
+    EXPECT_LE(mock::compiler_programs(), kept) << "programs of the compiler are destroyed";
+  });
+}
+
 TEST(Faults, EveryEntryPointThatFailsIsAnErrorThatNamesIt) {
   const std::map<std::string, long> calls = calls_of_a_run();
   ASSERT_GT(calls.size(), 20u);
   EXPECT_TRUE(calls.contains("cuLaunchKernelEx") && calls.contains("nvrtcCompileProgram") && calls.contains("cuMemAlloc_v2"));
-  int failed = 0;
-  for (const auto& [name, count] : calls) {
-    for (const int code : {out_of_memory, launch_failed}) {
-      for (const long nth : std::set<long>{1, (count + 1) / 2, count}) {
-        const std::string what = name + ", call " + std::to_string(nth) + " of " + std::to_string(count) + ", code " + std::to_string(code);
-        in_a_child(what, [&] {
-          mock::fail(name.c_str(), nth, code);
-          const std::string error = error_of_running();
-          mock::work();
-          const std::string stem = name.substr(0, name.find('_'));
-          const bool start = name == "cuInit" || name.rfind("nvrtc", 0) == 0;  // said in other words, and for good where it is the start
-          if (!error.empty() && !start && name != "cuLaunchKernelEx") {
-            EXPECT_NE(error.find(stem.substr(0, 14)), std::string::npos) << error;
-          }
-          if (name == "cuInit" || name == "nvrtcVersion" || name == "nvrtcGetNumSupportedArchs" || name == "nvrtcGetSupportedArchs") return;
-          EXPECT_EQ(error_of_running(), "") << "the next call works";
-          const long kept = name == "nvrtcDestroyProgram" ? 1 : 0;
-          EXPECT_LE(mock::compiler_programs(), kept) << "programs of the compiler are destroyed";
-        });
-        ++failed;
+  for (const auto& [name, count] : calls)
+    for (const int code : {out_of_memory, launch_failed})
+      for (const long nth : std::set<long>{1, (count + 1) / 2, count}) expect_error_of(name, nth, count, code);
+}
+
+TEST(Faults, EveryEntryPointMayFailWithEveryCode) {
+  for (const auto& [name, count] : calls_of_a_run())
+    for (const int code : codes) expect_error_of(name, 1, count, code);
+}
+
+TEST(Faults, MemoryOfTheDeviceThatIsFullIsAnErrorAndNothingIsLost) {
+  const long count = calls_of_a_run()["cuMemAlloc_v2"];
+  ASSERT_GT(count, 1);
+  for (long nth = 1; nth <= count; ++nth)
+    in_a_child("full from allocation " + std::to_string(nth), [&] {
+      mock::fail("cuMemAlloc_v2", nth, out_of_memory, mock::Lasts::on);
+      for (int i = 0; i < 3; ++i) {
+        const std::string error = error_of_running();
+        EXPECT_NE(error.find("cuMemAlloc"), std::string::npos) << error;
       }
-    }
-  }
-  EXPECT_GT(failed, 60);
+      mock::work();
+      EXPECT_EQ(error_of_running(), "");
+      cuda::driver::give_back(true);
+      const long failed = mock::device().allocations;
+      EXPECT_EQ(error_of_running(), "");
+      cuda::driver::give_back(true);
+      EXPECT_EQ(mock::device().allocations, failed);
+    });
 }
 
 TEST(Faults, ACompilerThatIsNotWhereTheUserSaysIsNotReplacedByAnother) {
@@ -118,17 +148,20 @@ TEST(Faults, ACompilerThatIsNotWhereTheUserSaysIsNotReplacedByAnother) {
 }
 
 TEST(Faults, ALostContextIsAnErrorOfEveryCallAndNoCrash) {
-  for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoD_v2"})
-    in_a_child(name, [&] {
-      run_both();
-      test::OnDevice other(line);
-      other.attention().score_mod = symbols::score * 0.5;
-      mock::fail(name, 1, illegal_address, true);
-      for (int i = 0; i < 3; ++i) {
-        EXPECT_THROW(other.forward(), Error);
-        EXPECT_THROW(run_both(), Error);
-      }
-    });
+  for (const char* name : {"cuLaunchKernelEx", "cuMemAlloc_v2", "cuLibraryLoadData", "cuMemcpyHtoD_v2", "cuCtxGetCurrent"})
+    for (const int code : lost_contexts)
+      in_a_child(name + (", code " + std::to_string(code)), [&] {
+        run_both();
+        test::OnDevice other(line);
+        other.attention().score_mod = symbols::score * 0.5;
+        mock::fail(name, 1, code, mock::Lasts::for_all);
+        for (int i = 0; i < 3; ++i) {
+          EXPECT_THROW(other.forward(), Error);
+          EXPECT_THROW(other.backward(), Error);
+          EXPECT_THROW(other.plan(), Error);
+          EXPECT_THROW(run_both(), Error);
+        }
+      });
 }
 
 TEST(Faults, MemoryThatIsHeldByNobodyIsGivenBackBeforeACallFails) {
@@ -177,6 +210,15 @@ TEST(Faults, TenThousandProgramsLeaveMemoryOfHostAndDeviceFlat) {
 TEST(Faults, AGraphKeepsThePlanThatItWasCapturedFrom) {
   in_a_child("graph", [] {
     const Stream stream{reinterpret_cast<void*>(std::uintptr_t{64})};
+    test::OnDevice other("forward bf16 b1 h1 q64:64 d64");
+    int programs = 0;
+    const auto run_others = [&] {  // more than are kept
+      for (int i = 0; i < 600; ++i) {
+        other.attention().score_mod = symbols::score + ++programs * 1e-5;
+        other.forward();
+      }
+    };
+    run_others();
     test::OnDevice problem(line);
     problem.forward(stream);
     const long launches = mock::device().launches;
@@ -185,11 +227,7 @@ TEST(Faults, AGraphKeepsThePlanThatItWasCapturedFrom) {
     mock::end_capture();
     EXPECT_GT(mock::device().launches, launches);
     const long held = mock::device().allocations;
-    test::OnDevice other("forward bf16 b1 h1 q64:64 d64");
-    for (int i = 0; i < 600; ++i) {  // more than are kept
-      other.attention().score_mod = symbols::score + (i + 1) * 1e-5;
-      other.forward();
-    }
+    run_others();
     cuda::driver::give_back(true);
     EXPECT_EQ(mock::device().allocations, held);
     mock::destroy_graph(graph);

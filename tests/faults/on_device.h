@@ -26,29 +26,40 @@ class OnDevice {
   void forward(Stream stream = {}) {
     ForwardInputs in = data_.forward_inputs();
     ForwardOutputs out = data_.forward_outputs();
-    move(in.q), move(in.k), move(in.v), move(out.out), move(out.lse);
-    for (ParamBinding& param : in.params) move(param.tensor);
+    move(in, out);
     foveal::forward(attention_, in, out, stream);
   }
   void backward(Stream stream = {}) {
     BackwardInputs in = data_.backward_inputs();
     BackwardOutputs out = data_.backward_outputs();
-    for (TensorView* view : {&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &out.dq, &out.dk, &out.dv}) move(*view);
-    for (ParamBinding& param : in.params) move(param.tensor);
-    for (ParamBinding& param : out.dparams) move(param.tensor);
+    move(in, out);
     foveal::backward(attention_, in, out, stream);
+  }
+  Plan backward_plan() {
+    BackwardInputs in = data_.backward_inputs();
+    BackwardOutputs out = data_.backward_outputs();
+    move(in, out);
+    return foveal::plan(attention_, in, out);
   }
   Plan plan() {
     ForwardInputs in = data_.forward_inputs();
     ForwardOutputs out = data_.forward_outputs();
-    move(in.q), move(in.k), move(in.v), move(out.out), move(out.lse);
-    for (ParamBinding& param : in.params) move(param.tensor);
+    move(in, out);
     return foveal::plan(attention_, in, out);
   }
 
  private:
   static void move(TensorView& view) {
     if (view.present()) view.device = {DeviceKind::cuda, 0};
+  }
+  static void move(ForwardInputs& in, ForwardOutputs& out) {
+    for (TensorView* view : {&in.q, &in.k, &in.v, &out.out, &out.lse}) move(*view);
+    for (ParamBinding& param : in.params) move(param.tensor);
+  }
+  static void move(BackwardInputs& in, BackwardOutputs& out) {
+    for (TensorView* view : {&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &out.dq, &out.dk, &out.dv}) move(*view);
+    for (ParamBinding& param : in.params) move(param.tensor);
+    for (ParamBinding& param : out.dparams) move(param.tensor);
   }
   problem::CaseData data_;
   Attention attention_ = data_.line().attention;

@@ -7,6 +7,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <string_view>
 #include <utility>
 
 using namespace foveal::cuda::driver;
@@ -26,21 +28,36 @@ class SpinLock {
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
 };
 
+/// Not operator new: tests count what that gives, and let it fail.
+template <class T>
+struct Malloc {
+  using value_type = T;
+  Malloc() = default;
+  template <class U>
+  explicit(false) Malloc(const Malloc<U>&) {}
+  T* allocate(std::size_t n) { return static_cast<T*>(std::malloc(n * sizeof(T))); }
+  void deallocate(T* memory, std::size_t) { std::free(memory); }
+  bool operator==(const Malloc&) const = default;
+};
+template <class Key, class Value>
+using Map = std::map<Key, Value, std::less<Key>, Malloc<std::pair<const Key, Value>>>;
+
 SpinLock mutex;  // of everything below
-std::map<std::string, long> calls;
+Map<std::string_view, long> calls;
 struct Failing {
   std::string name;
   long nth = 0;
   int code = 0;
-  bool for_good = false, context_is_lost = false;
+  Lasts lasts = Lasts::once;
+  bool context_is_lost = false;
 } failing;
 State state;
 std::atomic<OnLaunch> on_launch = nullptr;
 long programs = 0;
-std::map<DevicePointer, std::size_t> memory;
+Map<DevicePointer, std::size_t> memory;
 
 struct CapturedGraph {
-  std::map<void*, void (*)(void*)> held;
+  Map<void*, void (*)(void*)> held;
 };
 CapturedGraph* captured = nullptr;
 struct Object {
@@ -51,9 +68,9 @@ struct Object {
 }  // namespace
 
 void call_for_launches(OnLaunch call) { on_launch = call; }
-void fail(const char* name, long nth, int code, bool for_good) {
+void fail(const char* name, long nth, int code, Lasts lasts) {
   const std::lock_guard lock(mutex);
-  failing = {name, nth, code, for_good, false};
+  failing = {name, nth, code, lasts, false};
 }
 void work() {
   const std::lock_guard lock(mutex);
@@ -61,7 +78,9 @@ void work() {
 }
 std::map<std::string, long> count_calls() {
   const std::lock_guard lock(mutex);
-  return std::exchange(calls, {});
+  std::map<std::string, long> counted(calls.begin(), calls.end());
+  calls.clear();
+  return counted;
 }
 State device() {
   const std::lock_guard lock(mutex);
@@ -92,8 +111,8 @@ int outcome(const char* name) {
   const std::lock_guard lock(mutex);
   ++calls[name];
   if (failing.context_is_lost && std::strncmp(name, "cu", 2) == 0) return failing.code;
-  if (failing.name != name || --failing.nth != 0) return 0;
-  failing.context_is_lost = failing.for_good;
+  if (failing.name != name || --failing.nth > 0 || (failing.nth < 0 && failing.lasts != Lasts::on)) return 0;
+  failing.context_is_lost = failing.lasts == Lasts::for_all;
   return failing.code;
 }
 
@@ -276,19 +295,19 @@ Result cuStreamGetCaptureInfo_v2(StreamHandle, int* status, std::uint64_t*, Grap
 }
 Result cuUserObjectCreate(UserObject* object, void* what, void (*destroy)(void*), unsigned, unsigned) {
   MAY_FAIL;
-  return *object = reinterpret_cast<UserObject>(new Object{what, destroy}), success;
+  return *object = reinterpret_cast<UserObject>(new (std::malloc(sizeof(Object))) Object{what, destroy}), success;
 }
 Result cuUserObjectRelease(UserObject object, unsigned) {
   MAY_FAIL;
-  const auto* own = reinterpret_cast<Object*>(object);
+  auto* own = reinterpret_cast<Object*>(object);
   own->destroy(own->what);
-  return delete own, success;
+  return std::free(own), success;
 }
 Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned, unsigned) {
   MAY_FAIL;
-  const auto* own = reinterpret_cast<Object*>(object);
+  auto* own = reinterpret_cast<Object*>(object);
   reinterpret_cast<CapturedGraph*>(graph)->held[own->what] = own->destroy;
-  return delete own, success;
+  return std::free(own), success;
 }
 
 Result cuStreamCreate(StreamHandle* stream, unsigned) {

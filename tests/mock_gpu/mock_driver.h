@@ -12,9 +12,10 @@ namespace foveal::mock {
 using OnLaunch = void (*)(const cuda::driver::LaunchConfig& config, const void* argument, std::size_t bytes);
 void call_for_launches(OnLaunch call);
 
-/// The nth next call of this name, of the driver or of the compiler, fails with this code; for good: all calls of the driver do from then on,
-/// as after a fault of a kernel.
-void fail(const char* name, long nth, int code, bool for_good = false);
+/// How long a failure lasts: one call; this entry point's calls from then on; all calls of the driver, as after a fault of a kernel.
+enum class Lasts { once, on, for_all };
+/// The nth next call of this name, of the driver or of the compiler, fails with this code.
+void fail(const char* name, long nth, int code, Lasts lasts = Lasts::once);
 /// Nothing fails any more.
 void work();
 

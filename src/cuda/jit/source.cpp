@@ -1,7 +1,8 @@
 #include "cuda/jit/source.h"
 
 #include <algorithm>
-#include <cstdio>
+#include <charconv>
+#include <cmath>
 
 #include "base/check.h"
 
@@ -82,9 +83,9 @@ Constants& Constants::set(const std::string& name, bool value) {
 }
 
 Constants& Constants::set(const std::string& name, double value) {
-  char digits[64];
-  std::snprintf(digits, sizeof digits, "%a", value);
-  text_ += base::join("constexpr double ", name, " = ", digits, ";\n");
+  char digits[64];  // whatever the process's locale is
+  const std::string_view text(digits, std::to_chars(digits, digits + sizeof digits, std::abs(value), std::chars_format::hex).ptr);
+  text_ += base::join("constexpr double ", name, " = ", std::signbit(value) ? "-0x" : "0x", text, ";\n");
   return *this;
 }
 
