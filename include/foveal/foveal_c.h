@@ -156,6 +156,67 @@ FOVEAL_API int foveal_packed_qkv(foveal_tensor qkv[3], void* data, int32_t dtype
 FOVEAL_API size_t foveal_target_count(void);
 FOVEAL_API int foveal_target_get(size_t index, foveal_target* target);
 
+/* Context parallelism: one attention over tensors whose tokens are dealt to several ranks, as in foveal/dist.h.
+ *
+ * Every rank makes a context from the same description and the whole problem's sizes; its tensors are then the rows foveal_context_tokens()
+ * of the whole ones. Creating a context and running are collective: all ranks call them, in the same order. Where ranks disagree, all of them
+ * get the same error; an error of one rank, or a wait beyond the time limit, is FOVEAL_COMMUNICATION on the others. */
+typedef struct foveal_ranks foveal_ranks; /* this rank, and how it reaches the others */
+typedef struct foveal_context foveal_context;
+
+typedef struct foveal_message {
+  int32_t peer;
+  int32_t reserved;
+  void* data; /* host memory */
+  size_t bytes;
+} foveal_message;
+
+/* A network of the caller's own. Functions return 0, or what is then named in the error. Calls come from one thread at a time. */
+typedef struct foveal_network {
+  size_t struct_size;
+  void* user;
+  int32_t rank, size;
+  /* Starts messages, none of them to this rank itself, and returns at once; their memory stays until wait(). Between two ranks, messages
+   * arrive in the order in which they were started. */
+  int (*start)(void* user, const foveal_message* sends, size_t send_count, const foveal_message* receives, size_t receive_count,
+               uint64_t* ticket);
+  int (*wait)(void* user, uint64_t ticket);  /* until all messages of the ticket have left or arrived; once for each ticket */
+  void (*fail)(void* user, const char* why); /* may be null: this rank cannot go on, and the waits of the others are to end */
+} foveal_network;
+
+/* Ranks of MPI (Open MPI, loaded at run time): of a communicator by its Fortran handle, MPI_Comm_c2f(); or all processes, where MPI is
+ * initialised if it has not been. time_limit: seconds that a wait may take; 0: 600. */
+FOVEAL_API int foveal_ranks_mpi(int32_t fortran_communicator, double time_limit, foveal_ranks** ranks);
+FOVEAL_API int foveal_ranks_mpi_world(double time_limit, foveal_ranks** ranks);
+FOVEAL_API int foveal_ranks_of(const foveal_network* network, foveal_ranks** ranks);
+FOVEAL_API int32_t foveal_ranks_rank(const foveal_ranks* ranks);
+FOVEAL_API int32_t foveal_ranks_size(const foveal_ranks* ranks);
+/* Contexts made of it live on. */
+FOVEAL_API void foveal_ranks_destroy(foveal_ranks* ranks);
+
+typedef struct foveal_context_options {
+  size_t struct_size;
+  const char* deal;              /* contiguous, zigzag, pieces; null: by predicted time */
+  const char* machine;           /* links that times are predicted with: nvlink, network; null: nvlink */
+  int64_t unit;                  /* chunks are multiples of so many tokens, but for the end of a sequence; 0: 128 */
+  int32_t head_groups;           /* shares of the heads; 0: picked */
+  int32_t remote_steps;          /* steps in which keys of other ranks are gathered; 0: picked */
+  const foveal_options* compute; /* how a rank computes; null: the first back end that can */
+} foveal_context_options;
+
+/* Collective. whole: the tensors of one device, of which sizes and dtypes count, not the data; but parameters have data, the same on every rank,
+ * and packed sequences cu_seqlens, in host memory. Outputs may be null. On success *context is to be given to foveal_context_destroy(). */
+FOVEAL_API int foveal_context_create(const foveal_ranks* ranks, const foveal_attention* attention, const foveal_call* whole,
+                                     const foveal_context_options* options, foveal_context** context);
+FOVEAL_API void foveal_context_destroy(foveal_context* context);
+/* For each row of a rank's q (of_keys 0: out, lse, and their gradients, too) or k and v (of_keys 1): its token of the whole, packed: of all
+ * sequences one after the other. Writes them where tokens is not null, and returns how many there are; -1 is an error. rank: -1 is this one. */
+FOVEAL_API int64_t foveal_context_tokens(const foveal_context* context, int32_t rank, int32_t of_keys, int64_t* tokens);
+/* The plan: tokens, work, bytes and predicted time of every rank. As foveal_plan_explain(). */
+FOVEAL_API size_t foveal_context_explain(const foveal_context* context, char* text, size_t size);
+/* Collective. The call's tensors are this rank's rows; parameters are whole, and their gradients those of the whole. cu_seqlens stay null. */
+FOVEAL_API int foveal_context_run(foveal_context* context, const foveal_call* call, void* stream);
+
 FOVEAL_API int foveal_set_num_threads(int32_t threads);
 FOVEAL_API int32_t foveal_num_threads(void);
 

@@ -1,0 +1,118 @@
+#include "api/c_values.h"
+
+#include "cuda/jit/driver.h"
+
+namespace foveal::c {
+
+static_assert(FOVEAL_F32 == static_cast<int>(DType::f32) && FOVEAL_BOOLEAN == static_cast<int>(DType::boolean));
+static_assert(static_cast<int>(DType::f64) == 0 && FOVEAL_F64 == FOVEAL_BOOLEAN + 1);  // dtype_of()
+static_assert(FOVEAL_CUDA == static_cast<int>(DeviceKind::cuda) && FOVEAL_BACKWARD == static_cast<int>(Pass::backward));
+static_assert(FOVEAL_REPRODUCIBLE == static_cast<int>(Determinism::reproducible));
+static_assert(FOVEAL_TWO_SCAN == static_cast<int>(BackwardStrategy::two_scan));
+static_assert(FOVEAL_COMMUNICATION == static_cast<int>(ErrorCode::communication));
+static_assert(FOVEAL_MAX_RANK == TensorView::max_rank);
+
+thread_local LastError last_error;
+
+DType dtype_of(int32_t dtype) {
+  FOVEAL_CHECK(dtype != 0, "tensor: dtype is not set; expected FOVEAL_F32 or another");
+  FOVEAL_CHECK(dtype > 0 && dtype <= FOVEAL_F64, "tensor: dtype: ", dtype, "; expected 1 to ", static_cast<int>(FOVEAL_F64));
+  return dtype == FOVEAL_F64 ? DType::f64 : static_cast<DType>(dtype);
+}
+
+static Device device_of(const foveal_tensor& tensor) {
+  const DeviceKind kind = enumerator("tensor: device_kind", tensor.device_kind, DeviceKind::cuda);
+  FOVEAL_CHECK(tensor.device_index >= -1, "tensor: device_index ", tensor.device_index,
+               "; expected 0 or more, or -1 for the current device");
+  if (tensor.device_index == -1) return {kind, kind == DeviceKind::cuda ? cuda::driver::current_device() : 0};
+  return {kind, tensor.device_index};
+}
+
+TensorView view_of(const foveal_tensor* tensor) {
+  TensorView view;
+  if (tensor == nullptr) return view;
+  FOVEAL_CHECK(tensor->rank >= 0 && tensor->rank <= FOVEAL_MAX_RANK, "tensor: rank ", tensor->rank, "; expected 0 to ", FOVEAL_MAX_RANK);
+  view.data = tensor->data;
+  view.dtype = dtype_of(tensor->dtype);
+  view.device = device_of(*tensor);
+  view.rank = tensor->rank;
+  std::copy_n(tensor->sizes, tensor->rank, view.sizes.begin());
+  std::copy_n(tensor->strides, tensor->rank, view.strides.begin());
+  return view;
+}
+
+std::vector<Param> params_of(const foveal_call& call) {
+  FOVEAL_CHECK(call.param_count >= 0 && (call.param_count == 0 || call.params != nullptr), "call: param_count ", call.param_count,
+               " without params");
+  std::vector<Param> params;
+  for (int32_t i = 0; i < call.param_count; ++i) {
+    FOVEAL_CHECK(call.params[i].declaration != nullptr, "params: parameter ", i, " has no declaration");
+    FOVEAL_CHECK(call.params[i].tensor != nullptr, "params: parameter ", i, " has no tensor");
+    params.push_back(parse_param(call.params[i].declaration));
+  }
+  return params;
+}
+
+Attention attention_of(const foveal_attention* given, const std::vector<Param>& params) {
+  const foveal_attention a = adopted(given, "attention");
+  Attention attention;
+  if (a.score_mod != nullptr) attention.score_mod = parse(a.score_mod, params);
+  if (a.mask != nullptr) attention.mask = parse(a.mask, params);
+  if (a.scale != 0) attention.scale = a.scale;
+  if (a.sink != nullptr) {
+    const auto named = std::find_if(params.begin(), params.end(), [&](const Param& param) { return param.name() == a.sink; });
+    FOVEAL_CHECK(named != params.end(), "sink: '", a.sink, "' is no parameter of the call");
+    attention.sink = *named;
+  }
+  attention.dropout_p = a.dropout_p;
+  attention.determinism = enumerator("determinism", a.determinism, Determinism::reproducible);
+  attention.backward = enumerator("backward", a.backward, BackwardStrategy::two_scan);
+  attention.checked = a.checked != 0;
+  attention.q_offset = a.q_offset, attention.kv_offset = a.kv_offset;
+  return attention;
+}
+
+bool is_first_version(const foveal_call& call) { return call.struct_size == offsetof(foveal_call, dropout_seed); }
+
+DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call) {
+  const foveal_attention a = adopted(attention, "attention");
+  FOVEAL_CHECK(is_first_version(call) || (a.reserved_seed == 0 && a.reserved_offset == 0), "attention: reserved_seed ", a.reserved_seed,
+               ", reserved_offset ", a.reserved_offset, "; expected 0, for a call has its own dropout_seed and dropout_offset");
+  return {.seed = a.reserved_seed, .offset = a.reserved_offset};
+}
+
+PlanOptions options_of(const foveal_options* given) {
+  PlanOptions options;
+  if (given == nullptr) return options;
+  const foveal_options o = adopted(given, "options");
+  if (o.backend != nullptr) options.backend = o.backend;
+  if (o.target != nullptr) options.target = o.target;
+  if (o.exclude != nullptr) options.exclude = o.exclude;
+  options.threads = o.threads;
+  return options;
+}
+
+std::optional<Varlen> varlen_of(const foveal_call& call) {
+  if (call.cu_seqlens_q == nullptr && call.cu_seqlens_kv == nullptr) return std::nullopt;
+  return Varlen{.cu_seqlens_q = view_of(call.cu_seqlens_q),
+                .cu_seqlens_kv = view_of(call.cu_seqlens_kv),
+                .max_seqlen_q = call.max_seqlen_q,
+                .max_seqlen_kv = call.max_seqlen_kv};
+}
+
+bool accumulates(const foveal_attention* given) {
+  const foveal_attention a = adopted(given, "attention");
+  FOVEAL_CHECK(a.accumulate == 0 || a.accumulate == 1, "attention: accumulate ", a.accumulate, "; expected 0 or 1");
+  return a.accumulate == 1;
+}
+
+size_t write_text(const std::string& whole, char* text, size_t size) {
+  if (text != nullptr && size > 0) {
+    const size_t length = std::min(size - 1, whole.size());
+    std::memcpy(text, whole.data(), length);
+    text[length] = '\0';
+  }
+  return whole.size();
+}
+
+}  // namespace foveal::c

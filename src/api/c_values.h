@@ -1,0 +1,147 @@
+#pragma once
+// What the parts of the C interface share: structs of every version translated into C++ values, exceptions into codes.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "api/gradient_sum.h"
+#include "base/check.h"
+#include "foveal/foveal.h"
+#include "foveal/foveal_c.h"
+
+namespace foveal::c {
+
+struct LastError {
+  std::string text;
+  const char* shown = "";
+
+  void set(const char* message) noexcept {
+    try {
+      text = message;
+      shown = text.c_str();
+    } catch (...) {  // there is no memory for it
+      shown = "out of memory";
+    }
+  }
+};
+extern thread_local LastError last_error;
+
+/// Runs fn; an exception becomes its code and this thread's last error.
+template <class Fn>
+int guarded(Fn&& fn) noexcept {
+  try {
+    fn();
+    return FOVEAL_OK;
+  } catch (const Error& error) {
+    last_error.set(error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    last_error.set(error.what());
+  } catch (...) {
+    last_error.set("an exception of another language or library");
+  }
+  return FOVEAL_INTERNAL;
+}
+
+/// The size of each version of a struct but the last, which is its size now. A version's fields are the first ones of the next.
+template <class Struct>
+constexpr std::array<size_t, 0> earlier_sizes{};
+template <>
+constexpr std::array<size_t, 1> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed)};
+
+template <>
+constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
+
+/// A struct of this version from one of this or an earlier version; fields that it lacks are zero.
+template <class Struct>
+Struct adopted(const Struct* given, const char* name) {
+  FOVEAL_CHECK(given != nullptr, name, ": null");
+  const size_t size = given->struct_size;
+  const auto& earlier = earlier_sizes<Struct>;
+  FOVEAL_CHECK(size == sizeof(Struct) || std::find(earlier.begin(), earlier.end(), size) != earlier.end(), name, ": struct_size ", size,
+               "; expected sizeof(foveal_", name, "), ", sizeof(Struct), " in this version of the library");
+  Struct own{};
+  std::memcpy(&own, given, size);
+  return own;
+}
+
+template <class Enum>
+Enum enumerator(const char* name, int32_t value, Enum last) {
+  FOVEAL_CHECK(value >= 0 && value <= static_cast<int32_t>(last), name, ": ", value, "; expected 0 to ", static_cast<int>(last));
+  return static_cast<Enum>(value);
+}
+
+DType dtype_of(int32_t dtype);
+/// Null is an absent tensor.
+TensorView view_of(const foveal_tensor* tensor);
+std::vector<Param> params_of(const foveal_call& call);
+Attention attention_of(const foveal_attention* given, const std::vector<Param>& params);
+bool is_first_version(const foveal_call& call);
+/// What calls of the first version draw by.
+DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call);
+PlanOptions options_of(const foveal_options* given);
+std::optional<Varlen> varlen_of(const foveal_call& call);
+bool accumulates(const foveal_attention* given);
+/// The text, cut where there is no more room; returns the length of the whole.
+size_t write_text(const std::string& whole, char* text, size_t size);
+
+/// run(inputs, outputs) of the call's pass. first_rng: what a call of the first version draws by.
+template <class Do>
+void dispatch(const foveal_call& call, const std::vector<Param>& params, const DropoutRng& first_rng, Do&& run) {
+  const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
+  FOVEAL_CHECK(static_cast<std::size_t>(call.param_count) == params.size(), "call: ", call.param_count, " parameters; the plan has ",
+               params.size());
+  std::vector<ParamBinding> tensors, gradients;
+  tensors.reserve(params.size());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    tensors.push_back({params[i], view_of(call.params[i].tensor)});
+    if (call.params[i].gradient != nullptr) gradients.push_back({params[i], view_of(call.params[i].gradient)});
+  }
+  const DropoutRng rng = is_first_version(call)
+                             ? first_rng
+                             : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of(call.dropout_state)};
+  if (pass == Pass::forward) {
+    run(ForwardInputs{.q = view_of(call.q),
+                      .k = view_of(call.k),
+                      .v = view_of(call.v),
+                      .params = std::move(tensors),
+                      .varlen = varlen_of(call),
+                      .rng = rng},
+        ForwardOutputs{.out = view_of(call.out), .lse = view_of(call.lse)});
+  } else {
+    run(BackwardInputs{.q = view_of(call.q),
+                       .k = view_of(call.k),
+                       .v = view_of(call.v),
+                       .out = view_of(call.out),
+                       .lse = view_of(call.lse),
+                       .dout = view_of(call.dout),
+                       .dlse = view_of(call.dlse),
+                       .params = std::move(tensors),
+                       .varlen = varlen_of(call),
+                       .rng = rng},
+        BackwardOutputs{.dq = view_of(call.dq), .dk = view_of(call.dk), .dv = view_of(call.dv), .dparams = std::move(gradients)});
+  }
+}
+
+/// run(inputs, outputs), whose gradients are added to those of the call where it accumulates.
+template <class Inputs, class Outputs, class Run>
+void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run) {
+  if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
+    if (accumulate) {
+      api::GradientSum sum(outputs);
+      sum.allocate();
+      run(inputs, sum.parts());
+      sum.add();
+      return;
+    }
+  }
+  run(inputs, outputs);
+}
+
+}  // namespace foveal::c
