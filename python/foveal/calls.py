@@ -44,6 +44,15 @@ class CallTracer(Tracer):
             return (expr + narrow[0]) % narrow[1] - narrow[0]
         return _core.to_int32(expr) if str(dtype).removeprefix("torch.") == "int32" else expr
 
+    def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
+        """In which the numbers among them are held."""
+        return call.result.dtype
+
+    def held(self, number: int, dtype: Any) -> int:
+        """A number as an array of this dtype holds it."""
+        narrow = self.narrow(dtype)
+        return number if narrow is None else (number + narrow[0]) % narrow[1] - narrow[0]
+
     def capture(self, array: Any) -> Capture:
         return Capture(self, array)
 
@@ -113,7 +122,7 @@ class Call:
         if arrays.is_array(value):
             value = self.tracer.capture(value)
         if isinstance(value, Capture):
-            return value.expand()
+            return value._read()
         raise self.refuse(f"found {type(value).__name__} as an operand; expected an array, a symbol or a number")
 
     def made(self, items: Sequence[Any], like: Any) -> Any:
@@ -143,11 +152,10 @@ def elementwise(fn: Callable[..., Any], operands: int = 1) -> Meaning:
         given = list(arguments.values())
         if any(symbolic(value) for value in given[operands:]):
             raise call.refuse(f"a symbol for {', '.join(names[operands:])}; expected a constant")
-        narrow = call.tracer.narrow(call.result.dtype)
-        if narrow is not None and any(isinstance(value, Number) for value in given):
+        dtype = call.tracer.dtype_of_operands(call, given)
+        if call.tracer.narrow(dtype) is not None and any(isinstance(value, Number) for value in given):
             raise call.refuse("a number that changes beside narrow integers; expected a constant")
-        if narrow is not None:  # numbers become arrays of the dtype, too
-            given = [(value + narrow[0]) % narrow[1] - narrow[0] if type(value) is int else value for value in given]
+        given = [call.tracer.held(value, dtype) if type(value) is int else value for value in given]
         symbols = [None if value is None else call.symbol(value) for value in given[:operands]]
         present = [(x._items, x._shape) for x in symbols if x is not None]
         options = dict(zip(names[operands:], given[operands:]))

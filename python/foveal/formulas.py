@@ -219,8 +219,9 @@ def is_finite(x: Any) -> Any:
     return _core.abs(_core.to_real(x)) < math.inf
 
 
-def is_close(a: Any, b: Any, rtol: float, atol: float) -> Any:
-    return (_core.to_real(a) == b) | (_core.abs(_core.to_real(a) - b) <= atol + rtol * _core.abs(b))
+def is_close(a: Any, b: Any, rtol: float, atol: float, equal_nan: bool = False) -> Any:
+    close = (_core.to_real(a) == b) | (_core.abs(_core.to_real(a) - b) <= atol + rtol * _core.abs(b))
+    return close | (is_nan(a) & is_nan(b)) if equal_nan else close
 
 
 def logical(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
 import torch
@@ -142,6 +142,12 @@ def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[
 _layout = layout(lambda first, last, shape: torch.arange(first, last).reshape(shape), lambda found: found.reshape(-1).tolist())
 
 
+def _layout_as(call: Call) -> Any:
+    """The other tensor gives its shape."""
+    given = [*call.args, *call.kwargs.values()]
+    return _layout(replace(call, args=(given[0], torch.empty(tuple(given[1].shape))), kwargs={}))
+
+
 def _new_tensor(call: Call) -> Any:
     data = torch.as_tensor(call.args[1])
     return call.made([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
@@ -161,6 +167,15 @@ def _div(input: Any, other: Any, rounding_mode: str | None = None) -> Any:
     if rounding_mode == "floor":
         return formulas.floor_divide(input, other)
     return formulas.trunc_divide(input, other)
+
+
+def _logit(input: Any, eps: float | None = None) -> Any:
+    return formulas.logit(input if eps is None else formulas.clamped(_core.to_real(input), eps, 1.0 - eps))
+
+
+def _sign(input: Any) -> Any:
+    """0 of NaN, too."""
+    return _core.where(input > 0, 1, _core.where(input < 0, -1, 0))
 
 
 def _round(input: Any, *, decimals: int = 0) -> Any:
@@ -225,8 +240,8 @@ _TABLE: dict[str, Meaning] = {
     "negative": unary(operator.neg),
     "pos": unary(lambda x: x),
     "positive": unary(lambda x: x),
-    "sign": unary(formulas.sign),
-    "sgn": unary(formulas.sign),
+    "sign": unary(_sign),
+    "sgn": unary(_sign),
     "floor": unary(formulas.floor),
     "ceil": unary(formulas.ceil),
     "trunc": unary(formulas.trunc),
@@ -239,7 +254,7 @@ _TABLE: dict[str, Meaning] = {
     "isinf": unary(formulas.is_infinite),
     "isfinite": unary(formulas.is_finite),
     "nan_to_num": elementwise(_nan_to_num),
-    "logit": unary(formulas.logit),
+    "logit": elementwise(_logit),
     "logical_not": unary(formulas.logical_not),
     "bitwise_not": unary(operator.invert),
     "invert": unary(operator.invert),
@@ -298,7 +313,7 @@ _TABLE: dict[str, Meaning] = {
     "lerp": elementwise(lambda input, end, weight: formulas.lerp(input, end, weight), 3),
     "addcmul": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * tensor1 * tensor2, 3),
     "addcdiv": elementwise(lambda input, tensor1, tensor2, *, value=1: input + value * (tensor1 / tensor2), 3),
-    "isclose": elementwise(lambda input, other, rtol=1e-5, atol=1e-8: formulas.is_close(input, other, rtol, atol), 2),
+    "isclose": elementwise(lambda input, other, rtol=1e-5, atol=1e-8, equal_nan=False: formulas.is_close(input, other, rtol, atol, equal_nan), 2),
     "eq": binary(operator.eq),
     "ne": binary(operator.ne),
     "not_equal": binary(operator.ne),
@@ -353,11 +368,12 @@ _TABLE: dict[str, Meaning] = {
     "new_tensor": _new_tensor,
     # moving elements
     **dict.fromkeys(
-        "getitem unsqueeze squeeze reshape view flatten ravel unflatten expand expand_as broadcast_to reshape_as view_as permute transpose t "
+        "getitem unsqueeze squeeze reshape view flatten ravel unflatten expand broadcast_to permute transpose t "
         "swapaxes swapdims movedim narrow select unbind split chunk stack cat concat hstack vstack flip roll repeat tile diagonal "
         "atleast_1d atleast_2d".split(),
         _layout,
     ),
+    **dict.fromkeys("expand_as reshape_as view_as".split(), _layout_as),
 }
 
 
@@ -407,9 +423,10 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
         if name in _DEVICE_FREE:
             return _meta_of(args[0])
         metas = {name: _META if name == "device" else _meta_of(value) for name, value in kwargs.items()}
+        places = [_META if name == "to" and isinstance(value, str) else value for value in _meta_of(args)]
         try:
             with torch.enable_grad():
-                found = func(*_meta_of(args), **metas)
+                found = func(*places, **metas)
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
             raise type(error)(f"torch.{name} in a score or mask: {error}") from None
         if key is not None:
@@ -417,6 +434,28 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
                 _looks.clear()
             _looks[key] = found
     return found
+
+
+def _is_integral(dtype: torch.dtype) -> bool:
+    return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
+
+
+def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> None:
+    """Of numbers that integers of the result's dtype do not hold, torch wraps some and refuses others, which shows on tensors with elements."""
+    if not _is_integral(dtype):
+        return
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    if all([low <= value <= high for value in flat((*args, *kwargs.values())) if type(value) in (int, float)]):
+        return
+
+    def with_elements(value: Any) -> Any:
+        meta = _meta_of(value)
+        return torch.ones(meta.shape, dtype=meta.dtype) if isinstance(meta, torch.Tensor) else meta
+
+    try:
+        func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
+    except (TypeError, RuntimeError, ValueError, ZeroDivisionError) as error:
+        raise type(error)(f"torch.{name} in a score or mask: {error}") from None
 
 
 def _name_of(func: Any) -> str:
@@ -446,7 +485,10 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         )
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else value for value in args)
     with torch._C.DisableTorchFunction():  # what follows is ours
-        return meaning(Call(tracer, name, func, args, kwargs, _look_of_result(name, func, args, kwargs)))
+        look = _look_of_result(name, func, args, kwargs)
+        if isinstance(look, torch.Tensor):
+            _check_numbers(name, func, args, kwargs, look.dtype)
+        return meaning(Call(tracer, name, func, args, kwargs, look))
 
 
 # ---- tracing ----
@@ -529,6 +571,10 @@ class TorchTracer(CallTracer):
             return None  # a replay would read what it was
         return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=cls.device)
 
+    @staticmethod
+    def size(shape: tuple[int, ...]) -> Any:
+        return lambda dim=None: torch.Size(shape) if dim is None else shape[dim]
+
     def capture(self, tensor: torch.Tensor) -> Capture:
         known = self.views.get(id(tensor))
         return Capture(self, tensor) if known is None else known[1]
@@ -550,6 +596,18 @@ class TorchTracer(CallTracer):
     def narrow(self, dtype: torch.dtype) -> tuple[int, int] | None:
         return _NARROW.get(dtype)
 
+    def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> torch.dtype:
+        dtype: torch.dtype = call.result.dtype
+        if dtype == torch.bool and len(given) == 2 and any([type(value) is int for value in given]):  # a comparison
+            return torch.result_type(*[_meta_of(value) for value in given])
+        return dtype
+
+    def held(self, number: int, dtype: torch.dtype) -> int:
+        if not _is_integral(dtype):
+            return number
+        info = torch.iinfo(dtype)
+        return (number - info.min) % 2**info.bits + info.min
+
     def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
         stopped = self.gradient_stopped()
         return Symbol(self, [_core.stop_gradient(item) for item in items] if stopped else items, shape, array.dtype)
@@ -558,7 +616,7 @@ class TorchTracer(CallTracer):
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
             raise NotImplementedError("index of a captured tensor: found a boolean tensor; expected integers")
         if isinstance(value, torch.Tensor) and value.ndim == 0:
-            value = self.capture(value).expand()
+            value = self.capture(value)._read()
         return super().index(value)
 
     def arguments(self, kind: str) -> tuple[Any, ...]:
@@ -574,7 +632,7 @@ class TorchTracer(CallTracer):
         finally:
             _tracing.pop()
         if isinstance(result, torch.Tensor):
-            result = self.capture(result).expand()
+            result = self.capture(result)._read()
         return result
 
 

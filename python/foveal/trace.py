@@ -183,7 +183,7 @@ def _numbers(shape: tuple[int, ...]) -> Any:
 def _scalar(value: Any) -> Any:
     """A value that Expr's operators take: captures become reads, 0-d arrays numbers."""
     if isinstance(value, Capture):
-        return value.expand()
+        return value._read()
     if isinstance(value, (Expr, Symbols, bool, int, float)):
         return value
     if arrays.is_array(value) and len(value.shape) == 0:
@@ -231,8 +231,9 @@ class Capture:
     def dim(self) -> int:
         return self.ndim
 
-    def size(self, dim: int | None = None) -> Any:
-        return self.shape if dim is None else self.shape[dim]
+    @property
+    def size(self) -> Any:
+        return self._tracer.size(self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -270,7 +271,7 @@ class Capture:
             elif axis is not None:
                 axes[axis] = _At(self._one(i, along))
         result = Capture(self._tracer, self._array, tuple(axes), tuple(order))
-        return result if order or result._fixed() else result.expand()
+        return result if order or result._fixed() else result._read()
 
     @staticmethod
     def _one(index: Any, along: _Along) -> Any:
@@ -301,7 +302,7 @@ class Capture:
             for at, item in zip(places, row):
                 index[at] = item
             part = self[tuple(index)]
-            parts.append(part.expand() if isinstance(part, Capture) else part)
+            parts.append(part._read() if isinstance(part, Capture) else part)
         inner = tuple(getattr(parts[0], "_shape", ()))
         columns = [part._items if isinstance(part, Symbols) else [part] for part in parts]
         before = sum(1 for i in given[: places[0]] if i is None or isinstance(i, slice)) if together else 0
@@ -310,7 +311,7 @@ class Capture:
         items = [column[a * behind + b] for a in range(ahead) for column in columns for b in range(behind)]
         return self._tracer.made(items, (*inner[:before], *shape, *inner[before:]), self._array)
 
-    def expand(self) -> Any:
+    def _read(self) -> Any:
         """The read of one element, or all that are left as Symbols."""
         shape = self.shape
         count = math.prod(shape)
@@ -340,7 +341,7 @@ class Capture:
         return self._array[index]
 
     def item(self) -> Any:
-        return self._value().item() if self._fixed() else self.expand()
+        return self._value().item() if self._fixed() else self._read()
 
     def tolist(self) -> Any:
         value = self._value()
@@ -362,7 +363,7 @@ class Capture:
         return bool(self._value())
 
     def __score__(self) -> Expr:
-        value = self.expand()
+        value = self._read()
         return value.__score__() if isinstance(value, Symbols) else value
 
     def __array__(self, *arguments: Any, **keywords: Any) -> Any:
@@ -375,13 +376,13 @@ class Capture:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer"):
             raise AttributeError(name)
-        return getattr(self.expand(), name)
+        return getattr(self._read(), name)
 
 
 _install_operators(
     Capture,
-    lambda fn, self, other, reflected: fn(_scalar(other), self.expand()) if reflected else fn(self.expand(), _scalar(other)),
-    lambda fn, self: fn(self.expand()),
+    lambda fn, self, other, reflected: fn(_scalar(other), self._read()) if reflected else fn(self._read(), _scalar(other)),
+    lambda fn, self: fn(self._read()),
 )
 
 
@@ -409,6 +410,11 @@ class Tracer:
         import numpy
 
         return numpy.array(value)
+
+    @staticmethod
+    def size(shape: tuple[int, ...]) -> Any:
+        """What an array of this shape has under this name."""
+        return math.prod(shape)
 
     def number(self, value: float | int) -> Number:
         """Stands for a Python number while tracing, and is read when the program runs."""
@@ -447,9 +453,9 @@ class Tracer:
         if isinstance(value, int):
             return value
         if isinstance(value, Capture):
-            value = value.expand()
+            value = value._read()
         elif arrays.is_array(value):
-            value = Capture(self, value).expand() if len(value.shape) else value.item()
+            value = Capture(self, value)._read() if len(value.shape) else value.item()
         elif isinstance(value, (list, tuple)):
             value = Vector(self, [_core.constant(i) for i in value], (len(value),))
         if isinstance(value, Symbols) and not value._shape:
