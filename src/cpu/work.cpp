@@ -92,12 +92,12 @@ std::size_t bytes_of(std::int64_t count) {
   return static_cast<std::size_t>(count) * sizeof(T) + gap;
 }
 
-}  // namespace
-
-/// Of the last classification, as offsets into Work::runs: shared by all heads and batch rows that cannot differ.
-struct WorkPlanner::Row {
+/// A row of tiles, as offsets into Work::runs.
+struct Row {
   std::int64_t begin, end, blocks;
 };
+
+}  // namespace
 
 WorkPlanner::WorkPlanner(const problem::Problem& problem, const Geometry& geometry) : problem_(problem), geometry_(geometry) {
   const scoring::Program& mask = problem.score->mask;
@@ -139,93 +139,126 @@ std::size_t WorkPlanner::run_bytes() const {
   return bytes;
 }
 
-Work WorkPlanner::plan() const { return plan(nullptr, std::pmr::get_default_resource()); }
-Work WorkPlanner::plan(const problem::Buffers& buffers, std::pmr::memory_resource* memory) const { return plan(&buffers, memory); }
-
-Work WorkPlanner::plan(const problem::Buffers* buffers, std::pmr::memory_resource* memory) const {
-  const scoring::ReadRanges unknown;
-  std::optional<scoring::DataReadRanges> known;
-  if (reads_params_ && buffers) known.emplace(problem_.score->params, buffers->params, memory);
-  const scoring::ReadRanges& ranges = known ? *known : unknown;
-
-  Work work(memory);
-  std::pmr::vector<Row> rows(memory);
-  std::pmr::vector<std::int64_t> ends(memory);
-  std::pmr::vector<scoring::Interval> scratch(classifier_ ? classifier_->scratch_size() : 0, memory);
-  if (buffers) {
-    work.tiles.reserve(static_cast<std::size_t>(max_tiles_));
-    work.groups.reserve(static_cast<std::size_t>(max_groups()));
-    work.runs.reserve(static_cast<std::size_t>(classifier_ ? max_rows_ * runs_per_row_ : problem_.batch));
-    rows.reserve(static_cast<std::size_t>(max_rows_));
-    ends.reserve(static_cast<std::size_t>(max_rows_));
+/// One plan as it is made. Memory is set aside beforehand where there are buffers: the plan is one of a run then.
+class WorkPlanner::Planning {
+ public:
+  Planning(const WorkPlanner& planner, const problem::Buffers* buffers, std::pmr::memory_resource* memory)
+      : planner_(planner),
+        problem_(planner.problem_),
+        block_kv_(planner.geometry_.block_kv),
+        buffers_(buffers),
+        work_(memory),
+        rows_(memory),
+        ends_(memory),
+        scratch_(planner.classifier_ ? planner.classifier_->scratch_size() : 0, memory) {
+    if (planner.reads_params_ && buffers) known_.emplace(problem_.score->params, buffers->params, memory);
+    if (buffers) {
+      const std::int64_t runs = planner.classifier_ ? planner.max_rows_ * planner.runs_per_row_ : problem_.batch;
+      work_.tiles.reserve(static_cast<std::size_t>(planner.max_tiles_));
+      work_.groups.reserve(static_cast<std::size_t>(planner.max_groups()));
+      work_.runs.reserve(static_cast<std::size_t>(runs));
+      rows_.reserve(static_cast<std::size_t>(planner.max_rows_));
+      ends_.reserve(static_cast<std::size_t>(planner.max_rows_));
+    }
+    find_sequences(problem_, buffers, work_.sequences);
   }
-  find_sequences(problem_, buffers, work.sequences);
-  const auto classify = [&](const Sequence& s, std::int32_t head, const TileShape& shape) {
-    rows.clear();
-    const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, geometry_.block_kv);
-    const auto at = static_cast<std::int64_t>(work.runs.size());
-    if (!classifier_) {
-      if (blocks > 0) work.runs.push_back({0, static_cast<std::int32_t>(blocks), true});
-      rows.assign(static_cast<std::size_t>(row_count), {at, static_cast<std::int64_t>(work.runs.size()), blocks});
+
+  Work operator()() && {
+    bool classified = false;
+    for (std::size_t i = 0; i < work_.sequences.size(); ++i) {
+      const Sequence& s = work_.sequences[i];
+      if (s.seqlen_q == 0) continue;
+      const TileShape shape = choose_shape(problem_.group_size, s.seqlen_q, planner_.geometry_.lanes, planner_.reads_head_);
+      if (!planner_.reads_head_ && (!classified || planner_.reads_batch_ || problem_.varlen)) classify(s, 0, shape), classified = true;
+      for (std::int32_t kv_head = 0; kv_head < problem_.heads_kv; ++kv_head) add_group(static_cast<std::int32_t>(i), kv_head, shape);
+    }
+    return std::move(work_);
+  }
+
+ private:
+  const scoring::ReadRanges& ranges() const { return known_ ? static_cast<const scoring::ReadRanges&>(*known_) : unknown_; }
+
+  /// Finds the rows of a sequence: shared by all heads and batch rows that cannot differ.
+  void classify(const Sequence& s, std::int32_t head, const TileShape& shape) {
+    rows_.clear();
+    const std::int64_t row_count = ceil_div(s.seqlen_q, shape.queries), blocks = ceil_div(s.seqlen_kv, block_kv_);
+    const auto at = static_cast<std::int64_t>(work_.runs.size());
+    if (!planner_.classifier_) {
+      if (blocks > 0) work_.runs.push_back({0, static_cast<std::int32_t>(blocks), true});
+      rows_.assign(static_cast<std::size_t>(row_count), {at, static_cast<std::int64_t>(work_.runs.size()), blocks});
       return;
     }
-    const mask::Tiling tiling{s.seqlen_q, s.seqlen_kv, shape.queries, geometry_.block_kv, s.q_first, s.kv_first, s.whole_q, s.whole_kv};
+    const mask::Tiling tiling{s.seqlen_q, s.seqlen_kv, shape.queries, block_kv_, s.q_first, s.kv_first, s.whole_q, s.whole_kv};
     head += static_cast<std::int32_t>(problem_.head_offset);
-    if (buffers) {
-      ends.assign(static_cast<std::size_t>(row_count), 0);
-      work.runs.resize(static_cast<std::size_t>(at + row_count * runs_per_row_));
-      RunPlaces places(work.runs.data() + at, runs_per_row_, ends.data());
-      (*classifier_)(tiling, s.symbol, head, ranges, scratch, places);
+    if (buffers_) {
+      const std::int32_t per_row = planner_.runs_per_row_;
+      ends_.assign(static_cast<std::size_t>(row_count), 0);
+      work_.runs.resize(static_cast<std::size_t>(at + row_count * per_row));
+      RunPlaces places(work_.runs.data() + at, per_row, ends_.data());
+      (*planner_.classifier_)(tiling, s.symbol, head, ranges(), scratch_, places);
       for (std::int64_t r = 0; r < row_count; ++r) {
-        const std::int64_t begin = at + r * runs_per_row_;
-        rows.push_back({begin, begin + ends[static_cast<std::size_t>(r)], 0});
+        const std::int64_t begin = at + r * per_row;
+        rows_.push_back({begin, begin + ends_[static_cast<std::size_t>(r)], 0});
       }
     } else {
-      const mask::BlockMask block_mask = mask::classify(problem_.score->mask, tiling, s.symbol, head, ranges);
-      work.runs.insert(work.runs.end(), block_mask.runs.begin(), block_mask.runs.end());
+      const mask::BlockMask block_mask = mask::classify(problem_.score->mask, tiling, s.symbol, head, ranges());
+      work_.runs.insert(work_.runs.end(), block_mask.runs.begin(), block_mask.runs.end());
       for (std::size_t r = 0; r < static_cast<std::size_t>(row_count); ++r)
-        rows.push_back({at + block_mask.row_begin[r], at + block_mask.row_begin[r + 1], 0});
+        rows_.push_back({at + block_mask.row_begin[r], at + block_mask.row_begin[r + 1], 0});
     }
-    for (Row& row : rows)
-      for (std::int64_t i = row.begin; i < row.end; ++i)
-        row.blocks += work.runs[static_cast<std::size_t>(i)].end - work.runs[static_cast<std::size_t>(i)].begin;
-  };
-
-  bool classified = false;
-  for (std::size_t i = 0; i < work.sequences.size(); ++i) {
-    const Sequence& s = work.sequences[i];
-    if (s.seqlen_q == 0) continue;
-    const TileShape shape = choose_shape(problem_.group_size, s.seqlen_q, geometry_.lanes, reads_head_);
-    if (!reads_head_ && (!classified || reads_batch_ || problem_.varlen)) classify(s, 0, shape), classified = true;
-    for (std::int32_t kv_head = 0; kv_head < problem_.heads_kv; ++kv_head) {
-      const auto tile_begin = static_cast<std::int64_t>(work.tiles.size());
-      std::int64_t group_blocks = 0;
-      const auto add_tiles = [&](std::int32_t first, std::int32_t heads, std::int32_t q) {
-        const Row& row = rows[static_cast<std::size_t>(q / shape.queries)];
-        work.tiles.push_back({first, heads, q, std::min(shape.queries, s.seqlen_q - q), row.begin, row.end, row.blocks});
-        group_blocks += row.blocks;
-        for (std::int64_t r = row.begin; r < row.end; ++r) {
-          const mask::Run& run = work.runs[static_cast<std::size_t>(r)];
-          (run.full ? work.full : work.partial) += run.end - run.begin;
-        }
-        work.empty += ceil_div(s.seqlen_kv, geometry_.block_kv) - row.blocks;
-      };
-      const auto first_head = static_cast<std::int32_t>(kv_head * problem_.group_size);
-      const auto group_size = static_cast<std::int32_t>(problem_.group_size);
-      if (reads_head_) {
-        for (std::int32_t h = 0; h < group_size; ++h) {
-          classify(s, first_head + h, shape);
-          for (std::int32_t q = 0; q < s.seqlen_q; q += shape.queries) add_tiles(first_head + h, 1, q);
-        }
-      } else {
-        for (std::int32_t q = 0; q < s.seqlen_q; q += shape.queries)
-          for (std::int32_t h = 0; h < group_size; h += shape.heads) add_tiles(first_head + h, std::min(shape.heads, group_size - h), q);
-      }
-      work.groups.push_back(
-          {static_cast<std::int32_t>(i), kv_head, tile_begin, static_cast<std::int64_t>(work.tiles.size()), group_blocks});
-    }
+    for (Row& row : rows_)
+      for (std::int64_t i = row.begin; i < row.end; ++i) row.blocks += blocks_of(i);
   }
-  return work;
+
+  /// The tiles of all queries that share keys.
+  void add_group(std::int32_t sequence, std::int32_t kv_head, const TileShape& shape) {
+    const Sequence& s = work_.sequences[static_cast<std::size_t>(sequence)];
+    const auto tile_begin = static_cast<std::int64_t>(work_.tiles.size());
+    const auto group_size = static_cast<std::int32_t>(problem_.group_size), first_head = kv_head * group_size;
+    std::int64_t blocks = 0;
+    if (planner_.reads_head_) {
+      for (std::int32_t h = 0; h < group_size; ++h) {
+        classify(s, first_head + h, shape);
+        for (std::int32_t q = 0; q < s.seqlen_q; q += shape.queries) blocks += add_tile(s, shape, first_head + h, 1, q);
+      }
+    } else {
+      for (std::int32_t q = 0; q < s.seqlen_q; q += shape.queries)
+        for (std::int32_t h = 0; h < group_size; h += shape.heads)
+          blocks += add_tile(s, shape, first_head + h, std::min(shape.heads, group_size - h), q);
+    }
+    work_.groups.push_back({sequence, kv_head, tile_begin, static_cast<std::int64_t>(work_.tiles.size()), blocks});
+  }
+
+  std::int64_t add_tile(const Sequence& s, const TileShape& shape, std::int32_t first, std::int32_t heads, std::int32_t q) {
+    const Row& row = rows_[static_cast<std::size_t>(q / shape.queries)];
+    work_.tiles.push_back({first, heads, q, std::min(shape.queries, s.seqlen_q - q), row.begin, row.end, row.blocks});
+    for (std::int64_t r = row.begin; r < row.end; ++r)
+      (work_.runs[static_cast<std::size_t>(r)].full ? work_.full : work_.partial) += blocks_of(r);
+    work_.empty += ceil_div(s.seqlen_kv, block_kv_) - row.blocks;
+    return row.blocks;
+  }
+
+  std::int64_t blocks_of(std::int64_t run) const {
+    const mask::Run& found = work_.runs[static_cast<std::size_t>(run)];
+    return found.end - found.begin;
+  }
+
+  const WorkPlanner& planner_;
+  const problem::Problem& problem_;
+  const std::int32_t block_kv_;
+  const problem::Buffers* buffers_;
+  const scoring::ReadRanges unknown_{};
+  std::optional<scoring::DataReadRanges> known_;
+  Work work_;
+  std::pmr::vector<Row> rows_;  ///< of the last classification
+  std::pmr::vector<std::int64_t> ends_;
+  std::pmr::vector<scoring::Interval> scratch_;
+};
+
+Work WorkPlanner::plan() const { return plan(nullptr, std::pmr::get_default_resource()); }
+Work WorkPlanner::plan(const problem::Buffers& buffers, std::pmr::memory_resource* memory) const { return plan(&buffers, memory); }
+Work WorkPlanner::plan(const problem::Buffers* buffers, std::pmr::memory_resource* memory) const {
+  return Planning(*this, buffers, memory)();
 }
 
 std::pmr::vector<Task> Work::tasks(int tiles_per_task) const {

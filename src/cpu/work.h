@@ -84,8 +84,7 @@ class WorkPlanner {
   std::int64_t max_tiles_per_group() const;
 
  private:
-  struct Row;
-  class Rows;
+  class Planning;
   Work plan(const problem::Buffers* buffers, std::pmr::memory_resource* memory) const;
 
   const problem::Problem& problem_;

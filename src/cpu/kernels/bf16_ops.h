@@ -9,8 +9,7 @@
 //   for spread, which reduces over lanes  bf16[key][lane]
 // An operation that writes weights leaves no second copy of them in the fp32 tile, whose contents are then unspecified.
 #include "cpu/kernels/bf16_vectors.h"
-#include "cpu/kernels/block_ops.h"
-#include "cpu/kernels/rows.h"
+#include "cpu/kernels/ops_table.h"
 #include "cpu/kernels/softmax.h"
 #include "cpu/simd/avx512.h"
 
@@ -78,8 +77,9 @@ struct Lanes<true> : LaneLimits {
 };
 
 template <class Products>
-struct Bf16Ops {
+struct Bf16Ops : Products, LaneOps<Avx512F32, kTileLanes> {
   static constexpr int kStep = Products::kStep;
+  static constexpr bool kWeightsInTile = false;
 
   static std::size_t panel_bytes(int dim) { return static_cast<std::size_t>(round_up(dim, kStep)) * kTileLanes * 2; }
   static std::size_t rows_bytes(int dim) { return static_cast<std::size_t>(kTileLanes) * padded_dim(dim) * 2; }
@@ -151,45 +151,11 @@ struct Bf16Ops {
     for_pairs(range, lanes, weights, nullptr, [&](int key, int lane) { return load(tile, key, lane); });
   }
 
-  static void scale_lanes(float* acc, int dim, int lanes, const float* factor) {
-    cpu::scale_lanes<Avx512F32>(acc, kTileLanes, dim, lanes, factor);
-  }
-  static void write_lanes(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
-    cpu::write_lanes<Avx512F32>(acc, kTileLanes, dim, factor, rows);
-  }
-  static void write_keys(const float* acc, int keys, int dim, float factor, const KeyRowsOut& rows) {
-    cpu::write_keys<Avx512F32>(acc, keys, dim, factor, rows);
-  }
-  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<Avx512F32>(a, b, dim, result); }
-
   static constexpr BlockOps<float> table(const char* name, const RowOps* rows = nullptr, const TileBackwardOps* backward = nullptr) {
-    return {.name = name,
-            .tile_lanes = kTileLanes,
-            .block_kv = Products::kBlockKv,
-            .key_multiple = Products::kKeyMultiple,
-            .weights_in_tile = false,
-            .panel_bytes = panel_bytes,
-            .rows_bytes = rows_bytes,
-            .operand_bytes = Products::operand_bytes,
-            .pack_panel = pack_panel,
-            .pack_rows = pack_rows,
-            .finite = finite,
-            .prepare = Products::prepare,
-            .dot = Products::dot,
-            .mix = Products::mix,
-            .spread = Products::spread,
-            .softmax = softmax,
-            .probabilities = probabilities,
-            .score_gradient = score_gradient,
-            .round_weights = round_weights,
-            .scale_lanes = scale_lanes,
-            .write_lanes = write_lanes,
-            .write_keys = write_keys,
-            .row_dots = row_dots,
-            .enter = Products::enter,
-            .leave = Products::leave,
-            .rows = rows,
-            .backward = backward};
+    BlockOps<float> table = table_of<Bf16Ops>(name);
+    table.enter = Products::enter, table.leave = Products::leave;
+    table.rows = rows, table.backward = backward;
+    return table;
   }
 
  private:

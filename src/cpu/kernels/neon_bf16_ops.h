@@ -11,17 +11,18 @@
 //   for spread, which reduces over lanes  bf16[key][lane]
 #include <arm_neon.h>
 
-#include "cpu/kernels/rows.h"
+#include "cpu/kernels/ops_table.h"
 #include "cpu/kernels/softmax.h"
 #include "cpu/simd/neon.h"
 
 namespace foveal::cpu {
 namespace {
 
-struct NeonBf16Ops {
+struct NeonBf16Ops : LaneOps<NeonF32, 64> {
   using V = NeonF32;
   using Pair = std::uint32_t;  ///< two bf16, the lower half first in memory
-  static constexpr int kLanes = 64, kBlockKv = 64;
+  static constexpr int kLanes = kTileLanes, kBlockKv = 64, kKeyMultiple = 2;
+  static constexpr bool kWeightsInTile = false;
 
   static std::size_t panel_bytes(int dim) { return static_cast<std::size_t>(round_up(dim, 2)) * kLanes * 2; }
   static std::size_t rows_bytes(int dim) { return static_cast<std::size_t>(kLanes) * static_cast<std::size_t>(padded_dim(dim)) * 2; }
@@ -119,41 +120,6 @@ struct NeonBf16Ops {
         if (spread && odd) vst1_u16(spread + (key + 1) * kLanes + lane, y);
       }
     }
-  }
-
-  static void scale_lanes(float* acc, int dim, int lanes, const float* factor) { cpu::scale_lanes<V>(acc, kLanes, dim, lanes, factor); }
-  static void write_lanes(const float* acc, int dim, const float* factor, const LaneRowsOut& rows) {
-    cpu::write_lanes<V>(acc, kLanes, dim, factor, rows);
-  }
-  static void write_keys(const float* acc, int keys, int dim, float factor, const KeyRowsOut& rows) {
-    cpu::write_keys<V>(acc, keys, dim, factor, rows);
-  }
-  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, float* result) { cpu::row_dots<V>(a, b, dim, result); }
-
-  static constexpr BlockOps<float> table(const char* name) {
-    return {.name = name,
-            .tile_lanes = kLanes,
-            .block_kv = kBlockKv,
-            .key_multiple = 2,
-            .weights_in_tile = false,
-            .panel_bytes = panel_bytes,
-            .rows_bytes = rows_bytes,
-            .operand_bytes = operand_bytes,
-            .pack_panel = pack_panel,
-            .pack_rows = pack_rows,
-            .finite = finite,
-            .prepare = prepare,
-            .dot = dot,
-            .mix = mix,
-            .spread = spread,
-            .softmax = softmax,
-            .probabilities = probabilities,
-            .score_gradient = score_gradient,
-            .round_weights = round_weights,
-            .scale_lanes = scale_lanes,
-            .write_lanes = write_lanes,
-            .write_keys = write_keys,
-            .row_dots = row_dots};
   }
 
  private:

@@ -1,16 +1,18 @@
 #pragma once
 // The table of a target that computes in the type of its tiles: fp32 (16-bit tensors are converted on the way in and out) and fp64.
+#include "cpu/kernels/ops_table.h"
 #include "cpu/kernels/product.h"
-#include "cpu/kernels/rows.h"
 #include "cpu/kernels/softmax.h"
 
 namespace foveal::cpu {
 namespace {
 
 template <class V, int TileLanes, int BlockKv>
-struct PlainOps {
+struct PlainOps : LaneOps<V, TileLanes> {
   using Real = typename V::Real;
   using Rounding = WeightsInTile<V>;
+  static constexpr int kBlockKv = BlockKv, kKeyMultiple = 1;
+  static constexpr bool kWeightsInTile = true;
 
   static std::size_t panel_bytes(int dim) { return sizeof(Real) * static_cast<std::size_t>(dim) * TileLanes; }
   static std::size_t rows_bytes(int dim) { return sizeof(Real) * static_cast<std::size_t>(padded_dim(dim)) * TileLanes; }
@@ -59,41 +61,6 @@ struct PlainOps {
     cpu::score_gradient<V, Rounding>(p, dp, TileLanes, range, lanes, delta, weights);
   }
   static void round_weights(const Real*, KeyRange, int, Weights) {}
-
-  static void scale_lanes(Real* acc, int dim, int lanes, const Real* factor) { cpu::scale_lanes<V>(acc, TileLanes, dim, lanes, factor); }
-  static void write_lanes(const Real* acc, int dim, const Real* factor, const LaneRowsOut& rows) {
-    cpu::write_lanes<V>(acc, TileLanes, dim, factor, rows);
-  }
-  static void write_keys(const Real* acc, int keys, int dim, Real factor, const KeyRowsOut& rows) {
-    cpu::write_keys<V>(acc, keys, dim, factor, rows);
-  }
-  static void row_dots(const LaneRows& a, const LaneRows& b, int dim, Real* result) { cpu::row_dots<V>(a, b, dim, result); }
-
-  static constexpr BlockOps<Real> table(const char* name) {
-    return {.name = name,
-            .tile_lanes = TileLanes,
-            .block_kv = BlockKv,
-            .key_multiple = 1,
-            .weights_in_tile = true,
-            .panel_bytes = panel_bytes,
-            .rows_bytes = rows_bytes,
-            .operand_bytes = operand_bytes,
-            .pack_panel = pack_panel,
-            .pack_rows = pack_rows,
-            .finite = finite,
-            .prepare = prepare,
-            .dot = dot,
-            .mix = mix,
-            .spread = spread,
-            .softmax = softmax,
-            .probabilities = probabilities,
-            .score_gradient = score_gradient,
-            .round_weights = round_weights,
-            .scale_lanes = scale_lanes,
-            .write_lanes = write_lanes,
-            .write_keys = write_keys,
-            .row_dots = row_dots};
-  }
 };
 
 }  // namespace

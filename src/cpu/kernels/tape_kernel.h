@@ -184,6 +184,7 @@ class TapeRun {
     return execute_as<Real>(step);
   }
 
+  /// Long: a row for each operation, of which the compiler makes one table of jumps.
   template <class R>
   void execute_as(const TapeStep& step) {
     using T = TapeTypes<R>;

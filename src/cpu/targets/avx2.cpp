@@ -5,7 +5,7 @@
 
 namespace foveal::cpu::targets {
 
-extern constexpr BlockOps<float> avx2_f32 = PlainOps<Avx2F32, 64, 64>::table("avx2.f32");
-extern constexpr BlockOps<double> avx2_f64 = PlainOps<Avx2F64, 32, 64>::table("avx2.f64");
+extern constexpr BlockOps<float> avx2_f32 = table_of<PlainOps<Avx2F32, 64, 64>>("avx2.f32");
+extern constexpr BlockOps<double> avx2_f64 = table_of<PlainOps<Avx2F64, 32, 64>>("avx2.f64");
 
 }  // namespace foveal::cpu::targets

@@ -5,7 +5,7 @@
 
 namespace foveal::cpu::targets {
 
-extern constexpr BlockOps<float> avx512_f32 = PlainOps<Avx512F32, 64, 64>::table("avx512.f32");
-extern constexpr BlockOps<double> avx512_f64 = PlainOps<Avx512F64, 32, 64>::table("avx512.f64");
+extern constexpr BlockOps<float> avx512_f32 = table_of<PlainOps<Avx512F32, 64, 64>>("avx512.f32");
+extern constexpr BlockOps<double> avx512_f64 = table_of<PlainOps<Avx512F64, 32, 64>>("avx512.f64");
 
 }  // namespace foveal::cpu::targets

@@ -5,7 +5,7 @@
 
 namespace foveal::cpu::targets {
 
-extern constexpr BlockOps<float> neon_f32 = PlainOps<NeonF32, 64, 64>::table("neon.f32");
-extern constexpr BlockOps<double> neon_f64 = PlainOps<NeonF64, 32, 64>::table("neon.f64");
+extern constexpr BlockOps<float> neon_f32 = table_of<PlainOps<NeonF32, 64, 64>>("neon.f32");
+extern constexpr BlockOps<double> neon_f64 = table_of<PlainOps<NeonF64, 32, 64>>("neon.f64");
 
 }  // namespace foveal::cpu::targets

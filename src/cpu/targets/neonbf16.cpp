@@ -3,6 +3,6 @@
 
 namespace foveal::cpu::targets {
 
-extern constexpr BlockOps<float> neonbf16_bf16 = NeonBf16Ops::table("neonbf16.bf16");
+extern constexpr BlockOps<float> neonbf16_bf16 = table_of<NeonBf16Ops>("neonbf16.bf16");
 
 }  // namespace foveal::cpu::targets

@@ -5,7 +5,7 @@
 
 namespace foveal::cpu::targets {
 
-extern constexpr BlockOps<float> scalar_f32 = PlainOps<ScalarF32, 64, 64>::table("scalar.f32");
-extern constexpr BlockOps<double> scalar_f64 = PlainOps<ScalarF64, 32, 64>::table("scalar.f64");
+extern constexpr BlockOps<float> scalar_f32 = table_of<PlainOps<ScalarF32, 64, 64>>("scalar.f32");
+extern constexpr BlockOps<double> scalar_f64 = table_of<PlainOps<ScalarF64, 32, 64>>("scalar.f64");
 
 }  // namespace foveal::cpu::targets

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""Checks how long functions of src/ are: at most 80 lines on the host, 120 in device code, counted from the first line of the signature.
+
+A longer one says why in its comment, in a sentence that begins with "Long:". Prints one line for each that says nothing, and exits with 1
+if there is any. `--all N` prints every function of more than N lines instead.
+"""
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HOST, DEVICE = 80, 120
+HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
+NO_FUNCTION = re.compile(r"^(?:if|for|while|switch|else|do|try|catch|case|default|return|namespace|struct|class|union|enum)\b|=\s*$|\[[^\]]*\]\s*\(")
+SIGNATURE = re.compile(r"[\w>&*~\]]\s*\([\s\S]*\)[^()]*$|\([\s\S]*\)\s*:\s*\w[\s\S]*$")
+
+
+def blank(match):
+    return re.sub(r"[^\n]", " ", match[0])
+
+
+def functions(text):
+    """(first line, last line, signature) of each function that has a body."""
+    code = HIDDEN.sub(blank, text)
+    opened, statement, inside = [], 0, 0
+    for at, char in enumerate(code):
+        if char == "{":
+            head = re.sub(r"^(?:template\s*<[^{}]*?>\s*(?=[\w:]))", "", code[statement:at].strip())
+            head = re.sub(r"^(?:public|private|protected):\s*", "", head)
+            is_function = inside == 0 and bool(SIGNATURE.search(head)) and not NO_FUNCTION.search(head.split("(")[0].strip() or head)
+            first = statement + len(code[statement:at]) - len(code[statement:at].lstrip())
+            opened.append((is_function, first, " ".join(head.split())))
+            inside += is_function
+            statement = at + 1
+        elif char == "}" and opened:
+            is_function, first, head = opened.pop()
+            inside -= is_function
+            statement = at + 1
+            if is_function:
+                yield code.count("\n", 0, first) + 1, code.count("\n", 0, at) + 1, head
+        elif char == ";":
+            statement = at + 1
+
+
+def main():
+    least = int(sys.argv[2]) if sys.argv[1:2] == ["--all"] else None
+    wrong = count = 0
+    for path in sorted(p for p in (ROOT / "src").rglob("*") if p.suffix in (".h", ".cpp", ".cuh")):
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        for first, last, head in functions(text):
+            count += 1
+            limit = least if least is not None else DEVICE if "device" in path.parts else HOST
+            size = last - first + 1
+            above = first - 2
+            while above >= 0 and lines[above].lstrip().startswith("//"):
+                above -= 1
+            if size <= limit or (least is None and "Long:" in "\n".join(lines[above + 1:first - 1])):
+                continue
+            print(f"{path.relative_to(ROOT)}:{first}: {size} lines: {head[:90]}")
+            wrong += 1
+    print(f"{count} functions, {wrong} too long")
+    return 1 if wrong and least is None else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
