@@ -529,6 +529,7 @@ class Backward final : public planning::Executable {
     if (s_.tape.has_score() || (partial && !by_ranges)) {
       const std::ptrdiff_t at = std::ptrdiff_t{range.begin} * ld;
       s_.tape.apply(frame, call.data, slot.dots + at, slot.p + at, partial, static_cast<Real*>(nullptr), slot.tape_scratch);
+      if (state.any_empty) remove_empty_lanes(state, range, slot.p);
       if (partial && !by_ranges) {
         range = trim(slot.p, ld, valid, s_.ops.key_multiple, range);
         if (range.begin == range.end) return range;
@@ -562,6 +563,14 @@ class Backward final : public planning::Executable {
       if (round_later && own_weights) s_.ops.round_weights(slot.ds, range, lanes, ds_weights);
     }
     return range;
+  }
+
+  /// The dot products of a lane with nothing to attend were taken with zeros, of which a score may make anything.
+  void remove_empty_lanes(const LaneState& state, KeyRange range, Real* scores) const {
+    for (int lane = 0; lane < state.lanes.count; ++lane) {
+      if (state.lse[lane] != std::numeric_limits<Real>::infinity()) continue;
+      for (int key = range.begin; key < range.end; ++key) scores[key * s_.ops.tile_lanes + lane] = -std::numeric_limits<Real>::infinity();
+    }
   }
 
   void copy_tile(const Real* from, KeyRange range, int lanes, Real* to) const {
