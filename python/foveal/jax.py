@@ -528,3 +528,6 @@ def _read(name: str, array: Any, full: tuple[int, ...], params: dict[str, Any]) 
     params[name] = array
     symbols = ("batch", "head", "q_idx", "kv_idx")
     return f"{name}[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(array.shape, symbols)])}]"
+
+
+from .jax_context import context_attention, context_order, context_positions  # noqa: E402, F401 - they call what is above

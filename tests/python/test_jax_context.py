@@ -1,0 +1,147 @@
+"""foveal.jax.context_attention inside shard_map: values and gradients of one device, on 1, 2 and 4. conftest.py gives JAX four devices."""
+
+import functools
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import Mesh  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import foveal  # noqa: E402
+import foveal.jax  # noqa: E402
+
+DEVICES = jax.devices("cpu")
+pytestmark = [
+    pytest.mark.skipif(len(DEVICES) < 4, reason="JAX was started with fewer than 4 devices"),
+    pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this JAX has no jax.shard_map"),
+]
+S = 48
+
+
+def normal(key, *shape, dtype=jnp.float32):
+    return jax.random.normal(jax.random.key(key), shape, dtype)
+
+
+def sharded(attend, ranks, deal, captured=0, lse=False):
+    """attend(q, k, v, *captured, **how) on shards, as a function of whole tensors."""
+    mesh, rows = Mesh(np.array(DEVICES[:ranks]), ("context",)), P(None, "context")
+    order = lambda x: foveal.jax.context_order(x, ranks, deal)  # noqa: E731
+    local = functools.partial(attend, axis_name="context", deal=deal)
+    inner = jax.shard_map(
+        lambda *x: local(*x), mesh=mesh, in_specs=(rows,) * 3 + (P(),) * captured, out_specs=(rows, P(None, None, "context")) if lse else rows
+    )
+
+    def run(q, k, v, *rest):
+        found = inner(q[:, order(q.shape[1])], k[:, order(k.shape[1])], v[:, order(k.shape[1])], *rest)
+        back = np.argsort(order(q.shape[1]))
+        return (found[0][:, back], found[1][:, :, back]) if lse else found[:, back]
+
+    return run
+
+
+DOCUMENTS = jnp.arange(S) // 11
+FEATURES = {
+    "plain": (lambda q, k, v, **how: how["door"](q, k, v), ()),
+    "causal": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal()), ()),
+    "window": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal() & foveal.window(7)), ()),
+    "documents": (lambda q, k, v, **how: how["door"](q, k, v, mask=lambda b, h, i, j: (DOCUMENTS[i] == DOCUMENTS[j]) & (j <= i)), ()),
+    "lengths": (lambda q, k, v, **how: how["door"](q, k, v, mask="kv_idx - q_idx < seqlen_kv - seqlen_q + 5 & q_idx < seqlen_q - 3"), ()),
+    "table": (lambda q, k, v, t, **how: how["door"](q, k, v, lambda s, b, h, i, j: s + t[h, i - j + S], foveal.causal()), ((4, 2 * S),)),
+    "rows": (lambda q, k, v, t, **how: how["door"](q, k, v, lambda s, b, h, i, j: s * jax.nn.sigmoid(t[b, i])), ((2, S),)),
+    "bias": (lambda q, k, v, t, **how: how["door"](q, k, v, lambda s, b, h, i, j: s + t[i, j]), ((S, S),)),
+    "sink": (lambda q, k, v, t, **how: how["door"](q, k, v, mask=foveal.causal(), sink=t), ((4,),)),
+    "scale": (lambda q, k, v, t, **how: how["door"](q, k, v, mask=foveal.causal(), scale=t), ((),)),
+    "offsets": (lambda q, k, v, **how: how["door"](q, k, v, "score + 0.01 * to_real(q_idx + kv_idx)", foveal.causal(), q_offset=9, kv_offset=4), ()),
+}
+
+
+CASES = [(feature, ranks, "zigzag") for feature in FEATURES for ranks in (2, 4)]
+CASES += [(feature, ranks, deal) for feature in ("causal", "table") for ranks, deal in ((1, "zigzag"), (2, "contiguous"), (4, "contiguous"))]
+
+
+@pytest.mark.parametrize("feature,ranks,deal", CASES)
+def test_features_are_those_of_one_device(feature, ranks, deal):
+    attend, shapes = FEATURES[feature]
+    tensors = [normal(1, 2, S, 4, 16), normal(2, 2, S, 2, 16), normal(3, 2, S, 2, 24), *[0.5 * normal(4 + i, *s) for i, s in enumerate(shapes)]]
+    alone = functools.partial(attend, door=foveal.jax.attention)
+
+    def of_shards(*x, axis_name, deal):
+        return attend(*x, door=functools.partial(foveal.jax.context_attention, axis_name=axis_name, deal=deal))
+
+    many = sharded(of_shards, ranks, deal, len(shapes))
+    np.testing.assert_allclose(jax.jit(many)(*tensors), alone(*tensors), rtol=1e-5, atol=1e-5)
+    gradients = [jax.grad(lambda *x: (f(*x) ** 2).sum(), argnums=tuple(range(len(tensors)))) for f in (many, alone)]
+    for found, expected in zip(jax.jit(gradients[0])(*tensors), gradients[1](*tensors)):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * float(jnp.abs(expected).max()))
+
+
+def test_lse_cross_attention_types_and_captured_tensors():
+    def both(q, k, v, **how):
+        return foveal.jax.context_attention(q, k, v, mask="kv_idx <= q_idx + (seqlen_kv - seqlen_q)", return_lse=True, **how)
+
+    for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 2e-2)):
+        q, k, v = normal(1, 1, 24, 2, 16, dtype=dtype), normal(2, 1, S, 2, 16, dtype=dtype), normal(3, 1, S, 2, 16, dtype=dtype)
+        many = sharded(both, 4, "zigzag", lse=True)
+        alone = functools.partial(foveal.jax.attention, mask="kv_idx <= q_idx + (seqlen_kv - seqlen_q)", return_lse=True)
+        for found, expected in zip(many(q, k, v), alone(q, k, v)):
+            np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=tolerance, atol=tolerance)
+        loss = lambda f: lambda *x: sum((y.astype(jnp.float32) ** 2).sum() for y in f(*x))  # noqa: E731 - through lse, too
+        for found, expected in zip(jax.grad(loss(many), (0, 1, 2))(q, k, v), jax.grad(loss(alone), (0, 1, 2))(q, k, v)):
+            np.testing.assert_allclose(found.astype(jnp.float32), expected.astype(jnp.float32), rtol=0.05, atol=30 * tolerance)
+    # What a function captures, without being an argument of the shard_map.
+    bias, (q, k, v) = normal(5, S), (normal(i, 1, S, 2, 8) for i in range(3))
+
+    def loss_of(bias, shards):
+        def attend(q, k, v, **how):
+            door = functools.partial(foveal.jax.context_attention, **how) if shards else foveal.jax.attention
+            return door(q, k, v, lambda s, b, h, i, j: s + bias[i - j], foveal.causal())
+
+        return ((sharded(attend, 2, "zigzag") if shards else attend)(q, k, v) ** 2).sum()
+
+    np.testing.assert_allclose(jax.grad(loss_of)(bias, True), jax.grad(loss_of)(bias, False), rtol=1e-4, atol=1e-4)
+
+
+def test_order_and_positions():
+    for deal, want in (("zigzag", [0, 1, 6, 7, 2, 3, 4, 5]), ("contiguous", list(range(8)))):
+        order = foveal.jax.context_order(8, 2, deal)
+        assert order.tolist() == want
+        mesh = Mesh(np.array(DEVICES[:2]), ("context",))
+        positions = jax.shard_map(lambda x: foveal.jax.context_positions(x.shape[0], "context", deal), mesh=mesh, in_specs=P("context"), out_specs=P("context"))
+        assert positions(jnp.zeros(8)).tolist() == want
+
+
+def test_rows_without_keys_on_some_devices():
+    def attend(q, k, v, **how):
+        return foveal.jax.context_attention(q, k, v, mask="(q_idx < 8) & (kv_idx <= q_idx)", return_lse=True, **how)
+
+    q = normal(1, 1, S, 1, 8)
+    out, lse = sharded(attend, 4, "contiguous", lse=True)(q, q, q)
+    assert (out[:, 8:] == 0).all() and jnp.isneginf(lse[:, :, 8:]).all() and jnp.isfinite(lse[:, :, :8]).all()
+
+
+def test_refusals():
+    q = normal(1, 1, S, 2, 8)
+    attend = foveal.jax.context_attention
+
+    def inside(ranks=2, shape=q, **how):
+        mesh = Mesh(np.array(DEVICES[:ranks]), ("context",))
+        return jax.shard_map(lambda x: attend(x, x, x, **{"axis_name": "context", **how}), mesh=mesh, in_specs=P(None, "context"), out_specs=P(None, "context"))(shape)
+
+    for call, error, text in [
+        (lambda: attend(q, q, q, axis_name="context"), ValueError, "axis_name: 'context' is no axis here"),
+        (lambda: inside(axis_name="batch"), ValueError, "axis_name: 'batch' is no axis here"),
+        (lambda: inside(deal="ring"), ValueError, "deal: 'ring'; expected 'contiguous' or 'zigzag'"),
+        (lambda: inside(shape=q[:, :46]), ValueError, "23 rows of a device; expected an even number"),
+        (lambda: inside(shape=q[0]), ValueError, "q: rank 3; expected"),
+        (lambda: inside(dropout_p=0.1, seed=3), NotImplementedError, "dropout_p: dropout"),
+        (lambda: inside(cu_seqlens=(q, q)), NotImplementedError, "cu_seqlens: packed sequences"),
+        (lambda: inside(causal=True), TypeError, "causal"),
+        (lambda: inside(params={"q_first_": q}, mask="q_first_[0, 0, 0, 0] > 0"), ValueError, "params: q_first_"),
+        (lambda: foveal.jax.context_order(10, 4), ValueError, "seqlen: 10 for 4 ranks"),
+    ]:
+        with pytest.raises(error, match=".*") as found:
+            call()
+        assert text in str(found.value), found.value
