@@ -33,6 +33,7 @@ constexpr Feature features[] = {
     {"head_dim 80", "b1 h2 q64 d80"},
     {"head_dim 256", "b1 h2 q64 d256"},
     {"head_dim 512", "b1 h2 q64 d512"},
+    {"head_dim 1024", "b1 h2 q64 d1024"},
     {"head_dim != head_dim_v", "b1 h2 q64 d192:128"},
     {"packed qkv, any strides", "b1 h2 q64 d64 layout=packed_qkv"},
     {"head_dim with a stride", "b1 h2 q64 d64 layout=dim_first"},

@@ -57,7 +57,7 @@ def support():
                 table.setdefault(feature, {}).setdefault(target, cell)
     columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = [f"| {features} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {feature} | " + " | ".join(cells.get(target, "") for target in columns) + " |" for feature, cells in table.items()]
+    lines += [f"| {feature} | " + " | ".join(cells.get(target, "not asked") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(origins)
 
 
