@@ -337,6 +337,7 @@ class Fuzzer {
             const bool kept = direct(mask_).value != 0;
             if (kept) {
               const auto [value, slope] = direct(score_);
+              if (direct.divided_by_zero()) return false;
               if (value == -INFINITY) continue;
               if (!std::isfinite(value) || !std::isfinite(slope) || std::abs(value) > 1e6 || std::abs(slope) > 1e6) return false;
               if (!has_derivative(point)) return false;
