@@ -90,6 +90,8 @@ struct WholeShapes {
   std::vector<std::pair<std::int64_t, std::int64_t>> lengths{};
 };
 
+class ContextLayout;
+
 struct ContextOptions {
   std::string deal = "automatic";  ///< or contiguous, zigzag, pieces
   int head_groups = 0;             ///< shares of the heads; 0: picked by predicted time
@@ -97,6 +99,32 @@ struct ContextOptions {
   std::string machine = "nvlink";  ///< links that times are predicted with: nvlink, network
   std::int64_t unit = 128;         ///< chunks are multiples of so many tokens, but for the end of a sequence
   PlanOptions plan{};              ///< how a rank computes
+  /// Who holds which tokens, for several attentions; null: chosen for this one. With it, deal, head_groups and unit are those it was made with.
+  std::shared_ptr<const ContextLayout> layout{};
+};
+
+/// One of several attentions over the same sequences, and what its mask and score read.
+struct LayoutUse {
+  Attention attention{};
+  std::vector<ParamBinding> params{};
+};
+
+/// Who holds which tokens when the layers of a model differ in their masks: the deal of least predicted time for all of them together.
+class FOVEAL_API ContextLayout {
+ public:
+  /// Every rank makes it from the same arguments; nothing is exchanged. A mask that comes more often counts more often. Throws
+  /// invalid_argument when the options cannot be met.
+  ContextLayout(const std::vector<LayoutUse>& uses, const WholeShapes& shapes, int ranks, const ContextOptions& options = {});
+  std::vector<std::int64_t> q_tokens(int rank) const;
+  std::vector<std::int64_t> kv_tokens(int rank) const;
+  std::string deal() const;
+  int head_groups() const;
+  std::int64_t unit() const;
+
+ private:
+  friend class ContextAttention;
+  struct State;
+  std::shared_ptr<const State> state_;
 };
 
 /// The tokens of one sequence that a rank holds, by a deal that does not look at the mask: contiguous or zigzag.

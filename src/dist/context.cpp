@@ -200,6 +200,44 @@ std::size_t with_buffers(Fn&& fn) {
 
 }  // namespace
 
+struct ContextLayout::State {
+  std::shared_ptr<const FixedLayout> layout;
+  ContextPlan plan;  ///< for the first use
+};
+
+ContextLayout::ContextLayout(const std::vector<LayoutUse>& uses, const WholeShapes& shapes, int ranks, const ContextOptions& options) {
+  FOVEAL_CHECK(!uses.empty(), "layout: no attention; expected one or more");
+  PlanRequest request{.ranks = ranks,
+                      .deal = deal_named(options.deal),
+                      .head_groups = options.head_groups,
+                      .remote_steps = options.remote_steps,
+                      .machine = machine_named(options.machine)};
+  std::vector<Workload> workloads;
+  std::vector<const Workload*> pointers;
+  for (const LayoutUse& use : uses) {
+    std::vector<TensorView> data;
+    for (const ParamBinding& p : use.params) data.push_back(p.tensor);
+    workloads.push_back(make_workload(whole_problem(use.attention, shapes, use.params), shapes.lengths, data, options.unit));
+  }
+  for (const Workload& w : workloads) pointers.push_back(&w);
+  const auto state = std::make_shared<State>();
+  state->layout = request.layout = std::make_shared<const FixedLayout>(choose_layout(pointers, request));
+  state->plan = make_plan(workloads.front(), request);
+  state_ = state;
+}
+
+std::vector<std::int64_t> ContextLayout::q_tokens(int rank) const {
+  FOVEAL_CHECK(rank >= 0 && rank < state_->plan.ranks, "rank: ", rank, "; expected less than ", state_->plan.ranks);
+  return state_->plan.q.tokens_of(rank);
+}
+std::vector<std::int64_t> ContextLayout::kv_tokens(int rank) const {
+  FOVEAL_CHECK(rank >= 0 && rank < state_->plan.ranks, "rank: ", rank, "; expected less than ", state_->plan.ranks);
+  return state_->plan.kv.tokens_of(rank);
+}
+std::string ContextLayout::deal() const { return to_string(state_->layout->deal); }
+int ContextLayout::head_groups() const { return state_->layout->head_groups; }
+std::int64_t ContextLayout::unit() const { return state_->layout->unit; }
+
 struct ContextAttention::State {
   Context context;
   std::size_t used = 0;
@@ -225,11 +263,15 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
                  .head_groups = options.head_groups,
                  .remote_steps = options.remote_steps,
                  .machine = machine_named(options.machine)};
+    if (options.layout != nullptr) {
+      c.request.layout = options.layout->state_->layout;
+      c.options.unit = c.request.layout->unit;
+    }
     const problem::Problem problem = whole_problem(attention, shapes, params);
     add_call(agreement, "a plan", problem.line());
     std::vector<TensorView> data;
     for (const ParamBinding& p : params) data.push_back(p.tensor);
-    c.workload = make_workload(problem, shapes.lengths, data, options.unit);
+    c.workload = make_workload(problem, shapes.lengths, data, c.options.unit);
     c.plan = make_plan(c.workload, c.request);
     for (const scoring::Instr& instr : problem.score->mask.code) {
       if (instr.op != scoring::Op::read) continue;

@@ -22,10 +22,16 @@ struct Piece {
   int group = -1;
 };
 
-std::vector<Piece> cut(const Workload& w, std::int32_t s, std::int64_t groups, std::int64_t total_work, std::int64_t total_tokens,
-                       std::int64_t fraction) {
-  const SequenceWork& sequence = *w.sequences[static_cast<std::size_t>(s)];
-  const std::int64_t length = sequence.seqlen_q(), units = divide_up(length, w.unit);
+std::int64_t work_of(const std::vector<const Workload*>& workloads, std::int32_t sequence, Range q) {
+  std::int64_t work = 0;
+  for (const Workload* w : workloads) work += w->work(sequence, q);
+  return work;
+}
+
+std::vector<Piece> cut(const std::vector<const Workload*>& workloads, std::int32_t s, std::int64_t groups, std::int64_t total_work,
+                       std::int64_t total_tokens, std::int64_t fraction) {
+  const Workload& w = *workloads.front();
+  const std::int64_t length = w.lengths_q[static_cast<std::size_t>(s)], units = divide_up(length, w.unit);
   std::vector<Piece> pieces;
   if (length == 0) return pieces;
   const auto chunks_of = [&](std::int64_t n) {
@@ -35,11 +41,12 @@ std::vector<Piece> cut(const Workload& w, std::int32_t s, std::int64_t groups, s
     return chunks;
   };
   // Pieces small enough in work and in tokens.
-  const std::int64_t share = std::max(divide_up(sequence.total() * fraction * groups, std::max<std::int64_t>(total_work, 1)),
-                                      divide_up(length * fraction * groups, std::max<std::int64_t>(total_tokens, 1)));
+  const std::int64_t share =
+      std::max(divide_up(work_of(workloads, s, {0, length}) * fraction * groups, std::max<std::int64_t>(total_work, 1)),
+               divide_up(length * fraction * groups, std::max<std::int64_t>(total_tokens, 1)));
   const std::int64_t n = std::clamp<std::int64_t>(2 * share, 1, units);
   const std::vector<Range> chunks = share <= 1 ? std::vector<Range>{{0, length}} : chunks_of(n);
-  const auto work = [&](const Range& r) { return sequence.work(r); };
+  const auto work = [&](const Range& r) { return work_of(workloads, s, r); };
   // Two by two where that is more even: the first with the last.
   const std::size_t count = chunks.size();
   bool pairs = false;
@@ -205,12 +212,16 @@ Dealt deal_zigzag(const std::vector<std::int64_t>& lengths, std::int64_t unit, i
   return dealt;
 }
 
-Dealt deal_pieces(const Workload& w, int groups, int fraction) {
+Dealt deal_pieces(const std::vector<const Workload*>& workloads, int groups, int fraction) {
+  const Workload& w = *workloads.front();
   std::int64_t work = 0, tokens = 0;
-  for (std::size_t s = 0; s < w.sequences.size(); ++s) work += w.sequences[s]->total(), tokens += w.lengths_q[s];
+  for (std::size_t s = 0; s < w.sequences.size(); ++s) {
+    work += work_of(workloads, static_cast<std::int32_t>(s), {0, w.lengths_q[s]});
+    tokens += w.lengths_q[s];
+  }
   std::vector<Piece> pieces;
   for (std::size_t s = 0; s < w.sequences.size(); ++s) {
-    const std::vector<Piece> of_one = cut(w, static_cast<std::int32_t>(s), groups, work, tokens, fraction);
+    const std::vector<Piece> of_one = cut(workloads, static_cast<std::int32_t>(s), groups, work, tokens, fraction);
     pieces.insert(pieces.end(), of_one.begin(), of_one.end());
   }
   Dealer(pieces, static_cast<std::int64_t>(w.sequences.size()), groups, w.unit).deal();

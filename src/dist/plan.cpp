@@ -23,13 +23,6 @@ std::int64_t work_ns(std::int64_t work, const Workload& w, std::int64_t gflops, 
   return work / 10 * tile_ps / 1000;
 }
 
-/// Work in tiles of the workload's unit, whatever tiles a sequence was looked at in.
-std::int64_t work_of(const Workload& w, std::int32_t sequence, Range q) {
-  const SequenceWork& s = *w.sequences[static_cast<std::size_t>(sequence)];
-  const std::int64_t ratio = s.unit() / w.unit;
-  return s.work(q) * ratio * ratio;
-}
-
 Layout layout_of_keys(const Workload& w, const Layout& q, const ContextPlan& plan) {
   if (w.self_attention()) return q;
   const Dealt dealt = deal_contiguous(w.lengths_kv, w.unit, plan.groups());
@@ -111,7 +104,7 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
     for (const Block& block : plan.blocks[static_cast<std::size_t>(group)]) {  // blocks of one stretch of queries stand together
       if (block.sequence == sequence && block.q == before) continue;
       sequence = block.sequence, before = block.q;
-      work += work_of(w, sequence, before);
+      work += w.work(sequence, before);
     }
     for (int member = 0; member < members; ++member) {
       const int rank = group * members + member;
@@ -142,15 +135,18 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
   }
 }
 
-ContextPlan planned(const Workload& w, const PlanRequest& request, Deal deal, int fraction, int head_groups) {
+Dealt dealt_by(Deal deal, const std::vector<const Workload*>& workloads, int groups, int fraction) {
+  const Workload& w = *workloads.front();
+  if (deal == Deal::contiguous) return deal_contiguous(w.lengths_q, w.unit, groups);
+  return deal == Deal::zigzag ? deal_zigzag(w.lengths_q, w.unit, groups) : deal_pieces(workloads, groups, fraction);
+}
+
+ContextPlan planned(const Workload& w, const PlanRequest& request, Deal deal, const Dealt& dealt, int head_groups) {
   ContextPlan plan;
   plan.ranks = request.ranks, plan.head_groups = head_groups, plan.deal = deal;
   const int groups = plan.groups();
   plan.remote_steps = request.remote_steps > 0 ? request.remote_steps : 2;
   plan.remote_steps = std::max(1, std::min(plan.remote_steps, groups - 1));
-  const Dealt dealt = deal == Deal::contiguous ? deal_contiguous(w.lengths_q, w.unit, groups)
-                      : deal == Deal::zigzag   ? deal_zigzag(w.lengths_q, w.unit, groups)
-                                               : deal_pieces(w, groups, fraction);
   plan.largest_piece = dealt.largest_piece;
   plan.q = Layout(w.lengths_q, cut_for_members(w.lengths_q, dealt.chunks, w.unit, groups, head_groups), plan.ranks);
   plan.kv = layout_of_keys(w, plan.q, plan);
@@ -245,25 +241,69 @@ std::int64_t ContextPlan::backward_ns() const {
   return ns;
 }
 
-ContextPlan make_plan(const Workload& w, const PlanRequest& request) {
-  check(w, request);
-  ContextPlan best;
+namespace {
+
+/// A deal, and its plan for each workload.
+struct Candidate {
+  FixedLayout layout;
+  std::vector<ContextPlan> plans;
+};
+
+/// Of least predicted time for all of them together.
+Candidate least(const std::vector<const Workload*>& workloads, const PlanRequest& request) {
+  FOVEAL_CHECK(!workloads.empty(), "layout: no attention; expected one or more");
+  const Workload& first = *workloads.front();
+  for (const Workload* w : workloads) {
+    FOVEAL_CHECK(w->lengths_q == first.lengths_q && w->lengths_kv == first.lengths_kv && w->unit == first.unit,
+                 "layout: attentions over sequences of different lengths; expected the same");
+    check(*w, request);
+  }
+  Candidate best;
   std::int64_t least = -1;
   constexpr int most_head_groups = 8, fractions[] = {4, 8, 16};
   for (int head_groups = 1; head_groups <= std::max(most_head_groups, request.head_groups); ++head_groups) {
     if (request.head_groups > 0 && head_groups != request.head_groups) continue;
-    if (w.heads_kv % head_groups != 0 || request.ranks % head_groups != 0) continue;
+    if (request.ranks % head_groups != 0) continue;
+    if (std::any_of(workloads.begin(), workloads.end(), [&](const Workload* w) { return w->heads_kv % head_groups != 0; })) continue;
     for (const Deal deal : {Deal::contiguous, Deal::zigzag, Deal::pieces}) {
       if (request.deal != Deal::automatic && request.deal != deal) continue;
       for (const int fraction : fractions) {
         if (deal != Deal::pieces && fraction != fractions[0]) continue;
-        ContextPlan plan = planned(w, request, deal, fraction, head_groups);
-        const std::int64_t time = plan.forward_ns() + plan.backward_ns();
+        Candidate made{{request.ranks, head_groups, deal, dealt_by(deal, workloads, request.ranks / head_groups, fraction), first.lengths_q,
+                        first.lengths_kv, first.unit},
+                       {}};
+        std::int64_t time = 0;
+        for (const Workload* w : workloads) {
+          made.plans.push_back(planned(*w, request, deal, made.layout.dealt, head_groups));
+          time += made.plans.back().forward_ns() + made.plans.back().backward_ns();
+        }
         // The simplest is asked first; another one must be faster by more than the model can know.
-        if (least < 0 || time < least - least / 100) least = time, best = std::move(plan);
+        if (least < 0 || time < least - least / 100) least = time, best = std::move(made);
       }
     }
   }
+  return best;
+}
+
+ContextPlan planned_on(const Workload& w, const PlanRequest& request) {
+  const FixedLayout& layout = *request.layout;
+  FOVEAL_CHECK(layout.ranks == request.ranks, "layout: of ", layout.ranks, " ranks; expected ", request.ranks);
+  FOVEAL_CHECK(layout.lengths_q == w.lengths_q && layout.lengths_kv == w.lengths_kv && layout.unit == w.unit,
+               "layout: of other lengths or another unit than this attention's");
+  FOVEAL_CHECK(w.heads_kv % layout.head_groups == 0, "layout: ", layout.head_groups, " head groups do not divide the ", w.heads_kv,
+               " kv heads");
+  return planned(w, request, layout.deal, layout.dealt, layout.head_groups);
+}
+
+}  // namespace
+
+FixedLayout choose_layout(const std::vector<const Workload*>& workloads, const PlanRequest& request) {
+  return least(workloads, request).layout;
+}
+
+ContextPlan make_plan(const Workload& w, const PlanRequest& request) {
+  check(w, request);
+  ContextPlan best = request.layout != nullptr ? planned_on(w, request) : std::move(least({&w}, request).plans.front());
   best.text = base::join(w.text, " ranks=", request.ranks, " deal=", to_string(request.deal), " head_groups=", request.head_groups,
                          " remote_steps=", request.remote_steps, " machine=", request.machine.name, " unit=", w.unit);
   best.checksum = checksum_of(best);

@@ -5,10 +5,12 @@
 // Ranks form a grid: rank = group * head_groups + member. The ranks of a group share their queries and keep one share of the heads each;
 // between groups keys and values travel, and sums of their gradients back.
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "dist/deal.h"
 #include "dist/layout.h"
 #include "dist/workload.h"
 
@@ -30,12 +32,22 @@ enum class Deal : std::uint8_t { automatic, contiguous, zigzag, pieces };
 const char* to_string(Deal deal);
 Deal deal_named(std::string_view name);
 
+/// Who holds which tokens, decided before and for several plans.
+struct FixedLayout {
+  int ranks = 1, head_groups = 1;
+  Deal deal = Deal::contiguous;
+  Dealt dealt;
+  std::vector<std::int64_t> lengths_q, lengths_kv;
+  std::int64_t unit = 128;
+};
+
 struct PlanRequest {
   int ranks = 1;
   Deal deal = Deal::automatic;
   int head_groups = 0;   ///< 0: picked by predicted time
   int remote_steps = 0;  ///< into how many steps the keys of other ranks are gathered; 0: picked
   Machine machine{};
+  std::shared_ptr<const FixedLayout> layout{};  ///< null: chosen for this plan; else deal and head groups are its own
 };
 
 /// Queries of one sequence and keys that some of them need. full: all of them need all of it.
@@ -82,6 +94,10 @@ struct ContextPlan {
 
 /// Deals the work. Throws invalid_argument when the request cannot be met (head groups that do not divide the heads or the ranks).
 ContextPlan make_plan(const Workload& workload, const PlanRequest& request);
+
+/// The layout of least predicted time for workloads that run one after the other over the same sequences: layers with different masks. Throws
+/// invalid_argument when these differ in lengths, or the request cannot be met.
+FixedLayout choose_layout(const std::vector<const Workload*>& workloads, const PlanRequest& request);
 
 /// A digest of all that ranks must agree on.
 std::uint64_t checksum_of(const ContextPlan& plan);

@@ -60,6 +60,12 @@ struct Workload {
   std::string text;                 ///< of the problem
 
   bool self_attention() const { return lengths_q == lengths_kv; }
+  /// Of queries of one sequence, in tiles of `unit`, whatever tiles the sequence was looked at in.
+  std::int64_t work(std::int32_t sequence, Range q) const {
+    const SequenceWork& of_one = *sequences[static_cast<std::size_t>(sequence)];
+    const std::int64_t ratio = of_one.unit() / unit;
+    return of_one.work(q) * ratio * ratio;
+  }
 };
 
 /// lengths: of packed sequences, empty otherwise. params: the data that masks read; views without data are allowed. unit: tokens of a tile

@@ -319,6 +319,50 @@ TEST(ContextPlan, HeavyTailsAreEven) {
   EXPECT_LE(imbalance(plan), 0.05) << to_string(plan.deal) << ' ' << plan.head_groups;
 }
 
+TEST(ContextPlan, OneLayoutServesLayersOfDifferentMasks) {
+  const std::string rest = "forward bf16 h32:8 q131072 d128 mask=";
+  const Case window(rest + "\"causal() & window(4096)\""), full(rest + "\"causal()\"");
+  const PlanRequest request{.ranks = 8, .machine = one_host(8)};
+  ASSERT_EQ(make_plan(window.workload, request).deal, Deal::contiguous);
+  PlanRequest shared = request;
+  shared.layout = std::make_shared<const FixedLayout>(choose_layout({&window.workload, &full.workload, &window.workload}, request));
+  const ContextPlan of_window = make_plan(window.workload, shared), of_full = make_plan(full.workload, shared);
+  EXPECT_EQ(of_window.q.tokens_of(3), of_full.q.tokens_of(3));
+  EXPECT_LE(imbalance(of_window), 0.02);
+  EXPECT_LE(imbalance(of_full), 0.02);
+  // Documents: the work of both masks is dealt, not that of one.
+  const std::string packed = "forward bf16 h32:8 d128 " + heavy_tail(1.1, 200, 1 << 18, 1) + " mask=";
+  const Case few(packed + "\"causal() & window(512)\""), all(packed + "\"causal()\"");
+  PlanRequest pieces = request;
+  pieces.deal = Deal::pieces;
+  shared.layout = std::make_shared<const FixedLayout>(choose_layout({&few.workload, &all.workload}, pieces));
+  const ContextPlan a = make_plan(few.workload, shared), b = make_plan(all.workload, shared);
+  EXPECT_EQ(a.deal, Deal::pieces);
+  std::int64_t most = 0, total = 0;
+  for (std::size_t rank = 0; rank < 8; ++rank) {
+    most = std::max(most, a.loads[rank].work + b.loads[rank].work);
+    total += a.loads[rank].work + b.loads[rank].work;
+  }
+  EXPECT_LE(static_cast<double>(most) * 8, static_cast<double>(total) * 1.05);
+  PlanRequest of_few = request;
+  of_few.layout = std::make_shared<const FixedLayout>(choose_layout({&few.workload}, pieces));
+  EXPECT_GT(imbalance(make_plan(all.workload, of_few)), 0.05) << "a deal for windows alone would do";
+
+  const auto refused = [&](const Case& c, PlanRequest asked) -> std::string {
+    asked.layout = shared.layout;
+    try {
+      make_plan(c.workload, asked);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(refused(full, request), "layout: of other lengths or another unit than this attention's");
+  EXPECT_EQ(refused(few, {.ranks = 4}), "layout: of 8 ranks; expected 4");
+  EXPECT_THROW(choose_layout({}, request), Error);
+  EXPECT_THROW(choose_layout({&few.workload, &full.workload}, request), Error);
+}
+
 /// Of this process, whatever else the machine does.
 double cpu_seconds() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 

@@ -309,6 +309,30 @@ TEST(Dist, SoftlyMaskedRowsOverSeveralLaunchesAreRefusedOnEveryRank) {
   for (const std::string& error : run("forward f64 h2 q64 d8 score=\"where(kv_idx > q_idx, score, -1000000000.0)\"")) EXPECT_EQ(error, "");
 }
 
+TEST(Dist, LayersOfDifferentMasksShareALayout) {
+  const std::string packed = "backward f32 h4:2 d16 lengths=90,7,41,33 mask=";
+  const problem::Line lines[] = {problem::parse_line(packed + "\"causal()\""), problem::parse_line(packed + "\"causal() & window(9)\"")};
+  ContextOptions options;
+  options.unit = 8;
+  const std::vector<LayoutUse> uses{{lines[0].attention}, {lines[1].attention}};
+  options.layout = std::make_shared<const ContextLayout>(uses, test::whole_shapes(lines[0]), 3, options);
+  for (const problem::Line& line : lines) {
+    const check::Report report = check::Checker(line).judge([&](problem::CaseData& data) {
+      auto transports = thread_ranks(3);
+      test::on_threads(3, [&](int rank) {
+        run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, [&](const ContextAttention& attention) {
+          EXPECT_EQ(attention.q_tokens(), options.layout->q_tokens(rank));
+          EXPECT_EQ(attention.kv_tokens(), options.layout->kv_tokens(rank));
+        });
+      });
+      return "dist.3";
+    });
+    EXPECT_TRUE(report.pass) << report.failure;
+  }
+  EXPECT_THROW((void)options.layout->q_tokens(3), Error);
+  EXPECT_THROW(ContextLayout({}, test::whole_shapes(lines[0]), 3), Error);
+}
+
 TEST(Dist, ARankThatStallsOrDiesIsAnErrorOnTheOthers) {
   problem::CaseData data(problem::parse_line("backward f32 h2 q64 d8 mask=\"causal()\""));
   ContextOptions options;
