@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/parallel.h"
+#include "base/strided.h"
 
 namespace foveal::api {
 namespace {
@@ -68,12 +69,7 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
     if (output.device.kind != DeviceKind::cpu)
       base::fail(ErrorCode::unsupported,
                  "accumulate: gradients on a GPU; expected on the CPU, or overwritten gradients that you add yourself");
-    if (part.rank > 0) part.data = nullptr;  // a scalar without data would count as absent
-    std::int64_t stride = 1;
-    for (int d = part.rank - 1; d >= 0; --d) {
-      part.strides[static_cast<std::size_t>(d)] = stride;
-      stride *= part.sizes[static_cast<std::size_t>(d)];
-    }
+    part = base::contiguous_like(output, part.rank > 0 ? nullptr : part.data, output.dtype);  // a scalar without data would count as absent
   });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Walking over the elements of a strided view in row-major order.
+// Strided views: their elements in row-major order, and contiguous views of the same sizes.
 #include <array>
 #include <cstdint>
 
@@ -23,6 +23,18 @@ void each_element(const TensorView& view, See&& see) {
       index[n] = 0;
     }
   }
+}
+
+/// A contiguous view of other memory, of the sizes and on the device of this one.
+inline TensorView contiguous_like(const TensorView& like, void* data, DType dtype) {
+  TensorView view = like;
+  view.data = data, view.dtype = dtype;
+  std::int64_t stride = 1;
+  for (int d = view.rank - 1; d >= 0; --d) {
+    view.strides[static_cast<std::size_t>(d)] = stride;
+    stride *= view.sizes[static_cast<std::size_t>(d)];
+  }
+  return view;
 }
 
 }  // namespace foveal::base

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/strided.h"
 #include "cuda/jit/driver.h"
 #include "dist/pass.h"
 
@@ -379,15 +380,8 @@ class BackwardPass : DevicePass {
     clear(sums_, {0, 1}), clear(part_values_, {0, 1});
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       if (is_sink(wanted[i])) continue;
-      TensorView view = wanted[i].tensor;
-      view.data = part_values_.data + first_[i] * static_cast<std::int64_t>(sizeof(double));
-      view.dtype = DType::f64;
-      std::int64_t stride = 1;
-      for (int d = view.rank - 1; d >= 0; --d) {
-        view.strides[static_cast<std::size_t>(d)] = stride;
-        stride *= view.sizes[static_cast<std::size_t>(d)];
-      }
-      parts_.push_back({wanted[i].param, view});
+      std::byte* values = part_values_.data + first_[i] * static_cast<std::int64_t>(sizeof(double));
+      parts_.push_back({wanted[i].param, base::contiguous_like(wanted[i].tensor, values, DType::f64)});
     }
   }
 

@@ -274,15 +274,7 @@ class BackwardPass : HostPass {
     part_values_.assign(static_cast<std::size_t>(total), 0);
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       if (is_sink(wanted[i])) continue;
-      TensorView view = wanted[i].tensor;
-      view.data = part_values_.data() + first_[i];
-      view.dtype = DType::f64;
-      std::int64_t stride = 1;
-      for (int d = view.rank - 1; d >= 0; --d) {
-        view.strides[static_cast<std::size_t>(d)] = stride;
-        stride *= view.sizes[static_cast<std::size_t>(d)];
-      }
-      parts_.push_back({wanted[i].param, view});
+      parts_.push_back({wanted[i].param, base::contiguous_like(wanted[i].tensor, part_values_.data() + first_[i], DType::f64)});
     }
   }
 
