@@ -377,7 +377,7 @@ std::optional<PairTile> Writer::tile_of(ValueId id) const {
   const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16 || tensor.dtype == DType::i16;
   if ((!narrow && tensor.dtype != DType::f32 && tensor.dtype != DType::i32) || !tensor.aligned) return {};
   PairTile tile{id, static_cast<std::size_t>(instr.param), narrow ? 2 : 4, -1, -1, 0, 0, {}};
-  const std::int64_t piece = 16 / tile.element_bytes;  // where boxes of the copy engine may begin
+  const std::int64_t piece = 16 / tile.element_bytes;  // where TMA boxes may begin
   const auto aligned = [&](std::size_t d) {
     constexpr std::int64_t most = std::int64_t{1} << 38;  // what a tensor map can say
     return tensor.strides[d] > 0 && tensor.strides[d] % piece == 0 && tensor.strides[d] < most;

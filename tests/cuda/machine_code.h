@@ -19,8 +19,8 @@ enum Instruction : int {
   LDG = 0x181,         ///< load from global memory
   LDGSTS = 0x1ae,      ///< cp.async
   HGMMA = 0x1f0,       ///< wgmma
-  UTMALDG = 0x1b4,     ///< copy engine: a box of a tensor map
-  UBLKCP = 0x1ba,      ///< copy engine: a run of bytes
+  UTMALDG = 0x1b4,     ///< TMA: a box of a tensor map
+  UBLKCP = 0x1ba,      ///< TMA: a run of bytes
   USETMAXREG = 0x1c8,  ///< setmaxnreg
   REDG = 0x1a6,        ///< addition in global memory
   LDS = 0x184,         ///< load from shared memory
@@ -63,7 +63,7 @@ inline std::map<int, int> instructions_of(const std::string& cubin) {
 }
 
 /// How many arrivals at a barrier of shared memory come while loads from shared memory are under way, with no fence between. What they load
-/// may then be overwritten by the copy engine. A load names one of six scoreboards, on which whatever needs its result waits.
+/// may then be overwritten by TMA. A load names one of six scoreboards, on which whatever needs its result waits.
 inline int arrivals_amid_loads(const std::string& cubin) {
   int arrivals = 0;
   unsigned under_way = 0;  // one bit for each scoreboard

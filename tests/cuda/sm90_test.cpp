@@ -47,7 +47,7 @@ std::vector<jit::KernelSource> sources_of(const problem::Problem& p) {
 }
 
 /// No products one after the other, few spills, no lanes that part in a plain forward pass, and no loads of elements of pairs, lse or delta
-/// that the copy engine could overtake; of these, a plain forward pass has none.
+/// that TMA could overtake; of these, a plain forward pass has none.
 void expect_clean(const jit::Image& image, const std::string& line, int spills_allowed) {
   EXPECT_LE(image.facts.spill_bytes, spills_allowed) << line << " " << image.stem;
   EXPECT_FALSE(image.facts.serialized) << line << " " << image.stem << "\n" << image.facts.notes;

@@ -56,16 +56,16 @@ struct TileRuns {
 struct DropoutArgs {
   unsigned long long seed, offset;
   const unsigned long long* state;  ///< of the device: {seed, offset} instead of the two above; null: there is none
-  unsigned threshold;  ///< a pair is kept when its bits are >= this
-  float keep_scale;    ///< 1 / (1 - p)
+  unsigned threshold;               ///< a pair is kept when its bits are >= this
+  float keep_scale;                 ///< 1 / (1 - p)
   double keep_scale_f64;
 };
 
 /// A part of an attention (config.cuh: kPart): its results are added to what is there.
 struct PartArgs {
-  int adds_to_q, adds_to_kv;       ///< 0: nothing is there yet
+  int adds_to_q, adds_to_kv;             ///< 0: nothing is there yet
   int batch_offset, head_offset, heads;  ///< of the whole, for dropout
-  unsigned number;                 ///< in the last bits of lse of each row that has met this part
+  unsigned number;                       ///< in the last bits of lse of each row that has met this part
 };
 
 struct AttentionArgs {

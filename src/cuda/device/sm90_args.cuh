@@ -4,7 +4,7 @@
 
 namespace foveal::device {
 
-/// What cuTensorMapEncodeTiled fills; a kernel parameter, so that the copy engine can read it.
+/// What cuTensorMapEncodeTiled fills; a kernel parameter, so that TMA can read it.
 struct alignas(64) TensorMap {
   unsigned long long opaque[16];
 };
@@ -17,15 +17,15 @@ struct Divisor {
 
 /// How the tasks (rows of tiles) of all heads are dealt to the CTAs; see schedule/tasks.cuh.
 struct TaskOrder {
-  int tasks;               ///< of the whole grid
-  int rows;                ///< tasks of one head
-  int first_row_first;     ///< a section begins with row 0 instead of the last row
-  int to_and_fro;          ///< every other round is dealt in reverse
-  int sequences_inside;    ///< the sequences of one head follow each other instead of the heads of one sequence
-  Divisor inside;          ///< heads of one sequence, or sequences of one head
-  Divisor section_heads;   ///< heads (of all sequences) whose tasks are interleaved
-  Divisor last_heads;      ///< the same of the last section, which may be smaller
-  Divisor section_tasks;   ///< section_heads * rows
+  int tasks;              ///< of the whole grid
+  int rows;               ///< tasks of one head
+  int first_row_first;    ///< a section begins with row 0 instead of the last row
+  int to_and_fro;         ///< every other round is dealt in reverse
+  int sequences_inside;   ///< the sequences of one head follow each other instead of the heads of one sequence
+  Divisor inside;         ///< heads of one sequence, or sequences of one head
+  Divisor section_heads;  ///< heads (of all sequences) whose tasks are interleaved
+  Divisor last_heads;     ///< the same of the last section, which may be smaller
+  Divisor section_tasks;  ///< section_heads * rows
 };
 
 constexpr int kMaxPairTiles = 2;
@@ -44,9 +44,10 @@ struct Sm90Args {
   /// begins at row (cu_seqlens_q[b] + 128 b) / 128 * 128.
   int stat_rows;
   unsigned short* far;  ///< backward: does some of eight rows of statistics have to be less its largest score? 0: largest is 0
-  float scale;  ///< that of AttentionArgs: conversions of doubles are slow
-  float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
-  unsigned* dq_turns;  ///< reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh)
+  float scale;          ///< that of AttentionArgs: conversions of doubles are slow
+  float* dq_sum;        ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+  /// Reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh).
+  unsigned* dq_turns;
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
   /// writes split_rows rows, of kHeadDimV floats and of SplitRow: in the order of tokens, and for a token of heads.

@@ -246,6 +246,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
   jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
   config.set(source.constants);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kReproducible", p.attention.determinism == Determinism::reproducible).set("kCollects", config.collects);
   source.constants.set("kCollectsTerms", config.collects && config.cluster_size() == 1);
   return source;

@@ -40,6 +40,7 @@ jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90Colle
   source.score = emit_score(p, {.lines = config.lines, .pairs = true, .tanh = true, .bins = config.bins});
   source.constants.set("kBlockQ", config.block_q).set("kStages", config.stages).set("kPairStages", 0).set("kReproducible", false);
   source.constants.set("kCollects", true).set("kCollectsTerms", true).set("kHelperRegisters", config.helper_registers);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set("kConsumerRegisters", (3 * 168 - config.helper_registers) / 2);
   return source;
 }

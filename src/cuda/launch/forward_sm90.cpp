@@ -169,6 +169,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
                                                          .several_heads = config.packed_heads > 1}),
                            .arch = {}};
   config.set(source.constants);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(problem)));
   return source;
 }
 

@@ -40,12 +40,14 @@ Sm90PairsConfig sm90_pairs_config(const problem::Problem& p) {
 }
 
 unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
-  const auto chunks = [](std::int64_t dim) { return static_cast<int>((dim + 63) / 64); };
-  const int rows = block_q + block_kv, statistics = 2 * 4 * block_q;
-  const int stage = (rows * 128 * (chunks(p.head_dim) + chunks(p.head_dim_v)) + statistics + 1023) / 1024 * 1024;
-  int half = 0;
-  for (const PairTile& tile : tiles) half += block_q * 64 * tile.element_bytes;
-  return static_cast<unsigned>(stages * (stage + 16) + tasks_ahead * 16 + pair_stages * (half + 16));
+  const device::PairsLayout layout({.block_q = block_q,
+                                    .block_kv = block_kv,
+                                    .head_dim = static_cast<int>(p.head_dim),
+                                    .head_dim_v = static_cast<int>(p.head_dim_v),
+                                    .stages = stages,
+                                    .tasks_ahead = tasks_ahead,
+                                    .pairs = sm90_pair_ring(tiles, pair_stages, block_q, 64)});
+  return static_cast<unsigned>(layout.bytes);
 }
 
 PairsSm90::PairsSm90(const problem::Problem& p, const PlannedRead& planned, const driver::DeviceFacts& facts, Workspace& workspace)
@@ -116,6 +118,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   source.score = emit_score(p, {.pairs = true, .tiles = config.tiles});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
   source.constants.set_type("Gradient", element_type(p.params[static_cast<std::size_t>(read.param)].gradient.dtype));
   source.constants.set("kPairsOwnBatch", read.reads_batch).set("kPairsOwnHead", read.reads_head);
   const bool narrow = config.block_kv == 64, differ = reads_differ(p, read);

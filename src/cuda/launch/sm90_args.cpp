@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t piece = 8;  // elements of 16 bytes
 
-/// Why the copy engine cannot read, or 16-byte stores not write, a tensor.
+/// Why TMA cannot read, or 16-byte stores not write, a tensor.
 std::optional<std::string> refuses_layout(const char* name, const problem::TensorSpec& t) {
   if (!t.present) return std::nullopt;
   if (t.sizes[3] % piece != 0) return base::join(name, ": dim ", t.sizes[3], " is not a multiple of 8");

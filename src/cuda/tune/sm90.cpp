@@ -11,17 +11,6 @@ namespace {
 
 constexpr std::int64_t unlimited = std::int64_t{1} << 30;
 
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-/// A tile in shared memory: chunks of 64 columns, 128 bytes a row.
-std::size_t tile_bytes(int rows, std::int64_t columns) { return static_cast<std::size_t>(divide_up(columns, 64) * rows * 128); }
-
-/// Of a tile of queries: lse and delta, and two bytes for eight rows that say whether some are far.
-int statistics_bytes(int block_q) { return 2 * 4 * block_q + block_q / 4; }
-
-/// Shared memory of the terms of one staged read (ReadStage of tile/collect_reads.cuh).
-std::size_t staged_read_bytes(int block_kv, int block_q) { return 4 * static_cast<std::size_t>(32 + block_kv / 2 * (block_q + 43)); }
-
 }  // namespace
 
 const char* to_string(Sm90Tiles tiles) {
@@ -73,34 +62,36 @@ std::string text_of(const std::vector<ReadTable>& tables) {
 /// Are twice as many copies worth their room? Large tables seldom make lanes wait for each other, and are filled or emptied for every task.
 bool more_copies(std::int64_t entries, int copies) { return copies < 32 && 2 * copies * entries <= 4096; }
 
-/// Of the sums of reads that follow no line of a tile (ReadBins of tile/read_bins.cuh).
+/// Of the sums of scatters (ReadBins of tile/read_bins.cuh).
 std::size_t bytes_of_bins(const std::vector<ReadBins>& reads) {
-  std::size_t bytes = 0;
-  for (const ReadBins& read : reads) {
-    const std::size_t words = read.is_window() ? 9 : 3;  // what a tile says of itself
-    if (read.copies > 0) bytes += 4 * (static_cast<std::size_t>(read.entries) * static_cast<std::size_t>(read.copies) + words);
-  }
-  return bytes;
+  int words = 0;
+  for (const ReadBins& read : reads)
+    if (read.copies > 0) words += device::read_bin_words(read.entries, read.copies, read.is_window());
+  return 4 * static_cast<std::size_t>(words);
 }
 
-/// A ring of tiles and its barriers.
-std::size_t bytes_of_pairs(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
-  if (tiles.empty()) return 0;
-  std::size_t stage = 16;
-  for (const PairTile& tile : tiles) stage += tile_bytes(rows, columns * tile.element_bytes / 2);
-  return static_cast<std::size_t>(stages) * stage;
-}
+int bytes_of_staged(int reads, int block_q, int block_kv) { return 4 * reads * device::ReadStageShape::floats(block_q, block_kv); }
 
 }  // namespace
 
+device::PairRingShape sm90_pair_ring(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
+  device::PairRingShape ring{stages, 0};
+  for (const PairTile& tile : tiles) ring.stage_bytes += device::tile_bytes(rows, columns * tile.element_bytes / 2);
+  return ring;
+}
+
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
-  const std::size_t stages_bytes =
-      static_cast<std::size_t>(query_stages) * tile_bytes(block_q(), p.head_dim) +
-      static_cast<std::size_t>(stages) * (tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v));
-  const int barriers = 16 * query_stages + 32 * stages + (lines.empty() ? 0 : 32) + 16;  // and a word
-  return stages_bytes + static_cast<std::size_t>(barriers) + 2 * 4 * lines.count(block_q(), block_kv) +
-         bytes_of_pairs(tiles, pair_stages, block_q(), block_kv) + static_cast<std::size_t>(p.has_mask() ? block_kv : 0) +
-         bytes_of_tables(tables);
+  const device::ForwardLayout layout({.block_q = block_q(),
+                                      .block_kv = block_kv,
+                                      .head_dim = static_cast<int>(p.head_dim),
+                                      .head_dim_v = static_cast<int>(p.head_dim_v),
+                                      .stages = stages,
+                                      .query_stages = query_stages,
+                                      .pairs = sm90_pair_ring(tiles, pair_stages, block_q(), block_kv),
+                                      .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
+                                      .table_bytes = static_cast<int>(bytes_of_tables(tables)),
+                                      .has_mask = p.has_mask() && sm90_mask(p).tiles == Sm90Tiles::list});
+  return static_cast<std::size_t>(layout.bytes);
 }
 
 std::string Sm90ForwardConfig::text() const {
@@ -128,13 +119,21 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
 
 std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
   // In a cluster keys have four chunks, one for each part of dq, and come with two of the other CTA's.
-  const std::size_t keys = cluster_size() > 1 ? 6 * tile_bytes(block_kv, 64) : tile_bytes(block_kv, p.head_dim);
-  const auto of_stages = static_cast<std::size_t>(stages) *
-                         (tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) + 4 * lines.count(block_kv, block_q));
-  const int barriers_and_statistics = 80 + 48 * stages + stages * statistics_bytes(block_q);
-  return keys + tile_bytes(block_kv, p.head_dim_v) + of_stages + 2 * tile_bytes(block_kv, block_q) +
-         static_cast<std::size_t>(barriers_and_statistics) + bytes_of_pairs(tiles, pair_stages, block_q, block_kv) +
-         static_cast<std::size_t>(staged_reads) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(bins) + bytes_of_tables(tables);
+  const bool cluster = cluster_size() > 1;
+  const device::BackwardLayout layout({.block_q = block_q,
+                                       .block_kv = block_kv,
+                                       .head_dim = static_cast<int>(p.head_dim),
+                                       .head_dim_v = static_cast<int>(p.head_dim_v),
+                                       .stages = stages,
+                                       .key_chunks = cluster ? 4 : device::chunk_count(static_cast<int>(p.head_dim)),
+                                       .peer_key_chunks = cluster ? 2 : 0,
+                                       .grad_score_tiles = 2,
+                                       .pairs = sm90_pair_ring(tiles, pair_stages, block_q, block_kv),
+                                       .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
+                                       .read_stage_bytes = bytes_of_staged(staged_reads, block_q, block_kv),
+                                       .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
+                                       .table_bytes = static_cast<int>(bytes_of_tables(tables))});
+  return static_cast<std::size_t>(layout.bytes);
 }
 
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room) {
@@ -221,10 +220,20 @@ std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& p, 
 }
 
 std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
-  const std::size_t of_stage = tile_bytes(block_q, p.head_dim) + tile_bytes(block_q, p.head_dim_v) +
-                               static_cast<std::size_t>(statistics_bytes(block_q)) + 4 * lines.count(block_kv, block_q) + 48;
-  return tile_bytes(block_kv, p.head_dim) + tile_bytes(block_kv, p.head_dim_v) + static_cast<std::size_t>(stages) * of_stage + 80 +
-         static_cast<std::size_t>(staged_reads) * staged_read_bytes(block_kv, block_q) + bytes_of_bins(bins);
+  const device::BackwardLayout layout({.block_q = block_q,
+                                       .block_kv = block_kv,
+                                       .head_dim = static_cast<int>(p.head_dim),
+                                       .head_dim_v = static_cast<int>(p.head_dim_v),
+                                       .stages = stages,
+                                       .key_chunks = device::chunk_count(static_cast<int>(p.head_dim)),
+                                       .peer_key_chunks = 0,
+                                       .grad_score_tiles = 0,
+                                       .pairs = {},
+                                       .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
+                                       .read_stage_bytes = bytes_of_staged(staged_reads, block_q, block_kv),
+                                       .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
+                                       .table_bytes = 0});
+  return static_cast<std::size_t>(layout.bytes);
 }
 
 LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig& config) {

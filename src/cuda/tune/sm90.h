@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/device/layout/sm90.cuh"
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/read_facts.h"
@@ -102,6 +103,8 @@ struct Sm90CollectConfig {
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
+/// A ring of the tiles of these reads.
+device::PairRingShape sm90_pair_ring(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
 /// Where each scatter of the reads is summed in `room` bytes of shared memory: all its elements with some copies, or a window of them, or
 /// nowhere.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);

@@ -40,7 +40,8 @@ FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequenc
   __shared__ RowMeasure<float> measures[kRowsPerBlock < 16 ? 16 : kRowsPerBlock];
 #pragma unroll 1
   for (int first = 0; first < kRowsPerBlock; first += 16) {
-    const RowMeasure<float> measure = measure_rows<kThreads / kWarp>(attention, args.scale, sequence, head, blockIdx.x * kRowsPerBlock + first, exponent);
+    const RowMeasure<float> measure =
+        measure_rows<kThreads / kWarp>(attention, args.scale, sequence, head, blockIdx.x * kRowsPerBlock + first, exponent);
     if (threadIdx.x < 16) measures[first + threadIdx.x] = measure;
   }
   __syncthreads();
@@ -74,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   float sum = 0;
   if (exists && 8 * lane < kHeadDimV) {
     const auto at = [&](const Tensor& tensor) {
-      return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + token * tensor.seq +
-                                             8 * lane);
+      return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head +
+                                             token * tensor.seq + 8 * lane);
     };
     sum = dot8(at(attention.out), at(attention.dout));
   }

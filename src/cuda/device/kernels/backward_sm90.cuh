@@ -16,7 +16,8 @@ constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
 constexpr bool kLseAhead = false;
 constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
 constexpr int kAddingWarps = 4 * kConsumers;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // dQ's parts of columns begin where chunks of K do
+constexpr int kKeyColumns = kSumColumns,
+              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // dQ's parts of columns begin where chunks of K do
 constexpr int kGradScoreTiles = 2;
 
 }  // namespace foveal::device
@@ -122,7 +123,8 @@ struct Consumer : BackwardGroup {
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
-      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()), kSplitColumns ? kPartColumns * group : 0);
+      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()),
+                                                        kSplitColumns ? kPartColumns * group : 0);
       wgmma_commit();
       multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
       wgmma_commit();
@@ -169,6 +171,7 @@ struct Consumer : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
+    backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   foveal::device::run_groups<foveal::device::Consumer>(args);
 }

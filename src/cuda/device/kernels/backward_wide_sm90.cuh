@@ -46,7 +46,8 @@ struct WideGroup : BackwardGroup {
     wgmma_pin(dq);
     wgmma_fence();
     multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(0)), 0, uniform(own), first_column);
-    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(1)), 0, uniform(rings.peer_key_tile()), first_column, true);
+    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(1)), 0, uniform(rings.peer_key_tile()), first_column,
+                                                 true);
     wgmma_commit();
   }
 

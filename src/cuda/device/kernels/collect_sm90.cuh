@@ -99,6 +99,7 @@ struct TermCollector : BackwardGroup {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) collect_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
+    collect_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   foveal::device::run_groups<foveal::device::TermCollector>(args);
 }

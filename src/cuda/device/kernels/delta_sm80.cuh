@@ -21,7 +21,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     const bool empty = row_lse == -infinity();
     if (!empty) {
       for (int d = lane_id(); d < kHeadDimV; d += kWarp) {
-        sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]), to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
+        sum = fma_real(to_real(out.data[row * out.row_stride + d * out.col_stride]),
+                       to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
       }
     }
 #pragma unroll

@@ -17,8 +17,8 @@ struct Softmax {
 
 /// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
 template <bool kMasked>
-FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4], Softmax& state,
-                                R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
+FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4],
+                                Softmax& state, R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
   const int t = lane_id() % 4;
   const R kappa = kScaleBefore ? kLog2eR : R(args.scale) * kLog2eR;
   bool rescale = false;
@@ -97,7 +97,9 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   extern __shared__ uint4 shared_begin[];
   SharedMemory shared(shared_begin);
   // The output leaves through the queries' memory.
-  Element* q_or_out = shared.take<Element>(kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch * int(sizeof(Element)));
+  Element* q_or_out = shared.take<Element>(
+      kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch *
+      int(sizeof(Element)));
   const SharedTile<Element, kBlockQ, kHeadDimPadded> q_smem{q_or_out};
   const SharedTile<Element, kBlockQ, kHeadDimVPadded> out_smem{q_or_out};
   const auto k_smem = shared.tile<kStages * kBlockKv, kHeadDimPadded>();
@@ -170,7 +172,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
         const int row = q_local + 16 * m + 8 * i;
         if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
       }
-    add_to_part(args.out, seq, at.head, queries.begin + row_in_tile, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return of_before[m][i]; });
+    add_to_part(args.out, seq, at.head, queries.begin + row_in_tile, seq.len_q, col, kHeadDimV, acc, R(1),
+                [&](int m, int i) { return of_before[m][i]; });
     return;
   }
   R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;

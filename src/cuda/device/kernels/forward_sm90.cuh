@@ -1,4 +1,4 @@
-// Fused attention forward for Hopper, 16-bit types: one warp loads tiles with the copy engine, one to three warpgroups of 64 query rows compute.
+// Fused attention forward for Hopper, 16-bit types: one warp loads tiles by TMA, one to three warpgroups of 64 query rows compute.
 //
 // Each warpgroup keeps two products in flight: while the tensor cores do S' = Q K'^T of the next kv tile and O += P V of this one, the
 // softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without a
@@ -47,11 +47,7 @@ struct Consumer {
   const float exponent;  // scores to powers of two
 
   FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
-      : args(args),
-        rings(rings),
-        group(group),
-        thread(threadIdx.x % 128),
-        exponent(score_exponent(args)) {}
+      : args(args), rings(rings), group(group), thread(threadIdx.x % 128), exponent(score_exponent(args)) {}
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -84,16 +80,24 @@ struct Consumer {
       q_step = min(q_step, work.sequence.len_q - 1 - row);
       kv_step = min(kv_step, work.sequence.len_kv - 1 - key);
     }
-    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv, q_step, kv_step};
+    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv,
+            q_step,          kv_step};
   }
 
   /// The same where there are few queries: each row is of a query and a head of its own, and one that does not exist stands for the last query.
   template <bool partial>
   FOVEAL_DEVICE Position position_of_few(const ForwardTask& work, int i) const {
-    const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1), key = work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1),
+              key = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int kv_step = partial ? min(fragment_column(i), work.sequence.len_kv - 1 - key) : fragment_column(i);
-    return {work.task.batch, head_of(work, r), query + static_cast<int>(args.attention.q_offset), key + kv_step + static_cast<int>(args.attention.kv_offset),
-            work.sequence.len_q, work.sequence.len_kv, 0, kv_step};
+    return {work.task.batch,
+            head_of(work, r),
+            query + static_cast<int>(args.attention.q_offset),
+            key + kv_step + static_cast<int>(args.attention.kv_offset),
+            work.sequence.len_q,
+            work.sequence.len_kv,
+            0,
+            kv_step};
   }
 
   /// What is read for each pair, before the scores are there.
@@ -145,8 +149,8 @@ struct Consumer {
   /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
   /// row keeps go, if anywhere. Stage::probabilities: the softmax is done, and `rescales` says what OnlineSoftmax::follow_maximum returns.
   template <bool partial>
-  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2], const OfHead& head,
-                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2],
+                                const OfHead& head, const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
     const auto with = [&](const auto& tanh_ahead) {
       transform<partial, Stage::scores>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
     };
@@ -184,7 +188,7 @@ struct Consumer {
     const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp));
     TiledValues tiled;
     int low[2], high[2];
-    u32 kept_columns[SharedLayout::kKeptWords] = {};
+    u32 kept_columns[kKeptWords] = {};
     float tanh[kTanhAtOnce];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -225,7 +229,7 @@ struct Consumer {
     if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
-      for (int word = 0; word < SharedLayout::kKeptWords; ++word) {
+      for (int word = 0; word < kKeptWords; ++word) {
         u32 columns = kept_columns[word];
 #pragma unroll
         for (int lane = kWarp / 2; lane >= 4; lane /= 2) columns |= __shfl_xor_sync(~0u, columns, lane);
@@ -235,7 +239,9 @@ struct Consumer {
   }
 
   /// Do the maxima of the rows last, for the tile to come?
-  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const { return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first); }
+  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const {
+    return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first);
+  }
 
   /// OnlineSoftmax::follow_maximum, after which a sum that was too high is seen at the end all the same.
   FOVEAL_DEVICE bool follow_maximum(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
@@ -252,7 +258,7 @@ struct Consumer {
   /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
   /// the mask program decides; else only the end of the sequence does, and each group clears for itself.
   FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
-    constexpr int kPieces = SharedLayout::kValueBytes / 16 / kBlockKv;  // of one row
+    constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // of one row
     if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
     const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
     for (int i = thread; i < kBlockKv * kPieces; i += 128) {
@@ -309,7 +315,8 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!exists(work, r)) continue;
-      static_cast<float*>(to.data)[work.task.batch * to.batch + head_of(work, r) * to.head + (work.sequence.first_q + query_of(work, r)) * to.seq] = lse[r];
+      static_cast<float*>(
+          to.data)[work.task.batch * to.batch + head_of(work, r) * to.head + (work.sequence.first_q + query_of(work, r)) * to.seq] = lse[r];
     }
   }
 
@@ -346,7 +353,8 @@ struct Consumer {
       if constexpr (kDropout) ending.factor[r] *= args.attention.dropout.keep_scale;
     }
     const Tensor& out = args.attention.out;
-    ending.split_out[0] = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head + static_cast<i64>(query_of(work, 0)) * out.seq;
+    ending.split_out[0] = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
+                          static_cast<i64>(query_of(work, 0)) * out.seq;
     ending.rows = wrong ? 0 : work.sequence.len_q - row_of(work);
     return ending;
   }
@@ -357,7 +365,8 @@ struct Consumer {
     Ending ending;
     float lse[2];
     if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
-      softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)}, ending.factor, lse);
+      softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)},
+                     ending.factor, lse);
     } else {
       softmax.finish(exponent, ending.factor, lse);
     }
@@ -372,7 +381,8 @@ struct Consumer {
     }
     const Tensor& out = args.attention.out;
     const auto place = [&](int r) {
-      return static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head + (work.sequence.first_q + query_of(work, r)) * out.seq;
+      return static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head +
+             (work.sequence.first_q + query_of(work, r)) * out.seq;
     };
     ending.rows = kRowsFollow ? work.sequence.len_q - row_of(work) : (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
     if constexpr (kSplit) {
@@ -395,7 +405,8 @@ struct Consumer {
       const bool exists = kRowsFollow ? ending.rows > 8 * r : ending.rows >> r & 1;
       if constexpr (kPart) {
         const bool changes = exists && (ending.factor[r] != 0 || ending.of_before[r] != 1);
-        add_row(ending.split_out[0] + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.of_before[r], changes ? kHeadDimV : 0, thread % 32);
+        add_row(ending.split_out[0] + 8 * r * args.attention.out.seq, acc, r, ending.factor[r], ending.of_before[r],
+                changes ? kHeadDimV : 0, thread % 32);
         continue;
       }
       if constexpr (kSplit) {
@@ -430,6 +441,7 @@ struct Consumer {
     if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
   }
 
+  /// Long: the phases of a step are lambdas over the accumulators and the state of one loop, which stay in registers.
   FOVEAL_DEVICE void run() const {
     const bool leader = kEveryLaneArrives || thread == 0;
     int round, next_round = -1;  // of the task whose output is accumulated, none before the first; of the one whose scores are computed
@@ -476,9 +488,9 @@ struct Consumer {
       rescales = false;
       if (partial) {
         const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
-        const u32 kept = clears ? rings.base + SharedLayout::kKept : 0;
+        const u32 kept = clears ? rings.base + kShared.kept : 0;
         if (kMaskProgram && clears) {
-          if (threadIdx.x - 128 < 4 * SharedLayout::kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
+          if (threadIdx.x - 128 < 4 * kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
           named_barrier_sync(kKeptBarrier, 128 * kConsumers);
         }
         stage = transform<true>(scores, softmax, rescales, rescale, head, ahead, next, tile, kept);
@@ -520,8 +532,8 @@ struct Consumer {
     };
 
     bool accumulate = false;
-    // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short, and
-    // nothing that seldom happens lies between, past which a jump would wait for instructions. Otherwise queries may have to come first, for which values do not
+    // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short:
+    // rare paths are kept out of line, to avoid misses of the instruction cache. Otherwise queries may have to come first, for which values do not
     // wait, and while they do the output is written. Before the first tile there is none: its product is of what happens to lie there and counts for nothing,
     // which costs less than a text of the first step to compile.
     const auto step = [&](auto inside) {
@@ -623,7 +635,7 @@ FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if (rings.maxima() != Maxima::too_low) return false;
   named_barrier_sync(kEndBarrier, kThreads);
   if (threadIdx.x == 0) {
-    for (u32 barrier = rings.query.address; barrier < rings.base + SharedLayout::kMaxima; barrier += 8) mbarrier_invalidate(barrier);
+    for (u32 barrier = rings.query.address; barrier < rings.base + kShared.maxima; barrier += 8) mbarrier_invalidate(barrier);
     init_barriers(rings);
     rings.set_maxima(Maxima::all);
   }
@@ -633,7 +645,8 @@ FOVEAL_DEVICE bool repeats(const Rings& rings) {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
+    forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);
@@ -641,11 +654,11 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) forwar
   if (threadIdx.x == 0) {
     init_barriers(rings);
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
-    for (int word = 0; word < SharedLayout::kAgainWords; ++word) store_word(rings.base + SharedLayout::kAgain + 4 * word, 0);
+    for (int word = 0; word < ForwardLayout::kAgainWords; ++word) store_word(rings.base + kShared.again + 4 * word, 0);
   }
   if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args);
   if constexpr (kQueries * kPackedHeads < kBlockQ) {
-    for (int i = threadIdx.x; i < kQueryStages * SharedLayout::kQueryBytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
+    for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
     fence_async_proxy();
   }
   __syncthreads();

@@ -51,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   const Position at = queries.at();
   const R* lse = row_values(args.lse, seq.batch, seq.first_q, head);
   bool far = false;
-  for (int row = queries.begin + int(threadIdx.x); row < min(queries.begin + kBlockQ, seq.len_q); row += kThreads) far = far || is_far(lse[row * args.lse.seq]);
+  for (int row = queries.begin + int(threadIdx.x); row < min(queries.begin + kBlockQ, seq.len_q); row += kThreads)
+    far = far || is_far(lse[row * args.lse.seq]);
   if (!__syncthreads_or(far)) return;
 
   const R exponent = score_exponent(args);

@@ -17,7 +17,8 @@ constexpr int kAtOnce = 4;  // columns of a lane
 }  // namespace foveal::device
 
 /// Grid: (queries of the longest sequence * heads / 4, sequences); a warp does one row.
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads) merge_splits_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
+    merge_splits_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(attention, blockIdx.y);

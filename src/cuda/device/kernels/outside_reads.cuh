@@ -11,7 +11,8 @@ namespace foveal::device {
 FOVEAL_DEVICE real product(const AttentionArgs& args, const Sequence& seq, int head, int q, int kv) {
   const Tensor &a = args.q, &b = args.k;
   const Element* query = static_cast<const Element*>(a.data) + seq.batch * a.batch + (seq.first_q + q) * a.seq + head * a.head;
-  const Element* key = static_cast<const Element*>(b.data) + seq.batch * b.batch + (seq.first_kv + kv) * b.seq + head / args.group_size * b.head;
+  const Element* key =
+      static_cast<const Element*>(b.data) + seq.batch * b.batch + (seq.first_kv + kv) * b.seq + head / args.group_size * b.head;
   real sum = 0;
   for (int d = 0; d < kHeadDim; ++d) sum = fma_real(to_real(query[d * a.dim]), to_real(key[d * b.dim]), sum);
   return sum;
@@ -32,7 +33,9 @@ extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_con
     if (kHasMask && !mask_keep(at, attention.score)) continue;
     OutsideRead read;
     const real raw = kIndexReadsScore ? product(attention, seq, head, q, kv) : real(0);
-    if (!mask_reads_outside(at, attention.score, read) && !score_reads_outside(Score{raw, real(attention.scale)}, at, attention.score, read)) continue;
+    if (!mask_reads_outside(at, attention.score, read) &&
+        !score_reads_outside(Score{raw, real(attention.scale)}, at, attention.score, read))
+      continue;
     if (args.wanted < 0) {
       atomicMin(args.first, u64(pair));
     } else {

@@ -30,7 +30,8 @@ struct alignas(2 * sizeof(R)) Neighbours {
 };
 
 /// values[index] += term. Neighbours along kv are often neighbours in memory.
-FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
+FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local,
+                             const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
   const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
   R* values = static_cast<R*>(gradient.values);
 #pragma unroll

@@ -3,14 +3,15 @@
 // thread, in one order, without atomics, and written once:
 //   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
-// One warp loads by the copy engine, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
+// One warp loads by TMA, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
 // Another warp loads what is read for each pair, where that comes as tiles. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to
 // the tiles that the mask leaves out, and nothing else clears it: with each task those of the row as far from the other end, so that, under a causal mask, the
 // memory has as much to write at any time. At once they would keep it from everything else.
 //
 // config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv (64 or 128), kConsumers, kStages,
-// kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (whom the parameter tells
-// apart), kPairsDiffer (what is read for each pair is not the same for all that share it), kHoldPairs (what is read for each pair stays in registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (is the parameter indexed
+// by batch, by head?), kPairsDiffer (what is read for each pair is not the same for all that share it), kHoldPairs (what is read for each pair stays
+// in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
@@ -32,24 +33,17 @@ using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kHalf>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
-constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;  // registers last for no more
+constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;          // registers last for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
-struct SharedLayout {
-  static constexpr int kStatBytes = 4 * kBlockQ;
-  static constexpr int kQuery = 0;
-  static constexpr int kGradOut = kQuery + tile_bytes(kBlockQ, kDim);
-  static constexpr int kKey = kGradOut + tile_bytes(kBlockQ, kDimV);
-  static constexpr int kValue = kKey + tile_bytes(kBlockKv, kDim);
-  static constexpr int kLse = kValue + tile_bytes(kBlockKv, kDimV);
-  static constexpr int kDelta = kLse + kStatBytes;
-  static constexpr int kLoadedBytes = kDelta + kStatBytes;
-  static constexpr int kStageBytes = round_up(kLoadedBytes, 1024);
-  static constexpr int kPairs = kStages * kStageBytes;
-  static constexpr int kBarriers = kPairs + Pairs::kBytes;
-  static constexpr int kTaskBarriers = kBarriers + RingBarriers<kStages>::kBytes;
-  static constexpr int kPairBarriers = kTaskBarriers + RingBarriers<kTasksAhead>::kBytes;
-};
+constexpr PairsLayout kShared{{.block_q = kBlockQ,
+                               .block_kv = kBlockKv,
+                               .head_dim = kDim,
+                               .head_dim_v = kDimV,
+                               .stages = kStages,
+                               .tasks_ahead = kTasksAhead,
+                               .pairs = Pairs::kShape}};
+static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
 /// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile. Tasks that have been started.
 struct Ring {
@@ -59,10 +53,10 @@ struct Ring {
   Pairs pairs;
   FOVEAL_DEVICE explicit Ring(u32 address)
       : base(address),
-        stage{address + SharedLayout::kBarriers},
-        tasks{address + SharedLayout::kTaskBarriers},
-        pairs{address + SharedLayout::kPairs, {address + SharedLayout::kPairBarriers}} {}
-  FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * SharedLayout::kStageBytes + piece; }
+        stage{address + kShared.barriers},
+        tasks{address + kShared.task_barriers},
+        pairs{address + kShared.pairs, {address + kShared.pair_barriers}} {}
+  FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * kShared.stage_bytes + piece; }
 };
 
 /// Tiles of one row of queries, every `splits`-th of them.
@@ -80,8 +74,8 @@ struct PairsTask {
     row = divide(task.row, args.splits);
     split = task.row - row * args.splits.value;
     if (mirrored) row = divide(args.sm90.order.rows, args.splits) - 1 - row;
-    walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q), attention.seqlen_kv,
-               kBlockKv);
+    walk.start(args.sm90, attention.runs, task.batch, task.head, row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q),
+               attention.seqlen_kv, kBlockKv);
     return true;
   }
 
@@ -127,13 +121,13 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
         const i64 stat = (static_cast<i64>(batch) * attention.heads_q + head) * maps.stat_rows + row;
         const u32 full = ring.stage.full(use);
         ring.stage.wait_empty(use);
-        mbarrier_arrive_expect_bytes(full, SharedLayout::kLoadedBytes);
-        load_tile<kBlockQ, kDim>(ring.at(use, SharedLayout::kQuery), maps.q, full, row, head, batch);
-        load_tile<kBlockKv, kDim>(ring.at(use, SharedLayout::kKey), maps.k, full, key, kv_head, batch);
-        load_tile<kBlockQ, kDimV>(ring.at(use, SharedLayout::kGradOut), maps.dout, full, row, head, batch);
-        load_tile<kBlockKv, kDimV>(ring.at(use, SharedLayout::kValue), maps.v, full, key, kv_head, batch);
-        bulk_load(ring.at(use, SharedLayout::kLse), lse2 + stat, SharedLayout::kStatBytes, full);
-        bulk_load(ring.at(use, SharedLayout::kDelta), delta + stat, SharedLayout::kStatBytes, full);
+        mbarrier_arrive_expect_bytes(full, kShared.loaded_bytes);
+        load_tile<kBlockQ, kDim>(ring.at(use, kShared.query), maps.q, full, row, head, batch);
+        load_tile<kBlockKv, kDim>(ring.at(use, kShared.key), maps.k, full, key, kv_head, batch);
+        load_tile<kBlockQ, kDimV>(ring.at(use, kShared.grad_out), maps.dout, full, row, head, batch);
+        load_tile<kBlockKv, kDimV>(ring.at(use, kShared.value), maps.v, full, key, kv_head, batch);
+        bulk_load(ring.at(use, kShared.lse), lse2 + stat, kShared.stat_bytes, full);
+        bulk_load(ring.at(use, kShared.delta), delta + stat, kShared.stat_bytes, full);
         ++use;
       });
     }
@@ -174,7 +168,8 @@ struct Elements {
 
   FOVEAL_DEVICE Elements(const AttentionArgs& args, const Task& task, int q, int kv) {
     const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
-    const Position at{task.batch, task.head, q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset), args.seqlen_q, args.seqlen_kv};
+    const Position at{task.batch,    task.head,     q + static_cast<int>(args.q_offset), kv + static_cast<int>(args.kv_offset),
+                      args.seqlen_q, args.seqlen_kv};
     int index[kMaxParamRank];
     read_index<kPairsRead>(0.0f, at, args.score, index);
     first = static_cast<Gradient*>(gradient.values);
@@ -241,7 +236,9 @@ struct Consumer {
       : args(args), ring(ring), group(group), thread(threadIdx.x % 128) {}
 
   FOVEAL_DEVICE int row_of(const PairsTask& work) const { return work.first_q() + 64 * group + fragment_first_row(thread); }
-  FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const { return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread); }
+  FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const {
+    return work.walk.tile * kBlockKv + half * kHalf + fragment_first_column(thread);
+  }
 
   FOVEAL_DEVICE Position position(const PairsTask& work, int batch, int head, int half, int i, bool partial) const {
     const AttentionArgs& attention = args.sm90.attention;
@@ -257,14 +254,16 @@ struct Consumer {
 
   FOVEAL_DEVICE void load_pairs(PairValues (&pairs)[kHalf / 2], const PairsTask& work, int batch, int head, int half, bool partial) const {
 #pragma unroll
-    for (int i = 0; i < kHalf / 2; ++i) load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
+    for (int i = 0; i < kHalf / 2; ++i)
+      load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
   }
 
   /// Adds half a tile of one batch and head.
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
                                const PairValues (&pairs)[kHalf / 2], const TiledValues (&tiled)[kHalf / 16], const float (&lse2)[2],
-                               const float (&largest)[2], const float (&delta)[2], const PairsTask& work, int batch, int head, int half) const {
+                               const float (&largest)[2], const float (&delta)[2], const PairsTask& work, int batch, int head,
+                               int half) const {
     const AttentionArgs& attention = args.sm90.attention;
     const float scale = args.sm90.scale;
     const float exponent = score_unit({1, scale}, position(work, batch, head, half, 0, true), attention.score) * kLog2e;
@@ -321,7 +320,10 @@ struct Consumer {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               const u32 received = __shfl_xor_sync(~0u, odd ? word[i] : word[i + 2], 1);
-              if (odd) word[i] = received; else word[i + 2] = received;
+              if (odd)
+                word[i] = received;
+              else
+                word[i + 2] = received;
             }
           } else if constexpr (sizeof(Value) == 2) {
 #pragma unroll
@@ -414,8 +416,8 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 4 * (64 * group + fragment_first_row(thread) + 8 * r);
-      lse2[r] = load_float(ring.at(use, SharedLayout::kLse) + row);
-      delta[r] = load_float(ring.at(use, SharedLayout::kDelta) + row);
+      lse2[r] = load_float(ring.at(use, kShared.lse) + row);
+      delta[r] = load_float(ring.at(use, kShared.delta) + row);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -423,10 +425,10 @@ struct Consumer {
       wgmma_pin(scores);
       wgmma_pin(grad_p);
       wgmma_fence();
-      multiply_rows<Element, kHalf, kDim>(scores, uniform(QueryTile{ring.at(use, SharedLayout::kQuery)}), 64 * group,
-                                          uniform(KvTile{ring.at(use, SharedLayout::kKey)}), half * kHalf);
-      multiply_rows<Element, kHalf, kDimV>(grad_p, uniform(QueryTile{ring.at(use, SharedLayout::kGradOut)}), 64 * group,
-                                           uniform(KvTile{ring.at(use, SharedLayout::kValue)}), half * kHalf);
+      multiply_rows<Element, kHalf, kDim>(scores, uniform(QueryTile{ring.at(use, kShared.query)}), 64 * group,
+                                          uniform(KvTile{ring.at(use, kShared.key)}), half * kHalf);
+      multiply_rows<Element, kHalf, kDimV>(grad_p, uniform(QueryTile{ring.at(use, kShared.grad_out)}), 64 * group,
+                                           uniform(KvTile{ring.at(use, kShared.value)}), half * kHalf);
       wgmma_commit();
       if constexpr (!kHoldPairs) load_pairs(pairs[half], work, batch, head, half, true);
       wgmma_wait<0>();
@@ -446,7 +448,8 @@ struct Consumer {
 
 }  // namespace foveal::device
 
-extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
+extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
+    pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Ring ring(shared_address(shared));

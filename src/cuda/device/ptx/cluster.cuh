@@ -5,9 +5,7 @@
 namespace foveal::device {
 
 /// By all threads of all CTAs of the cluster; what they wrote before is seen after it.
-FOVEAL_DEVICE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-}
+FOVEAL_DEVICE void cluster_sync() { asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory"); }
 
 /// The place of a shared-memory address in another CTA.
 FOVEAL_DEVICE u32 address_in_cta(u32 address, u32 rank) {
@@ -24,8 +22,8 @@ FOVEAL_DEVICE void mbarrier_arrive_there(u32 barrier_there) {
 
 /// Copies to the shared memory of another CTA, `bytes` a multiple of 16; completes on a barrier there.
 FOVEAL_DEVICE void bulk_copy_there(u32 there, u32 from, u32 bytes, u32 barrier_there) {
-  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(there), "r"(from), "r"(bytes),
-               "r"(barrier_there)
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(there), "r"(from),
+               "r"(bytes), "r"(barrier_there)
                : "memory");
 }
 

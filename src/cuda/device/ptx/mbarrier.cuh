@@ -12,9 +12,7 @@ FOVEAL_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
 
 FOVEAL_DEVICE void mbarrier_invalidate(u32 barrier) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); }
 
-FOVEAL_DEVICE void mbarrier_arrive(u32 barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
+FOVEAL_DEVICE void mbarrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
 FOVEAL_DEVICE void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -33,14 +31,16 @@ FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-/// Makes barrier initialisation visible to the copy engine; follow with __syncthreads().
+/// Makes barrier initialisation visible to TMA; follow with __syncthreads().
 FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Orders ordinary shared-memory accesses before later ones by wgmma and the copy engine.
+/// Orders ordinary shared-memory accesses before later ones by wgmma and TMA.
 FOVEAL_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 FOVEAL_DEVICE void named_barrier_sync(u32 id, u32 threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
-FOVEAL_DEVICE void named_barrier_arrive(u32 id, u32 threads) { asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+FOVEAL_DEVICE void named_barrier_arrive(u32 id, u32 threads) {
+  asm volatile("barrier.cta.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
 
 template <int count>
 FOVEAL_DEVICE void registers_decrease() {
@@ -88,7 +88,7 @@ FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
   if (kEveryLaneArrives || lane_id() == 0) ring.release(use);
 }
 
-/// The same of a buffer that the copy engine fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
+/// The same of a buffer that TMA fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
 /// for them (the PTX manual, async proxy).
 template <int stages>
 FOVEAL_DEVICE void release_loaded(const RingBarriers<stages>& ring, u32 use) {

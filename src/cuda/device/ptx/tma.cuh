@@ -1,5 +1,5 @@
 #pragma once
-// The bulk tensor copy engine.
+// The Tensor Memory Accelerator: bulk copies of boxes of a tensor map, and of runs of bytes.
 #include "sm90_args.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -9,16 +9,17 @@ FOVEAL_DEVICE void tma_prefetch_map(const TensorMap& map) { asm volatile("prefet
 
 /// Box at (column, row, head, batch) to shared memory; elements outside the tensor arrive as zeros; completes on `barrier`.
 FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
-      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
-      : "memory");
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+                   destination),
+               "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+               : "memory");
 }
 
 /// The same from a map of five dimensions, whose second is a place in the group of `head`.
 FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int place, int row, int head, int batch) {
   asm volatile(
-      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(destination),
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
+          destination),
       "l"(&map), "r"(barrier), "r"(column), "r"(place), "r"(row), "r"(head), "r"(batch)
       : "memory");
 }

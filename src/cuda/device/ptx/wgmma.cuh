@@ -37,6 +37,8 @@ struct MatrixDescriptor {
 };
 
 // The register lists of one instruction: n / 16 groups of eight accumulators.
+// It would take the text of an instruction apart.
+// clang-format off
 #define FOVEAL_R16 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FOVEAL_R32 FOVEAL_R16 ",%8,%9,%10,%11,%12,%13,%14,%15"
 #define FOVEAL_R48 FOVEAL_R32 ",%16,%17,%18,%19,%20,%21,%22,%23"
@@ -100,6 +102,7 @@ struct Wgmma;
   FOVEAL_WGMMA_TYPED(n, "bf16", true, __VA_ARGS__)   \
   FOVEAL_WGMMA_TYPED(n, "f16", false, __VA_ARGS__)
 
+// clang-format on
 FOVEAL_WGMMA(16, 8, 9, 10, 11, 12, 13, 14)
 FOVEAL_WGMMA(32, 16, 17, 18, 19, 20, 21, 22)
 FOVEAL_WGMMA(48, 24, 25, 26, 27, 28, 29, 30)

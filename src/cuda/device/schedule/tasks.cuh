@@ -12,7 +12,9 @@ struct Task {
   int row, head, batch;
 };
 
-FOVEAL_DEVICE int divide(int n, const Divisor& d) { return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift); }
+FOVEAL_DEVICE int divide(int n, const Divisor& d) {
+  return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift);
+}
 
 /// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro, so that long and short
 /// ones even out, or in one direction, so that a row comes after the row before it. The CTAs of a cluster do it together. With a CTA for each task there is one

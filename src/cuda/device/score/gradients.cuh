@@ -46,7 +46,8 @@ struct ReadSums {
 /// Rows of this thread start at row_in_tile + g, tile at (q_begin, kv_begin), all local positions.
 template <int r, int kThreads, int kRows, int kCols, int kM>
 FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
-                                const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums, Stage<kRows, kCols> stage) {
+                                const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums,
+                                Stage<kRows, kCols> stage) {
   constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto position = [&](int row, int col) {

@@ -9,9 +9,9 @@ namespace foveal::device {
 /// which every 16-bit type holds, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
 
-/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: what stands
-/// first may be kept only in name, with a score like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked for. One that
-/// reaches kTooHigh tells that this came too late.
+/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: the
+/// first tile may hold only soft-masked scores, like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked
+/// for. One that reaches kTooHigh tells that this came too late.
 constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
 
 /// From here on, in base 2, a reference is far: a fused multiply-add would show what it loses in rounding, and base 2 may not hold it at all. So scores less the
@@ -30,7 +30,8 @@ struct OnlineSoftmax {
   /// Are the references of all rows of the warp 0?
   FOVEAL_DEVICE bool is_unshifted() const { return __all_sync(~0u, reference[0] == 0 && reference[1] == 0); }
 
-  /// Do the references of all rows of the warp last, where they may? One vote on both: what the lanes find in memory is no reason to part for the compiler then.
+  /// Do the references of all rows of the warp last, where they may? One vote on both: the result is warp-uniform, so that no
+  /// divergence code is emitted.
   /// `may_grow`: scores along a row are more than products of normal numbers, and sums are heeded.
   template <bool may_grow>
   FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {

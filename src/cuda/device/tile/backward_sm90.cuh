@@ -29,7 +29,7 @@ constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // d score_mod / d score is multiplied with the probability
 using Walk = TileWalk<kSource, true>;
-static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "a CTA is started with so many and would wait for more for ever");
+static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
 using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
@@ -37,31 +37,20 @@ using KeyTile = SwizzledTile<kBlockKv, kKeyStep>;
 using Lines = LineTile<kBlockKv, kBlockQ>;
 using Pairs = PairTiles<kBlockQ, kBlockKv>;
 
-struct SharedLayout {
-  static constexpr int kKeyBytes = chunk_count(kKeyColumns, kKeyStep) * KeyTile::kChunkBytes;
-  static constexpr int kValueBytes = tile_bytes(kBlockKv, kDimV);
-  static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
-  static constexpr int kGradOutBytes = tile_bytes(kBlockQ, kDimV);
-  static constexpr int kGradScoreBytes = tile_bytes(kBlockKv, kBlockQ);
-  static constexpr int kStatBytes = 4 * kBlockQ, kFarBytes = kBlockQ / 4;
-  static constexpr int kKey = 0;
-  static constexpr int kValue = kKey + kKeyBytes;
-  static constexpr int kPeerKey = kValue + kValueBytes;
-  static constexpr int kQuery = kPeerKey + (kClusterSize > 1 ? 2 * KeyTile::kChunkBytes : 0);
-  static constexpr int kGradOut = kQuery + kStages * kQueryBytes;
-  static constexpr int kGradScore = kGradOut + kStages * kGradOutBytes;
-  static constexpr int kPairs = kGradScore + kGradScoreTiles * kGradScoreBytes;
-  static constexpr int kLse = kPairs + Pairs::kBytes;
-  static constexpr int kDelta = kLse + kStages * kStatBytes;
-  static constexpr int kFar = kDelta + kStages * kStatBytes;
-  static constexpr int kBarriers = kFar + kStages * kFarBytes;
-  static constexpr int kPairBarriers = kBarriers + (kClusterSize > 1 ? 5 : 4) * RingBarriers<1>::kBytes + 3 * RingBarriers<kStages>::kBytes;
-  static constexpr int kLines = kPairBarriers + Pairs::kBarrierBytes;
-  static constexpr int kReadStage = kLines + kStages * 4 * Lines::kFloats;
-  static constexpr int kReadBins = kReadStage + ReadStage::kBytes;
-  static constexpr int kTable = kReadBins + ReadBins::kBytes;
-  static constexpr int kBytes = kTable + ReadTables::kBytes;
-};
+constexpr BackwardLayout kShared{{.block_q = kBlockQ,
+                                  .block_kv = kBlockKv,
+                                  .head_dim = kDim,
+                                  .head_dim_v = kDimV,
+                                  .stages = kStages,
+                                  .key_chunks = chunk_count(kKeyColumns, kKeyStep),
+                                  .peer_key_chunks = kClusterSize > 1 ? 2 : 0,
+                                  .grad_score_tiles = kGradScoreTiles,
+                                  .pairs = Pairs::kShape,
+                                  .line_floats = Lines::kFloats,
+                                  .read_stage_bytes = ReadStage::kBytes,
+                                  .read_bin_bytes = ReadBins::kBytes,
+                                  .table_bytes = ReadTables::kBytes}};
+static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
 struct Rings {
   unsigned char* memory;
@@ -74,7 +63,7 @@ struct Rings {
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
-        key{base + SharedLayout::kBarriers},
+        key{base + kShared.barriers},
         value{key.address + RingBarriers<1>::kBytes},
         staged{value.address + RingBarriers<1>::kBytes},
         turn{staged.address + RingBarriers<1>::kBytes},
@@ -82,7 +71,7 @@ struct Rings {
         grad_out{query.address + RingBarriers<kStages>::kBytes},
         line_values{grad_out.address + RingBarriers<kStages>::kBytes},
         exchange{line_values.address + RingBarriers<kStages>::kBytes},
-        pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
+        pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
 
   /// By all threads, before anything else.
   FOVEAL_DEVICE void init() const {
@@ -104,21 +93,21 @@ struct Rings {
     __syncthreads();
   }
 
-  FOVEAL_DEVICE KeyTile key_tile() const { return {base + SharedLayout::kKey}; }
-  FOVEAL_DEVICE KeyTile peer_key_tile() const { return {base + SharedLayout::kPeerKey}; }  // columns of this CTA's parts of dQ
-  FOVEAL_DEVICE KvTile value_tile() const { return {base + SharedLayout::kValue}; }
-  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
-  FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const { return {base + SharedLayout::kGradOut + query.index(use) * SharedLayout::kGradOutBytes}; }
-  FOVEAL_DEVICE KvTile grad_score_tile(u32 use) const { return {base + SharedLayout::kGradScore + use % 2 * SharedLayout::kGradScoreBytes}; }
+  FOVEAL_DEVICE KeyTile key_tile() const { return {base + kShared.key}; }
+  FOVEAL_DEVICE KeyTile peer_key_tile() const { return {base + kShared.peer_key}; }  // columns of this CTA's parts of dQ
+  FOVEAL_DEVICE KvTile value_tile() const { return {base + kShared.value}; }
+  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + kShared.query + query.index(use) * kShared.query_bytes}; }
+  FOVEAL_DEVICE QueryTile grad_out_tile(u32 use) const { return {base + kShared.grad_out + query.index(use) * kShared.grad_out_bytes}; }
+  FOVEAL_DEVICE KvTile grad_score_tile(u32 use) const { return {base + kShared.grad_score + use % 2 * kShared.grad_score_bytes}; }
   FOVEAL_DEVICE Lines lines(u32 use) const {
-    return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
+    return {reinterpret_cast<float*>(memory + kShared.lines) + line_values.index(use) * Lines::kFloats};
   }
-  FOVEAL_DEVICE ReadStage read_stage() const { return {reinterpret_cast<float*>(memory + SharedLayout::kReadStage)}; }
-  FOVEAL_DEVICE ReadTables tables() const { return {base + SharedLayout::kTable}; }
-  FOVEAL_DEVICE ReadBins read_bins() const { return {base + SharedLayout::kReadBins}; }
-  FOVEAL_DEVICE u32 lse(u32 use) const { return base + SharedLayout::kLse + query.index(use) * SharedLayout::kStatBytes; }
-  FOVEAL_DEVICE u32 far(u32 use) const { return base + SharedLayout::kFar + query.index(use) * SharedLayout::kFarBytes; }
-  FOVEAL_DEVICE u32 delta(u32 use) const { return base + SharedLayout::kDelta + query.index(use) * SharedLayout::kStatBytes; }
+  FOVEAL_DEVICE ReadStage read_stage() const { return {reinterpret_cast<float*>(memory + kShared.read_stage)}; }
+  FOVEAL_DEVICE ReadTables tables() const { return {base + kShared.table}; }
+  FOVEAL_DEVICE ReadBins read_bins() const { return {base + kShared.read_bins}; }
+  FOVEAL_DEVICE u32 lse(u32 use) const { return base + kShared.lse + query.index(use) * kShared.stat_bytes; }
+  FOVEAL_DEVICE u32 far(u32 use) const { return base + kShared.far + query.index(use) * kShared.far_bytes; }
+  FOVEAL_DEVICE u32 delta(u32 use) const { return base + kShared.delta + query.index(use) * kShared.stat_bytes; }
 };
 
 /// Number of the CTA in its cluster.
@@ -160,8 +149,8 @@ struct BackwardTask {
     const TileRuns& runs = args.attention.runs_transposed;
     while (!walk.next(runs, sequence.len_q, kBlockQ, partial)) {
       if (++group_head == args.attention.group_size) return false;
-      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv_of_task(), min(first_kv_of_task() + kTaskKeys, sequence.len_kv),
-                 sequence.len_q, kBlockQ);
+      walk.start(args, runs, task.batch, head_q(args.attention), task.row, first_kv_of_task(),
+                 min(first_kv_of_task() + kTaskKeys, sequence.len_kv), sequence.len_q, kBlockQ);
     }
     partial = partial || first_kv_of_task() + kTaskKeys > sequence.len_kv;
     return true;
@@ -171,11 +160,12 @@ struct BackwardTask {
 /// The CTA's keys; and of those of the other CTA of a cluster the columns that this one's parts of dQ need.
 FOVEAL_DEVICE void load_keys(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
   const u32 full = rings.key.full(use);
-  mbarrier_arrive_expect_bytes(full, SharedLayout::kKeyBytes + (SharedLayout::kQuery - SharedLayout::kPeerKey));
+  mbarrier_arrive_expect_bytes(full, kShared.key_bytes + (kShared.query - kShared.peer_key));
   load_tile<kBlockKv, kKeyColumns, kKeyStep>(rings.key_tile().address, args.k, full, row, head, batch);
   if constexpr (kClusterSize > 1) {
     const int peer_row = row + (cluster_rank() == 0 ? kBlockKv : -kBlockKv);
-    load_tile<kBlockKv, 2 * kPartColumns, kKeyStep>(rings.peer_key_tile().address, args.k, full, peer_row, head, batch, 2 * kPartColumns * cluster_rank());
+    load_tile<kBlockKv, 2 * kPartColumns, kKeyStep>(rings.peer_key_tile().address, args.k, full, peer_row, head, batch,
+                                                    2 * kPartColumns * cluster_rank());
   }
 }
 
@@ -199,7 +189,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
     };
     const auto load_value = [&] {
       rings.value.wait_empty(tasks);
-      mbarrier_arrive_expect_bytes(rings.value.full(tasks), SharedLayout::kValueBytes);
+      mbarrier_arrive_expect_bytes(rings.value.full(tasks), kShared.value_bytes);
       load_tile<kBlockKv, kDimV>(rings.value_tile().address, args.v, rings.value.full(tasks), row_kv, work.task.head, batch);
     };
     bool partial, first = true;
@@ -211,15 +201,15 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       const bool follows = first && tasks > 0;  // a task whose keys are given back last, and values just before
       if (first && !follows) load_key();
       rings.query.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(rings.query.full(tile), SharedLayout::kQueryBytes + SharedLayout::kStatBytes + SharedLayout::kFarBytes);
+      mbarrier_arrive_expect_bytes(rings.query.full(tile), kShared.query_bytes + kShared.stat_bytes + kShared.far_bytes);
       load_tile<kBlockQ, kDim>(rings.query_tile(tile).address, args.q, rings.query.full(tile), token, head, batch);
-      bulk_load(rings.lse(tile), lse2 + stat, SharedLayout::kStatBytes, rings.query.full(tile));
-      bulk_load(rings.far(tile), args.far + stat / 8, SharedLayout::kFarBytes, rings.query.full(tile));
+      bulk_load(rings.lse(tile), lse2 + stat, kShared.stat_bytes, rings.query.full(tile));
+      bulk_load(rings.far(tile), args.far + stat / 8, kShared.far_bytes, rings.query.full(tile));
       if (first && !follows) load_value();
       rings.grad_out.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), SharedLayout::kGradOutBytes + SharedLayout::kStatBytes);
+      mbarrier_arrive_expect_bytes(rings.grad_out.full(tile), kShared.grad_out_bytes + kShared.stat_bytes);
       load_tile<kBlockQ, kDimV>(rings.grad_out_tile(tile).address, args.dout, rings.grad_out.full(tile), token, head, batch);
-      bulk_load(rings.delta(tile), delta + stat, SharedLayout::kStatBytes, rings.grad_out.full(tile));
+      bulk_load(rings.delta(tile), delta + stat, kShared.stat_bytes, rings.grad_out.full(tile));
       rings.pairs.load(args, work.first_pair(args.attention), tile);
       if (follows) {
         load_value();
@@ -272,7 +262,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
       if (kStages == 1 || base.head != head || work.first_q() != next_q) before.data = nullptr;
       const Lines lines = rings.lines(tile);
       lines.fill(
-          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
+          args.attention.score, before,
+          [&](int column) { return position_at(args.attention, base, work.first_q() + column, work.first_kv()); },
           [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_q() - work.first_kv() + ahead); });
       hand_over(rings.line_values, tile);
       before = lines;
@@ -348,7 +339,13 @@ struct BackwardGroup {
   /// The warp's place in a tile; `use` of the rings.
   FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const AheadValues& ahead) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread);
-    return {args.attention, work.base(args.attention), work.first_q() + column, key_of(work), {rings.lines(use), first_key + row, column}, ahead, rings.tables()};
+    return {args.attention,
+            work.base(args.attention),
+            work.first_q() + column,
+            key_of(work),
+            {rings.lines(use), first_key + row, column},
+            ahead,
+            rings.tables()};
   }
 
   /// What is the same for all pairs of a query head, found once a task; for the plain pass once, in the constructor.
@@ -407,7 +404,7 @@ struct BackwardGroup {
   FOVEAL_DEVICE TileKind kind_of(bool partial, u32 use) const {
     u32 any = 0;
 #pragma unroll
-    for (int i = 0; i < SharedLayout::kFarBytes; i += 16) {
+    for (int i = 0; i < kShared.far_bytes; i += 16) {
       u32 words[4];
       load_words(rings.far(use) + i, words);
       any |= words[0] | words[1] | words[2] | words[3];
@@ -419,7 +416,8 @@ struct BackwardGroup {
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
     if constexpr (is_early(r)) {
-      const float factor = kEarlyFactors ? read_factor<r>(raw, at, args.attention.score) : read_factor_in_units<r>(raw, at, args.attention.score);
+      const float factor =
+          kEarlyFactors ? read_factor<r>(raw, at, args.attention.score) : read_factor_in_units<r>(raw, at, args.attention.score);
       early[early_before(r)][i] = start(factor);
     }
     if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, start);
@@ -427,9 +425,9 @@ struct BackwardGroup {
 
   /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
   /// gradients of parameters are wanted. `dropped`: one bit per register.
-  FOVEAL_DEVICE void take_probabilities(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                        const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work,
-                                        u32 use) const {
+  FOVEAL_DEVICE void take_probabilities(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64],
+                                        EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead,
+                                        const BackwardTask& work, u32 use) const {
     if constexpr (kDropout) draw(dropped, ahead, work, use);
     if (kind == TileKind::far) {
       far_probabilities(scores, p, dropped, early, of_head, ahead, work, use);
@@ -475,8 +473,9 @@ struct BackwardGroup {
   }
 
   /// The same where rows are far: scores less the largest of their row. Rare, so that a text for one pair has to do, through memory.
-  FOVEAL_DEVICE void far_probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                       const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work, u32 use) const {
+  FOVEAL_DEVICE void far_probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64],
+                                       EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead, const BackwardTask& work,
+                                       u32 use) const {
     constexpr int kCount = kBlockQ / 2;
     const AttentionArgs& attention = args.attention;
     float raws[kCount], kept[kCount];
@@ -505,7 +504,8 @@ struct BackwardGroup {
       const Score raw{raws[i], args.scale};
       if constexpr (kTanhAhead) at.tanh = fv_tanh(raw.raw, of_head.tanh_factor);
       const float score = less(score_in_units(raw, at, attention.score), largest[column]);
-      float probability = exp2_real(fmaf(score, of_head.exponent, -load_float(rings.lse(use) + 4 * (fragment_first_column(thread) + column))));
+      float probability =
+          exp2_real(fmaf(score, of_head.exponent, -load_float(rings.lse(use) + 4 * (fragment_first_column(thread) + column))));
       bool keep = columns.keep(fragment_row(i), column);
       if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
       if (!keep) probability = 0;
@@ -528,9 +528,11 @@ struct BackwardGroup {
   }
 
   template <bool partial>
-  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64], EarlyTerms& early,
-                                   const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead, const BackwardTask& work, u32 use) const {
-    if constexpr (!kTanhAhead) return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
+  FOVEAL_DEVICE void probabilities(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64],
+                                   EarlyTerms& early, const OfHead& of_head, const AheadValues& ahead, const LseAhead& lse_ahead,
+                                   const BackwardTask& work, u32 use) const {
+    if constexpr (!kTanhAhead)
+      return probabilities<partial>(scores, AnyTanhAhead{}, p, dropped, early, of_head, ahead, lse_ahead, work, use);
     const float factor = of_head.tanh_factor, most = kRoomy ? largest_square(scores) : square_of_largest(scores);
     if (!partial && all_squares_small(most, TanhPolynomial<3>::limit(factor))) {
       probabilities<partial>(scores, TanhPolynomial<3>(factor, 1), p, dropped, early, of_head, ahead, lse_ahead, work, use);
@@ -581,7 +583,8 @@ struct BackwardGroup {
           if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
           kept[j] = keep ? kept[j] : 0.0f;
         }
-        const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };  // what is not kept may hold NaN
+        // what is not kept may hold NaN
+        const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };
         scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
         const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };
         if constexpr (kEarlyReads > 0) start_terms<0>(early, i + j, raw, at, start);
@@ -633,7 +636,8 @@ struct BackwardGroup {
   }
 
   /// Terms of a tile for gradients of parameters, to those who sum them up.
-  FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, u32 tile) const {
+  FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums,
+                                   u32 tile) const {
     pairs.add_to_bins(terms, early, sums, rings.read_bins(), tile);
     if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
     pairs.collect<0>(terms, early, rings.read_stage());
@@ -646,8 +650,8 @@ struct BackwardGroup {
     float* to = sum + first + 4 * thread;
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
-      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]), "f"(dq[i + 2]),
-                   "f"(dq[i + 3])
+      asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * 128), "f"(dq[i]), "f"(dq[i + 1]),
+                   "f"(dq[i + 2]), "f"(dq[i + 3])
                    : "memory");
     }
   }
@@ -672,7 +676,8 @@ struct BackwardGroup {
       for (int i = 0; i < kDim / 2; i += 2) {
         const int row = first_key + fragment_first_row(thread) + 8 * fragment_row(i);
         const u32 two = load_word(rings.key_tile().block_of_row(row, fragment_column(i)) + 2 * fragment_first_column(thread));
-        sum[fragment_row(i)] = fmaf(dk[i], to_real(Element{u16(two)}), fmaf(dk[i + 1], to_real(Element{u16(two >> 16)}), sum[fragment_row(i)]));
+        sum[fragment_row(i)] =
+            fmaf(dk[i], to_real(Element{u16(two)}), fmaf(dk[i + 1], to_real(Element{u16(two >> 16)}), sum[fragment_row(i)]));
       }
       const auto exists = [&](int row) { return key_of(work) + 8 * row < work.sequence.len_kv; };  // others may hold NaN
       add_reads_of_dk(args.attention, base_of_group(work), (exists(0) ? sum[0] : 0.0f) + (exists(1) ? sum[1] : 0.0f));
@@ -709,7 +714,7 @@ struct BackwardGroup {
     for (int r = 0; r < 2; ++r) {
       const int row = key + 8 * r;
       store_row<Element>(base + (work.sequence.first_kv + row) * tensor.seq, acc, r, factor, row < work.sequence.len_kv ? columns : 0,
-                       thread % 32);
+                         thread % 32);
     }
   }
 };

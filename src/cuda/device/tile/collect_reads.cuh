@@ -5,6 +5,7 @@
 //
 // A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile: each thread folds its
 // two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the next tile is computed.
+#include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
@@ -52,13 +53,13 @@ constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 /// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
 /// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
 struct ReadStage {
-  static constexpr int kRows = kBlockKv / 2, kZeros = 32;
-  static constexpr int kFloats = kZeros + kRows * (kBlockQ + 8 + kZeros + 3);  // of one read
+  static constexpr int kRows = ReadStageShape::rows(kBlockKv), kZeros = ReadStageShape::kZeros;
+  static constexpr int kFloats = ReadStageShape::floats(kBlockQ, kBlockKv);  // of one read
   static constexpr int kBytes = 4 * kStagedReads * kFloats;
   float* data;
 
   template <int r>
-  static constexpr int kPitch = kReadKind[r] == kRow ? kBlockQ + 8 : kBlockQ + 8 + kZeros + 3;
+  static constexpr int kPitch = kReadKind[r] == kRow ? kBlockQ + ReadStageShape::kOverlap : ReadStageShape::pitch(kBlockQ);
   template <int r>
   FOVEAL_DEVICE float* row(int row) const {
     return data + staged_before(r) * kFloats + kZeros + row * kPitch<r>;
@@ -75,8 +76,8 @@ struct ReadSums {
   float uniform[kReadSlots];
   float column[kReadSlots][2];  // the thread's two keys
   BinUnit unit[kBinSlots];
-  float largest[kBinSlots];  // of the thread's terms in a tile
-  int window[kBinSlots];     // its first bin
+  float largest[kBinSlots];             // of the thread's terms in a tile
+  int window[kBinSlots];                // its first bin
   int low[kBinSlots], high[kBinSlots];  // of the thread's bins in a tile
 
   FOVEAL_DEVICE void clear() {
@@ -240,7 +241,8 @@ struct WarpPairs {
 
   /// After that barrier.
   template <int r = 0>
-  FOVEAL_DEVICE void add_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadBins bins, u32 tile) const {
+  FOVEAL_DEVICE void add_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadBins bins,
+                                 u32 tile) const {
     if constexpr (r < kReads) {
       if constexpr (is_binned(r)) {
         constexpr int b = binned_before(r), kFacts = kBinWindow[r] ? 3 : 1;
@@ -275,7 +277,8 @@ struct WarpPairs {
 
   static constexpr int kBinsAtOnce = 8;
   template <int r>
-  FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window, ReadBins bins) const {
+  FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
+                                    ReadBins bins) const {
     const float inverse = unit.inverse();
     const u32 first = bins.bins<r>() + 4 * (lane_id() % kBinCopies[r]);
 #pragma unroll
@@ -320,7 +323,8 @@ struct WarpPairs {
       if constexpr (kBinWindow[r]) {
         const i64 first = first_element_of_bins<r>(args, base);
 #pragma unroll
-        for (int j = 0; j < kBinsAtOnce; ++j) add_to_element<r>(args, first + element_of_bin<r>(args, bin[j]), sum_of_read<r>(args, base, terms[j]));
+        for (int j = 0; j < kBinsAtOnce; ++j)
+          add_to_element<r>(args, first + element_of_bin<r>(args, bin[j]), sum_of_read<r>(args, base, terms[j]));
       } else {
         add_to_elements<r>(bin, terms);
       }
@@ -339,7 +343,8 @@ struct WarpPairs {
     }
     const i64 first = first_element_of_bins<r>(args, base);
 #pragma unroll 1
-    for (int j = 0; j < kBinsAtOnce; ++j) add_to_element<r>(args, first + element_of_bin<r>(args, bins[j]), sum_of_read<r>(args, base, sums[j]));
+    for (int j = 0; j < kBinsAtOnce; ++j)
+      add_to_element<r>(args, first + element_of_bin<r>(args, bins[j]), sum_of_read<r>(args, base, sums[j]));
   }
 
   /// By all warps that added to them, when they have.
@@ -355,7 +360,8 @@ struct WarpPairs {
       const int sum = i < kCount ? static_cast<int>(load_word(at)) : 0;
       if (sum != 0) store_word(at, 0);
       if (__any_sync(~0u, sum != 0))
-        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kBinCopies[r]), sum_of_read<r>(args, base, static_cast<float>(sum) * value));
+        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kBinCopies[r]),
+                            sum_of_read<r>(args, base, static_cast<float>(sum) * value));
     }
   }
 
@@ -382,7 +388,8 @@ struct WarpPairs {
       for (int i = 0; i < 2; ++i) {
         const float sum = quad_sum(sums.column[r][i]);
         const int key = first_key + 8 * i;
-        if (lane_id() % 4 == 0 && key < base.seqlen_kv) add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum_of_read<r>(args, base, sum));
+        if (lane_id() % 4 == 0 && key < base.seqlen_kv)
+          add_to_read<r>(args, 0.0f, position_at(args, base, 0, key), sum_of_read<r>(args, base, sum));
       }
     }
     if constexpr (r + 1 < kReads) finish<r + 1>(sums, bins);
@@ -400,9 +407,9 @@ struct ReadCollector {
 
   const AttentionArgs& args;
   const ReadStage stage;
-  const int number;  // of this warp among the collectors
+  const int number;             // of this warp among the collectors
   const int group, neighbours;  // of the lane
-  Position base;  // of the tile, but for q and kv
+  Position base;                // of the tile, but for q and kv
   int first_q, first_key;
   float diagonals[kReadSlots][kRounds][4];
   float rows[kReadSlots][kFinished][4];  // queries of the tile

@@ -55,6 +55,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
   }
 }
 
+/// Long: the phases of its loop work on the fragments of one warp, which stay in registers.
 FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_begin) {
   constexpr int kRows = 16 * kRowTiles;
   constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;

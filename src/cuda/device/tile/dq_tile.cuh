@@ -53,8 +53,8 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
 }
 
 /// The saved statistics of this thread's rows; a row beyond the end has none.
-FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local, RowStatistics (&rows)[kRowTiles][2],
-                                   R (&delta)[kRowTiles][2]) {
+FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local,
+                                   RowStatistics (&rows)[kRowTiles][2], R (&delta)[kRowTiles][2]) {
   const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
   const R* largest_rows = row_values(args.largest, seq.batch, seq.first_q, head);
   const R* delta_rows = row_values(args.delta, seq.batch, seq.first_q, head);

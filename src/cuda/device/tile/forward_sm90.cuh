@@ -12,7 +12,7 @@ namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
 constexpr bool kRowsFollow = kPackedHeads == 1 && !kSplit;  // rows of the output, and only the last ones may not exist
-constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
+constexpr int kQueries = kBlockQ / kPackedHeads;            // of a tile; rows that are left over hold zeros
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
@@ -31,26 +31,18 @@ using Lines = LineTile<kBlockQ, kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kBlockKv>;
 constexpr int kLineStages = 2;
 
-struct SharedLayout {
-  static constexpr int kQueryBytes = tile_bytes(kBlockQ, kDim);
-  static constexpr int kKeyBytes = tile_bytes(kBlockKv, kDim);
-  static constexpr int kValueBytes = tile_bytes(kBlockKv, kDimV);
-  static constexpr int kQuery = 0;
-  static constexpr int kKey = kQuery + kQueryStages * kQueryBytes;
-  static constexpr int kValue = kKey + kStages * kKeyBytes;
-  static constexpr int kPairs = kValue + kStages * kValueBytes;
-  static constexpr int kBarriers = kPairs + Pairs::kBytes;
-  static constexpr int kLineBarriers = kBarriers + RingBarriers<kQueryStages>::kBytes + 2 * RingBarriers<kStages>::kBytes;
-  static constexpr int kPairBarriers = kLineBarriers + (kHasLines ? RingBarriers<kLineStages>::kBytes : 0);
-  static constexpr int kMaxima = kPairBarriers + Pairs::kBarrierBytes;
-  static constexpr int kAgain = kMaxima + 4;  // a bit for each task of the CTA that has to be done again; those that share a bit are done again together
-  static constexpr int kAgainWords = 2;
-  static constexpr int kLines = kMaxima + 16;
-  static constexpr int kKept = kLines + kLineStages * 4 * Lines::kFloats;
-  static constexpr int kKeptWords = divide_up(kBlockKv / 4, 32);  // bits of the columns that one lane of a quad holds; four of each
-  static constexpr int kTable = kKept + (kMaskProgram ? 16 * kKeptWords : 0);
-  static constexpr int kBytes = kTable + ReadTables::kBytes;
-};
+constexpr ForwardLayout kShared{{.block_q = kBlockQ,
+                                 .block_kv = kBlockKv,
+                                 .head_dim = kDim,
+                                 .head_dim_v = kDimV,
+                                 .stages = kStages,
+                                 .query_stages = kQueryStages,
+                                 .pairs = Pairs::kShape,
+                                 .line_floats = Lines::kFloats,
+                                 .table_bytes = ReadTables::kBytes,
+                                 .has_mask = kMaskProgram}};
+static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
+constexpr int kKeptWords = ForwardLayout::kept_words(kBlockKv);
 
 /// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
 /// in a task that has to be done again; from there on it is all of them.
@@ -69,15 +61,17 @@ struct Rings {
   FOVEAL_DEVICE explicit Rings(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
-        query{base + SharedLayout::kBarriers},
+        query{base + kShared.barriers},
         key{query.address + RingBarriers<kQueryStages>::kBytes},
         value{key.address + RingBarriers<kStages>::kBytes},
-        line_values{base + SharedLayout::kLineBarriers},
-        pairs{base + SharedLayout::kPairs, {base + SharedLayout::kPairBarriers}} {}
+        line_values{base + kShared.line_barriers},
+        pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
   /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
-  FOVEAL_DEVICE Maxima maxima() const { return kAnyExponent ? static_cast<Maxima>(load_any<kEveryLaneArrives>(base + SharedLayout::kMaxima)) : Maxima::all; }
-  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_any<kEveryLaneArrives>(base + SharedLayout::kMaxima, static_cast<u32>(maxima)); }
-  FOVEAL_DEVICE static u32 again_word(int round) { return SharedLayout::kAgain + 4 * (round / 32 % SharedLayout::kAgainWords); }
+  FOVEAL_DEVICE Maxima maxima() const {
+    return kAnyExponent ? static_cast<Maxima>(load_any<kEveryLaneArrives>(base + kShared.maxima)) : Maxima::all;
+  }
+  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_any<kEveryLaneArrives>(base + kShared.maxima, static_cast<u32>(maxima)); }
+  FOVEAL_DEVICE static u32 again_word(int round) { return kShared.again + 4 * (round / 32 % ForwardLayout::kAgainWords); }
   FOVEAL_DEVICE void do_again(int round) const {
     or_shared(base + again_word(round), 1u << round % 32);
     set_maxima(Maxima::too_low);
@@ -87,12 +81,12 @@ struct Rings {
     return kAnyExponent && maxima() == Maxima::all && !(load_any<kEveryLaneArrives>(base + again_word(round)) >> round % 32 & 1);
   }
   FOVEAL_DEVICE Lines lines(u32 use) const {
-    return {reinterpret_cast<float*>(memory + SharedLayout::kLines) + line_values.index(use) * Lines::kFloats};
+    return {reinterpret_cast<float*>(memory + kShared.lines) + line_values.index(use) * Lines::kFloats};
   }
-  FOVEAL_DEVICE ReadTables tables() const { return {base + SharedLayout::kTable}; }
-  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + SharedLayout::kQuery + query.index(use) * SharedLayout::kQueryBytes}; }
-  FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + SharedLayout::kKey + key.index(use) * SharedLayout::kKeyBytes}; }
-  FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + SharedLayout::kValue + value.index(use) * SharedLayout::kValueBytes}; }
+  FOVEAL_DEVICE ReadTables tables() const { return {base + kShared.table}; }
+  FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + kShared.query + query.index(use) * kShared.query_bytes}; }
+  FOVEAL_DEVICE KvTile key_tile(u32 use) const { return {base + kShared.key + key.index(use) * kShared.key_bytes}; }
+  FOVEAL_DEVICE KvTile value_tile(u32 use) const { return {base + kShared.value + value.index(use) * kShared.value_bytes}; }
 };
 
 /// A task with the tiles it visits.
@@ -105,8 +99,12 @@ struct ForwardTask {
   FOVEAL_DEVICE int first_query() const { return task.row * kQueries; }
   /// Of the tile.
   FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
-    return {task.batch, task.head, first_query() + static_cast<int>(args.q_offset), walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
-            sequence.len_q, sequence.len_kv};
+    return {task.batch,
+            task.head,
+            first_query() + static_cast<int>(args.q_offset),
+            walk.tile * kBlockKv + static_cast<int>(args.kv_offset),
+            sequence.len_q,
+            sequence.len_kv};
   }
 
   FOVEAL_DEVICE bool at(int round, const Sm90Args& args) {
@@ -155,7 +153,7 @@ constexpr bool kGivesQueriesEarly = !kQueriesAhead && kSource != TileSource::lis
 FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
   const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
   if constexpr (kPackedHeads == 1) {
-    mbarrier_arrive_expect_bytes(full, SharedLayout::kQueryBytes);
+    mbarrier_arrive_expect_bytes(full, kShared.query_bytes);
     load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
   } else {
     mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
@@ -176,7 +174,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   int value_row = 0, value_head = 0, value_batch = 0;
   const auto load_value = [&](u32 use) {
     rings.value.wait_empty(use);
-    mbarrier_arrive_expect_bytes(rings.value.full(use), SharedLayout::kValueBytes);
+    mbarrier_arrive_expect_bytes(rings.value.full(use), kShared.value_bytes);
     load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
   };
   while (work.next(round, args, rings)) {
@@ -194,7 +192,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       if constexpr (kQueriesAhead) load_first();
       const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
       rings.key.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(rings.key.full(tile), SharedLayout::kKeyBytes);
+      mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
       load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
       rings.pairs.load(args, work.first_pair(args.attention), tile);
       if (tile > 0) load_value(tile - 1);
@@ -224,7 +222,8 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
       rings.line_values.wait_empty(tile);
       const Lines lines = rings.lines(tile);
       lines.fill(
-          args.attention.score, before, [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
+          args.attention.score, before,
+          [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
           [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_query() - first_kv - ahead); });
       hand_over(rings.line_values, tile);
       before = lines;

@@ -27,13 +27,19 @@ FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
   for (int i = 0; i < 4; i += 2) {  // exchange with the neighbour
     const u32 sent = odd ? word[i] : word[i + 1];
     const u32 received = __shfl_xor_sync(~0u, sent, 1);
-    if (odd) word[i] = received; else word[i + 1] = received;
+    if (odd)
+      word[i] = received;
+    else
+      word[i + 1] = received;
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {  // exchange with the other pair
     const u32 sent = high ? word[i] : word[i + 2];
     const u32 received = __shfl_xor_sync(~0u, sent, 2);
-    if (high) word[i] = received; else word[i + 2] = received;
+    if (high)
+      word[i] = received;
+    else
+      word[i + 2] = received;
   }
 }
 

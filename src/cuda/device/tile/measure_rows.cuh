@@ -15,7 +15,8 @@ struct ElementPairs {
   const u16* data;
   i64 row_stride;
   FOVEAL_DEVICE ElementPairs(const Tensor& tensor, int batch, i64 first_row, int head)
-      : data(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + first_row * tensor.seq), row_stride(tensor.seq) {}
+      : data(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + first_row * tensor.seq),
+        row_stride(tensor.seq) {}
   FOVEAL_DEVICE u32 at(int row, int column) const {
     return column < kHeadDim ? *reinterpret_cast<const u32*>(data + row * row_stride + column) : 0;
   }
@@ -43,7 +44,8 @@ FOVEAL_DEVICE void fill_diagonal_values(Pair& at, const ScoreArgs& args) {
 
 /// Of 16 queries from first_q on; by all kWarps warps of a block, which get the result of row threadIdx.x in its first 16 threads. exponent: score_unit * log2(e).
 template <int kWarps>
-FOVEAL_DEVICE RowMeasure<float> measure_rows(const AttentionArgs& args, float scale, const Sequence& sequence, int head, int first_q, float exponent) {
+FOVEAL_DEVICE RowMeasure<float> measure_rows(const AttentionArgs& args, float scale, const Sequence& sequence, int head, int first_q,
+                                             float exponent) {
   const ElementPairs queries(args.q, sequence.batch, sequence.first_q, head);
   const ElementPairs keys(args.k, sequence.batch, sequence.first_kv, head / args.group_size);
   const Position base{sequence.batch, head, 0, 0, sequence.len_q, sequence.len_kv};
@@ -56,7 +58,8 @@ FOVEAL_DEVICE RowMeasure<float> measure_rows(const AttentionArgs& args, float sc
     float products[4] = {};
 #pragma unroll 1
     for (int k = 0; k < kHeadDim; k += 16) {
-      const u32 a[4] = {queries.at(row[0], k + column), queries.at(row[1], k + column), queries.at(row[0], k + column + 8), queries.at(row[1], k + column + 8)};
+      const u32 a[4] = {queries.at(row[0], k + column), queries.at(row[1], k + column), queries.at(row[0], k + column + 8),
+                        queries.at(row[1], k + column + 8)};
       mma(Element{}, products, a, keys.at(key, k + column), keys.at(key, k + column + 8));
     }
 #pragma unroll 1

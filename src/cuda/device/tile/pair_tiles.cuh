@@ -1,5 +1,5 @@
 #pragma once
-// Reads of one element per pair that the copy engine brings: a ring of tiles in shared memory, [query][chunk of keys] with 128-byte swizzle like all others, and
+// Reads of one element per pair that TMA brings: a ring of tiles in shared memory, [query][chunk of keys] with 128-byte swizzle like all others, and
 // what a thread finds there. The blocks of a fragment are what ldmatrix gives where elements have 16 bits, so that values stay packed until they are used;
 // elements of 32 bits are loaded one by one, or as neighbours.
 //
@@ -28,8 +28,7 @@ template <int kRows, int kColumns>
 struct PairTiles {
   static constexpr int kStages = kPairTiles > 0 ? kPairStages : 1;
   static constexpr int kStageBytes = pair_tiles_before<kPairTiles, kRows, kColumns>();
-  static constexpr int kBytes = kStages * kStageBytes;
-  static constexpr int kBarrierBytes = kPairTiles > 0 ? RingBarriers<kStages>::kBytes : 0;
+  static constexpr PairRingShape kShape{kStages, kStageBytes};
   u32 base;
   RingBarriers<kStages> ring;
 
@@ -55,7 +54,8 @@ struct PairTiles {
     pair_tile_place<v>(first, args.attention.score, place);
 #pragma unroll
     for (int chunk = 0; chunk < chunk_count(kColumns, kChunk); ++chunk) {
-      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunk, place[1], place[2], place[3]);
+      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunk, place[1], place[2],
+               place[3]);
     }
     if constexpr (v + 1 < kPairTiles) load_from<v + 1>(args, first, use);
   }
@@ -119,7 +119,8 @@ struct TiledView {
         const int along = lane_id() % 8, second = lane_id() / 8 & 1, third = lane_id() / 16;
         if constexpr (transposed) {
           const int key = first + 8 * second, query = 8 * third + along;
-          address[v] = tile + key / kChunkColumns * kRows * kChunkRowBytes + query * kChunkRowBytes + ((key % kChunkColumns / 8) ^ along) * 16;
+          address[v] =
+              tile + key / kChunkColumns * kRows * kChunkRowBytes + query * kChunkRowBytes + ((key % kChunkColumns / 8) ^ along) * 16;
         } else {
           address[v] = tile + (first + 8 * second + along) * kChunkRowBytes + (third ^ along) * 16;
         }
@@ -150,8 +151,8 @@ struct TiledView {
         }
       } else {
         u32 block[4];
-        load_blocks<transposed>(block, transposed ? address[v] + 16 * n * kChunkRowBytes
-                                                  : (address[v] ^ (n % 4 * 32)) + n / 4 * kRows * kChunkRowBytes);
+        load_blocks<transposed>(
+            block, transposed ? address[v] + 16 * n * kChunkRowBytes : (address[v] ^ (n % 4 * 32)) + n / 4 * kRows * kChunkRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) values.word[v][i] = block[i];
       }

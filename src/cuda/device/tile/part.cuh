@@ -72,8 +72,8 @@ FOVEAL_DEVICE void add_row(float* row, const float (&acc)[count], int r, float f
 
 /// The same of fragments of mma.sync, any strides: rows [row, row + 16 kM) and columns from `col` on, as far as they exist.
 template <int kM, int kN8, class Real, class OfBefore>
-FOVEAL_DEVICE void add_rows(Real* data, i64 row_stride, i64 col_stride, int row, int rows, int col, int cols, const Real (&acc)[kM][kN8][4], Real factor,
-                            OfBefore&& of_before) {
+FOVEAL_DEVICE void add_rows(Real* data, i64 row_stride, i64 col_stride, int row, int rows, int col, int cols, const Real (&acc)[kM][kN8][4],
+                            Real factor, OfBefore&& of_before) {
   const int g = lane_id() / 4, t = lane_id() % 4;
 #pragma unroll
   for (int m = 0; m < kM; ++m) {

@@ -47,14 +47,16 @@ FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) { ret
 
 /// Adds fragments to a wide tensor of a part, at rows and columns of one head.
 template <int kM, int kN8, class OfBefore>
-FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int head, int row, int rows, int col, int cols, const R (&acc)[kM][kN8][4], R factor,
-                               OfBefore&& of_before) {
+FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int head, int row, int rows, int col, int cols,
+                               const R (&acc)[kM][kN8][4], R factor, OfBefore&& of_before) {
   R* data = static_cast<R*>(tensor.data) + seq.batch * tensor.batch + head * tensor.head;
   add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, of_before);
 }
 
 /// What stays after dropout grows by this.
-FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) { return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale); }
+FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) {
+  return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale);
+}
 
 /// What a row's scores are less, and the logarithm of their sum then (AttentionArgs::lse2).
 struct RowStatistics {
@@ -63,7 +65,9 @@ struct RowStatistics {
 
 /// Scores with the exponents of these: products, where the exponent takes the scale in.
 constexpr bool kScaledInExponent = kTensorCores<Element> && !kScaleBefore;
-FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) { return kScaleBefore || kScaledInExponent ? modified : modified * R(args.scale); }
+FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) {
+  return kScaleBefore || kScaledInExponent ? modified : modified * R(args.scale);
+}
 FOVEAL_DEVICE R score_exponent(const AttentionArgs& args) { return kScaledInExponent ? R(args.scale) * kLog2eR : kLog2eR; }
 
 FOVEAL_DEVICE R probability_of(const AttentionArgs& args, R modified, const RowStatistics& row) {

@@ -29,8 +29,8 @@ struct QueryTile {
   /// they are needed.
   template <class LoadQueries, class Step>
   FOVEAL_DEVICE void for_each_kv_tile(const AttentionArgs& args, SharedTile<Element, kStages * kBlockKv, kHeadDimPadded> k_smem,
-                                      SharedTile<Element, kStages * kBlockKv, kHeadDimVPadded> v_smem, unsigned char* kept, bool always_masked,
-                                      LoadQueries&& load_queries, Step&& step) const {
+                                      SharedTile<Element, kStages * kBlockKv, kHeadDimVPadded> v_smem, unsigned char* kept,
+                                      bool always_masked, LoadQueries&& load_queries, Step&& step) const {
     const int head_kv = head / args.group_size;
     const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
     const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);

@@ -103,7 +103,8 @@ FOVEAL_DEVICE i64 first_element_of_bins(const AttentionArgs& args, const Positio
   read_index<r>(0.0f, base, args.score, index);
   i64 element = 0;
 #pragma unroll
-  for (int d = 0; d < kReadRank[r]; ++d) element = element * args.score.param[kReadParam[r]].size[d] + (kBinDims[r] >> d & 1 ? 0 : index[d]);
+  for (int d = 0; d < kReadRank[r]; ++d)
+    element = element * args.score.param[kReadParam[r]].size[d] + (kBinDims[r] >> d & 1 ? 0 : index[d]);
   return element;
 }
 

@@ -20,8 +20,8 @@ struct SharedTile {
 /// Fills the tile with rows [0, valid_rows) and columns [0, valid_cols) of a matrix in global memory, zeros elsewhere. All threads take
 /// part; the caller commits and waits.
 template <int kThreads, class T, int kRows, int kCols>
-FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, i64 row_stride, i64 col_stride, int valid_rows, int valid_cols,
-                             int copy_bytes) {
+FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, i64 row_stride, i64 col_stride, int valid_rows,
+                             int valid_cols, int copy_bytes) {
   using Tile = SharedTile<T, kRows, kCols>;
   constexpr int kPieceElements = 16 / int(sizeof(T));
   constexpr int kTotal = kRows * Tile::kPieces;

@@ -17,8 +17,8 @@ FOVEAL_DEVICE bool is_strange(const uint4& piece) {
 /// acc += left tile over the strange rows of the tile, where left is not 0; then these are cleared, so that the product of the others spreads nothing. By all threads
 /// of the block, which read the tile next after this; `strange`: a flag for each row. Columns [col, col + kN) of the tile.
 template <int kM, int kN, int kRows, int kCols>
-FOVEAL_DEVICE void take_strange_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4], SharedTile<Element, kRows, kCols> tile, unsigned char* strange,
-                                     int col) {
+FOVEAL_DEVICE void take_strange_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4], SharedTile<Element, kRows, kCols> tile,
+                                     unsigned char* strange, int col) {
   using Tile = SharedTile<Element, kRows, kCols>;
   const auto piece = [&](int i) -> uint4& { return reinterpret_cast<uint4*>(tile.row(i / Tile::kPieces))[i % Tile::kPieces]; };
   bool found = false;

@@ -1,15 +1,11 @@
 #pragma once
-// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as the copy engine writes them. Chunks begin
+// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as TMA writes them. Chunks begin
 // every 64 columns; or closer, so that a product can take columns from where such a chunk begins: they then overlap.
+#include "layout/sm90.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace foveal::device {
-
-constexpr int kChunkColumns = 64;
-constexpr int kChunkRowBytes = 128;
-constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return (columns + chunk_step - 1) / chunk_step; }
-constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
 
 /// A tile of `rows` rows at a shared-memory address; the same bytes serve as K-major operand (contraction over columns) and as
 /// MN-major operand (contraction over rows).
@@ -29,7 +25,8 @@ struct SwizzledTile {
   }
   /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
-    return MatrixDescriptor::at(address, kChunkBytes).offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
+    return MatrixDescriptor::at(address, kChunkBytes)
+        .offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
   }
 };
 
@@ -53,17 +50,19 @@ template <class Element, int n, int depth, int rows_b>
 FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SwizzledTile<rows_b> b, bool accumulate) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3], b.rows_at(step),
-                                            accumulate || step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn>(acc, p[4 * step], p[4 * step + 1], p[4 * step + 2], p[4 * step + 3],
+                                                            b.rows_at(step), accumulate || step > 0);
   }
 }
 
 /// acc[64 x n] (+)= a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
 template <class Element, int n, int depth, int rows_a, int rows_b, int step_b>
-FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b, bool accumulate = false) {
+FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b,
+                                    bool accumulate = false) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b), accumulate || step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::mn, Major::mn>(acc, a.rows_at(step, column_a), b.rows_at(step, column_b),
+                                                                       accumulate || step > 0);
   }
 }
 

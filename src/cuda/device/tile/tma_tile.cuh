@@ -1,5 +1,5 @@
 #pragma once
-// Tiles from global to shared memory by the copy engine.
+// Tiles from global to shared memory by TMA.
 #include "ptx/tma.cuh"
 #include "tile/swizzled_tile.cuh"
 

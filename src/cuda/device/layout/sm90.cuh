@@ -1,0 +1,138 @@
+#pragma once
+// What a CTA of the Hopper kernels holds in shared memory, in bytes from its beginning. Plain C++, for host and device: sizes, offsets and
+// counts stand here only. The host's sum goes into config.cuh as kSharedBytes, and each kernel asserts that its own is the same.
+
+namespace foveal::device {
+
+/// Tiles are [chunk of 64 columns][row][64] elements of 16 bits (tile/swizzled_tile.cuh).
+constexpr int kChunkColumns = 64, kChunkRowBytes = 128;
+constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return (columns + chunk_step - 1) / chunk_step; }
+constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
+
+/// A ring of so many stages has two mbarriers for each.
+constexpr int ring_bytes(int stages) { return 16 * stages; }
+
+/// A ring of tiles of reads, its barriers elsewhere.
+struct PairRingShape {
+  int stages = 0, stage_bytes = 0;
+  constexpr int bytes() const { return stages * stage_bytes; }
+  constexpr int barrier_bytes() const { return stage_bytes > 0 ? ring_bytes(stages) : 0; }
+};
+
+struct ForwardShape {
+  int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
+  PairRingShape pairs;
+  int line_floats;  ///< values of lines, for one tile
+  int table_bytes;  ///< parameters that stand in shared memory
+  bool has_mask;
+};
+
+struct ForwardLayout {
+  static constexpr int kLineStages = 2, kAgainWords = 2;
+  int query_bytes, key_bytes, value_bytes;  ///< of a stage
+  int query, key, value, pairs, barriers, line_barriers, pair_barriers;
+  int maxima, again;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
+  int lines, kept, table, bytes;
+
+  constexpr explicit ForwardLayout(const ForwardShape& s)
+      : query_bytes(tile_bytes(s.block_q, s.head_dim)),
+        key_bytes(tile_bytes(s.block_kv, s.head_dim)),
+        value_bytes(tile_bytes(s.block_kv, s.head_dim_v)),
+        query(0),
+        key(query + s.query_stages * query_bytes),
+        value(key + s.stages * key_bytes),
+        pairs(value + s.stages * value_bytes),
+        barriers(pairs + s.pairs.bytes()),
+        line_barriers(barriers + ring_bytes(s.query_stages) + 2 * ring_bytes(s.stages)),
+        pair_barriers(line_barriers + (s.line_floats > 0 ? ring_bytes(kLineStages) : 0)),
+        maxima(pair_barriers + s.pairs.barrier_bytes()),
+        again(maxima + 4),
+        lines(maxima + 16),
+        kept(lines + kLineStages * 4 * s.line_floats),
+        table(kept + (s.has_mask ? kept_bytes(s.block_kv) : 0)),
+        bytes(table + s.table_bytes) {}
+
+  /// A mask program marks the columns that one lane of a quad holds, four of each, in so many words.
+  static constexpr int kept_words(int block_kv) { return (block_kv / 4 + 31) / 32; }
+  static constexpr int kept_bytes(int block_kv) { return 16 * kept_words(block_kv); }
+};
+
+struct BackwardShape {
+  int block_q, block_kv, head_dim, head_dim_v, stages;
+  int key_chunks, peer_key_chunks;  ///< of this CTA's keys; in a cluster, of the other one's
+  int grad_score_tiles;
+  PairRingShape pairs;
+  int line_floats, read_stage_bytes, read_bin_bytes, table_bytes;
+};
+
+struct BackwardLayout {
+  int key_bytes, value_bytes, query_bytes, grad_out_bytes, grad_score_bytes, stat_bytes, far_bytes;
+  int key, value, peer_key, query, grad_out, grad_score, pairs, lse, delta, far, barriers, pair_barriers, lines, read_stage, read_bins,
+      table, bytes;
+
+  constexpr explicit BackwardLayout(const BackwardShape& s)
+      : key_bytes(s.key_chunks * s.block_kv * kChunkRowBytes),
+        value_bytes(tile_bytes(s.block_kv, s.head_dim_v)),
+        query_bytes(tile_bytes(s.block_q, s.head_dim)),
+        grad_out_bytes(tile_bytes(s.block_q, s.head_dim_v)),
+        grad_score_bytes(tile_bytes(s.block_kv, s.block_q)),
+        stat_bytes(4 * s.block_q),
+        far_bytes(s.block_q / 4),
+        key(0),
+        value(key + key_bytes),
+        peer_key(value + value_bytes),
+        query(peer_key + s.peer_key_chunks * s.block_kv * kChunkRowBytes),
+        grad_out(query + s.stages * query_bytes),
+        grad_score(grad_out + s.stages * grad_out_bytes),
+        pairs(grad_score + s.grad_score_tiles * grad_score_bytes),
+        lse(pairs + s.pairs.bytes()),
+        delta(lse + s.stages * stat_bytes),
+        far(delta + s.stages * stat_bytes),
+        barriers(far + s.stages * far_bytes),
+        pair_barriers(barriers + (s.peer_key_chunks > 0 ? 5 : 4) * ring_bytes(1) + 3 * ring_bytes(s.stages)),
+        lines(pair_barriers + s.pairs.barrier_bytes()),
+        read_stage(lines + s.stages * 4 * s.line_floats),
+        read_bins(read_stage + s.read_stage_bytes),
+        table(read_bins + s.read_bin_bytes),
+        bytes(table + s.table_bytes) {}
+};
+
+/// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them.
+struct ReadStageShape {
+  static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;
+  static constexpr int rows(int block_kv) { return block_kv / 2; }
+  static constexpr int pitch(int block_q) { return block_q + kOverlap + kZeros + kPad; }
+  static constexpr int floats(int block_q, int block_kv) { return kZeros + rows(block_kv) * pitch(block_q); }
+};
+
+struct PairsShape {
+  int block_q, block_kv, head_dim, head_dim_v, stages, tasks_ahead;
+  PairRingShape pairs;
+};
+
+struct PairsLayout {
+  int stat_bytes, query, grad_out, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of a stage
+  int pairs, barriers, task_barriers, pair_barriers, bytes;
+
+  constexpr explicit PairsLayout(const PairsShape& s)
+      : stat_bytes(4 * s.block_q),
+        query(0),
+        grad_out(query + tile_bytes(s.block_q, s.head_dim)),
+        key(grad_out + tile_bytes(s.block_q, s.head_dim_v)),
+        value(key + tile_bytes(s.block_kv, s.head_dim)),
+        lse(value + tile_bytes(s.block_kv, s.head_dim_v)),
+        delta(lse + stat_bytes),
+        loaded_bytes(delta + stat_bytes),
+        stage_bytes((loaded_bytes + 1023) / 1024 * 1024),
+        pairs(s.stages * stage_bytes),
+        barriers(pairs + s.pairs.bytes()),
+        task_barriers(barriers + ring_bytes(s.stages)),
+        pair_barriers(task_barriers + ring_bytes(s.tasks_ahead)),
+        bytes(pair_barriers + s.pairs.barrier_bytes()) {}
+};
+
+/// Words that say of a tile of binned terms how large they are and where they lie, in turns: a tile's are written while those of the one
+/// before are read.
+constexpr int read_bin_words(int entries, int copies, bool window) { return entries * copies + 3 * (window ? 3 : 1); }
+
+}  // namespace foveal::device
