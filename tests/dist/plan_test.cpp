@@ -307,6 +307,11 @@ TEST(ContextPlan, HeavyTailsAreEven) {
         const Case c("forward bf16 h32:8 d128 mask=\"causal()\" " + heavy_tail(alpha, 1000, 1 << 20, seed));
         const ContextPlan plan = make_plan(c.workload, {.ranks = ranks, .machine = one_host(ranks)});
         EXPECT_LE(imbalance(plan), 0.05) << alpha << ' ' << seed << ' ' << ranks << ' ' << to_string(plan.deal) << ' ' << plan.head_groups;
+        if (alpha > 1.2 || ranks < 8) continue;
+        for (const char* machine : {"nvlink", "network"}) {  // with 400 Gb/s between hosts, too: heads are split
+          const ContextPlan over_links = make_plan(c.workload, {.ranks = ranks, .machine = machine_named(machine)});
+          EXPECT_LE(imbalance(over_links), 0.05) << seed << ' ' << ranks << ' ' << machine << ' ' << over_links.head_groups;
+        }
       }
       const Case c("forward bf16 h32:8 d128 mask=\"causal()\" " + heavy_tail(alpha, 16, 1 << 16, seed));
       const ContextPlan plan = make_plan(c.workload, {.ranks = 2});
