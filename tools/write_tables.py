@@ -15,6 +15,8 @@ few        few queries beside cuDNN and FlexAttention on a GPU, from bench/resul
 errors     docs/numerics.md: errors beside their bounds, from bench/results/errors-cpu.json:
              build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS bench/results/errors-cpu.json
 fuzz       docs/reliability.md: inputs that the fuzzing targets took, from bench/results/fuzz.json (tools/fuzz.py --out)
+programs   docs/reliability.md: random programs, from bench/results/programs.json (./dev programs SEED SECONDS FILE)
+soak       docs/reliability.md: random training steps, from bench/results/soak.json (./dev soak MINUTES SEED FILE)
 scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
 
 --check writes nothing; it exits with 1 when a page is not what the example and the result files make of it.
@@ -173,6 +175,23 @@ def fuzz():
     return "\n".join(lines)
 
 
+def programs():
+    run = json.loads((ROOT / "bench/results/programs.json").read_text())
+    done = run["compared"]
+    names = {"value": "values", "derivative": "derivatives", "bounds": "values in their bounds", "blocks": "pairs in their tiles", "call": "tensors of calls"}
+    lines = ["| compared | times |", "|---|---:|"] + [f"| {text} | {done.get(name, 0):,} |" for name, text in names.items()]
+    last = run["first_seed"] + run["programs"] - 1
+    skipped = f"{done.get('nothing to compare', 0):,} calls had nothing to compare (infinite, or too steep), {done.get('refused', 0):,} programs were refused"
+    return "\n".join(lines) + f"\n\nSeeds {run['first_seed']} to {last}: {run['programs']:,} programs in {run['seconds']} s, {run['findings']} disagreed; {skipped}."
+
+
+def soak():
+    run = json.loads((ROOT / "bench/results/soak.json").read_text())
+    growth = 100 * (run["most_mb"] / run["least_mb"] - 1)
+    return (f"{run['minutes']} minutes, {run['problems']:,} problems, {run['steps']:,} steps: {run['first_mb']:.3f} MB at first, {run['last_mb']:.3f} at the end, "
+            f"at most {growth:.2f} % apart; {run['changed']} of {run['compared']:,} repeated results changed.")
+
+
 def speed():
     """What a reader of the README sees: how many times the speed of the best known alternative, forward and backward."""
     rows = []
@@ -210,7 +229,7 @@ def distributed():
     return "\n".join(lines)
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz,),
+PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz, programs, soak),
          "docs/distributed.md": (distributed,)}
 
 
