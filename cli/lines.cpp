@@ -113,7 +113,7 @@ std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lin
 }
 
 problem::Line parameters_alone(problem::Line line) {
-  line.varlen = false, line.batch = 1, line.seqlen_q = line.seqlen_kv = 1, line.strides.clear(), line.lengths.clear();
+  line.varlen = false, line.page_size = 0, line.batch = 1, line.seqlen_q = line.seqlen_kv = 1, line.strides.clear(), line.lengths.clear();
   return line;
 }
 

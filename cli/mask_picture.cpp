@@ -20,7 +20,7 @@ constexpr std::int64_t text_side = 64;                           // characters
 constexpr std::int64_t most_pixels = 4096, wanted_pixels = 768;  // of a side
 
 std::pair<std::int64_t, std::int64_t> lengths_of(const problem::Line& line, const problem::Problem& p, std::int64_t batch) {
-  return line.varlen ? line.lengths[static_cast<std::size_t>(batch)] : std::pair(p.seqlen_q, p.seqlen_kv);
+  return line.ragged() ? line.lengths[static_cast<std::size_t>(batch)] : std::pair(p.seqlen_q, p.seqlen_kv);
 }
 
 }  // namespace

@@ -52,7 +52,8 @@ class Inputs {
 
   /// Every tensor that is no argument of attention itself is a parameter.
   std::vector<Tensor*> params() {
-    static const std::vector<std::string> arguments{"q", "k", "v", "dout", "dlse", "cu_seqlens_q", "cu_seqlens_kv"};
+    static const std::vector<std::string> arguments{"q",           "k",         "v", "dout", "dlse", "cu_seqlens_q", "cu_seqlens_kv",
+                                                    "block_table", "seqlens_kv"};
     std::vector<Tensor*> result;
     for (auto& [name, tensor] : tensors_) {
       if (std::ranges::find(arguments, name) == arguments.end()) result.push_back(&tensor);
@@ -71,7 +72,12 @@ Param param_of(const Tensor& tensor) {
 
 std::optional<Varlen> varlen_of(Inputs& inputs) {
   if (!inputs.has("cu_seqlens_q") && !inputs.has("cu_seqlens_kv")) return std::nullopt;
-  return Varlen{.cu_seqlens_q = inputs.at("cu_seqlens_q").view(), .cu_seqlens_kv = inputs.at("cu_seqlens_kv").view()};
+  return Varlen{.cu_seqlens_q = inputs.at("cu_seqlens_q").view(), .cu_seqlens_kv = inputs.view("cu_seqlens_kv")};
+}
+
+std::optional<Paged> paged_of(Inputs& inputs) {
+  if (!inputs.has("block_table") && !inputs.has("seqlens_kv")) return std::nullopt;
+  return Paged{.block_table = inputs.view("block_table"), .seqlens_kv = inputs.view("seqlens_kv")};
 }
 
 bool wants_gradient(const Options& options, const Tensor& tensor) {
@@ -105,7 +111,8 @@ void run(const Options& options) {
   const std::size_t rank = packed ? 3 : 4;
   FOVEAL_CHECK(q.shape.size() == rank, "q: rank ", q.shape.size(), "; expected ", rank,
                packed ? ": [total, heads, head_dim]" : ": [batch, seqlen, heads, head_dim]");
-  FOVEAL_CHECK(v.shape.size() == rank, "v: rank ", v.shape.size(), "; expected ", rank);
+  const std::size_t rank_v = inputs.has("block_table") ? 4 : rank;
+  FOVEAL_CHECK(v.shape.size() == rank_v, "v: rank ", v.shape.size(), "; expected ", rank_v);
   std::vector<std::int64_t> out_shape = q.shape;
   out_shape.back() = v.shape.back();
   const std::vector<std::int64_t> lse_shape =
@@ -124,6 +131,7 @@ void run(const Options& options) {
                                      .v = inputs.view("v"),
                                      .params = bound,
                                      .varlen = varlen_of(inputs),
+                                     .paged = paged_of(inputs),
                                      .rng = options.rng};
   const ForwardOutputs forward_outputs{.out = out, .lse = lse};
   const Plan forward_plan = plan(attention, forward_inputs, forward_outputs, options.plan);
@@ -141,6 +149,7 @@ void run(const Options& options) {
                                          .dlse = inputs.view("dlse"),
                                          .params = bound,
                                          .varlen = forward_inputs.varlen,
+                                         .paged = forward_inputs.paged,
                                          .rng = options.rng};
     BackwardOutputs backward_outputs{
         .dq = make("dq", q.dtype, q.shape), .dk = make("dk", q.dtype, inputs.at("k").shape), .dv = make("dv", q.dtype, v.shape)};
@@ -167,9 +176,10 @@ void add_run(CLI::App& app) {
   CLI::App* command = app.add_subcommand("run", "Attention on tensors from files: out, lse and, when dout is given, all gradients");
   const auto options = std::make_shared<Options>();
   command
-      ->add_option("inputs", options->inputs,
-                   "FILE or NAME=FILE (.npy, .npz, .safetensors) with q, k, v, and as wanted dout, dlse, cu_seqlens_q, cu_seqlens_kv; "
-                   "every other tensor is a parameter that the score and the mask may read")
+      ->add_option(
+          "inputs", options->inputs,
+          "FILE or NAME=FILE (.npy, .npz, .safetensors) with q, k, v, and as wanted dout, dlse, cu_seqlens_q, cu_seqlens_kv, block_table, "
+          "seqlens_kv; every other tensor is a parameter that the score and the mask may read")
       ->required();
   command->add_option("-o,--output", options->output, "an .npz or .safetensors file, or a folder of .npy files")->required();
   command->add_option("--score", options->score, "the score, e.g. 'score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]'");

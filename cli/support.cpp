@@ -29,6 +29,7 @@ constexpr Feature features[] = {
     {"grouped queries (GQA, MQA)", "b1 h6:2 q64 d64"},
     {"seqlen_q != seqlen_kv", "b1 h2 q5:64 d64 mask=\"causal_bottom_right()\""},
     {"packed sequences (varlen)", "h2 d64 layout=thd lengths=17,1,40"},
+    {"keys and values in pages (block_table)", "b2 h6:2 q5 d64 pages=16 seqlens_kv=40,17"},
     {"head_dim 1", "b1 h2 q64 d1"},
     {"head_dim 80", "b1 h2 q64 d80"},
     {"head_dim 256", "b1 h2 q64 d256"},

@@ -184,8 +184,8 @@ std::unique_ptr<Unfused> make_unfused(const problem::CaseData& data, int threads
   problem::Problem p = line.pass == Pass::forward ? problem::make_problem(line.attention, data.forward_inputs(), data.forward_outputs())
                                                   : problem::make_problem(line.attention, data.backward_inputs(), data.backward_outputs());
   const std::int64_t matrices = p.pass == Pass::forward ? threads : p.batch * p.heads_q + threads;
-  if (p.varlen) {
-    why_not = "packed sequences";
+  if (p.ragged_kv()) {
+    why_not = "packed sequences, or keys in pages";
   } else if (p.has_score_mod() || line.attention.sink || line.attention.dropout_p > 0) {
     why_not = "a score, a sink or dropout";
   } else if (reads(p.score->mask, scoring::depends_head)) {

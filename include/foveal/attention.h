@@ -9,6 +9,7 @@
 //                         v [batch, seqlen_kv, heads_kv, head_dim_v] out, dout [batch, seqlen_q, heads_q, head_dim_v]
 //                         lse, dlse f32 (f64 for f64 inputs) [batch, heads_q, seqlen_q]
 // Packed sequences (varlen): q [total_q, heads_q, head_dim] and so on, lse [heads_q, total_q].
+// Paged keys and values: k, v, dk, dv are pools of pages, [pages, page_size, heads_kv, dim].
 // heads_q is a multiple of heads_kv; query head h reads kv head h / (heads_q / heads_kv).
 // A row with nothing to attend gives out = 0, lse = -inf (the sink's value when there is one) and zero gradients.
 #include <cstdint>
@@ -67,11 +68,21 @@ struct ParamBinding {
 };
 
 /// Packed sequences. cu_seqlens: i32 or i64 [batch + 1], first 0, not decreasing, last = total. max_seqlen: 0 means "find out" (CPU only).
+/// With paged keys cu_seqlens_kv is absent.
 struct Varlen {
   TensorView cu_seqlens_q;
   TensorView cu_seqlens_kv;
   std::int64_t max_seqlen_q = 0;
   std::int64_t max_seqlen_kv = 0;
+};
+
+/// Keys and values in pages. k and v, and dk and dv, are pools [pages, page_size, heads_kv, dim] of any strides, page_size a multiple of 16;
+/// queries are [batch, seqlen_q, heads_q, head_dim], or packed. The key kv_idx of a sequence is row kv_idx % page_size of the page
+/// block_table[sequence, kv_idx / page_size], and the symbol seqlen_kv is seqlens_kv[sequence]. Sequences may share pages: their gradients
+/// are summed, in order. dk and dv are zero where a row of a page belongs to no sequence. CPU and reference only.
+struct Paged {
+  TensorView block_table;  ///< i32 [batch, pages of the longest sequence]; entries behind a sequence's last page are not read
+  TensorView seqlens_kv;   ///< i32 or i64 [batch]: at most what a row of the table holds; with varlen at most max_seqlen_kv too
 };
 
 /// Parts of packed sequences: rows of q against rows of k and v, with the positions that these have in their sequence. What one of several
@@ -107,6 +118,7 @@ struct ForwardInputs {
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed
   std::optional<Part> part{};
+  std::optional<Paged> paged{};
   DropoutRng rng{};
 };
 
@@ -122,6 +134,7 @@ struct BackwardInputs {
   std::optional<Varlen> varlen{};
   std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed; lse and out are those of whole rows
   std::optional<Part> part{};
+  std::optional<Paged> paged{};
   DropoutRng rng{};
 };
 

@@ -91,6 +91,10 @@ typedef struct foveal_param {
  *   dq, dk, dv    as q, k, v                                                       as q, k, v
  *   cu_seqlens    none                                                             I32 or I64 [batch + 1]: 0, then cumulative lengths
  *
+ * Paged keys and values, with queries of either form: k, v, dk, dv are pools [pages, page_size, heads_kv, dim], page_size a multiple of 16;
+ * block_table is I32 [batch, pages of the longest sequence], the page that holds keys i * page_size and on of each sequence; seqlens_kv is
+ * I32 or I64 [batch], how many keys each has; cu_seqlens_kv is null. Sequences may share pages. On the CPU.
+ *
  * Rules. q, k, v, out, dout, dq, dk, dv have one dtype (F64, F32, BF16, F16), and all tensors lie on one device. heads_q is a multiple of
  * heads_kv; query head h reads kv head h / (heads_q / heads_kv). lse is the natural logarithm of the softmax's denominator; forward may
  * leave it out, backward needs what forward wrote. dq, dk, dv and the gradients of parameters are each optional. Outputs may not overlap
@@ -109,6 +113,8 @@ typedef struct foveal_call {
   /* From here on: not in the first version. */
   uint64_t dropout_seed, dropout_offset; /* which pairs this run drops */
   const foveal_tensor* dropout_state;    /* instead of the two: i64 [2] of their bits on q's device, read when the kernels run */
+  /* From here on: not in the second version. */
+  const foveal_tensor *block_table, *seqlens_kv; /* both: paged keys and values */
 } foveal_call;
 
 typedef struct foveal_options {

@@ -10,14 +10,12 @@ from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
 from .doors import public
-from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names, pair
+from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv")
-_FORWARD_ROLES = _ROLES[:5]
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
+(_FORWARD_ROLES, _LENGTHS), (_ROLES, _) = (_core.roles(pass_) for pass_ in (Pass.forward, Pass.backward))
 
 
 @overload
@@ -48,6 +46,10 @@ def attention(
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_kv, heads_kv, head_dim]; v: [batch, seqlen_kv, heads_kv, head_dim_v], of one
     dtype (float64, float32, bfloat16, float16), on one device, any strides; heads_q a multiple of heads_kv. Packed sequences: rank 3,
     [total, heads, dim], with cu_seqlens = (for q, for kv), each int32 or int64 [batch + 1], and max_seqlens.
+    block_table, seqlens_kv: keys and values in pages, of NumPy and torch in host memory. k and v are pools [pages, page_size, heads_kv, dim] of any
+    strides, page_size a multiple of 16; block_table is int32 [batch, pages of the longest sequence], the page that holds keys i * page_size and
+    on of each sequence; seqlens_kv is int32 or int64 [batch], how many keys each has, which is what the symbol seqlen_kv says. q is
+    [batch, seqlen_q, ...], or packed with cu_seqlens = (for q, None). Sequences may share pages; gradients of k and v are pools, too.
 
     score_mod: a function of (score, batch, head, q_idx, kv_idx) -> new score, an expression, or text; score is q . k * scale.
     mask: a function of (batch, head, q_idx, kv_idx) -> keep this pair?, an expression, or text.
@@ -109,10 +111,11 @@ def _front(q: Any) -> Any:
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Rng, Options, dict[str, Any]]:
-    """What belongs to a run: cu_seqlens, max_seqlens, seed and offset; the options; the arguments of describe()."""
+    """What belongs to a run: how tokens lie, max_seqlens, seed and offset; the options; the arguments of describe()."""
     rest = dict(arguments)
     rng = Rng(rest.pop("seed", None) or 0, rest.pop("offset", 0), rest.pop("rng_state", None))
-    return pair("attention", rest.pop("cu_seqlens", None)), rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
+    lengths = tokens("attention", *(rest.pop(name, None) for name in ("cu_seqlens", "block_table", "seqlens_kv")))
+    return lengths, rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest
 
 
 @public("foveal.forward")
@@ -220,7 +223,7 @@ class Plan:
         own on the CPU).
 
         tensors, by name: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse (when planned), dq, dk, dv, with the planned
-        shapes, strides, dtypes and device. Packed batches: cu_seqlens=(q's, kv's), by default the planned ones.
+        shapes, strides, dtypes and device. Packed or paged: cu_seqlens, block_table, seqlens_kv, by default the planned ones.
         seed, offset, rng_state: of dropout, as in attention(), by default those that plan() was given.
         params: by name, arrays instead of the captured ones. gradients: by name, where the planned parameters' gradients go.
         Raises ValueError when an array is not what was planned.
@@ -229,7 +232,10 @@ class Plan:
 
     def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
         """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
-        cu_seqlens = tensors.pop("cu_seqlens", self._cu_seqlens)
+        lengths = dict(zip(_LENGTHS, length_slots(*self._cu_seqlens)))
+        lengths.update({name: tensors.pop(name) for name in _LENGTHS if name in tensors})
+        if "cu_seqlens" in tensors:
+            lengths["cu_seqlens_q"], lengths["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
         rng = Rng(tensors.pop("seed", self._rng.seed), tensors.pop("offset", self._rng.offset), tensors.pop("rng_state", self._rng.state))
         unknown = set(tensors) - set(self._roles)
         if unknown:
@@ -239,7 +245,7 @@ class Plan:
             if name not in bound:
                 raise ValueError(f"params: no parameter is called {name!r}; expected some of {list(bound)}")
             bound[name] = array
-        slots = [*(tensors.get(role) for role in self._roles), *cu_seqlens, *bound.values()]
+        slots = [*(tensors.get(role) for role in self._roles), *lengths.values(), *bound.values()]
         _check_plain((*self._roles, *_LENGTHS, *bound), slots)
         if self._roles is _ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
@@ -279,7 +285,7 @@ def plan(
     slots: list[Any] = [q, k, v, None, None]
     if backward:
         slots += [None, _like_lse(q) if dlse else None, None, None, None]
-    call = bound.program.plan(Pass.backward if backward else Pass.forward, [*slots, *cu_seqlens], bound.arrays, wanted, *max_seqlens)
+    call = bound.program.plan(Pass.backward if backward else Pass.forward, [*slots, *length_slots(*cu_seqlens)], bound.arrays, wanted, *max_seqlens)
     return Plan(call, bound, {"q": q, "k": k, "v": v}, cu_seqlens, rng, backward)
 
 
@@ -353,9 +359,9 @@ def check(
     backward = dout is not None
     planned = plan(
         q, k, v, score_mod, mask, backward=backward, dlse=dlse is not None, gradients=gradients,
-        cu_seqlens=arguments.get("cu_seqlens"), max_seqlens=max_seqlens, options=options, **described,
+        **{name: arguments.get(name) for name in ("cu_seqlens", "block_table", "seqlens_kv")}, max_seqlens=max_seqlens, options=options, **described,
     )  # fmt: skip
-    slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *cu_seqlens, *bound.arrays]
+    slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *length_slots(*cu_seqlens), *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
     seed, offset = (rng.seed, rng.offset) if rng.state is None else [int(x) % 2**64 for x in arrays.on_host(rng.state)]
     return Report(**_core.check_call(planned._call, on_host, seed, offset, *options))

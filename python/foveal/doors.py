@@ -110,6 +110,8 @@ def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
         found = f"{type(lengths).__name__} of {len(lengths)}" if isinstance(lengths, (tuple, list)) else type(lengths).__name__
         raise TypeError(f"{name}: cu_seqlens: found {found}; {expected}")
     for which, array in zip(("q", "kv"), lengths):
+        if array is None and which == "kv" and given.get("block_table") is not None:
+            continue
         if not arrays.is_array(array):
             raise TypeError(f"{name}: cu_seqlens: for {which}: found {type(array).__name__}; {expected}")
     longest = given.get("max_seqlens")
@@ -122,8 +124,9 @@ def _check_arrays(name: str, given: Mapping[str, Any]) -> None:
     if params is not None and not isinstance(params, Mapping):
         raise TypeError(f"{name}: params: found {type(params).__name__}; expected a dict of names and arrays")
     own = arrays.framework(given["q"]) if arrays.is_array(given.get("q")) else None
-    for what, array in [*((f"params[{key!r}]", value) for key, value in (params or {}).items()), ("sink", sink)]:
-        if array is None and what == "sink":
+    paged = [(what, given.get(what)) for what in ("block_table", "seqlens_kv")]
+    for what, array in [*paged, *((f"params[{key!r}]", value) for key, value in (params or {}).items()), ("sink", sink)]:
+        if array is None and not what.startswith("params"):
             continue
         if not arrays.is_array(array):
             raise TypeError(f"{name}: {what}: found {type(array).__name__}; expected {'an array' if own is None else f'an array of {own}'}")

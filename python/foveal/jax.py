@@ -35,9 +35,7 @@ _TARGET = "foveal_call"
 # and may outlive both this and the calls themselves: restored() makes a call again.
 _planned: OrderedDict[Any, tuple[str, int]] = OrderedDict()
 _MAX_PLANNED = 1024
-_FORWARD_ROLES = ("q", "k", "v", "out", "lse")
-_BACKWARD_ROLES = (*_FORWARD_ROLES, "dout", "dlse", "dq", "dk", "dv")
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_kv")
+(_FORWARD_ROLES, _LENGTHS), (_BACKWARD_ROLES, _) = (_core.roles(pass_) for pass_ in (Pass.forward, Pass.backward))
 _RNG_STATE = "rng_state"
 
 
@@ -374,6 +372,12 @@ def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, i
     """(what to do, the arrays of its parameters, their names)."""
     if not isinstance(options, Options):
         raise TypeError(f"attention: options: found {type(options).__name__} {options!r}; expected foveal.Options(...)")
+    paged = [arguments.pop(name, None) for name in ("block_table", "seqlens_kv")]
+    if any(array is not None for array in paged):
+        raise NotImplementedError(
+            "attention: block_table: keys and values in pages are not supported for JAX arrays yet; expected packed ones with cu_seqlens, or "
+            "NumPy arrays or torch tensors"
+        )
     scale = arguments.get("scale")
     traced = scale if isinstance(scale, jax.Array) else None
     description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": scale if traced is None else 1.0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Collection, Mapping, NamedTuple, Protocol, TypedDict, TypeVar
 
 from ._core import Expr
 
@@ -43,7 +43,9 @@ class Settings(TypedDict, total=False):
 class Running(TypedDict, total=False):
     """What differs between the runs of a call: see foveal.attention()."""
 
-    cu_seqlens: tuple[Array, Array] | None
+    cu_seqlens: tuple[Array, Array | None] | None
+    block_table: Array | None
+    seqlens_kv: Array | None
     max_seqlens: tuple[int, int]
     seed: int | Array | None
     offset: int | Array
@@ -66,6 +68,9 @@ _INSTEAD = {
     "dropout": "dropout_p",
     "window_size": "mask=foveal.window(w)",
     "softcap": "score_mod=foveal.softcap(cap)",
+    "page_table": "block_table",
+    "cache_seqlens": "seqlens_kv",
+    "seqused_k": "seqlens_kv",
     "enable_gqa": "fewer heads in k and v, which is all that it takes",
     "dtype": "q, k and v of that dtype",
 }
@@ -78,6 +83,28 @@ def pair(function: str, cu_seqlens: Any) -> Any:
     if not isinstance(cu_seqlens, (tuple, list)) or len(cu_seqlens) != 2:
         raise TypeError(f"{function}: cu_seqlens: found {type(cu_seqlens).__name__}; expected a pair of arrays, those of q and of k and v")
     return tuple(cu_seqlens)
+
+
+class Paged(NamedTuple):
+    """How keys and values lie in pages; stands where the cu_seqlens of packed ones do."""
+
+    block_table: Any
+    seqlens_kv: Any
+
+
+def tokens(function: str, cu_seqlens: Any = None, block_table: Any = None, seqlens_kv: Any = None) -> tuple[Any, Any]:
+    """How the tokens of q lie, and those of k and v: cu_seqlens of packed ones, a Paged, or None for a batch of equal lengths."""
+    of_q, of_kv = pair(function, cu_seqlens)
+    if block_table is None and seqlens_kv is None:
+        return of_q, of_kv
+    if of_kv is not None:
+        raise ValueError(f"{function}: cu_seqlens: for kv: given beside a block_table; expected (cu_seqlens of q, None), and seqlens_kv")
+    return of_q, Paged(block_table, seqlens_kv)
+
+
+def length_slots(of_q: Any, of_kv: Any) -> tuple[Any, ...]:
+    """cu_seqlens of q and of kv, block_table and seqlens_kv."""
+    return (of_q, None, *of_kv) if isinstance(of_kv, Paged) else (of_q, of_kv, None, None)
 
 
 def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:

@@ -47,6 +47,15 @@ std::vector<bool> flags(nb::handle sequence) {
   return values;
 }
 
+/// How the tokens of q and of k and v lie, by slots: cu_q; cu_kv, or for keys in pages the pair of block_table and seqlens_kv.
+void append_lengths(std::vector<nb::handle>& arrays, nb::handle cu_q, nb::handle kv) {
+  const nb::handle none = Py_None;
+  if (PyTuple_Check(kv.ptr()) && PyTuple_Size(kv.ptr()) == 2)
+    arrays.insert(arrays.end(), {cu_q, none, PyTuple_GetItem(kv.ptr(), 0), PyTuple_GetItem(kv.ptr(), 1)});
+  else
+    arrays.insert(arrays.end(), {cu_q, kv, none, none});
+}
+
 /// state: None, or an array of the bits of seed and offset that counts instead of these.
 DropoutRng rng_of(std::uint64_t seed, std::uint64_t offset, nb::handle state) {
   return {.seed = seed, .offset = offset, .state = state.is_none() ? TensorView{} : view_of(state, "rng_state")};
@@ -56,7 +65,7 @@ void run_call(const Call& call, const nb::list& arrays, nb::handle workspace, st
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) {
     const std::size_t slot = tensors.size();
-    const char* name = slot < slot_count(call.pass()) ? slot_names[slot] : "params";
+    const char* name = slot < params_slot(call.pass()) ? slot_name(call.pass(), slot) : "params";
     tensors.push_back(array.is_none() ? TensorView{} : view_of(array, name));
   }
   void* const scratch = workspace.is_none() ? nullptr : view_of(workspace, "workspace").data;
@@ -167,8 +176,10 @@ void bind_attention(nb::module_& m) {
              nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state,
              bool trains) {
             const nb::handle none = Py_None;
+            std::vector<nb::handle> arrays{q, k, v, none, none};
+            append_lengths(arrays, cu_q, cu_kv);
             return program.run({.pass = Pass::forward,
-                                .arrays = {q, k, v, none, none, cu_q, cu_kv},
+                                .arrays = std::move(arrays),
                                 .params = params,
                                 .wanted = {want_lse},
                                 .max_seqlen_q = max_q,
@@ -188,8 +199,10 @@ void bind_attention(nb::module_& m) {
              nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv,
              std::uint64_t seed, std::uint64_t offset, nb::handle rng_state, bool rounded) {
             const nb::handle none = Py_None;
+            std::vector<nb::handle> arrays{q, k, v, out, lse, dout, dlse, none, none, none};
+            append_lengths(arrays, cu_q, cu_kv);
             return program.run({.pass = Pass::backward,
-                                .arrays = {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_kv},
+                                .arrays = std::move(arrays),
                                 .params = params,
                                 .wanted = flags(wanted),
                                 .max_seqlen_q = max_q,
@@ -216,10 +229,20 @@ void bind_attention(nb::module_& m) {
                                  .max_seqlen_kv = max_kv});
           },
           nb::arg("pass_"), nb::arg("arrays"), nb::arg("params"), nb::arg("wanted"), nb::arg("max_q") = 0, nb::arg("max_kv") = 0,
-          "The call for these arrays by slot (q, k, v, out, lse, then dout, dlse, dq, dk, dv in a backward pass; then both cu_seqlens); "
+          "The call for these arrays by slot (q, k, v, out, lse, then dout, dlse, dq, dk, dv in a backward pass; then the lengths: see "
+          "roles()); "
           "None for\n"
           "absent ones, contiguous ones are planned for then.");
 
+  m.def(
+      "roles",
+      [](Pass pass) {
+        nb::list tensors, lengths;
+        for (std::size_t slot = 0; slot < params_slot(pass); ++slot)
+          (slot < slot_count(pass) ? tensors : lengths).append(slot_name(pass, slot));
+        return nb::make_tuple(nb::tuple(tensors), nb::tuple(lengths));
+      },
+      nb::arg("pass_"), "Names of the tensors of a pass, and of the lengths that follow them, by slot.");
   m.def("finish_ahead", &finish_ahead, nb::call_guard<nb::gil_scoped_release>(),
         "Waits until no kernels are compiled ahead of their call.");
   m.def("set_num_threads", &set_num_threads, nb::arg("threads"), "Threads of the CPU backend; 0 = all that the process may use.");

@@ -32,16 +32,23 @@ void* cpu_workspace(std::size_t bytes) {
 /// use(inputs, outputs) of the pass.
 template <class Do>
 void Call::with_arguments(const std::vector<TensorView>& t, const DropoutRng& rng, Do&& use) const {
-  const std::size_t lengths = slot_count(pass_), params = lengths + 2, dparams = params + params_.size();
+  const std::size_t lengths = slot_count(pass_), params = params_slot(pass_), dparams = params + params_.size();
   if (t.size() != (pass_ == Pass::forward ? dparams : dparams + params_.size()))
     throw Error(ErrorCode::invalid_argument, "tensors: found " + std::to_string(t.size()) + " of them; expected one for each slot");
   std::optional<Varlen> varlen;
-  if (t[lengths].present()) varlen = Varlen{t[lengths], t[lengths + 1], max_seqlen_q_, max_seqlen_kv_};
+  const auto length = [&](slots::lengths::Length which) -> const TensorView& { return t[lengths + which]; };
+  if (length(slots::lengths::cu_seqlens_q).present())
+    varlen = Varlen{length(slots::lengths::cu_seqlens_q), length(slots::lengths::cu_seqlens_kv), max_seqlen_q_, max_seqlen_kv_};
+  std::optional<Paged> paged;
+  if (length(slots::lengths::block_table).present() || length(slots::lengths::seqlens_kv).present())
+    paged = Paged{length(slots::lengths::block_table), length(slots::lengths::seqlens_kv)};
   std::vector<ParamBinding> bound;
   bound.reserve(params_.size());
   for (std::size_t i = 0; i < params_.size(); ++i) bound.push_back({params_[i], t[params + i]});
   if (pass_ == Pass::forward) {
-    use(ForwardInputs{.q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen, .rng = rng},
+    use(
+        ForwardInputs{
+            .q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen, .paged = paged, .rng = rng},
         ForwardOutputs{.out = t[slots::out], .lse = t[slots::lse]});
     return;
   }
@@ -57,6 +64,7 @@ void Call::with_arguments(const std::vector<TensorView>& t, const DropoutRng& rn
                      .dlse = t[slots::dlse],
                      .params = std::move(bound),
                      .varlen = varlen,
+                     .paged = paged,
                      .rng = rng},
       outputs);
 }

@@ -5,16 +5,38 @@
 #include <vector>
 
 #include "foveal/attention.h"
+#include "problem/roles.h"
 
 namespace foveal::python {
 
-/// After the slots of a pass come cu_seqlens of q and of kv, then the parameters, then, in a backward pass, their gradients.
+/// The tensors of a pass in the order of the table of roles, then the lengths, then the parameters, then, in a backward pass, their
+/// gradients.
 namespace slots {
-enum Slot : std::size_t { q, k, v, out, lse, forward_count, dout = forward_count, dlse, dq, dk, dv, backward_count };
-}
-constexpr std::array<const char*, slots::backward_count> slot_names{"q", "k", "v", "out", "lse", "dout", "dlse", "dq", "dk", "dv"};
+enum Slot : std::size_t {
+#define FOVEAL_SLOT(name, ...) name,
+  FOVEAL_TENSOR_ROLES(FOVEAL_SLOT)
+#undef FOVEAL_SLOT
+      backward_count,
+  forward_count = dout,
+};
+/// Behind those of a pass.
+namespace lengths {
+enum Length : std::size_t {
+#define FOVEAL_SLOT(name, ...) name,
+  FOVEAL_LENGTH_ROLES(FOVEAL_SLOT)
+#undef FOVEAL_SLOT
+      count,
+};
+}  // namespace lengths
+}  // namespace slots
 
 constexpr std::size_t slot_count(Pass pass) { return pass == Pass::forward ? slots::forward_count : slots::backward_count; }
+/// Of the first parameter.
+constexpr std::size_t params_slot(Pass pass) { return slot_count(pass) + slots::lengths::count; }
+constexpr const char* slot_name(Pass pass, std::size_t slot) {
+  const std::size_t tensors = slot_count(pass);
+  return slot < tensors ? problem::role_table::tensors[slot].name : problem::role_table::lengths[slot - tensors].name;
+}
 
 /// Bytes; a plan for GPU tensors at multiples of it may use kernels that others cannot.
 constexpr std::uintptr_t alignment = 16;

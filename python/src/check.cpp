@@ -38,11 +38,15 @@ nb::dict to_dict(const check::Report& report) {
   return d;
 }
 
-/// Lengths of the sequences of a packed batch.
-std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const TensorView& cu_q, const TensorView& cu_kv) {
+/// Lengths of the sequences of a packed or paged batch; none where all are alike.
+std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const problem::Line& line, const TensorView* of_call) {
+  const auto at = [](const TensorView& view, std::int64_t i) { return base::load_integer(view.data, view.dtype, i * view.strides[0]); };
+  const auto between = [&](const TensorView& cu, std::int64_t i) { return at(cu, i + 1) - at(cu, i); };
+  using namespace slots::lengths;
   std::vector<std::pair<std::int64_t, std::int64_t>> lengths;
-  const auto at = [](const TensorView& cu, std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i * cu.strides[0]); };
-  for (std::int64_t i = 0; i + 1 < cu_q.sizes[0]; ++i) lengths.emplace_back(at(cu_q, i + 1) - at(cu_q, i), at(cu_kv, i + 1) - at(cu_kv, i));
+  for (std::int64_t i = 0; line.ragged() && i < line.batch; ++i)
+    lengths.emplace_back(line.varlen ? between(of_call[cu_seqlens_q], i) : line.seqlen_q,
+                         line.paged() ? at(of_call[seqlens_kv], i) : between(of_call[cu_seqlens_kv], i));
   return lengths;
 }
 
@@ -55,15 +59,18 @@ check::Report check_call(const Call& call, const nb::list& arrays, const Dropout
   line.device = call.tensors()[slots::q].device;
   line.options = options;
   line.rng = rng;
-  if (tensors[roles].present()) line.lengths = lengths_of(tensors[roles], tensors[roles + 1]);
+  line.lengths = lengths_of(line, tensors.data() + roles);
 
   problem::CaseData data(line);
   for (std::size_t slot = 0; slot < roles; ++slot)
-    if (tensors[slot].present()) problem::set_values(data.view(slot_names[slot]), problem::values_of(tensors[slot]));
+    if (tensors[slot].present()) problem::set_values(data.view(slot_name(call.pass(), slot)), problem::values_of(tensors[slot]));
+  if (line.paged())
+    data.set_pages(problem::values_of(tensors[roles + slots::lengths::block_table]),
+                   problem::values_of(tensors[roles + slots::lengths::seqlens_kv]));
   for (std::size_t i = 0; i < call.params().size(); ++i)
     for (std::size_t j = 0; j < line.params.size(); ++j)
       if (line.params[j].param.name() == call.params()[i].name())
-        problem::set_values(data.param(j), problem::values_of(tensors[roles + 2 + i]));
+        problem::set_values(data.param(j), problem::values_of(tensors[params_slot(call.pass()) + i]));
   return check::Checker(std::move(data))(options);
 }
 

@@ -55,13 +55,14 @@ TensorView contiguous_like(const TensorView& tensor, DType dtype) {
   return contiguous_view(dtype, tensor.device, tensor.sizes.data(), tensor.rank);
 }
 
-TensorView out_of(const TensorView& q, const TensorView& v) {
-  if ((q.rank != 3 && q.rank != 4) || v.rank != q.rank)
-    throw Error(ErrorCode::invalid_argument, "q: rank " + std::to_string(q.rank) + ", v: rank " + std::to_string(v.rank) +
-                                                 "; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]");
-  const auto last = static_cast<std::size_t>(q.rank - 1);
+TensorView out_of(const TensorView& q, const TensorView& v, bool paged) {
+  if ((q.rank != 3 && q.rank != 4) || v.rank != (paged ? 4 : q.rank))
+    throw Error(ErrorCode::invalid_argument,
+                "q: rank " + std::to_string(q.rank) + ", v: rank " + std::to_string(v.rank) +
+                    (paged ? "; expected q [batch, seqlen, heads, dim] or packed [total, heads, dim], and v [pages, page_size, heads, dim]"
+                           : "; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"));
   TensorView out = q;
-  out.sizes[last] = v.sizes[last];
+  out.sizes[static_cast<std::size_t>(q.rank - 1)] = v.sizes[static_cast<std::size_t>(v.rank - 1)];
   return contiguous_like(out, q.dtype);
 }
 
@@ -119,21 +120,22 @@ TensorView Program::view(nb::handle array, const char* name, std::size_t slot) c
 }
 
 std::vector<TensorView> Program::read(const Arguments& arguments) const {
-  static constexpr std::array<const char*, 2> lengths{"cu_seqlens_q", "cu_seqlens_kv"};
-  const std::size_t roles = slot_count(arguments.pass);
+  const std::size_t roles = slot_count(arguments.pass), params = params_slot(arguments.pass);
   const std::size_t gradients = arguments.pass == Pass::backward ? params_.size() : 0;
   if (nb::len(arguments.params) != params_.size())
     throw Error(ErrorCode::invalid_argument,
                 "params: found " + std::to_string(nb::len(arguments.params)) + "; expected " + std::to_string(params_.size()));
-  std::vector<TensorView> tensors(roles + 2 + params_.size() + gradients);
-  for (std::size_t slot = 0; slot < roles + 2; ++slot)
-    if (!arguments.arrays[slot].is_none())
-      tensors[slot] =
-          slot < roles ? view(arguments.arrays[slot], slot_names[slot], slot) : view_of(arguments.arrays[slot], lengths[slot - roles]);
+  std::vector<TensorView> tensors(params + params_.size() + gradients);
+  for (std::size_t slot = 0; slot < params; ++slot) {
+    const nb::handle array = arguments.arrays[slot];
+    if (array.is_none()) continue;
+    const char* name = slot_name(arguments.pass, slot);
+    tensors[slot] = slot < roles ? view(array, name, slot) : view_of(array, name);
+  }
   for (std::size_t i = 0; i < params_.size(); ++i) {
     const nb::object array = nb::steal(PySequence_GetItem(arguments.params.ptr(), static_cast<Py_ssize_t>(i)));
     if (!array.is_valid()) throw nb::python_error();
-    tensors[roles + 2 + i] = view_of(array, params_[i].name().c_str());
+    tensors[params + i] = view_of(array, params_[i].name().c_str());
   }
   return tensors;
 }
@@ -144,16 +146,17 @@ void Program::add_results(const Arguments& arguments, std::vector<TensorView>& t
     if (!tensors[slot].present()) tensors[slot] = view;
   };
   const TensorView &q = tensors[slots::q], &v = tensors[slots::v];
-  fill(slots::out, out_of(q, v));
+  const bool paged = tensors[slot_count(arguments.pass) + slots::lengths::block_table].present();
+  fill(slots::out, out_of(q, v, paged));
   if (arguments.pass == Pass::forward) {
     if (arguments.wanted[0]) fill(slots::lse, lse_of(q));
     return;
   }
   fill(slots::lse, lse_of(q));
-  fill(slots::dout, out_of(q, v));
+  fill(slots::dout, out_of(q, v, paged));
   for (std::size_t i = 0; i < first_gradient; ++i)
     if (arguments.wanted[i]) fill(slots::dq + i, contiguous_like(tensors[slots::q + i], tensors[slots::q + i].dtype));
-  const std::size_t params = slots::backward_count + 2, dparams = params + params_.size();
+  const std::size_t params = params_slot(Pass::backward), dparams = params + params_.size();
   for (std::size_t i = 0; i < params_.size(); ++i)
     if (const DType own = tensors[params + i].dtype; arguments.wanted[first_gradient + i])
       fill(dparams + i, contiguous_like(tensors[params + i], arguments.rounded ? own : accumulated(own)));
@@ -178,9 +181,9 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
 void Program::plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const {
   const std::size_t given = params_.size();
   Arguments backward{.pass = Pass::backward, .arrays = {}, .params = forward.params, .wanted = {}, .rounded = true};
-  std::vector<TensorView> planned(slots::backward_count + 2 + 2 * given);
+  std::vector<TensorView> planned(params_slot(Pass::backward) + 2 * given);
   std::copy_n(tensors.begin(), slots::out, planned.begin());
-  std::copy_n(tensors.begin() + slots::forward_count, 2 + given, planned.begin() + slots::backward_count);
+  std::copy_n(tensors.begin() + slots::forward_count, slots::lengths::count + given, planned.begin() + slots::backward_count);
   const auto requires_gradient = [](nb::handle array) { return nb::cast<bool>(nb::getattr(array, "requires_grad", nb::bool_(false))); };
   for (std::size_t slot = slots::q; slot < first_gradient; ++slot) backward.wanted.push_back(requires_gradient(forward.arrays[slot]));
   for (std::size_t i = 0; i < given; ++i) backward.wanted.push_back(requires_gradient(forward.params[i]));
@@ -206,7 +209,7 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
   site->call = plan(arguments, tensors);
   const nb::handle like = arguments.arrays[slots::q];
   const std::vector<TensorView>& planned = site->call->tensors();
-  const std::size_t roles = slot_count(arguments.pass), dparams = roles + 2 + params_.size();
+  const std::size_t roles = slot_count(arguments.pass), dparams = params_slot(arguments.pass) + params_.size();
   for (std::size_t slot = 0; slot < planned.size(); ++slot) {
     const bool result =
         slot < roles ? planned[slot].present() && !tensors[slot].present() : slot >= dparams && site->call->trained(slot - dparams);
@@ -228,14 +231,14 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
 nb::tuple Program::run(const Arguments& arguments) {
   std::vector<TensorView> tensors = read(arguments);
   const std::shared_ptr<const Site> site = find(arguments, tensors);
-  const std::size_t roles = slot_count(arguments.pass), dparams = roles + 2 + params_.size();
+  const std::size_t roles = slot_count(arguments.pass), dparams = params_slot(arguments.pass) + params_.size();
   const std::size_t first = arguments.pass == Pass::forward ? slots::out : slots::dq;
   const std::size_t count = arguments.pass == Pass::forward ? 2 : first_gradient + params_.size();
   std::vector<nb::object> results(count, nb::none());
   for (const auto& [slot, make] : site->makers) {
     nb::object& result = results[slot < roles ? slot - first : first_gradient + slot - dparams];
     result = make();
-    tensors[slot] = slot < roles ? view(result, slot_names[slot], slot) : view_of(result, "gradient");
+    tensors[slot] = slot < roles ? view(result, slot_name(arguments.pass, slot), slot) : view_of(result, "gradient");
   }
   nb::object scratch;  // returned to its framework when the call is enqueued: later work on the stream may have it
   void* workspace = nullptr;

@@ -1,6 +1,7 @@
 #include "api/c_values.h"
 
 #include "cuda/jit/driver.h"
+#include "problem/roles.h"
 
 namespace foveal::c {
 
@@ -11,6 +12,11 @@ static_assert(FOVEAL_REPRODUCIBLE == static_cast<int>(Determinism::reproducible)
 static_assert(FOVEAL_TWO_SCAN == static_cast<int>(BackwardStrategy::two_scan));
 static_assert(FOVEAL_COMMUNICATION == static_cast<int>(ErrorCode::communication));
 static_assert(FOVEAL_MAX_RANK == TensorView::max_rank);
+
+// A call has a tensor for each row of the table of roles.
+#define FOVEAL_HAS(name, ...) static_assert(std::is_same_v<decltype(foveal_call::name), const foveal_tensor*>);
+FOVEAL_ROLES(FOVEAL_HAS)
+#undef FOVEAL_HAS
 
 thread_local LastError last_error;
 
@@ -98,6 +104,11 @@ std::optional<Varlen> varlen_of(const foveal_call& call) {
                 .cu_seqlens_kv = view_of(call.cu_seqlens_kv),
                 .max_seqlen_q = call.max_seqlen_q,
                 .max_seqlen_kv = call.max_seqlen_kv};
+}
+
+std::optional<Paged> paged_of(const foveal_call& call) {
+  if (call.block_table == nullptr && call.seqlens_kv == nullptr) return std::nullopt;
+  return Paged{.block_table = view_of(call.block_table), .seqlens_kv = view_of(call.seqlens_kv)};
 }
 
 bool accumulates(const foveal_attention* given) {

@@ -53,7 +53,7 @@ int guarded(Fn&& fn) noexcept {
 template <class Struct>
 constexpr std::array<size_t, 0> earlier_sizes{};
 template <>
-constexpr std::array<size_t, 1> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed)};
+constexpr std::array<size_t, 2> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed), offsetof(foveal_call, block_table)};
 
 template <>
 constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
@@ -87,6 +87,7 @@ bool is_first_version(const foveal_call& call);
 DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call);
 PlanOptions options_of(const foveal_options* given);
 std::optional<Varlen> varlen_of(const foveal_call& call);
+std::optional<Paged> paged_of(const foveal_call& call);
 bool accumulates(const foveal_attention* given);
 /// The text, cut where there is no more room; returns the length of the whole.
 size_t write_text(const std::string& whole, char* text, size_t size);
@@ -112,6 +113,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
                       .v = view_of(call.v),
                       .params = std::move(tensors),
                       .varlen = varlen_of(call),
+                      .paged = paged_of(call),
                       .rng = rng},
         ForwardOutputs{.out = view_of(call.out), .lse = view_of(call.lse)});
   } else {
@@ -124,6 +126,7 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
                        .dlse = view_of(call.dlse),
                        .params = std::move(tensors),
                        .varlen = varlen_of(call),
+                       .paged = paged_of(call),
                        .rng = rng},
         BackwardOutputs{.dq = view_of(call.dq), .dk = view_of(call.dk), .dv = view_of(call.dv), .dparams = std::move(gradients)});
   }

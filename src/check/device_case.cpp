@@ -61,6 +61,10 @@ ForwardInputs DeviceCase::forward_inputs() const {
     inputs.varlen->cu_seqlens_q = moved(inputs.varlen->cu_seqlens_q);
     inputs.varlen->cu_seqlens_kv = moved(inputs.varlen->cu_seqlens_kv);
   }
+  if (inputs.paged) {
+    inputs.paged->block_table = moved(inputs.paged->block_table);
+    inputs.paged->seqlens_kv = moved(inputs.paged->seqlens_kv);
+  }
   inputs.rng.state = moved(inputs.rng.state);
   return inputs;
 }
@@ -82,6 +86,7 @@ BackwardInputs DeviceCase::backward_inputs() const {
           .dlse = moved(inputs.dlse),
           .params = std::move(forward.params),
           .varlen = forward.varlen,
+          .paged = forward.paged,
           .rng = forward.rng};
 }
 

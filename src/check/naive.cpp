@@ -138,7 +138,7 @@ class Naive {
     std::int64_t first_q = 0, first_kv = 0;
     for (std::int64_t b = 0; b < p_.batch; ++b) {
       const bool packed = l_.varlen;
-      const auto [len_q, len_kv] = packed ? l_.lengths[static_cast<std::size_t>(b)] : std::pair{l_.seqlen_q, l_.seqlen_kv};
+      const auto [len_q, len_kv] = l_.ragged() ? l_.lengths[static_cast<std::size_t>(b)] : std::pair{l_.seqlen_q, l_.seqlen_kv};
       for (std::int64_t head = 0; head < p_.heads_q; ++head)
         sequence(
             {.batch = b, .head = head, .row = packed ? 0 : b, .first_q = first_q, .first_kv = first_kv, .len_q = len_q, .len_kv = len_kv});
@@ -190,11 +190,17 @@ class Naive {
     return static_cast<std::size_t>(((row * tokens + token) * heads + head) * dim);
   }
 
+  std::size_t key_offset(const Sequence& s, std::int64_t kv, std::int64_t dim) const {
+    const std::int64_t head = s.head / p_.group_size;
+    if (l_.paged()) return offset(0, data_.pool_row(s.batch, kv), 0, head, p_.heads_kv, dim);
+    return offset(s.row, s.first_kv + kv, tokens_kv(), head, p_.heads_kv, dim);
+  }
+
   /// [kv, dim] of one head, transposed to [dim, kv].
   std::vector<Real> transposed(const std::vector<Real>& values, const Sequence& s, std::int64_t dim) const {
     std::vector<Real> matrix(static_cast<std::size_t>(dim * s.len_kv));
     for (std::int64_t kv = 0; kv < s.len_kv; ++kv) {
-      const Real* from = values.data() + offset(s.row, s.first_kv + kv, tokens_kv(), s.head / p_.group_size, p_.heads_kv, dim);
+      const Real* from = values.data() + key_offset(s, kv, dim);
       for (std::int64_t d = 0; d < dim; ++d) matrix[static_cast<std::size_t>(d * s.len_kv + kv)] = from[d];
     }
     return matrix;
@@ -203,9 +209,7 @@ class Naive {
   /// Of each key of one head.
   std::vector<Real> norms(const std::vector<Real>& values, const Sequence& s, std::int64_t dim) const {
     std::vector<Real> found(static_cast<std::size_t>(s.len_kv));
-    for (std::int64_t kv = 0; kv < s.len_kv; ++kv)
-      found[static_cast<std::size_t>(kv)] =
-          norm(values.data() + offset(s.row, s.first_kv + kv, tokens_kv(), s.head / p_.group_size, p_.heads_kv, dim), dim);
+    for (std::int64_t kv = 0; kv < s.len_kv; ++kv) found[static_cast<std::size_t>(kv)] = norm(values.data() + key_offset(s, kv, dim), dim);
     return found;
   }
   static Real norm(const Real* from, std::int64_t size) {
@@ -220,7 +224,6 @@ class Naive {
   /// All that one (batch, head) needs more than once; per-key arrays are as long as the sequence.
   struct Head {
     Sequence s;
-    std::int64_t head_kv;
     std::vector<Real> k_columns, v_columns;
     Real sink, sink_weight;
     std::vector<Real> raw, modified, weight, dropped, dweight;
@@ -232,7 +235,6 @@ class Naive {
     const auto count = static_cast<std::size_t>(s.len_kv);
     const std::vector<Real> zeros(count);
     Head head{.s = s,
-              .head_kv = s.head / p_.group_size,
               .k_columns = transposed(k_, s, p_.head_dim),
               .v_columns = transposed(v_, s, p_.head_dim_v),
               .sink = p_.sink < 0 ? minus_infinity : static_cast<Real>(reader_.read(p_.sink, &s.head)),
@@ -274,7 +276,7 @@ class Naive {
     return offset(head.s.row, head.s.first_q + q, tokens_q(), head.s.head, p_.heads_q, dim);
   }
   std::size_t at_kv(const Head& head, std::size_t kv, std::int64_t dim) const {
-    return offset(head.s.row, head.s.first_kv + static_cast<std::int64_t>(kv), tokens_kv(), head.head_kv, p_.heads_kv, dim);
+    return key_offset(head.s, static_cast<std::int64_t>(kv), dim);
   }
   std::size_t statistic(const Head& head, std::int64_t q) const {
     return static_cast<std::size_t>((head.s.row * p_.heads_q + head.s.head) * tokens_q() + head.s.first_q + q);

@@ -352,7 +352,7 @@ class Backward final : public planning::Executable {
   /// Accumulator rows of all heads of one share; each sequence has a block to spare, because ranges are rounded up.
   std::int64_t acc_rows_of_all() const { return s_.problem.heads_kv * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv); }
   std::int64_t acc_row(const Sequence& sequence, std::int32_t kv_head) const {
-    const std::int64_t token = s_.problem.varlen ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
+    const std::int64_t token = s_.problem.ragged_kv() ? sequence.kv_begin : sequence.index * s_.problem.seqlen_kv;
     return kv_head * (s_.problem.total_kv + s_.problem.batch * s_.ops.block_kv) + token + std::int64_t{sequence.index} * s_.ops.block_kv;
   }
   /// Of work and lists that are made in each run.

@@ -6,6 +6,7 @@
 #include "cpu/backward.h"
 #include "cpu/dispatch.h"
 #include "cpu/forward.h"
+#include "plan/gather_pages.h"
 
 namespace foveal::cpu {
 namespace {
@@ -57,6 +58,16 @@ class CpuBackend final : public planning::Backend {
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
     std::string reason;
     const Target& target = *choose_target(problem, options, reason);
+    if (problem.pass == Pass::backward && problem.paged) {  // many products for each key: what gathering costs does not show
+      const DType gradients = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
+      return planning::make_gather_pages(problem, gradients, options,
+                                         prepare_on(target, planning::with_gathered_keys(problem, gradients), options));
+    }
+    return prepare_on(target, problem, options);
+  }
+
+ private:
+  static std::unique_ptr<planning::Executable> prepare_on(const Target& target, const Problem& problem, const PlanOptions& options) {
     const bool forward = problem.pass == Pass::forward;
     if (problem.dtype == DType::f64)
       return forward ? make_forward(problem, target, *target.f64, options) : make_backward(problem, target, *target.f64, options);

@@ -28,6 +28,10 @@ void describe_work(const Setup<Real>& setup, Explanation& explanation, double pr
   detail("arithmetic", std::string(setup.ops.name));
   detail("tile", std::to_string(geometry.lanes) + " lanes (head, query) x " + std::to_string(geometry.block_kv) + " keys");
   detail("threads", std::to_string(setup.slots()));
+  if (p.paged)
+    detail("pages", geometry.block_kv <= p.page_size() && p.page_size() % geometry.block_kv == 0
+                        ? "blocks of keys are read where they lie"
+                        : "blocks of keys on several pages are put together");
   detail("block mask", setup.work ? "at planning" : "at run: it depends on the data");
 }
 

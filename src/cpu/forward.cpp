@@ -51,10 +51,12 @@ class Forward final : public planning::Executable {
 
  private:
   struct Call {
-    Call(const problem::Buffers& b, const Setup<Real>& s) : q(b.q), k(b.k), v(b.v), out(b.out), lse(b.lse), dropout(s.dropout(b.rng)) {
+    Call(const problem::Buffers& b, const Setup<Real>& s)
+        : q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse), dropout(s.dropout(b.rng)) {
       if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
     }
-    HeadRows q, k, v, out;
+    HeadRows q, out;
+    KeyBlocks k, v;
     LaneScalars<Real> lse;
     TileDropout dropout;
     const TensorView* sink = nullptr;
@@ -87,6 +89,7 @@ class Forward final : public planning::Executable {
     TileState* states;
     Real *tile, *lane_max, *factor;
     void *weights, *k_scratch, *v_scratch, *v_copy, *tape_scratch;
+    void *k_block, *v_block;     ///< of keys in pages, together
     NonfiniteRows* nonfinite_v;  ///< of this block
     KeptPairs* kept;
     std::int32_t *first, *last;
@@ -101,12 +104,14 @@ class Forward final : public planning::Executable {
 
   int choose_pieces() const {
     constexpr std::int64_t wanted_tasks = 32, blocks_worth_a_task = 8;
-    if (!s_.work) return 1;
+    if (!s_.work && !s_.problem.paged) return 1;
     const std::int64_t blocks = s_.problem.seqlen_kv / s_.ops.block_kv;
-    const auto tiles = static_cast<std::int64_t>(s_.work->tiles.size());
+    const std::int64_t tiles = s_.work ? tile_places() : s_.planner.likely_tiles();
     return static_cast<int>(
         std::clamp<std::int64_t>(std::min(wanted_tasks / std::max<std::int64_t>(tiles, 1), blocks / blocks_worth_a_task), 1, 32));
   }
+  /// Of tiles that are cut into pieces.
+  std::int64_t tile_places() const { return s_.work ? static_cast<std::int64_t>(s_.work->tiles.size()) : s_.planner.max_tiles(); }
   int choose_tiles_per_task() const {
     if (pieces_ > 1) return 1;
     // Several tiles share the conversion of a kv block and its way through the caches; their panels and accumulators should stay in L2.
@@ -135,7 +140,7 @@ class Forward final : public planning::Executable {
     void* list_memory = carver.bytes(list_bytes());
     if (call) call->param_memory = param_memory, call->list_memory = list_memory;
     if (pieces_ > 1) {
-      Real* pieces = carver.take<Real>(s_.work->tiles.size() * static_cast<std::size_t>(pieces_) * piece_count());
+      Real* pieces = carver.take<Real>(static_cast<std::size_t>(tile_places()) * static_cast<std::size_t>(pieces_) * piece_count());
       if (call) call->pieces = pieces;
     }
     Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
@@ -160,6 +165,8 @@ class Forward final : public planning::Executable {
       slot.k_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim));
       slot.v_scratch = carver.bytes(s_.ops.operand_bytes(s_.dim_v));
       slot.v_copy = carver.bytes(s_.copy_bytes(s_.ops.block_kv, s_.dim_v));
+      slot.k_block = carver.bytes(KeyBlocks::copy_bytes(s_.problem, s_.ops.block_kv, s_.dim));
+      slot.v_block = carver.bytes(KeyBlocks::copy_bytes(s_.problem, s_.ops.block_kv, s_.dim_v));
       slot.nonfinite_v = carver.take<NonfiniteRows>(1);
       slot.kept = carver.take<KeptPairs>(1);
       slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(s_.ops.block_kv, s_.ops.tile_lanes));
@@ -197,16 +204,17 @@ class Forward final : public planning::Executable {
       bool drops = s_.drops_anywhere();
       for (int t = 0; t < count; ++t) drops |= slot.states[t].block == block && !slot.states[t].cursor.full();
       const int keys = s_.block_keys(sequence, block);
-      const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
-      const Operand k = s_.ops.prepare(call.k.keys(sequence.batch, token, group.kv_head), keys, s_.dim, true, false, slot.k_scratch);
-      KeyRows v_rows = call.v.keys(sequence.batch, token, group.kv_head);
+      const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
+      const KeyRows k_rows = call.k.block(sequence, key, keys, group.kv_head, slot.k_block);
+      const Operand k = s_.ops.prepare(k_rows, keys, s_.dim, true, false, slot.k_scratch);
+      KeyRows v_rows = call.v.block(sequence, key, keys, group.kv_head, slot.v_block);
       slot.nonfinite_v->clear();
       if (drops) slot.nonfinite_v->take(s_.ops, keys, s_.dim_v, slot.v_copy, v_rows);
       const Operand v = s_.ops.prepare(v_rows, keys, s_.dim_v, false, true, slot.v_scratch);
       from = block + 1;
       const int next_keys = std::max(0, s_.block_keys(sequence, from));
-      const NextRows next_k(call.k.keys(sequence.batch, token + s_.ops.block_kv, group.kv_head), next_keys, s_.dim);
-      const NextRows next_v(call.v.keys(sequence.batch, token + s_.ops.block_kv, group.kv_head), next_keys, s_.dim_v);
+      const NextRows next_k = call.k.next(sequence, key + s_.ops.block_kv, next_keys, group.kv_head, s_.dim);
+      const NextRows next_v = call.v.next(sequence, key + s_.ops.block_kv, next_keys, group.kv_head, s_.dim_v);
       for (int t = 0; t < count; ++t) {
         next_k.fetch(t, count);
         next_v.fetch(t, count);

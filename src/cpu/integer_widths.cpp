@@ -76,7 +76,7 @@ std::optional<Extremes> extremes_of(const problem::TensorSpec& spec, const void*
 
 scoring::Box box_of(const problem::Problem& p) {
   const auto range = [](std::int64_t low, std::int64_t high) { return Interval{static_cast<double>(low), static_cast<double>(high)}; };
-  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
+  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = p.longest_kv();
   scoring::Box box{range(0, std::max<std::int64_t>(p.batch, 1) - 1), range(0, p.heads_q - 1), {}, {}, range(0, last_q), range(0, last_kv)};
   box.q_idx = range(p.attention.q_offset, p.attention.q_offset + std::max<std::int64_t>(last_q, 1) - 1);
   box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + std::max<std::int64_t>(last_kv, 1) - 1);

@@ -56,11 +56,13 @@ class RowPass final : public planning::Executable {
 
  private:
   struct Call {
-    Call(const problem::Buffers& b, const Setup<float>& s) : buffers(b), q(b.q), k(b.k), v(b.v), out(b.out), lse(b.lse) {
+    Call(const problem::Buffers& b, const Setup<float>& s)
+        : buffers(b), q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse) {
       if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
     }
     const problem::Buffers& buffers;
-    HeadRows q, k, v, out;
+    HeadRows q, out;
+    KeyBlocks k, v;
     LaneScalars<float> lse;
     const TensorView* sink = nullptr;
     void *param_memory = nullptr, *list_memory = nullptr;
@@ -84,6 +86,7 @@ class RowPass final : public planning::Executable {
     KeySpan* spans;
     std::int32_t* ranges;  ///< first and last of all lanes, max_ranges times
     void *scratch, *tape_scratch;
+    void* key_block;  ///< of keys in pages, together
   };
 
   int choose_tiles_per_task() const {
@@ -130,6 +133,7 @@ class RowPass final : public planning::Executable {
       slot.ranges = carver.take<std::int32_t>(2 * max_lanes * max_ranges);
       slot.scratch = carver.bytes(ops_.scratch_bytes(block_));
       slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(block_, ops_.rows));
+      slot.key_block = carver.bytes(KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)));
       if (call) slots[i] = slot;
     }
     return slots;
@@ -146,8 +150,8 @@ class RowPass final : public planning::Executable {
     constexpr std::int64_t keys_worth_a_task = 1024;
     const std::int64_t parts = std::max<std::int64_t>(1, longest * block_ / keys_worth_a_task);
     std::atomic<bool> finite = true;
-    base::parallel_for(s_.executor, static_cast<std::int64_t>(work.groups.size()) * parts, [&](std::int64_t i, int) {
-      if (!pack(call, work, static_cast<std::size_t>(i / parts), i % parts, parts)) finite = false;
+    base::parallel_for(s_.executor, static_cast<std::int64_t>(work.groups.size()) * parts, [&](std::int64_t i, int slot) {
+      if (!pack(call, work, static_cast<std::size_t>(i / parts), i % parts, parts, slots[slot])) finite = false;
     });
     if (!finite && s_.tape.has_mask()) return false;
     if (s_.work) call.data = s_.tape.bind(call.buffers.params, call.param_memory);
@@ -166,19 +170,19 @@ class RowPass final : public planning::Executable {
   char* packed_v(const Call& call, std::int64_t block) const { return call.packed_v + static_cast<std::size_t>(block) * v_block_bytes(); }
 
   /// A part of a group's blocks; whether all of v is finite.
-  bool pack(const Call& call, const Work& work, std::size_t g, std::int64_t part, std::int64_t parts) const {
+  bool pack(const Call& call, const Work& work, std::size_t g, std::int64_t part, std::int64_t parts, const Slot& slot) const {
     const TileGroup& group = work.groups[g];
     const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
     const std::int64_t blocks = blocks_of(work, group);
     bool finite = true;
     for (std::int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
-      const auto k = [&](std::int64_t block) { return call.k.keys(sequence.batch, sequence.kv_begin + block * block_, group.kv_head); };
-      const auto v = [&](std::int64_t block) { return call.v.keys(sequence.batch, sequence.kv_begin + block * block_, group.kv_head); };
-      const auto keys = [&](std::int64_t block) { return std::max(0, s_.block_keys(sequence, static_cast<std::int32_t>(block))); };
-      NextRows(k(b + 1), keys(b + 1), s_.dim).fetch(0, 1);
-      ops_.pack_k(k(b), keys(b), block_, s_.dim, packed_k(call, call.first_block[g] + b));
-      NextRows(v(b + 1), keys(b + 1), s_.dim_v).fetch(0, 1);
-      finite &= ops_.pack_v(v(b), keys(b), block_, s_.dim_v, packed_v(call, call.first_block[g] + b));
+      const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(b));
+      const int next_keys = std::max(0, s_.block_keys(sequence, static_cast<std::int32_t>(b + 1)));
+      const auto rows = [&](const KeyBlocks& from) { return from.block(sequence, b * block_, keys, group.kv_head, slot.key_block); };
+      call.k.next(sequence, (b + 1) * block_, next_keys, group.kv_head, s_.dim).fetch(0, 1);
+      ops_.pack_k(rows(call.k), keys, block_, s_.dim, packed_k(call, call.first_block[g] + b));
+      call.v.next(sequence, (b + 1) * block_, next_keys, group.kv_head, s_.dim_v).fetch(0, 1);
+      finite &= ops_.pack_v(rows(call.v), keys, block_, s_.dim_v, packed_v(call, call.first_block[g] + b));
     }
     return finite;
   }
@@ -326,7 +330,7 @@ bool row_forward_serves(const problem::Problem& problem, const BlockOps<float>& 
   const std::int64_t rows =
       problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
   const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.rows->rows);
-  const std::int64_t seqlen_kv = problem.varlen ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
+  const std::int64_t seqlen_kv = problem.ragged_kv() ? problem.total_kv / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_kv;
   return rows >= ops.rows->rows && (tiles >= 8 || seqlen_kv <= 2048);
 }
 

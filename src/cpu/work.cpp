@@ -30,7 +30,7 @@ TileShape choose_shape(std::int64_t group_size, std::int64_t seqlen_q, int lanes
   return best;
 }
 
-std::int64_t cu_seqlen(const TensorView& view, std::int64_t i) {
+std::int64_t length_at(const TensorView& view, std::int64_t i) {
   return view.dtype == DType::i64 ? static_cast<const std::int64_t*>(view.data)[i * view.strides[0]]
                                   : static_cast<const std::int32_t*>(view.data)[i * view.strides[0]];
 }
@@ -55,10 +55,15 @@ void find_sequences(const problem::Problem& problem, const problem::Buffers* buf
       s.seqlen_q = static_cast<std::int32_t>(problem.seqlen_q);
       s.seqlen_kv = static_cast<std::int32_t>(problem.seqlen_kv);
     } else {
-      s.q_begin = cu_seqlen(buffers->cu_seqlens_q, b);
-      s.kv_begin = cu_seqlen(buffers->cu_seqlens_kv, b);
-      s.seqlen_q = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_q, b + 1) - s.q_begin);
-      s.seqlen_kv = static_cast<std::int32_t>(cu_seqlen(buffers->cu_seqlens_kv, b + 1) - s.kv_begin);
+      s.q_begin = length_at(buffers->cu_seqlens_q, b);
+      s.seqlen_q = static_cast<std::int32_t>(length_at(buffers->cu_seqlens_q, b + 1) - s.q_begin);
+    }
+    if (problem.paged || problem.gathered) {
+      s.kv_begin = problem.gathered ? b * problem.seqlen_kv : 0;
+      s.seqlen_kv = static_cast<std::int32_t>(length_at(buffers->seqlens_kv, b));
+    } else if (problem.varlen) {
+      s.kv_begin = length_at(buffers->cu_seqlens_kv, b);
+      s.seqlen_kv = static_cast<std::int32_t>(length_at(buffers->cu_seqlens_kv, b + 1) - s.kv_begin);
     }
     s.whole_q = s.seqlen_q, s.whole_kv = s.seqlen_kv;
   }
@@ -102,18 +107,24 @@ struct Row {
 WorkPlanner::WorkPlanner(const problem::Problem& problem, const Geometry& geometry) : problem_(problem), geometry_(geometry) {
   const scoring::Program& mask = problem.score->mask;
   reads_head_ = uses(mask, scoring::Op::head), reads_batch_ = uses(mask, scoring::Op::batch), reads_params_ = uses(mask, scoring::Op::read);
-  is_static_ = !problem.varlen && !reads_params_;
+  is_static_ = !problem.varlen && !problem.ragged_kv() && !reads_params_;
   if (!mask.empty()) classifier_.emplace(mask);
   // Rows of one head in all sequences: of queries, or with heads side by side, which is chosen where it takes fewer tiles in all.
   const std::int64_t rows_of_one =
       problem.varlen ? problem.total_q / geometry.lanes + problem.batch : ceil_div(problem.seqlen_q, geometry.lanes);
   const std::int64_t batches = problem.varlen ? 1 : problem.batch;  // rows_of_one counts all sequences of a packed batch
   max_tiles_ = problem.heads_q * rows_of_one * batches;
-  max_rows_ = reads_head_ ? max_tiles_ : problem.group_size * rows_of_one * (reads_batch_ ? batches : 1);
+  max_rows_ = reads_head_ ? max_tiles_ : problem.group_size * rows_of_one * (reads_batch_ || problem.ragged_kv() ? batches : 1);
   constexpr std::int64_t fewest = 128, places = 1 << 18;
-  const std::int64_t most = ceil_div(std::max(problem.seqlen_kv, problem.varlen ? problem.total_kv : 0), geometry.block_kv);
+  const std::int64_t most = ceil_div(problem.longest_kv(), geometry.block_kv);
   runs_per_row_ = static_cast<std::int32_t>(
       std::clamp<std::int64_t>(std::max(fewest, places / std::max<std::int64_t>(max_rows_, 1)), 1, std::max<std::int64_t>(most, 1)));
+}
+
+std::int64_t WorkPlanner::likely_tiles() const {
+  const std::int64_t queries = problem_.varlen ? ceil_div(problem_.total_q, problem_.batch) : problem_.seqlen_q;
+  const TileShape shape = choose_shape(problem_.group_size, queries, geometry_.lanes, reads_head_);
+  return problem_.batch * problem_.heads_kv * ceil_div(problem_.group_size, shape.heads) * ceil_div(queries, shape.queries);
 }
 
 std::int64_t WorkPlanner::max_groups() const { return problem_.batch * problem_.heads_kv; }
@@ -169,7 +180,7 @@ class WorkPlanner::Planning {
       const Sequence& s = work_.sequences[i];
       if (s.seqlen_q == 0) continue;
       const TileShape shape = choose_shape(problem_.group_size, s.seqlen_q, planner_.geometry_.lanes, planner_.reads_head_);
-      if (!planner_.reads_head_ && (!classified || planner_.reads_batch_ || problem_.varlen)) classify(s, 0, shape), classified = true;
+      if (!planner_.reads_head_ && (!classified || planner_.reads_batch_ || problem_.ragged_kv())) classify(s, 0, shape), classified = true;
       for (std::int32_t kv_head = 0; kv_head < problem_.heads_kv; ++kv_head) add_group(static_cast<std::int32_t>(i), kv_head, shape);
     }
     return std::move(work_);

@@ -79,6 +79,8 @@ class WorkPlanner {
   /// What plan(buffers) takes of its memory at most, and how long lists about its work get.
   std::size_t run_bytes() const;
   std::int64_t max_tiles() const { return max_tiles_; }
+  /// As many as there are where queries have one length; a guess from the mean length of packed ones.
+  std::int64_t likely_tiles() const;
   std::int64_t max_groups() const;
   std::int64_t max_blocks() const;  ///< of all groups
   std::int64_t max_tiles_per_group() const;

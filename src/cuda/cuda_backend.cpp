@@ -25,8 +25,16 @@ struct Choice {
   std::string refusals;
 };
 
+/// What no kernel reads, on any device.
+std::optional<std::string> refuses_layout(const problem::Problem& problem) {
+  if (!problem.paged) return std::nullopt;
+  return "block_table: keys and values in pages are not supported on this back end yet; expected contiguous or packed ones, or all tensors "
+         "in host memory";
+}
+
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
   Choice choice;
+  if (auto reason = refuses_layout(problem)) return {.candidate = nullptr, .refusals = std::move(*reason)};
   for (const Candidate* candidate : candidates) {
     if (candidate->pass != problem.pass || (!target.empty() && target != candidate->target)) continue;
     const auto reason = candidate->refuses(problem, facts);
@@ -92,6 +100,7 @@ class CudaBackend : public planning::Backend {
   }
 
   std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const override {
+    if (const auto reason = refuses_layout(problem)) return reason;
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
       if (output->present && output->dtype != problem.dtype && !problem.part) return "out, dq, dk, dv: of another dtype than q";
     if (!driver::unavailable().empty()) return driver::unavailable();

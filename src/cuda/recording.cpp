@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "cuda/jit/driver.h"
 #include "cuda/kernels_of.h"
+#include "problem/call.h"
 
 namespace foveal::cuda {
 namespace {
@@ -137,18 +138,7 @@ std::string about(const problem::TensorSpec& spec) {
 class Caller {
  public:
   Caller(const problem::Problem& p, Word tag) : tag_(tag) {
-    const bool backward = p.pass == Pass::backward;
-    add("q", p.q, false, buffers.q), add("k", p.k, false, buffers.k), add("v", p.v, false, buffers.v);
-    add("out", p.out, !backward, buffers.out), add("lse", p.lse, !backward, buffers.lse);
-    add("dout", p.dout, false, buffers.dout), add("dlse", p.dlse, false, buffers.dlse);
-    add("dq", p.dq, true, buffers.dq), add("dk", p.dk, true, buffers.dk), add("dv", p.dv, true, buffers.dv);
-    if (p.varlen) {
-      problem::TensorSpec lengths{.present = true, .dtype = p.cu_seqlens_dtype, .rank = 1};
-      lengths.sizes[0] = p.batch + 1;
-      lengths.strides[0] = 1;
-      add("cu_seqlens_q", lengths, false, buffers.cu_seqlens_q);
-      add("cu_seqlens_kv", lengths, false, buffers.cu_seqlens_kv);
-    }
+    for (const problem::Role& role : problem::roles) add(role.name, p.*role.spec, role.output(p.pass), buffers.*role.view);
     if (p.attention.dropout_p > 0) {
       problem::TensorSpec state{.present = true, .dtype = DType::i64, .rank = 1};
       state.sizes[0] = 2, state.strides[0] = 1;

@@ -358,6 +358,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
   state_->agree_on_pass(Pass::forward, in.params, in.rng, "none", [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
     check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
     check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
@@ -380,6 +381,7 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
   state_->agree_on_pass(Pass::backward, in.params, in.rng, text_of(out.dparams), [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
+    FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
     check_rows("k", in.k, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
     check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);

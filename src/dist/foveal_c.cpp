@@ -101,6 +101,8 @@ std::vector<std::int64_t> lengths_of(const char* name, const TensorView& cu, std
 
 dist::WholeShapes shapes_of(const foveal_call& whole) {
   const TensorView q = view_of(whole.q), k = view_of(whole.k), v = view_of(whole.v);
+  FOVEAL_CHECK(whole.block_table == nullptr && whole.seqlens_kv == nullptr,
+               "block_table: keys in pages are not shared between ranks; expected contiguous or packed ones");
   const bool packed = whole.cu_seqlens_q != nullptr || whole.cu_seqlens_kv != nullptr;
   const int rank = packed ? 3 : 4;
   for (const auto& [name, view] : {std::pair("q", &q), std::pair("k", &k), std::pair("v", &v)})

@@ -65,11 +65,10 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
   writer.add(call.dparams);
   writer.add(call.varlen != nullptr);
   if (call.varlen != nullptr) {
-    writer.add(call.varlen->cu_seqlens_q);
-    writer.add(call.varlen->cu_seqlens_kv);
     writer.add(call.varlen->max_seqlen_q);
     writer.add(call.varlen->max_seqlen_kv);
   }
+  writer.add(call.paged != nullptr);
   writer.add(call.segments != nullptr);
   if (call.segments != nullptr) {
     writer.add(call.segments->table);

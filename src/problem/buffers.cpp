@@ -21,8 +21,8 @@ std::string text_of(const TensorSpec& spec) {
 }
 
 /// Views are compared in their logical form, so a packed tensor of rank 3 meets its spec of rank 4.
-void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool may_grow, TensorView& view) {
-  view = logical_view(given, may_grow && problem.varlen);
+void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool packed, TensorView& view) {
+  view = logical_view(given, packed);
   const TensorSpec found{
       .present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides, .aligned = spec.aligned};
   FOVEAL_CHECK(found == spec, name, ": ", text_of(found), "; the plan expects ", text_of(spec));
@@ -106,24 +106,35 @@ void take_segments(const Problem& problem, const Call& call, Buffers& buffers) {
   buffers.segments = table;
 }
 
-void take_varlen(const Problem& problem, const Call& call, Buffers& buffers) {
-  if (problem.segments || call.segments != nullptr) return take_segments(problem, call, buffers);
-  FOVEAL_CHECK(problem.varlen == (call.varlen != nullptr),
+void check_forms(const Problem& problem, const Call& call) {
+  FOVEAL_CHECK((problem.varlen && !problem.segments) == (call.varlen != nullptr),
                "varlen: ", call.varlen ? "given; the plan expects none" : "absent; the plan expects it");
-  if (call.varlen == nullptr) return;
-  const auto take_one = [&](const char* name, const TensorView& cu, TensorView& view) {
-    FOVEAL_CHECK(cu.rank == 1 && cu.sizes[0] == problem.batch + 1 && cu.strides[0] == 1 && cu.dtype == problem.cu_seqlens_dtype,
-                 "cu_seqlens_", name, ": ", cu.describe(), "; the plan expects ", to_string(problem.cu_seqlens_dtype), "[",
-                 problem.batch + 1, "], contiguous");
-    FOVEAL_CHECK(cu.device == problem.device, "cu_seqlens_", name, ": on another device than the plan's");
-    FOVEAL_CHECK(cu.data != nullptr, "cu_seqlens_", name, ": data is null");
-    view = cu;
-  };
-  take_one("q", call.varlen->cu_seqlens_q, buffers.cu_seqlens_q);
-  take_one("kv", call.varlen->cu_seqlens_kv, buffers.cu_seqlens_kv);
+  FOVEAL_CHECK(problem.paged == (call.paged != nullptr),
+               "block_table: ", call.paged ? "given; the plan expects none" : "absent; the plan expects it");
+}
+
+/// Of each sequence: keys that the table holds, on pages that there are.
+void check_pages(const Problem& p, const TensorView& table, const TensorView& lengths) {
+  const auto* pages = static_cast<const std::int32_t*>(table.data);
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    const std::int64_t length = base::load_integer(lengths.data, lengths.dtype, i * lengths.strides[0]);
+    FOVEAL_CHECK(length >= 0 && length <= p.seqlen_kv, "seqlens_kv: ", length, " of sequence ", i, "; expected 0 to ", p.seqlen_kv,
+                 p.seqlen_kv < table.sizes[1] * p.page_size() ? ", max_seqlen_kv" : ", what a row of block_table holds");
+    for (std::int64_t n = 0; n * p.page_size() < length; ++n) {
+      const std::int32_t page = pages[i * table.strides[0] + n * table.strides[1]];
+      FOVEAL_CHECK(page >= 0 && page < p.pages(), "block_table: page ", page, " at [", i, ", ", n, "]; expected 0 to ", p.pages() - 1,
+                   " for the ", length, " keys of this sequence");
+    }
+  }
+}
+
+/// What the lengths of packed sequences say.
+void read_lengths(const Problem& problem, const Call& call, Buffers& buffers) {
+  if (problem.segments || call.segments != nullptr) return take_segments(problem, call, buffers);
   if (problem.device.kind != DeviceKind::cpu) return;  // nothing here may wait for a device
-  checked_lengths("q", buffers.cu_seqlens_q, problem.total_q, problem.seqlen_q);
-  checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
+  if (problem.varlen) checked_lengths("q", buffers.cu_seqlens_q, problem.total_q, problem.seqlen_q);
+  if (problem.varlen && !problem.paged) checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
+  if (problem.paged) check_pages(problem, buffers.block_table, buffers.seqlens_kv);
 }
 
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
@@ -164,10 +175,6 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
     if (problem.params[i].gradient.present) see(problem.params[i].param.name().c_str(), buffers.dparams[i], true);
   }
   if (problem.segments) see("segments.table", buffers.segments, false);
-  if (problem.varlen && !problem.segments) {
-    see("cu_seqlens_q", buffers.cu_seqlens_q, false);
-    see("cu_seqlens_kv", buffers.cu_seqlens_kv, false);
-  }
   if (buffers.rng.state.present()) see("rng.state", buffers.rng.state, false);
 }
 
@@ -183,19 +190,20 @@ void check_overlaps(const Problem& problem, const Buffers& buffers) {
 void gather(const Problem& problem, const Call& call, Buffers& buffers) {
   try {
     FOVEAL_CHECK(problem.pass == call.pass, "run: ", to_string(call.pass), " arguments; the plan is for ", to_string(problem.pass));
+    check_forms(problem, call);
     for (const Role& role : roles) {
       const TensorView* given = call.*role.given;
       const TensorSpec& spec = problem.*role.spec;
       if (spec.present) {
         FOVEAL_CHECK(given->present(), role.name, ": absent; the plan expects ", text_of(spec));
-        take(problem, role.name, spec, *given, true, buffers.*role.view);
+        take(problem, role.name, spec, *given, !role.integers() && call.tokens_of(role) == Tokens::packed, buffers.*role.view);
       } else {
         FOVEAL_CHECK(given == nullptr || !given->present(), role.name, ": given; the plan expects none");
         buffers.*role.view = TensorView{};
       }
     }
     take_params(problem, call, buffers);
-    take_varlen(problem, call, buffers);
+    read_lengths(problem, call, buffers);
     take_part(problem, call, buffers);
     take_rng(problem, call, buffers);
     check_overlaps(problem, buffers);

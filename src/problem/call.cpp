@@ -1,18 +1,37 @@
 #include "problem/call.h"
 
+#include <utility>
+
 #include "base/check.h"
 
 namespace foveal::problem {
+
+namespace {
+
+/// What both passes have.
+template <class Inputs>
+void add_rest(const Inputs& inputs, Call& call) {
+  call.params = &inputs.params;
+  if (inputs.varlen) {
+    call.varlen = &*inputs.varlen;
+    call.cu_seqlens_q = &inputs.varlen->cu_seqlens_q, call.cu_seqlens_kv = &inputs.varlen->cu_seqlens_kv;
+  }
+  call.segments = inputs.segments ? &*inputs.segments : nullptr;
+  if (inputs.paged) {
+    call.paged = &*inputs.paged;
+    call.block_table = &inputs.paged->block_table, call.seqlens_kv = &inputs.paged->seqlens_kv;
+  }
+  call.part = inputs.part ? &*inputs.part : nullptr;
+  call.rng = &inputs.rng;
+}
+
+}  // namespace
 
 Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
   Call call{.pass = Pass::forward};
   call.q = &inputs.q, call.k = &inputs.k, call.v = &inputs.v;
   call.out = &outputs.out, call.lse = &outputs.lse;
-  call.params = &inputs.params;
-  call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
-  call.segments = inputs.segments ? &*inputs.segments : nullptr;
-  call.part = inputs.part ? &*inputs.part : nullptr;
-  call.rng = &inputs.rng;
+  add_rest(inputs, call);
   return call;
 }
 
@@ -21,26 +40,51 @@ Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
   call.q = &inputs.q, call.k = &inputs.k, call.v = &inputs.v;
   call.out = &inputs.out, call.lse = &inputs.lse, call.dout = &inputs.dout, call.dlse = &inputs.dlse;
   call.dq = &outputs.dq, call.dk = &outputs.dk, call.dv = &outputs.dv;
-  call.params = &inputs.params, call.dparams = &outputs.dparams;
-  call.varlen = inputs.varlen ? &*inputs.varlen : nullptr;
-  call.segments = inputs.segments ? &*inputs.segments : nullptr;
-  call.part = inputs.part ? &*inputs.part : nullptr;
-  call.rng = &inputs.rng;
+  call.dparams = &outputs.dparams;
+  add_rest(inputs, call);
   return call;
 }
 
-const std::array<Role, 10> roles{{
-    {"q", &Call::q, &Problem::q, &Buffers::q, Need::required, Need::required, false, false},
-    {"k", &Call::k, &Problem::k, &Buffers::k, Need::required, Need::required, false, false},
-    {"v", &Call::v, &Problem::v, &Buffers::v, Need::required, Need::required, false, false},
-    {"out", &Call::out, &Problem::out, &Buffers::out, Need::required, Need::required, true, false},
-    {"lse", &Call::lse, &Problem::lse, &Buffers::lse, Need::optional, Need::required, true, false},
-    {"dout", &Call::dout, &Problem::dout, &Buffers::dout, Need::none, Need::required, false, false},
-    {"dlse", &Call::dlse, &Problem::dlse, &Buffers::dlse, Need::none, Need::optional, false, false},
-    {"dq", &Call::dq, &Problem::dq, &Buffers::dq, Need::none, Need::optional, false, true},
-    {"dk", &Call::dk, &Problem::dk, &Buffers::dk, Need::none, Need::optional, false, true},
-    {"dv", &Call::dv, &Problem::dv, &Buffers::dv, Need::none, Need::optional, false, true},
-}};
+constinit const std::array<Role, role_table::all.size()> roles = [] {
+  constexpr std::array given{
+#define FOVEAL_PLACE(name, ...) &Call::name,
+      FOVEAL_ROLES(FOVEAL_PLACE)
+#undef FOVEAL_PLACE
+  };
+  constexpr std::array specs{
+#define FOVEAL_PLACE(name, ...) &Problem::name,
+      FOVEAL_ROLES(FOVEAL_PLACE)
+#undef FOVEAL_PLACE
+  };
+  constexpr std::array views{
+#define FOVEAL_PLACE(name, ...) &Buffers::name,
+      FOVEAL_ROLES(FOVEAL_PLACE)
+#undef FOVEAL_PLACE
+  };
+  return [&]<std::size_t... i>(std::index_sequence<i...>) {
+    return std::array<Role, sizeof...(i)>{Role{{role_table::all[i]}, given[i], specs[i], views[i]}...};
+  }
+  (std::make_index_sequence<role_table::all.size()>());
+}();
+
+std::string axes_text(const Axes& axes, Tokens tokens) {
+  static constexpr std::array<const char*, 11> batched{"batch",    "seqlen_q",   "batch",     "seqlen_kv",     "heads_q", "heads_kv",
+                                                       "head_dim", "head_dim_v", "sequences", "sequences + 1", "pages"};
+  std::string text;
+  for (const Axis axis : axes) {
+    const char* name = batched[static_cast<std::size_t>(axis)];
+    if (tokens == Tokens::packed) {
+      if (axis == Axis::batch_q || axis == Axis::batch_kv) continue;
+      if (axis == Axis::seqlen_q) name = "total_q";
+      if (axis == Axis::seqlen_kv) name = "total_kv";
+    } else if (tokens == Tokens::paged) {
+      if (axis == Axis::batch_kv) name = "pages";
+      if (axis == Axis::seqlen_kv) name = "page_size";
+    }
+    text += (text.empty() ? "[" : ", ") + std::string(name);
+  }
+  return text + "]";
+}
 
 bool is_aligned(const TensorView& view) {
   return view.device.kind != DeviceKind::cuda || reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;

@@ -3,42 +3,45 @@
 #include <array>
 
 #include "problem/problem.h"
+#include "problem/roles.h"
 
 namespace foveal::problem {
 
 /// Pointers into the arguments of forward() or backward(); null where the pass has no such argument.
 struct Call {
   Pass pass;
-  const TensorView *q = nullptr, *k = nullptr, *v = nullptr, *out = nullptr, *lse = nullptr, *dout = nullptr, *dlse = nullptr;
-  const TensorView *dq = nullptr, *dk = nullptr, *dv = nullptr;
+#define FOVEAL_FIELD(name, ...) const TensorView* name = nullptr;
+  FOVEAL_ROLES(FOVEAL_FIELD)
+#undef FOVEAL_FIELD
   const std::vector<ParamBinding>* params = nullptr;
   const std::vector<ParamBinding>* dparams = nullptr;  ///< null in a forward pass
   const Varlen* varlen = nullptr;                      ///< null when not packed, or packed in segments
   const Segments* segments = nullptr;
   const Part* part = nullptr;
+  const Paged* paged = nullptr;
   const DropoutRng* rng = nullptr;
 
   bool packed() const { return varlen != nullptr || segments != nullptr; }
+  Tokens tokens_of(const RoleRow& role) const {
+    return paged != nullptr && role.of_keys() ? Tokens::paged : packed() ? Tokens::packed : Tokens::batched;
+  }
 };
 
 Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
-enum class Need : std::uint8_t { none, optional, required };
-
-struct Role {
-  const char* name;
+/// A row of the table, and where its tensor stands.
+struct Role : RoleRow {
   const TensorView* Call::*given;
   TensorSpec Problem::*spec;
   TensorView Buffers::*view;
-  Need forward, backward;
-  bool forward_output, backward_output;
 
-  Need need(Pass pass) const { return pass == Pass::forward ? forward : backward; }
-  bool output(Pass pass) const { return pass == Pass::forward ? forward_output : backward_output; }
+  Use use(Pass pass) const { return pass == Pass::forward ? forward : backward; }
+  bool output(Pass pass) const { return use(pass) == Use::output || use(pass) == Use::optional_output; }
+  bool optional(Pass pass) const { return use(pass) == Use::optional_input || use(pass) == Use::optional_output; }
 };
 
-extern const std::array<Role, 10> roles;
+extern const std::array<Role, role_table::all.size()> roles;
 
 /// On a GPU: does the data begin at a multiple of 16 bytes, as some kernels need it? A plan depends on it, so that others serve views that
 /// do not.

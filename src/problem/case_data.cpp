@@ -166,6 +166,7 @@ void CaseData::allocate_role(const char* role) {
 }
 
 void CaseData::allocate_packed(const char* q, const char* k, const char* v) {
+  FOVEAL_CHECK(!line_.paged(), "problem line: layout=packed_qkv with keys in pages; expected another layout");
   FOVEAL_CHECK(role_sizes(line_, "q")[1] == role_sizes(line_, "k")[1], "problem line: layout=packed_qkv needs equal lengths of q and kv");
   const std::vector<std::int64_t> strides = layout_strides(line_, q);
   const std::int64_t tokens = role_sizes(line_, "q")[0] * role_sizes(line_, "q")[1];
@@ -184,15 +185,54 @@ void CaseData::allocate_lengths() {
   FOVEAL_CHECK(!line_.lengths.empty(), "problem line: a packed batch without lengths");
   const auto count = static_cast<std::int64_t>(line_.lengths.size()) + 1;
   cu_seqlens_q_ = allocate("cu_seqlens_q", line_.cu_seqlens_dtype, {count}, {1});
-  cu_seqlens_kv_ = allocate("cu_seqlens_kv", line_.cu_seqlens_dtype, {count}, {1});
+  if (!line_.paged()) cu_seqlens_kv_ = allocate("cu_seqlens_kv", line_.cu_seqlens_dtype, {count}, {1});
   double q = 0, kv = 0;
   for (std::int64_t i = 0; i < count; ++i) {
     base::store(cu_seqlens_q_.data, cu_seqlens_q_.dtype, i, q);
-    base::store(cu_seqlens_kv_.data, cu_seqlens_kv_.dtype, i, kv);
+    if (!line_.paged()) base::store(cu_seqlens_kv_.data, cu_seqlens_kv_.dtype, i, kv);
     if (i + 1 == count) break;
     q += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].first);
     kv += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].second);
   }
+}
+
+/// Pages in a random order; some shared where there are too few. Entries that no key needs are no pages.
+void CaseData::allocate_table() {
+  if (!line_.paged()) return;
+  const auto batch = static_cast<std::int64_t>(line_.lengths.size()), columns = line_.table_pages();
+  FOVEAL_CHECK(batch >= 1, "problem line: keys in pages without lengths");
+  block_table_ = allocate("block_table", DType::i32, {batch, columns}, {columns, 1});
+  seqlens_kv_ = allocate("seqlens_kv", line_.cu_seqlens_dtype, {batch}, {1});
+  base::Random random(line_.seed + 2);
+  std::vector<std::int32_t> free;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const std::int64_t length = line_.lengths[static_cast<std::size_t>(b)].second;
+    base::store(seqlens_kv_.data, seqlens_kv_.dtype, b, static_cast<double>(length));
+    for (std::int64_t i = 0; i < columns; ++i) {
+      double page = -1;
+      if (i * line_.page_size < length) {
+        if (free.empty()) {
+          for (std::int32_t each = 0; each < line_.pages; ++each) free.push_back(each);
+        }
+        const auto at = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(free.size()) - 1));
+        page = free[at];
+        free[at] = free.back();
+        free.pop_back();
+      }
+      base::store(block_table_.data, DType::i32, b * columns + i, page);
+    }
+  }
+}
+
+std::int64_t CaseData::pool_row(std::int64_t sequence, std::int64_t key) const {
+  const auto* table = static_cast<const std::int32_t*>(block_table_.data);
+  return table[sequence * line_.table_pages() + key / line_.page_size] * line_.page_size + key % line_.page_size;
+}
+
+void CaseData::set_pages(const std::vector<double>& block_table, const std::vector<double>& seqlens_kv) {
+  set_values(block_table_, block_table);
+  set_values(seqlens_kv_, seqlens_kv);
+  for (std::size_t b = 0; b < seqlens_kv.size(); ++b) line_.lengths[b].second = static_cast<std::int64_t>(seqlens_kv[b]);
 }
 
 void CaseData::allocate_rng_state() {
@@ -230,6 +270,7 @@ void CaseData::allocate_tensors() {
                                               : TensorView{});
   }
   allocate_lengths();
+  allocate_table();
   allocate_rng_state();
 }
 
@@ -268,6 +309,7 @@ void CaseData::copy_values(const CaseData& source) {
   for (const char* role : {"q", "k", "v", "dout", "dlse"})
     if (views_.contains(role)) set_values(views_[role], values_of(source.views_.at(role)));
   for (std::size_t i = 0; i < params_.size(); ++i) set_values(params_[i], values_of(source.params_[i]));
+  if (line_.paged()) set_pages(values_of(source.block_table_), values_of(source.seqlens_kv_));
 }
 
 CaseData CaseData::as_f64() const {
@@ -284,7 +326,8 @@ CaseData CaseData::as_f64() const {
 
 TensorView CaseData::view(const std::string& role) const {
   const auto found = views_.find(role);
-  return found == views_.end() ? TensorView{} : public_view(found->second, line_.varlen);
+  const bool of_keys = role.ends_with('k') || role.ends_with('v');
+  return found == views_.end() ? TensorView{} : public_view(found->second, line_.varlen && !(line_.paged() && of_keys));
 }
 
 ForwardInputs CaseData::forward_inputs() const {
@@ -294,6 +337,7 @@ ForwardInputs CaseData::forward_inputs() const {
   if (line_.varlen)
     inputs.varlen = Varlen{
         .cu_seqlens_q = cu_seqlens_q_, .cu_seqlens_kv = cu_seqlens_kv_, .max_seqlen_q = line_.seqlen_q, .max_seqlen_kv = line_.seqlen_kv};
+  if (line_.paged()) inputs.paged = Paged{.block_table = block_table_, .seqlens_kv = seqlens_kv_};
   return inputs;
 }
 
@@ -310,6 +354,7 @@ BackwardInputs CaseData::backward_inputs() const {
           .dlse = view("dlse"),
           .params = std::move(forward.params),
           .varlen = forward.varlen,
+          .paged = forward.paged,
           .rng = forward.rng};
 }
 
@@ -335,7 +380,7 @@ void CaseData::clear_outputs(Pass pass) {
 }
 
 std::string CaseData::damage() const {
-  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_, rng_state_};
+  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_, block_table_, seqlens_kv_, rng_state_};
   for (const auto& [role, view] : views_) all.push_back(view);
   all.insert(all.end(), params_.begin(), params_.end());
   all.insert(all.end(), dparams_.begin(), dparams_.end());

@@ -30,6 +30,11 @@ class CaseData {
   BackwardInputs backward_inputs() const;
   BackwardOutputs backward_outputs() const;
 
+  /// Of keys in pages: the row of the pool, page * page_size and on, where a key of a sequence lies.
+  std::int64_t pool_row(std::int64_t sequence, std::int64_t key) const;
+  /// Takes another table and lengths of the same sizes.
+  void set_pages(const std::vector<double>& block_table, const std::vector<double>& seqlens_kv);
+
   /// The same values in contiguous f64 tensors, integer parameters as they are; outputs are not copied.
   CaseData as_f64() const;
 
@@ -56,6 +61,7 @@ class CaseData {
   void allocate_packed(const char* q, const char* k, const char* v);
   void allocate_role(const char* role);
   void allocate_lengths();
+  void allocate_table();
   void allocate_rng_state();
   void fill();
   void clear_unsampled();
@@ -64,7 +70,7 @@ class CaseData {
   Line line_;
   std::map<std::string, TensorView> views_;  ///< by role; packed tensors in their logical rank 4
   std::vector<TensorView> params_, dparams_;
-  TensorView cu_seqlens_q_, cu_seqlens_kv_, rng_state_;
+  TensorView cu_seqlens_q_, cu_seqlens_kv_, block_table_, seqlens_kv_, rng_state_;
   std::vector<std::pair<std::string, Block>> blocks_;
 };
 

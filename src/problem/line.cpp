@@ -223,7 +223,9 @@ class LineParser {
     for (const Token& token : tokens_) header(token);
     for (const Token& token : tokens_) rest(token);
     for (const Token& token : tokens_) expressions(token);
+    if (line_.paged() || !seqlens_kv_.empty()) finish_paged();
     if (line_.varlen) finish_varlen();
+    if (line_.paged()) settle_pages();
     return std::move(line_);
   }
 
@@ -275,6 +277,10 @@ class LineParser {
       line_.varlen = true, std::tie(line_.total_q, line_.total_kv) = pair_of(token, token.value);
     else if (key == "lengths")
       lengths(token);
+    else if (key == "pages")
+      pages(token);
+    else if (key == "seqlens_kv")
+      seqlens_kv(token);
     else if (key == "cu")
       line_.cu_seqlens_dtype = one_of<DType>(token, cu_dtypes);
     else if (key == "param")
@@ -314,7 +320,8 @@ class LineParser {
     else
       fail_at(token,
               "unknown; expected forward, backward, f64, f32, bf16, f16, bN, hN[:M], qN[:M], dN[:M], or one of layout=, strides=, total=, "
-              "lengths=, cu=, mask=, score=, param=, sink=, scale=, dropout=, determinism=, strategy=, checked, q_offset=, kv_offset=, "
+              "lengths=, pages=, seqlens_kv=, cu=, mask=, score=, param=, sink=, scale=, dropout=, determinism=, strategy=, checked, "
+              "q_offset=, kv_offset=, "
               "no_lse, dlse, "
               "grads=, seed=, inputs=, sample=, device=, backend=, target=, threads=");
   }
@@ -357,6 +364,51 @@ class LineParser {
       if (q < 0 || kv < 0) fail_at(token, "a length is negative");
   }
 
+  /// `pages=64` or `pages=64:20`: of so many keys, so many of them.
+  void pages(const Token& token) {
+    const auto parts = split_at(token.value, ':');
+    if (parts.size() > 2) fail_at(token, "'" + std::string(token.value) + "'; expected PAGE_SIZE or PAGE_SIZE:PAGES");
+    line_.page_size = number<std::int64_t>(token, parts[0]);
+    if (parts.size() > 1) line_.pages = number<std::int64_t>(token, parts[1]);
+    constexpr std::int64_t most = std::int64_t{1} << 31;
+    if (line_.page_size < 1 || line_.page_size > most || line_.pages < 0 || line_.pages > most || (parts.size() > 1 && line_.pages == 0))
+      fail_at(token, "'" + std::string(token.value) + "'; expected positive numbers of at most 2^31");
+  }
+
+  void seqlens_kv(const Token& token) {
+    for (const std::string_view part : split_at(token.value, ',')) seqlens_kv_.push_back(number<std::int64_t>(token, part));
+    for (const std::int64_t length : seqlens_kv_)
+      if (length < 0) fail_at(token, "a length is negative");
+  }
+
+  /// Lengths of keys in pages, of queries that are not packed: as given, or drawn from [1, seqlen_kv] with the longest first.
+  void finish_paged() {
+    Line& l = line_;
+    FOVEAL_CHECK(l.paged(), "problem line: seqlens_kv without pages=; expected both");
+    FOVEAL_CHECK(!l.varlen || seqlens_kv_.empty(), "problem line: seqlens_kv of packed queries; expected lengths=q:kv,...");
+    if (l.varlen) return;
+    FOVEAL_CHECK(seqlens_kv_.empty() || static_cast<std::int64_t>(seqlens_kv_.size()) == l.batch,
+                 "problem line: seqlens_kv: ", seqlens_kv_.size(), " lengths; expected ", l.batch, ", one for each sequence");
+    constexpr std::int64_t most = 1 << 20;
+    FOVEAL_CHECK(l.batch >= 1 && l.batch <= most, "problem line: b", l.batch, "; expected 1 to ", most, " with pages");
+    base::Random random(l.seed + 1);
+    for (std::int64_t i = 0; i < l.batch; ++i) {
+      const std::int64_t drawn = i == 0 ? l.seqlen_kv : random.integer(1, std::max<std::int64_t>(1, l.seqlen_kv));
+      l.lengths.emplace_back(l.seqlen_q, seqlens_kv_.empty() ? drawn : seqlens_kv_[static_cast<std::size_t>(i)]);
+    }
+  }
+
+  /// Rows of the table hold the longest sequence; pages enough that none is shared, and one for no sequence, unless their number was told.
+  void settle_pages() {
+    Line& l = line_;
+    for (const auto& [q, kv] : l.lengths) l.seqlen_kv = std::max(l.seqlen_kv, kv);
+    constexpr std::int64_t most = std::int64_t{1} << 31;
+    FOVEAL_CHECK(l.seqlen_kv <= most, "problem line: ", l.seqlen_kv, " keys in pages; expected at most ", most);
+    l.seqlen_kv = std::max<std::int64_t>(1, (l.seqlen_kv + l.page_size - 1) / l.page_size) * l.page_size;
+    if (l.pages == 0) l.pages = static_cast<std::int64_t>(l.lengths.size()) * l.table_pages() + 1;
+    l.total_kv = 0;
+  }
+
   /// Lengths as given; or the totals dealt out evenly; or drawn from [1, seqlen] with the longest first.
   void finish_varlen() {
     Line& l = line_;
@@ -397,6 +449,7 @@ class LineParser {
   static constexpr std::array<std::pair<Fill, const char*>, 2> fills{{{Fill::normal, "normal"}, {Fill::adversarial, "adversarial"}}};
 
   std::vector<Token> tokens_;
+  std::vector<std::int64_t> seqlens_kv_;
   Line line_;
 };
 
@@ -436,12 +489,17 @@ std::string param_text(const ParamLine& line, DType problem) {
 void write_varlen(const Line& l, std::string& text) {
   text += l.layout == Layout::bshd ? " layout=thd" : "";
   if (l.lengths.empty()) {
-    text += " total=" + pair_text(l.total_q, l.total_kv);
+    text += " total=" + pair_text(l.total_q, l.paged() ? l.total_q : l.total_kv);
   } else {
     text += " lengths=";
     for (std::size_t i = 0; i < l.lengths.size(); ++i) text += (i > 0 ? "," : "") + pair_text(l.lengths[i].first, l.lengths[i].second);
   }
-  if (l.cu_seqlens_dtype != DType::i32) text += std::string(" cu=") + to_string(l.cu_seqlens_dtype);
+}
+
+void write_paged(const Line& l, std::string& text) {
+  text += " pages=" + std::to_string(l.page_size) + ":" + std::to_string(l.pages);
+  if (l.varlen || l.lengths.empty()) return;
+  for (std::size_t i = 0; i < l.lengths.size(); ++i) text += (i > 0 ? "," : " seqlens_kv=") + std::to_string(l.lengths[i].second);
 }
 
 void write_attention(const Line& l, std::string& text) {
@@ -512,6 +570,8 @@ std::string to_string(const Line& l) {
                      pair_text(l.heads_q, l.heads_kv) + " q" + pair_text(l.seqlen_q, l.seqlen_kv) + " d" +
                      pair_text(l.head_dim, l.head_dim_v);
   if (l.varlen) write_varlen(l, text);
+  if (l.paged()) write_paged(l, text);
+  if (l.cu_seqlens_dtype != DType::i32) text += std::string(" cu=") + to_string(l.cu_seqlens_dtype);
   if (l.layout != Layout::bshd) text += std::string(" layout=") + to_string(l.layout);
   for (std::size_t i = 0; i < l.strides.size(); ++i)
     text += (i == 0 ? " strides=" : ";") + l.strides[i].first + ":" + list_text(l.strides[i].second, ",");
@@ -523,11 +583,12 @@ std::string to_string(const Line& l) {
 
 std::vector<std::int64_t> role_sizes(const Line& l, std::string_view role) {
   const std::int64_t rows = l.varlen ? 1 : l.batch;
-  const std::int64_t len_q = l.varlen ? l.total_q : l.seqlen_q, len_kv = l.varlen ? l.total_kv : l.seqlen_kv;
+  const std::int64_t len_q = l.varlen ? l.total_q : l.seqlen_q;
+  const std::int64_t rows_kv = l.paged() ? l.pages : rows, len_kv = l.paged() ? l.page_size : l.varlen ? l.total_kv : l.seqlen_kv;
   if (is_statistic(role)) return {rows, l.heads_q, len_q};
   if (role == "q" || role == "dq") return {rows, len_q, l.heads_q, l.head_dim};
-  if (role == "k" || role == "dk") return {rows, len_kv, l.heads_kv, l.head_dim};
-  if (role == "v" || role == "dv") return {rows, len_kv, l.heads_kv, l.head_dim_v};
+  if (role == "k" || role == "dk") return {rows_kv, len_kv, l.heads_kv, l.head_dim};
+  if (role == "v" || role == "dv") return {rows_kv, len_kv, l.heads_kv, l.head_dim_v};
   return {rows, len_q, l.heads_q, l.head_dim_v};
 }
 
@@ -576,8 +637,14 @@ Line line_of(const Problem& p) {
   Line l;
   l.pass = p.pass, l.dtype = p.dtype, l.batch = p.batch, l.heads_q = p.heads_q, l.heads_kv = p.heads_kv;
   l.seqlen_q = p.seqlen_q, l.seqlen_kv = p.seqlen_kv, l.head_dim = p.head_dim, l.head_dim_v = p.head_dim_v;
-  l.varlen = p.varlen, l.cu_seqlens_dtype = p.cu_seqlens_dtype, l.device = p.device;
+  l.varlen = p.varlen, l.device = p.device;
+  for (const TensorSpec* lengths : {&p.seqlens_kv, &p.cu_seqlens_q})
+    if (lengths->present) l.cu_seqlens_dtype = lengths->dtype;
   if (p.varlen) l.total_q = p.total_q, l.total_kv = p.total_kv;
+  if (p.paged) {
+    l.page_size = p.page_size(), l.pages = p.pages(), l.total_kv = 0;
+    l.seqlen_kv = p.block_table.sizes[1] * l.page_size;
+  }
   l.attention = p.attention;
   for (const ParamSpec& spec : p.params)
     l.params.push_back(
@@ -593,7 +660,7 @@ Line line_of(const Problem& p) {
     l.layout = layout;
     std::vector<std::pair<std::string, std::vector<std::int64_t>>> strides;
     for (const Role& role : roles)
-      if ((p.*role.spec).present) {
+      if ((p.*role.spec).present && !role.integers()) {
         const auto sizes = role_sizes(l, role.name);
         if (canonical(sizes, layout_strides(l, role.name)) != canonical(sizes, found(role))) strides.emplace_back(role.name, found(role));
       }

@@ -48,8 +48,15 @@ struct Line {
 
   bool varlen = false;  ///< `thd`: packed sequences; seqlen_q and seqlen_kv are the maxima then (0: not told)
   std::int64_t total_q = 0, total_kv = 0;
-  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  ///< one for each sequence of a packed batch, when known
-  DType cu_seqlens_dtype = DType::i32;
+  std::vector<std::pair<std::int64_t, std::int64_t>> lengths;  ///< one for each sequence of a packed or paged batch, when known
+  DType cu_seqlens_dtype = DType::i32;                         ///< and of seqlens_kv
+
+  /// Keys in `pages` pages of page_size; 0: none. seqlen_kv is what a row of the table holds, then, and lengths are known for packed queries
+  /// or not.
+  std::int64_t page_size = 0, pages = 0;
+  bool paged() const { return page_size > 0; }
+  bool ragged() const { return varlen || paged(); }
+  std::int64_t table_pages() const { return seqlen_kv / page_size; }
 
   Attention attention;
   std::vector<ParamLine> params;

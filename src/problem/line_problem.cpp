@@ -9,7 +9,8 @@ Problem problem_of(const Line& line, Device device) {
     v.device = device;
     const auto sizes = role_sizes(line, role);
     const bool statistics = std::string(role) == "lse" || std::string(role) == "dlse";
-    const std::size_t first = line.varlen ? 1 : 0;  // packed tensors have no batch
+    const bool of_keys = std::string(role).ends_with("k") || std::string(role).ends_with("v");
+    const std::size_t first = line.varlen && !(line.paged() && of_keys) ? 1 : 0;  // packed tensors have no batch
     std::int64_t stride = 1;
     v.rank = static_cast<int>(sizes.size() - first);
     std::vector<std::int64_t> strides(sizes.size());
@@ -41,17 +42,26 @@ Problem problem_of(const Line& line, Device device) {
   std::optional<Varlen> varlen;
   if (line.varlen) {
     const TensorView cu = contiguous(line.cu_seqlens_dtype, {line.batch + 1});
-    varlen = Varlen{cu, cu, line.seqlen_q, line.seqlen_kv};
+    varlen = Varlen{cu, line.paged() ? TensorView{} : cu, line.seqlen_q, line.seqlen_kv};
   }
+  std::optional<Paged> paged;
+  if (line.paged())
+    paged = Paged{contiguous(DType::i32, {line.batch, line.table_pages()}), contiguous(line.cu_seqlens_dtype, {line.batch})};
   if (line.pass == Pass::forward) {
-    return make_problem(line.attention, ForwardInputs{view("q", line.dtype), view("k", line.dtype), view("v", line.dtype), params, varlen},
+    return make_problem(line.attention,
+                        ForwardInputs{.q = view("q", line.dtype),
+                                      .k = view("k", line.dtype),
+                                      .v = view("v", line.dtype),
+                                      .params = params,
+                                      .varlen = varlen,
+                                      .paged = paged},
                         ForwardOutputs{view("out", line.dtype), line.lse ? statistics("lse") : TensorView{}});
   }
   BackwardInputs inputs{view("q", line.dtype),   view("k", line.dtype), view("v", line.dtype),
                         view("out", line.dtype), statistics("lse"),     view("dout", line.dtype)};
   if (line.dlse) inputs.dlse = statistics("dlse");
   inputs.params = params;
-  inputs.varlen = varlen;
+  inputs.varlen = varlen, inputs.paged = paged;
   BackwardOutputs outputs;
   if (line.dq) outputs.dq = view("dq", line.dtype);
   if (line.dk) outputs.dk = view("dk", line.dtype);

@@ -52,7 +52,11 @@ TensorSpec spec_of(const TensorView& logical) {
 }
 
 /// Present, of the rank its layout asks for, no empty dimension, on q's device.
-TensorSpec checked_spec(const char* name, const TensorView& view, int rank, const char* layout, const Call& call) {
+TensorSpec checked_spec(const RoleRow& role, const TensorView& view, const Call& call) {
+  const char* name = role.name;
+  const Tokens tokens = call.tokens_of(role);
+  const int rank = role.axes.rank - (tokens == Tokens::packed ? 1 : 0);
+  const std::string layout = axes_text(role.axes, tokens);
   FOVEAL_CHECK(view.present(), name, ": absent; expected ", layout);
   FOVEAL_CHECK(view.rank == rank, name, ": rank ", view.rank, "; expected ", rank, " ", layout);
   for (int d = 0; d < rank; ++d)
@@ -60,13 +64,12 @@ TensorSpec checked_spec(const char* name, const TensorView& view, int rank, cons
                  d, "; expected at least 1");
   FOVEAL_CHECK(view.device == call.q->device, name, ": on another device than q");
   check_reach(name, view);
-  return spec_of(logical_view(view, call.packed()));
+  return spec_of(logical_view(view, tokens == Tokens::packed));
 }
 
-void check_shape(const char* name, const TensorSpec& spec, std::initializer_list<std::int64_t> expected) {
+void check_shape(const char* name, const TensorSpec& spec, const std::vector<std::int64_t>& expected) {
   const bool same = std::equal(expected.begin(), expected.end(), spec.sizes.begin());
-  FOVEAL_CHECK(same, name, ": shape ", shape_text(spec.sizes.data(), spec.rank), "; expected ",
-               shape_text(expected.begin(), static_cast<int>(expected.size())));
+  FOVEAL_CHECK(same, name, ": shape ", shape_text(spec.sizes.data(), spec.rank), "; expected ", shape_text(expected));
 }
 
 void check_dtype(const char* name, DType found, DType expected, const char* why) {
@@ -75,41 +78,44 @@ void check_dtype(const char* name, DType found, DType expected, const char* why)
 
 /// q, k, v: where every size comes from.
 void read_sizes(Problem& p, const Call& call) {
-  const bool packed = call.packed();
-  const char* layout_qk = packed ? "[total, heads, head_dim]" : "[batch, seqlen, heads, head_dim]";
-  const char* layout_v = packed ? "[total, heads, head_dim_v]" : "[batch, seqlen, heads, head_dim_v]";
-  const int rank = packed ? 3 : 4;
-
-  p.q = checked_spec("q", *call.q, rank, layout_qk, call);
+  p.paged = call.paged != nullptr;
+  p.q = checked_spec(roles[0], *call.q, call);
   p.dtype = p.q.dtype;
   FOVEAL_CHECK(is_floating(p.dtype), "q: dtype ", to_string(p.dtype), "; expected f64, f32, bf16 or f16");
   p.batch = p.q.sizes[0], p.total_q = p.q.sizes[0] * p.q.sizes[1], p.heads_q = p.heads_kv = p.q.sizes[2];
   p.seqlen_q = p.seqlen_kv = p.q.sizes[1], p.head_dim = p.head_dim_v = p.q.sizes[3];
 
-  p.k = checked_spec("k", *call.k, rank, layout_qk, call);
+  p.k = checked_spec(roles[1], *call.k, call);
   p.total_kv = p.k.sizes[0] * p.k.sizes[1], p.seqlen_kv = p.k.sizes[1], p.heads_kv = p.k.sizes[2];
-  p.v = checked_spec("v", *call.v, rank, layout_v, call);
+  p.v = checked_spec(roles[2], *call.v, call);
   p.head_dim_v = p.v.sizes[3];
 
   check_dtype("k", p.k.dtype, p.dtype, "q's");
   check_dtype("v", p.v.dtype, p.dtype, "q's");
-  FOVEAL_CHECK(p.k.sizes[0] == p.batch, "k: batch ", p.k.sizes[0], " differs from q's ", p.batch);
-  FOVEAL_CHECK(p.v.sizes[0] == p.batch, "v: batch ", p.v.sizes[0], " differs from q's ", p.batch);
+  if (p.paged) {
+    FOVEAL_CHECK(p.k.sizes[1] % 16 == 0, "k: page_size ", p.k.sizes[1], " in dimension 1; expected a multiple of 16");
+    FOVEAL_CHECK(p.v.sizes[0] == p.k.sizes[0], "v: pages ", p.v.sizes[0], " differ from k's ", p.k.sizes[0]);
+    FOVEAL_CHECK(p.v.sizes[1] == p.k.sizes[1], "v: page_size ", p.v.sizes[1], " differs from k's ", p.k.sizes[1]);
+  } else {
+    FOVEAL_CHECK(p.k.sizes[0] == p.batch, "k: batch ", p.k.sizes[0], " differs from q's ", p.batch);
+    FOVEAL_CHECK(p.v.sizes[0] == p.batch, "v: batch ", p.v.sizes[0], " differs from q's ", p.batch);
+  }
   FOVEAL_CHECK(p.heads_q % p.heads_kv == 0, "k: heads ", p.heads_kv, " does not divide q's ", p.heads_q, "; expected a divisor of ",
                p.heads_q);
   FOVEAL_CHECK(p.k.sizes[3] == p.head_dim, "k: head_dim ", p.k.sizes[3], " differs from q's ", p.head_dim);
   FOVEAL_CHECK(p.v.sizes[2] == p.heads_kv, "v: heads ", p.v.sizes[2], " differs from k's ", p.heads_kv);
-  FOVEAL_CHECK(p.v.sizes[1] == p.k.sizes[1], packed ? "v: total " : "v: seqlen ", p.v.sizes[1], " differs from k's ", p.k.sizes[1]);
+  FOVEAL_CHECK(p.v.sizes[1] == p.k.sizes[1], call.packed() ? "v: total " : "v: seqlen ", p.v.sizes[1], " differs from k's ", p.k.sizes[1]);
   p.group_size = p.heads_q / p.heads_kv;
 }
 
-void check_cu_seqlens(const char* name, const TensorView& cu, const Call& call) {
+TensorSpec checked_cu_seqlens(const char* name, const TensorView& cu, const Call& call) {
   FOVEAL_CHECK(cu.present(), name, ": absent; expected i32 or i64 [batch + 1]");
   FOVEAL_CHECK(cu.dtype == DType::i32 || cu.dtype == DType::i64, name, ": dtype ", to_string(cu.dtype), "; expected i32 or i64");
   FOVEAL_CHECK(cu.rank == 1, name, ": rank ", cu.rank, "; expected 1 [batch + 1]");
   FOVEAL_CHECK(cu.sizes[0] >= 2, name, ": size ", cu.sizes[0], "; expected batch + 1, at least 2");
   FOVEAL_CHECK(cu.strides[0] == 1, name, ": stride ", cu.strides[0], "; expected 1");
   FOVEAL_CHECK(cu.device == call.q->device, name, ": on another device than q");
+  return spec_of(cu);
 }
 
 void read_segments(Problem& p, const Call& call) {
@@ -138,19 +144,51 @@ void read_varlen(Problem& p, const Call& call) {
   if (call.varlen == nullptr) return;
   const Varlen& varlen = *call.varlen;
   p.varlen = true;
-  check_cu_seqlens("cu_seqlens_q", varlen.cu_seqlens_q, call);
-  check_cu_seqlens("cu_seqlens_kv", varlen.cu_seqlens_kv, call);
-  p.cu_seqlens_dtype = varlen.cu_seqlens_q.dtype;
-  check_dtype("cu_seqlens_kv", varlen.cu_seqlens_kv.dtype, p.cu_seqlens_dtype, "cu_seqlens_q's");
+  p.cu_seqlens_q = checked_cu_seqlens("cu_seqlens_q", varlen.cu_seqlens_q, call);
   p.batch = p.sequences = varlen.cu_seqlens_q.sizes[0] - 1;
-  FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ",
-               p.batch + 1, ", cu_seqlens_q's");
+  if (call.paged != nullptr) {
+    FOVEAL_CHECK(!varlen.cu_seqlens_kv.present(), "cu_seqlens_kv: given beside a block_table; expected seqlens_kv in its place");
+  } else {
+    p.cu_seqlens_kv = checked_cu_seqlens("cu_seqlens_kv", varlen.cu_seqlens_kv, call);
+    check_dtype("cu_seqlens_kv", p.cu_seqlens_kv.dtype, p.cu_seqlens_q.dtype, "cu_seqlens_q's");
+    FOVEAL_CHECK(varlen.cu_seqlens_kv.sizes[0] == p.batch + 1, "cu_seqlens_kv: size ", varlen.cu_seqlens_kv.sizes[0], "; expected ",
+                 p.batch + 1, ", cu_seqlens_q's");
+  }
   p.seqlen_q = varlen.max_seqlen_q, p.seqlen_kv = varlen.max_seqlen_kv;
   const std::int64_t least = p.device.kind == DeviceKind::cpu ? 0 : 1;
   const char* accepted =
       least == 0 ? "; expected a length, or 0 to find out" : "; expected the longest sequence (it cannot be found out on this device)";
   FOVEAL_CHECK(p.seqlen_q >= least, "max_seqlen_q: ", p.seqlen_q, accepted);
-  FOVEAL_CHECK(p.seqlen_kv >= least, "max_seqlen_kv: ", p.seqlen_kv, accepted);
+  FOVEAL_CHECK(p.seqlen_kv >= (p.paged ? 0 : least), "max_seqlen_kv: ", p.seqlen_kv, accepted);
+}
+
+/// After the lengths of packed queries.
+void read_paged(Problem& p, const Call& call) {
+  if (call.paged == nullptr) return;
+  FOVEAL_CHECK(call.segments == nullptr && call.part == nullptr, "block_table: given beside ", call.part ? "a part" : "segments",
+               "; expected whole sequences");
+  const TensorView &table = call.paged->block_table, &lengths = call.paged->seqlens_kv;
+  const char* of_table = "i32 [batch, pages of the longest sequence]";
+  FOVEAL_CHECK(table.present(), "block_table: absent beside seqlens_kv; expected ", of_table);
+  FOVEAL_CHECK(table.dtype == DType::i32, "block_table: dtype ", to_string(table.dtype), "; expected i32");
+  FOVEAL_CHECK(table.rank == 2, "block_table: rank ", table.rank, "; expected ", of_table);
+  FOVEAL_CHECK(table.sizes[0] == p.batch, "block_table: ", table.sizes[0], " rows; expected ", p.batch, ", one for each sequence");
+  FOVEAL_CHECK(table.sizes[1] >= 1, "block_table: rows of ", table.sizes[1], " pages; expected at least 1");
+  FOVEAL_CHECK(table.device == call.q->device, "block_table: on another device than q");
+  FOVEAL_CHECK(lengths.present(), "seqlens_kv: absent beside block_table; expected i32 or i64 [batch], how many keys each sequence has");
+  FOVEAL_CHECK(lengths.dtype == DType::i32 || lengths.dtype == DType::i64, "seqlens_kv: dtype ", to_string(lengths.dtype),
+               "; expected i32 or i64");
+  FOVEAL_CHECK(lengths.rank == 1 && lengths.sizes[0] == p.batch, "seqlens_kv: shape ", shape_text(lengths.sizes.data(), lengths.rank),
+               "; expected [", p.batch, "], one length for each sequence");
+  FOVEAL_CHECK(lengths.device == call.q->device, "seqlens_kv: on another device than q");
+  check_reach("block_table", table);
+  check_reach("seqlens_kv", lengths);
+  p.block_table = spec_of(logical_view(table, false)), p.seqlens_kv = spec_of(logical_view(lengths, false));
+  FOVEAL_CHECK(table.sizes[1] <= max_position / p.page_size(), "block_table: rows of ", table.sizes[1], " pages of ", p.page_size(),
+               " keys; expected at most ", max_position, " keys");
+  const std::int64_t held = table.sizes[1] * p.page_size();
+  p.seqlen_kv = p.varlen && p.seqlen_kv > 0 ? std::min(p.seqlen_kv, held) : held;
+  p.total_kv = p.batch * p.seqlen_kv;
 }
 
 /// The symbols of the whole take the place of the part's.
@@ -188,7 +226,7 @@ void check_limits(const Problem& p) {
   const Attention& a = p.attention;
   FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
   FOVEAL_CHECK(a.kv_offset >= 0, "kv_offset: ", a.kv_offset, "; expected 0 or more");
-  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = std::max(p.seqlen_kv, p.varlen ? p.total_kv : 0);
+  const std::int64_t last_q = std::max(p.seqlen_q, p.varlen ? p.total_q : 0), last_kv = p.longest_kv();
   FOVEAL_CHECK(last_q <= max_position && a.q_offset <= max_position - last_q, "q: last position ", a.q_offset, " + ", last_q,
                "; expected at most ", max_position);
   FOVEAL_CHECK(last_kv <= max_position && a.kv_offset <= max_position - last_kv, "k: last position ", a.kv_offset, " + ", last_kv,
@@ -198,44 +236,72 @@ void check_limits(const Problem& p) {
   FOVEAL_CHECK(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p: ", a.dropout_p, "; expected 0 <= p < 1");
 }
 
-void read_role(Problem& p, const Call& call, const Role& role, std::initializer_list<std::int64_t> expected, const char* layout) {
-  const TensorView* view = call.*role.given;
-  if (view == nullptr || role.need(call.pass) == Need::none) return;
-  if (!view->present() && role.need(call.pass) == Need::optional) return;
-  TensorSpec& spec = p.*role.spec;
-  spec = checked_spec(role.name, *view, static_cast<int>(expected.size()) - (p.varlen ? 1 : 0), layout, call);
-  check_shape(role.name, spec, expected);
-  if (role.output(call.pass))
-    FOVEAL_CHECK(!overlaps_itself(spec), role.name, ": strides ", shape_text(spec.strides.data(), spec.rank),
-                 " put two elements in one place; an output's elements must be apart");
+/// Sizes of a tensor in its logical form.
+std::vector<std::int64_t> sizes_of(const Problem& p, const Axes& axes) {
+  std::vector<std::int64_t> sizes;
+  for (const Axis axis : axes) {
+    switch (axis) {
+      case Axis::batch_q:
+        sizes.push_back(p.q.sizes[0]);
+        break;
+      case Axis::batch_kv:
+        sizes.push_back(p.k.sizes[0]);
+        break;
+      case Axis::seqlen_q:
+        sizes.push_back(p.q.sizes[1]);
+        break;
+      case Axis::seqlen_kv:
+        sizes.push_back(p.k.sizes[1]);
+        break;
+      case Axis::heads_q:
+        sizes.push_back(p.heads_q);
+        break;
+      case Axis::heads_kv:
+        sizes.push_back(p.heads_kv);
+        break;
+      case Axis::head_dim:
+        sizes.push_back(p.head_dim);
+        break;
+      case Axis::head_dim_v:
+        sizes.push_back(p.head_dim_v);
+        break;
+      case Axis::sequences:
+        sizes.push_back(p.batch);
+        break;
+      case Axis::sequences_plus_one:
+        sizes.push_back(p.batch + 1);
+        break;
+      case Axis::pages:
+        sizes.push_back(p.block_table.sizes[1]);
+        break;
+    }
+  }
+  return sizes;
 }
 
+void check_role_dtype(const Problem& p, const Role& role, DType found, bool output) {
+  const DType statistics = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  if (role.type == RoleType::statistics)
+    return check_dtype(role.name, found, p.part && output ? DType::f64 : statistics, "the type of statistics for these inputs");
+  if (p.part && output) return check_dtype(role.name, found, statistics, "the type in which parts are added");
+  const bool wide = output && found == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
+  if (!wide) check_dtype(role.name, found, p.dtype, "q's");
+}
+
+/// The tensors whose sizes follow from those of q, k and v.
 void read_results(Problem& p, const Call& call) {
-  const std::int64_t rows = p.varlen ? 1 : p.batch;
-  const std::int64_t len_q = p.q.sizes[1], len_kv = p.k.sizes[1];
-  const char* tokens = p.varlen ? "[total_q, heads_q, head_dim_v]" : "[batch, seqlen_q, heads_q, head_dim_v]";
-  const char* statistics = p.varlen ? "[heads_q, total_q]" : "[batch, heads_q, seqlen_q]";
-  const DType statistics_dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   for (const Role& role : roles) {
-    const TensorSpec& spec = p.*role.spec;
-    if (&spec == &p.q || &spec == &p.k || &spec == &p.v) continue;
-    if (&spec == &p.lse || &spec == &p.dlse) {
-      read_role(p, call, role, {rows, p.heads_q, len_q}, statistics);
-      const bool of_part = p.part && role.output(call.pass);
-      if (spec.present)
-        check_dtype(role.name, spec.dtype, of_part ? DType::f64 : statistics_dtype, "the type of statistics for these inputs");
-      continue;
-    }
-    if (&spec == &p.out || &spec == &p.dout) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim_v}, tokens);
-    if (&spec == &p.dq) read_role(p, call, role, {rows, len_q, p.heads_q, p.head_dim}, "of q's shape");
-    if (&spec == &p.dk) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim}, "of k's shape");
-    if (&spec == &p.dv) read_role(p, call, role, {rows, len_kv, p.heads_kv, p.head_dim_v}, "of v's shape");
-    if (p.part && role.output(call.pass)) {
-      if (spec.present) check_dtype(role.name, spec.dtype, statistics_dtype, "the type in which parts are added");
-      continue;
-    }
-    const bool wide = role.output(call.pass) && spec.dtype == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
-    if (spec.present && !wide) check_dtype(role.name, spec.dtype, p.dtype, "q's");
+    TensorSpec& spec = p.*role.spec;
+    const TensorView* view = call.*role.given;
+    if (spec.present || view == nullptr || role.integers() || (!view->present() && role.optional(call.pass))) continue;
+    const std::vector<std::int64_t> sizes = sizes_of(p, role.axes);
+    spec = checked_spec(role, *view, call);
+    check_shape(role.name, spec, sizes);
+    const bool output = role.output(call.pass);
+    if (output)
+      FOVEAL_CHECK(!overlaps_itself(spec), role.name, ": strides ", shape_text(spec.strides.data(), spec.rank),
+                   " put two elements in one place; an output's elements must be apart");
+    check_role_dtype(p, role, spec.dtype, output);
   }
 }
 
@@ -329,9 +395,10 @@ std::optional<scoring::Box> box_of(const Problem& p) {
   const auto range = [](std::int64_t low, std::int64_t high) {
     return scoring::Interval{static_cast<double>(low), static_cast<double>(high)};
   };
-  const auto length = [&](std::int64_t seqlen) { return range(p.varlen ? 0 : seqlen, seqlen); };
+  const auto length = [&](std::int64_t seqlen, bool ragged) { return range(ragged ? 0 : seqlen, seqlen); };
   if (p.batch == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return {};
-  scoring::Box box{range(0, p.sequences - 1), range(0, p.heads_q - 1), {}, {}, length(p.seqlen_q), length(p.seqlen_kv)};
+  scoring::Box box{range(0, p.sequences - 1),    range(0, p.heads_q - 1),           {}, {},
+                   length(p.seqlen_q, p.varlen), length(p.seqlen_kv, p.ragged_kv())};
   box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
   box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + p.seqlen_kv - 1);
   return box;
@@ -396,6 +463,7 @@ std::string key_of(const Problem& p) {
   };
   key += " |";
   add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
+  if (p.paged) key += " paged", add(p.block_table.sizes[1]);
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
   if (p.part) key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all);
   for (const Role& role : roles) add_spec(p.*role.spec);
@@ -409,6 +477,7 @@ Problem make(const Attention& attention, const Call& call) {
   try {
     read_sizes(p, call);
     read_varlen(p, call);
+    read_paged(p, call);
     read_part(p, call);
     p.scale = attention.scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));
     check_limits(p);

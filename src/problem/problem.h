@@ -1,17 +1,20 @@
 #pragma once
 // A Problem is one checked, normalised attention call without its data: what a plan is made for and what caches are keyed by.
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "foveal/attention.h"
+#include "problem/roles.h"
 #include "score/program.h"
 
 namespace foveal::problem {
 
 /// Shape, type and strides of one tensor; rank 0 with present = false when it is not given. Always in the 4-D logical form
-/// [batch, seqlen, heads, dim] for q, k, v, out, dout and their gradients ([1, total, heads, dim] when packed), and
+/// [batch, seqlen, heads, dim] for q, k, v, out, dout and their gradients ([1, total, heads, dim] when packed, [pages, page_size, heads,
+/// dim] for keys in pages), and
 /// [batch, heads_q, seqlen_q] for lse and dlse ([1, heads_q, total_q] when packed).
 struct TensorSpec {
   bool present = false;
@@ -38,18 +41,21 @@ struct Problem {
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< packed: the maxima (0 = unknown until run, CPU only)
   std::int64_t total_q = 0, total_kv = 0;    ///< packed: tokens; otherwise batch * seqlen
   std::int64_t head_dim = 0, head_dim_v = 0;
-  bool varlen = false;                          ///< packed, in whole sequences or in segments
+  bool varlen = false;                          ///< packed, in whole sequences or in segments; of keys only where they are not paged
+  bool paged = false;                           ///< k and v are pools [pages, page_size, heads_kv, dim]; seqlen_kv and total_kv are bounds
+  bool gathered = false;                        ///< keys were paged: those of a sequence lie together, seqlen_kv rows for each
   bool segments = false;                        ///< each of `batch` segments says itself which sequence it is a part of
   std::int64_t sequences = 0;                   ///< the symbol `batch` is less
   bool part = false;                            ///< results are wide and merged into what is there; symbols of the whole stand in the score
   std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
-  DType cu_seqlens_dtype = DType::i32;
   double scale = 1;
   Attention attention;           ///< as given; of a part, with symbols of the whole in score_mod and mask
   Expr given_score, given_mask;  ///< of a part: kept, for signatures of calls know them by address
 
-  TensorSpec q, k, v, out, lse, dout, dlse, dq, dk, dv;
+#define FOVEAL_FIELD(name, ...) TensorSpec name;
+  FOVEAL_ROLES(FOVEAL_FIELD)
+#undef FOVEAL_FIELD
   std::vector<ParamSpec> params;  ///< every bound parameter, the sink included, in the order of binding
   int sink = -1;                  ///< position of the sink in params, or -1
 
@@ -57,6 +63,12 @@ struct Problem {
 
   bool has_score_mod() const { return !score->forward.empty(); }
   bool has_mask() const { return !score->mask.empty(); }
+  /// Sequences have as many keys as a run says.
+  bool ragged_kv() const { return varlen || paged || gathered; }
+  /// No sequence has more.
+  std::int64_t longest_kv() const { return std::max(seqlen_kv, varlen && !paged && !gathered ? total_kv : 0); }
+  std::int64_t pages() const { return k.sizes[0]; }
+  std::int64_t page_size() const { return k.sizes[1]; }
   /// `backward bf16 b2 h12:4 q1024 kv1024 d64 mask="kv_idx <= q_idx" score="score + rel[head, ...]" ...`: parsed back by parse_line()
   std::string line() const;
   std::string key;  ///< line() plus strides, dtypes and everything else that a plan depends on
@@ -64,10 +76,11 @@ struct Problem {
 
 /// All tensors of one call, in the same roles and order as the Problem's specs (rank-4 views of packed tensors).
 struct Buffers {
-  TensorView q, k, v, out, lse, dout, dlse, dq, dk, dv;
+#define FOVEAL_FIELD(name, ...) TensorView name;
+  FOVEAL_ROLES(FOVEAL_FIELD)
+#undef FOVEAL_FIELD
   std::vector<TensorView> params;   ///< like Problem::params
   std::vector<TensorView> dparams;  ///< like Problem::params; absent where no gradient is wanted
-  TensorView cu_seqlens_q, cu_seqlens_kv;
   TensorView segments;
   Part part;       ///< of a part: what a run says of it
   DropoutRng rng;  ///< without a state on the CPU: it has been read; without anything where nothing is dropped

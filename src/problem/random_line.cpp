@@ -31,6 +31,7 @@ class Generator {
     if (random_.chance(0.2)) sink();
     variation();
     line_.seed = random_.bits() >> 32;
+    if (random_.chance(0.2)) pages();
     return std::move(line_);
   }
 
@@ -87,6 +88,20 @@ class Generator {
     if (line_.layout == Layout::packed_qkv && !same) line_.layout = Layout::bshd;
     if (random_.chance(0.1)) line_.attention.q_offset = random_.integer(0, 100);
     if (random_.chance(0.1)) line_.attention.kv_offset = random_.integer(0, 100);
+  }
+
+  /// Of keys that lie together until now.
+  void pages() {
+    static constexpr std::array<std::int64_t, 6> sizes{16, 16, 32, 48, 64, 128};
+    line_.page_size = pick(random_, sizes);
+    if (line_.layout == Layout::packed_qkv) line_.layout = Layout::bshd;
+    if (!line_.varlen)
+      for (std::int64_t i = 0; i < line_.batch; ++i)
+        line_.lengths.emplace_back(line_.seqlen_q, random_.chance(0.1) ? 0 : random_.integer(1, line_.seqlen_kv));
+    line_.total_kv = 0;
+    line_.seqlen_kv = std::max<std::int64_t>(1, (line_.seqlen_kv + line_.page_size - 1) / line_.page_size) * line_.page_size;
+    const std::int64_t wanted = line_.batch * line_.table_pages();
+    line_.pages = random_.chance(0.3) ? random_.integer(1, wanted) : wanted + random_.integer(0, 3);
   }
 
   std::int64_t positions_q() const { return line_.seqlen_q + line_.attention.q_offset; }

@@ -11,6 +11,7 @@
 #include "base/philox.h"
 #include "base/strided.h"
 #include "plan/flops.h"
+#include "plan/gather_pages.h"
 #include "reference/pair_score.h"
 
 namespace foveal::reference {
@@ -81,11 +82,23 @@ Sequence sequence_of(const Problem& p, const Buffers& buffers, std::int64_t batc
     const std::int64_t* row = static_cast<const std::int64_t*>(buffers.segments.data) + 9 * batch;
     return {row[4], 0, row[0], row[2], row[1], row[3], q_idx + row[5], kv_idx + row[6], row[7], row[8]};
   }
-  if (!p.varlen) return {batch, batch, 0, 0, p.seqlen_q, p.seqlen_kv, q_idx, kv_idx, p.seqlen_q, p.seqlen_kv};
-  const auto at = [](const TensorView& cu, std::int64_t i) { return base::load_integer(cu.data, cu.dtype, i); };
-  const std::int64_t q = at(buffers.cu_seqlens_q, batch), kv = at(buffers.cu_seqlens_kv, batch);
-  const std::int64_t seqlen_q = at(buffers.cu_seqlens_q, batch + 1) - q, seqlen_kv = at(buffers.cu_seqlens_kv, batch + 1) - kv;
-  return {batch, 0, q, kv, seqlen_q, seqlen_kv, q_idx, kv_idx, seqlen_q, seqlen_kv};
+  const auto at = [](const TensorView& lengths, std::int64_t i) {
+    return base::load_integer(lengths.data, lengths.dtype, i * lengths.strides[0]);
+  };
+  Sequence s{batch, batch, 0, 0, p.seqlen_q, p.seqlen_kv, q_idx, kv_idx, p.seqlen_q, p.seqlen_kv};
+  if (p.varlen) {
+    s.tensor_batch = 0;
+    s.first_q = at(buffers.cu_seqlens_q, batch);
+    s.whole_q = s.seqlen_q = at(buffers.cu_seqlens_q, batch + 1) - s.first_q;
+  }
+  if (p.gathered) {
+    s.first_kv = batch * p.seqlen_kv;
+    s.whole_kv = s.seqlen_kv = at(buffers.seqlens_kv, batch);
+  } else if (p.varlen) {
+    s.first_kv = at(buffers.cu_seqlens_kv, batch);
+    s.whole_kv = s.seqlen_kv = at(buffers.cu_seqlens_kv, batch + 1) - s.first_kv;
+  }
+  return s;
 }
 
 /// One query row and what is constant along it.
@@ -386,6 +399,13 @@ class Reference : public planning::Executable {
   std::vector<std::int64_t> gradient_begin_;
 };
 
+/// Keys in pages are gathered: the definition of correct reads them in order.
+std::unique_ptr<planning::Executable> make_reference(const Problem& problem, const PlanOptions& options, std::vector<bool> queries = {}) {
+  if (!problem.paged) return std::make_unique<Reference>(problem, options, std::move(queries));
+  auto inner = std::make_unique<Reference>(planning::with_gathered_keys(problem, DType::f64), options, std::move(queries));
+  return planning::make_gather_pages(problem, DType::f64, options, std::move(inner));
+}
+
 class ReferenceBackend : public planning::Backend {
  public:
   std::string name() const override { return "reference"; }
@@ -399,16 +419,16 @@ class ReferenceBackend : public planning::Backend {
                       " is beyond every kernel; it runs when it is asked for by name");
   }
   std::unique_ptr<planning::Executable> prepare(const Problem& problem, const PlanOptions& options) const override {
-    return std::make_unique<Reference>(problem, options);
+    return make_reference(problem, options);
   }
 };
 
 }  // namespace
 
 void run_queries(const Problem& problem, const Buffers& buffers, std::vector<bool> queries) {
-  const Reference reference(problem, {}, std::move(queries));
-  std::vector<double> workspace(reference.workspace_bytes() / sizeof(double) + 1);
-  reference.run(buffers, workspace.data(), {});
+  const auto reference = make_reference(problem, {}, std::move(queries));
+  std::vector<double> workspace(reference->workspace_bytes() / sizeof(double) + 1);
+  reference->run(buffers, workspace.data(), {});
 }
 
 std::unique_ptr<planning::Backend> make_reference_backend() { return std::make_unique<ReferenceBackend>(); }

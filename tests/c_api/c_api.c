@@ -161,6 +161,29 @@ int main(void) {
   CHECK(foveal_run(&dropping, &forward, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "reserved_seed 5") != NULL);
   forward.dropout_seed = forward.dropout_offset = 0;
 
+  /* keys and values in pages: a page of 16 rows, of which five are keys; a call of the second version has none */
+  float pool_k[2 * 16 * heads * dim], pool_v[2 * 16 * heads * dim], contiguous[count];
+  for (int i = 0; i < 2 * 16 * heads * dim; ++i) pool_k[i] = pool_v[i] = NAN;
+  memcpy(pool_k + 16 * heads * dim, k, sizeof k), memcpy(pool_v + 16 * heads * dim, v, sizeof v);
+  CHECK(foveal_run(&attention, &forward, NULL, NULL) == FOVEAL_OK);
+  memcpy(contiguous, out, sizeof out);
+  const int64_t pool_sizes[] = {2, 16, heads, dim}, table_sizes[] = {1, 1}, one[] = {1};
+  int32_t entries[] = {1}, lengths[] = {seqlen};
+  const foveal_tensor paged_k = tensor(pool_k, 4, pool_sizes), paged_v = tensor(pool_v, 4, pool_sizes);
+  foveal_tensor table, seqlens;
+  foveal_contiguous(&table, entries, FOVEAL_I32, 2, table_sizes), foveal_contiguous(&seqlens, lengths, FOVEAL_I32, 1, one);
+  foveal_call paged = forward;
+  paged.k = &paged_k, paged.v = &paged_v, paged.block_table = &table, paged.seqlens_kv = &seqlens;
+  memset(out, 0, sizeof out);
+  CHECK(foveal_run(&attention, &paged, NULL, NULL) == FOVEAL_OK && memcmp(contiguous, out, sizeof out) == 0);
+  entries[0] = 2;
+  CHECK(foveal_run(&attention, &paged, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "block_table: page 2 at [0, 0]; expected 0 to 1") != NULL);
+  foveal_call second = forward;
+  second.struct_size = offsetof(foveal_call, block_table);
+  second.block_table = &table; /* behind its end */
+  CHECK(foveal_run(&attention, &second, NULL, NULL) == FOVEAL_OK && memcmp(contiguous, out, sizeof out) == 0);
+
   foveal_tensor odd = tq;
   odd.dtype = 77;
   forward.q = &odd;

@@ -26,19 +26,31 @@ struct Calls {
   TensorView dq{at(9216), DType::f32, {2, 8, 4, 16}}, dk{at(12288), DType::f32, {2, 6, 2, 16}}, dv{at(14336), DType::f32, {2, 6, 2, 12}};
   std::vector<ParamBinding> params, dparams;
   std::optional<Varlen> varlen;
+  std::optional<Paged> paged;
 
   const Param rel{"rel", {4, 17}}, table{"table", {8}}, ids{"ids", {8}, Type::integer}, keep{"keep", {8}, Type::boolean}, sink{"sink", {4}};
   TensorView rel_data{at(20000), DType::f32, {4, 17}}, table_data{at(21000), DType::f32, {8}}, sink_data{at(22000), DType::f32, {4}};
 
-  ForwardInputs forward_inputs() const { return {.q = q, .k = k, .v = v, .params = params, .varlen = varlen}; }
+  ForwardInputs forward_inputs() const { return {.q = q, .k = k, .v = v, .params = params, .varlen = varlen, .paged = paged}; }
   ForwardOutputs forward_outputs() const { return {.out = out, .lse = lse}; }
   BackwardInputs backward_inputs() const {
-    return {.q = q, .k = k, .v = v, .out = out, .lse = lse, .dout = dout, .dlse = dlse, .params = params, .varlen = varlen};
+    return {.q = q, .k = k, .v = v, .out = out, .lse = lse, .dout = dout, .dlse = dlse, .params = params, .varlen = varlen, .paged = paged};
   }
   BackwardOutputs backward_outputs() const { return {.dq = dq, .dk = dk, .dv = dv, .dparams = dparams}; }
 
   void forward() { foveal::forward(attention, forward_inputs(), forward_outputs(), {}, options); }
   void backward() { foveal::backward(attention, backward_inputs(), backward_outputs(), {}, options); }
+
+  /// Keys and values in four pages of 16, two for each sequence.
+  void page() {
+    static std::vector<float> pools(std::size_t{4} * 4 * 16 * 2 * 16);
+    const auto pool = [](std::int64_t which, std::int64_t dim) {
+      return TensorView(pools.data() + which * 4 * 16 * 2 * 16, DType::f32, {4, 16, 2, dim});
+    };
+    k = pool(0, 16), v = pool(1, 12), dk = pool(2, 16), dv = pool(3, 12);
+    paged = Paged{.block_table = {pages.data(), DType::i32, {2, 2}}, .seqlens_kv = {lengths_kv.data(), DType::i32, {2}}};
+  }
+  std::vector<std::int32_t> pages{3, 0, 2, 1}, lengths_kv{20, 32};
 
   /// The same tensors as a packed batch of two sequences.
   void pack() {
@@ -62,14 +74,14 @@ using namespace symbols;
 
 const std::vector<Row> rows{
     // tensors
-    {"QAbsent", [](Calls& c) { c.q = {}, c.forward(); }, "q: absent; expected [batch, seqlen, heads, head_dim]"},
-    {"KAbsent", [](Calls& c) { c.k = {}, c.forward(); }, "k: absent; expected [batch, seqlen, heads, head_dim]"},
+    {"QAbsent", [](Calls& c) { c.q = {}, c.forward(); }, "q: absent; expected [batch, seqlen_q, heads_q, head_dim]"},
+    {"KAbsent", [](Calls& c) { c.k = {}, c.forward(); }, "k: absent; expected [batch, seqlen_kv, heads_kv, head_dim]"},
     {"OutAbsent", [](Calls& c) { c.out = {}, c.forward(); }, "out: absent; expected [batch, seqlen_q, heads_q, head_dim_v]"},
     {"QRank",
      [](Calls& c) {
        c.q = {c.at(0), DType::f32, {8, 4, 16}}, c.forward();
      },
-     "q: rank 3; expected 4 [batch, seqlen, heads, head_dim]"},
+     "q: rank 3; expected 4 [batch, seqlen_q, heads_q, head_dim]"},
     {"LseRank",
      [](Calls& c) {
        c.lse = {c.at(6144), DType::f32, {64}}, c.forward();
@@ -297,7 +309,7 @@ const std::vector<Row> rows{
      [](Calls& c) {
        c.pack(), c.q = {c.at(0), DType::f32, {2, 8, 4, 16}}, c.forward();
      },
-     "q: rank 4; expected 3 [total, heads, head_dim]"},
+     "q: rank 4; expected 3 [total_q, heads_q, head_dim]"},
     {"CuAbsent", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_kv = {}, c.forward(); },
      "cu_seqlens_kv: absent; expected i32 or i64 [batch + 1]"},
     {"CuType", [](Calls& c) { c.pack(), c.varlen->cu_seqlens_q.dtype = DType::f32, c.forward(); },
@@ -322,6 +334,70 @@ const std::vector<Row> rows{
     {"MaxNegative", [](Calls& c) { c.pack(), c.varlen->max_seqlen_q = -1, c.forward(); },
      "max_seqlen_q: -1; expected a length, or 0 to find out"},
     {"PackedTotals", [](Calls& c) { c.pack(), c.v.sizes[0] = 11, c.forward(); }, "v: total 11 differs from k's 12"},
+    // keys and values in pages
+    {"PagedRank",
+     [](Calls& c) {
+       c.page(), c.k = {c.at(2048), DType::f32, {16, 2, 16}}, c.forward();
+     },
+     "k: rank 3; expected 4 [pages, page_size, heads_kv, head_dim]"},
+    {"PageSize", [](Calls& c) { c.page(), c.k.sizes[1] = 8, c.forward(); }, "k: page_size 8 in dimension 1; expected a multiple of 16"},
+    {"PagesDiffer", [](Calls& c) { c.page(), c.v.sizes[0] = 3, c.forward(); }, "v: pages 3 differ from k's 4"},
+    {"PageSizesDiffer", [](Calls& c) { c.page(), c.v.sizes[1] = 32, c.forward(); }, "v: page_size 32 differs from k's 16"},
+    {"PagedGradient", [](Calls& c) { c.page(), c.dk.sizes[0] = 2, c.backward(); }, "dk: shape [2, 16, 2, 16]; expected [4, 16, 2, 16]"},
+    {"TableAbsent", [](Calls& c) { c.page(), c.paged->block_table = {}, c.forward(); },
+     "block_table: absent beside seqlens_kv; expected i32 [batch, pages of the longest sequence]"},
+    {"TableType", [](Calls& c) { c.page(), c.paged->block_table.dtype = DType::i64, c.forward(); }, "block_table: dtype i64; expected i32"},
+    {"TableRank",
+     [](Calls& c) {
+       c.page(), c.paged->block_table = {c.pages.data(), DType::i32, {4}}, c.forward();
+     },
+     "block_table: rank 1; expected i32 [batch, pages of the longest sequence]"},
+    {"TableRows", [](Calls& c) { c.page(), c.paged->block_table.sizes[0] = 1, c.forward(); },
+     "block_table: 1 rows; expected 2, one for each sequence"},
+    {"TableEmpty", [](Calls& c) { c.page(), c.paged->block_table.sizes[1] = 0, c.forward(); },
+     "block_table: rows of 0 pages; expected at least 1"},
+    {"TableTooWide",
+     [](Calls& c) {
+       c.page(), c.paged->block_table.sizes[1] = std::int64_t{1} << 30, c.paged->block_table.strides = {0, 0}, c.forward();
+     },
+     "block_table: rows of 1073741824 pages of 16 keys; expected at most 2147483647 keys"},
+    {"TableDevice",
+     [](Calls& c) {
+       c.page(), c.paged->block_table.device = {DeviceKind::cuda, 0}, c.forward();
+     },
+     "block_table: on another device than q"},
+    {"LengthsAbsent", [](Calls& c) { c.page(), c.paged->seqlens_kv = {}, c.forward(); },
+     "seqlens_kv: absent beside block_table; expected i32 or i64 [batch], how many keys each sequence has"},
+    {"LengthsType", [](Calls& c) { c.page(), c.paged->seqlens_kv.dtype = DType::f32, c.forward(); },
+     "seqlens_kv: dtype f32; expected i32 or i64"},
+    {"LengthsShape", [](Calls& c) { c.page(), c.paged->seqlens_kv.sizes[0] = 1, c.forward(); },
+     "seqlens_kv: shape [1]; expected [2], one length for each sequence"},
+    {"LengthBeyond", [](Calls& c) { c.page(), c.lengths_kv[1] = 33, c.forward(); },
+     "seqlens_kv: 33 of sequence 1; expected 0 to 32, what a row of block_table holds"},
+    {"LengthNegative", [](Calls& c) { c.page(), c.lengths_kv[0] = -1, c.forward(); }, "seqlens_kv: -1 of sequence 0; expected 0 to 32"},
+    {"PageBeyond", [](Calls& c) { c.page(), c.pages[1] = 4, c.forward(); },
+     "block_table: page 4 at [0, 1]; expected 0 to 3 for the 20 keys of this sequence"},
+    {"PageNegative", [](Calls& c) { c.page(), c.pages[2] = -1, c.backward(); }, "block_table: page -1 at [1, 0]; expected 0 to 3"},
+    {"PagedAndPackedKeys", [](Calls& c) { c.pack(), c.page(), c.forward(); },
+     "cu_seqlens_kv: given beside a block_table; expected seqlens_kv in its place"},
+    {"LengthBeyondMax", [](Calls& c) { c.pack(), c.page(), c.varlen->cu_seqlens_kv = {}, c.varlen->max_seqlen_kv = 24, c.forward(); },
+     "seqlens_kv: 32 of sequence 1; expected 0 to 24, max_seqlen_kv"},
+    {"PagedSegments",
+     [](Calls& c) {
+       std::vector<std::int64_t> parts(18);
+       c.pack(), c.page(), c.varlen = {};
+       ForwardInputs inputs = c.forward_inputs();
+       inputs.segments = Segments{.table = {parts.data(), DType::i64, {2, 9}}, .sequences = 2};
+       foveal::forward(c.attention, inputs, c.forward_outputs());
+     },
+     "block_table: given beside segments; expected whole sequences"},
+    {"PagedPlan",
+     [](Calls& c) {
+       const Plan plan = foveal::plan(c.attention, c.forward_inputs(), c.forward_outputs());
+       c.paged = Paged{.block_table = {c.pages.data(), DType::i32, {2, 2}}, .seqlens_kv = {c.lengths_kv.data(), DType::i32, {2}}};
+       plan.run(c.forward_inputs(), c.forward_outputs(), nullptr);
+     },
+     "block_table: given; the plan expects none"},
     // sizes and strides whose products leave 64 bits
     {"HugeHeadDim", [](Calls& c) { c.q.sizes[3] = c.k.sizes[3] = std::int64_t{1} << 61, c.q.strides = c.k.strides = {}, c.forward(); },
      "q: shape [2, 8, 4, 2305843009213693952] has too many elements; expected at most 2^48"},
@@ -448,6 +524,10 @@ TEST(WrongCalls, TheRightCallIsRight) {
   calls.backward();
   calls.pack();
   calls.forward();
+  Calls paged;
+  paged.page();
+  paged.forward();
+  paged.backward();
 }
 
 TEST(WrongCalls, TableIsLongEnough) { EXPECT_GE(rows.size(), 60u); }

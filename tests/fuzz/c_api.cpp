@@ -55,6 +55,8 @@ enum Slot {
   dv,
   cu_q,
   cu_kv,
+  table,
+  seqlens,
   state,
   tables,
   table0 = tables,
@@ -102,7 +104,7 @@ void make(Case& c, Bytes& bytes) {
   const int64_t dim = bytes.one_of({8, 1, 16, 33}), dim_v = bytes.once_in(4) ? 24 : dim;
   const int32_t dtype = bytes.one_of({FOVEAL_F32, FOVEAL_BF16, FOVEAL_F16, FOVEAL_F64}),
                 wide = dtype == FOVEAL_F64 ? FOVEAL_F64 : FOVEAL_F32;
-  const bool packed = bytes.once_in(4);
+  const bool packed = bytes.once_in(4), paged = bytes.once_in(4);
   const auto tensor = [&](int slot, int64_t seqlen, int64_t heads, int64_t size) {
     packed ? set(c, slot, dtype, {batch * seqlen, heads, size}) : set(c, slot, dtype, {batch, seqlen, heads, size});
   };
@@ -117,6 +119,15 @@ void make(Case& c, Bytes& bytes) {
     auto* lengths = static_cast<int32_t*>(arenas()[static_cast<std::size_t>(slot)].data());
     for (int64_t b = 0; b <= batch; ++b) lengths[b] = static_cast<int32_t>(b * (slot == cu_q ? seqlen_q : seqlen_kv));
     if (bytes.once_in(8)) lengths[bytes.pick(3)] = static_cast<int32_t>(bytes.wild());
+  }
+  if (paged) {
+    for (const int slot : {k, dk}) set(c, slot, dtype, {3, 16, heads_kv, dim});
+    for (const int slot : {v, dv}) set(c, slot, dtype, {3, 16, heads_kv, dim_v});
+    set(c, table, FOVEAL_I32, {batch, 2}), set(c, seqlens, FOVEAL_I32, {batch});
+    auto* pages = static_cast<int32_t*>(arenas()[table].data());
+    auto* lengths = static_cast<int32_t*>(arenas()[seqlens].data());
+    for (int64_t i = 0; i < 2 * batch; ++i) pages[i] = static_cast<int32_t>(bytes.once_in(16) ? bytes.wild() : bytes.pick(3));
+    for (int64_t b = 0; b < batch; ++b) lengths[b] = static_cast<int32_t>(bytes.once_in(16) ? bytes.wild() : bytes.pick(33));
   }
   set(c, state, FOVEAL_I64, {2});
   set(c, table0, wide, {4, 9}), set(c, gradient0, wide, {4, 9});
@@ -134,7 +145,10 @@ void make(Case& c, Bytes& bytes) {
     if (bytes.once_in(3)) c.call.dlse = &c.tensors[dlse];
     if (bytes.once_in(2)) c.params[0].gradient = &c.tensors[gradient0];
   }
-  if (packed) {
+  if (paged) {
+    c.call.block_table = &c.tensors[table], c.call.seqlens_kv = &c.tensors[seqlens];
+    if (packed) c.call.cu_seqlens_q = &c.tensors[cu_q];
+  } else if (packed) {
     c.call.cu_seqlens_q = &c.tensors[cu_q], c.call.cu_seqlens_kv = &c.tensors[cu_kv];
     if (bytes.once_in(2)) c.call.max_seqlen_q = seqlen_q, c.call.max_seqlen_kv = seqlen_kv;
   }
@@ -194,6 +208,7 @@ void disturb(Case& c, Bytes& bytes) {
     case 16:
       return void((bytes.once_in(2) ? c.call.dq : bytes.once_in(2) ? c.call.dk : c.call.dv) = given);
     case 17:
+      if (bytes.once_in(2)) return void((bytes.once_in(2) ? c.call.block_table : c.call.seqlens_kv) = given);
       return void((bytes.once_in(2) ? c.call.cu_seqlens_q : c.call.cu_seqlens_kv) = given);
     case 18:
       return void((bytes.once_in(2) ? c.call.max_seqlen_q : c.call.max_seqlen_kv) = bytes.wild());
@@ -236,9 +251,10 @@ void disturb(Case& c, Bytes& bytes) {
 }
 
 bool runs(const Case& c) {
-  for (const foveal_tensor* tensor : {c.call.q, c.call.k, c.call.v, c.call.out, c.call.lse, c.call.dout, c.call.dlse, c.call.dq, c.call.dk,
-                                      c.call.dv, c.call.cu_seqlens_q, c.call.cu_seqlens_kv, c.call.dropout_state, c.params[0].tensor,
-                                      c.params[1].tensor, c.params[0].gradient, c.params[1].gradient}) {
+  for (const foveal_tensor* tensor :
+       {c.call.q, c.call.k, c.call.v, c.call.out, c.call.lse, c.call.dout, c.call.dlse, c.call.dq, c.call.dk, c.call.dv,
+        c.call.cu_seqlens_q, c.call.cu_seqlens_kv, c.call.block_table, c.call.seqlens_kv, c.call.dropout_state, c.params[0].tensor,
+        c.params[1].tensor, c.params[0].gradient, c.params[1].gradient}) {
     if (tensor == nullptr || tensor->data == nullptr) continue;
     bool held = false;  // by the arena that its data point into
     for (const Arena& arena : arenas()) held = held || fits(tensor, arena);

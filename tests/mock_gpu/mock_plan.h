@@ -5,6 +5,7 @@
 
 #include "cuda/jit/sha256.h"
 #include "cuda/kernels_of.h"
+#include "problem/call.h"
 #include "problem/line_problem.h"
 
 namespace foveal::test {
@@ -22,11 +23,7 @@ inline problem::Buffers made_up_buffers(const problem::Problem& p) {
     return made;
   };
   problem::Buffers b;
-  b.q = view(p.q), b.k = view(p.k), b.v = view(p.v), b.out = view(p.out), b.lse = view(p.lse);
-  b.dout = view(p.dout), b.dlse = view(p.dlse), b.dq = view(p.dq), b.dk = view(p.dk), b.dv = view(p.dv);
-  problem::TensorSpec lengths{.present = p.varlen, .dtype = p.cu_seqlens_dtype, .rank = 1};
-  lengths.sizes[0] = p.batch + 1, lengths.strides[0] = 1;
-  b.cu_seqlens_q = view(lengths), b.cu_seqlens_kv = view(lengths);
+  for (const problem::Role& role : problem::roles) b.*role.view = view(p.*role.spec);
   for (const problem::ParamSpec& param : p.params) b.params.push_back(view(param.tensor)), b.dparams.push_back(view(param.gradient));
   return b;
 }

@@ -59,7 +59,8 @@ def test_varlen_attn_with_keys_that_are_not_there_yet_and_lse():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda a: a.update(block_table=torch.zeros(4, 1, dtype=torch.int32)), NotImplementedError, "block_table"),
+        (lambda a: a.update(block_table=torch.zeros(4, 1, dtype=torch.int32)), RuntimeError, "seqused_k: found None; expected int32 or int64"),
+        (lambda a: a.update(cu_seq_k=None), RuntimeError, "cu_seq_k: found NoneType; expected an int32 or int64 tensor"),
         (lambda a: a.update(query=a["query"][None]), RuntimeError, "query: found rank 4; expected a tensor of rank 3"),
         (lambda a: a.update(key=a["key"][:, :2], value=a["value"][:, :2]), ValueError, "key: 2 heads, query: 4; expected equal, or enable_gqa=True"),
         (lambda a: a.update(key=a["key"][:, :3], value=a["value"][:, :3], enable_gqa=True), ValueError, "key: 3 heads; expected a number that divides"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Sequence
+from typing import Any, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from .. import _core, logging
 from ..evaluation import MaterializedWarning as MaterializedWarning
+from ..signatures import Paged
 from .evaluate import Evaluation
 
 
@@ -27,20 +28,38 @@ def attend(
     named = dict(zip([param.name for param in program.params], params))
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     real = [t.to(dtype) for t in (q, k, v)]
-    cu_q, cu_kv, _, _, seed, offset, state = run
+    of_q, of_kv, _, _, seed, offset, state = run
     if state is not None:
         seed, offset = state[0], state[1]
-    if cu_q is None:
+    if of_q is None and of_kv is None:
         q4, k4, v4 = [t if program.heads_first else t.transpose(1, 2) for t in real]
         out, lse = _attend(program.attention, q4, k4, v4, named, seed, offset, first_batch=0)
         return (out if program.heads_first else out.transpose(1, 2)).to(q.dtype), lse
     results = []
-    for b, (q_begin, q_end, kv_begin, kv_end) in enumerate(zip(cu_q.tolist(), cu_q.tolist()[1:], cu_kv.tolist(), cu_kv.tolist()[1:])):
-        parts = real[0][q_begin:q_end], real[1][kv_begin:kv_end], real[2][kv_begin:kv_end]
+    for b, parts in enumerate(_sequences(real, of_q, of_kv, program.heads_first)):
         q4, k4, v4 = [part.transpose(0, 1)[None] for part in parts]
         results.append(_attend(program.attention, q4, k4, v4, named, seed, offset, first_batch=b))
-    out = torch.cat([out[0].transpose(0, 1) for out, _ in results])
-    return out.to(q.dtype), torch.cat([lse[0] for _, lse in results], dim=1)
+    outs, lses = [out[0].transpose(0, 1) for out, _ in results], [lse[0] for _, lse in results]
+    if of_q is not None:
+        return torch.cat(outs).to(q.dtype), torch.cat(lses, dim=1)
+    out = torch.stack(outs)
+    return (out.transpose(1, 2) if program.heads_first else out).to(q.dtype), torch.stack(lses)
+
+
+def _sequences(tensors: Sequence[Tensor], of_q: Tensor | None, of_kv: Any, heads_first: bool) -> Iterator[list[Tensor]]:
+    """q, k and v of each sequence, [tokens, heads, dim]; of_q, of_kv: how their tokens lie, as the operators have it."""
+
+    def packed(tensor: Tensor, cu: list[int]) -> list[Tensor]:
+        return [tensor[begin:end] for begin, end in zip(cu, cu[1:])]
+
+    q, k, v = [t.transpose(1, 2) if heads_first and t.dim() == 4 else t for t in tensors]
+    queries = list(q.unbind(0)) if of_q is None else packed(q, of_q.tolist())
+    if not isinstance(of_kv, Paged):
+        yield from map(list, zip(queries, packed(k, of_kv.tolist()), packed(v, of_kv.tolist())))
+        return
+    for query, pages, length in zip(queries, of_kv.block_table, of_kv.seqlens_kv.tolist()):
+        mine = pages[: -(-length // k.shape[1])].long()
+        yield [query, *[pool[mine].flatten(0, 1)[:length] for pool in (k, v)]]
 
 
 def second_derivatives(
@@ -99,7 +118,8 @@ def _attend(
     scores = _scores(attention, q, k, symbols, params)
     v = v.repeat_interleave(heads // v.shape[1], 1)
 
-    highest = scores.detach().amax(-1, keepdim=True)
+    nothing = scores.new_full((*scores.shape[:-1], 1), -math.inf)  # of a sequence without keys
+    highest = scores.detach().amax(-1, keepdim=True) if scores.shape[-1] > 0 else nothing
     sink = None
     if attention.sink is not None:
         sink = params[attention.sink.name].to(q.dtype).reshape(1, heads, 1, 1)

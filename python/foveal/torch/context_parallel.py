@@ -173,7 +173,7 @@ class ContextParallel:
 
     def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
         if cu_seqlens is not None or q.dim() != 4:
-            raise NotImplementedError("context_parallel: packed sequences; expected tensors with a batch dimension")
+            raise NotImplementedError("context_parallel: packed sequences, or keys in pages; expected tensors with a batch dimension")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
         seq = 2 if operators.is_heads_first(key) else 1

@@ -20,7 +20,7 @@ def run(
     """
     tensor_dims = list(dims[-len(tensors) :])
     run_dims = [None] * len(run) if run_dims is None else list(run_dims)
-    if alone or run[0] is not None or any([d is not None for d in tensor_dims[first_param:]]) or _looks_at_the_batch(program):
+    if alone or run[0] is not None or run[1] is not None or any([d is not None for d in tensor_dims[first_param:]]) or _looks_at_the_batch(program):
         found = [function.apply(program, tuple(_example(run, run_dims, i)), *static, *_example(tensors, tensor_dims, i)) for i in range(size)]
         results = tuple([torch.stack(parts) for parts in zip(*found)])
     else:
@@ -34,7 +34,9 @@ def run(
 
 
 def _example(values: Sequence[Any], dims: Sequence[int | None], i: int) -> list[Any]:
-    return [t if t is None or d is None else t.select(d, i) for t, d in zip(values, dims)]
+    return [
+        type(t)(*_example(t, d, i)) if isinstance(d, tuple) else t if t is None or d is None else t.select(d, i) for t, d in zip(values, dims)
+    ]
 
 
 def _looks_at_the_batch(program: _core.Program) -> bool:

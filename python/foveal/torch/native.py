@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng, bind, describe
 from ..doors import public
-from ..signatures import Arguments, Mask, ScoreMod, Settings, check_names
+from ..signatures import Arguments, Mask, ScoreMod, Settings, check_names, tokens
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
 
@@ -68,7 +68,9 @@ class Attention(torch.nn.Module):
         k: Tensor,
         v: Tensor,
         *,
-        cu_seqlens: tuple[Tensor, Tensor] | None = None,
+        cu_seqlens: tuple[Tensor, Tensor | None] | None = None,
+        block_table: Tensor | None = None,
+        seqlens_kv: Tensor | None = None,
         max_seqlens: tuple[int, int] = (0, 0),
         seed: int | None = None,
         offset: int = 0,
@@ -80,8 +82,14 @@ class Attention(torch.nn.Module):
         captured = [getattr(self, name) for name in self.names]
         drops = self.training and self._dropping_key != self.key
         rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
-        out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, cu_seqlens, max_seqlens, rng)
+        lengths = _lengths(cu_seqlens, block_table, seqlens_kv)
+        out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, lengths, max_seqlens, rng)
         return (out, lse) if return_lse else out
+
+
+def _lengths(cu_seqlens: Any, block_table: Tensor | None, seqlens_kv: Tensor | None) -> Any:
+    paged = block_table is not None or seqlens_kv is not None
+    return tokens("attention", cu_seqlens, block_table, seqlens_kv) if paged else cu_seqlens
 
 
 def _settings(arguments: Settings) -> dict[str, Any]:
@@ -114,6 +122,8 @@ def attention(
     mask: Mask = None,
     *,
     cu_seqlens: Any = None,
+    block_table: Tensor | None = None,
+    seqlens_kv: Tensor | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
     dropout_p: float = 0.0,
     seed: Any = None,
@@ -132,5 +142,5 @@ def attention(
         check_names("attention", arguments, _ACCEPTED)
     key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
-    out, lse = call(key, captured, q, k, v, cu_seqlens, max_seqlens, rng)
+    out, lse = call(key, captured, q, k, v, _lengths(cu_seqlens, block_table, seqlens_kv), max_seqlens, rng)
     return (out, lse) if return_lse else out

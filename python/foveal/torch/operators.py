@@ -9,12 +9,16 @@ from torch import Tensor
 
 from .._core import Expr
 from ..describe import Bound, Options, Rng, program, trace
-from ..signatures import Mask, ScoreMod
+from ..signatures import Mask, Paged, ScoreMod
 from ..torch_trace import TorchTracer
 from . import composite, examples
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
-# Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers.
+# Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers. Beside a block_table, cu_kv is seqlens_kv.
+
+
+def _of_kv(cu_kv: Tensor | None, block_table: Tensor | None) -> Any:
+    return cu_kv if block_table is None else Paged(block_table, cu_kv)
 
 
 _runs = [0]  # of the forward operator
@@ -27,27 +31,30 @@ def compiled_runs() -> int:
 
 @torch.library.custom_op("foveal::forward", mutates_args=())
 def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int,
-    offset: int, rng_state: Tensor | None, key: str,
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, block_table: Tensor | None,
+    max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _runs[0] += 1
     q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
-    return program(key).forward(q, k, v, params, True, cu_q, cu_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
+    of_kv = _of_kv(cu_kv, block_table)
+    return program(key).forward(q, k, v, params, True, cu_q, of_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
 
 
 @torch.library.custom_op("foveal::backward", mutates_args=())
 def _backward_op(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor | None, params: list[Tensor], cu_q: Tensor | None,
-    cu_kv: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str, want: list[bool],
+    cu_kv: Tensor | None, block_table: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str,
+    want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     rng = seed % 2**64, offset % 2**64, rng_state
     q, k, v, dout, *params = [t.resolve_neg() for t in (q, k, v, dout, *params)]
-    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, cu_kv, max_q, max_kv, *rng, True)
+    of_kv = _of_kv(cu_kv, block_table)
+    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
 
 @_forward_op.register_fake
-def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key):
+def _(q, k, v, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rng_state, key):
     heads_first = program(key).heads_first
     if q.dim() == 3:
         lse = q.shape[1], q.shape[0]
@@ -58,7 +65,7 @@ def _(q, k, v, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key)
 
 
 @_backward_op.register_fake
-def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key, want):
+def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rng_state, key, want):
     heads_first = program(key).heads_first
     gradients = [_new(t, t.shape, heads_first) for t in (q, k, v)] + [_new(t, t.shape, False) for t in params]
     return [gradient for gradient, wanted in zip(gradients, want) if wanted]
@@ -72,20 +79,20 @@ def _new(like: Tensor, shape: Any, heads_first: bool) -> Tensor:
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, params, cu_q, cu_kv, max_q, max_kv, seed, offset, rng_state, key = inputs
+    q, k, v, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rng_state, key = inputs
     out, lse = output
-    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, rng_state, *params)
+    ctx.save_for_backward(q, k, v, out, lse, cu_q, cu_kv, block_table, rng_state, *params)
     ctx.lengths, ctx.seeds, ctx.key = (max_q, max_kv), (seed, offset), key
     ctx.want = [t.requires_grad for t in (q, k, v, *params)]
 
 
 def _op_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, lse, cu_q, cu_kv, rng_state, *params = ctx.saved_tensors
+    q, k, v, out, lse, cu_q, cu_kv, block_table, rng_state, *params = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
-    run = cu_q, cu_kv, *ctx.lengths, *ctx.seeds, rng_state
+    run = cu_q, cu_kv, block_table, *ctx.lengths, *ctx.seeds, rng_state
     found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *run, ctx.key, ctx.want))
     gradients = [next(found) if wanted else None for wanted in ctx.want]
-    return (*gradients[:3], gradients[3:], *(None,) * 8)
+    return (*gradients[:3], gradients[3:], *(None,) * 9)
 
 
 _forward_op.register_autograd(_op_backward, setup_context=_op_setup)
@@ -191,7 +198,9 @@ def call(
     transformed = not compiling and torch._C._are_functorch_transforms_active()
     if compiling or (_seen_below(tensors) and not transformed):
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
-        return _forward_op(q, k, v, params, *(cu_seqlens or (None, None)), *max_seqlens, *seeds, rng.state, key)
+        of_q, of_kv = cu_seqlens or (None, None)
+        cu_kv, block_table = (of_kv.seqlens_kv, of_kv.block_table) if isinstance(of_kv, Paged) else (of_kv, None)
+        return _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key)
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
     if composite.in_forward_mode(tensors) or (transformed and _seen_below(tensors)):
         return composite.attend(program(key), q, k, v, params, run)

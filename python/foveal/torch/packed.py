@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng
 from ..doors import public
+from ..signatures import Paged
 from .errors import CallError
 from .operators import bound, call, draw_rng
 
@@ -33,19 +34,22 @@ def varlen_attn(
 ) -> Any:
     """torch.nn.attention.varlen.varlen_attn, by foveal: on CPUs too, in every dtype, with gradients.
 
-    query: [total_q, heads_q, head_dim]; key, value: [total_k, heads_kv, ...]; cu_seq_q, cu_seq_k: int32 or int64 [sequences + 1]; max_q, max_k: the
+    query: [total_q, heads_q, head_dim]; key, value: [total_k, heads_kv, ...], with a block_table [pages, page_size, heads_kv, ...]; cu_seq_q, cu_seq_k: int32 or int64 [sequences + 1]; max_q, max_k: the
     longest sequences. window_size: keys to the left and to the right that a query sees, -1: all; the last query stands at the last key, as in flash
-    attention. seqused_k: int [sequences], how many keys of each sequence are there. num_splits: accepted and ignored, results do not depend on it.
-    Returns [total_q, heads_q, head_dim_v], and lse [heads_q, total_q] where return_aux asks for it. A block_table is refused.
+    attention. seqused_k: int [sequences], how many keys of each sequence are there. block_table: int32 [sequences, pages], which page holds which keys of a sequence; needs
+    seqused_k, cu_seq_k is not read, and gradients reach the pages. num_splits: accepted and ignored, results do not depend on it.
+    Returns [total_q, heads_q, head_dim_v], and lse [heads_q, total_q] where return_aux asks for it.
     """
-    if block_table is not None or cu_seq_k is None:
-        raise NotImplementedError("varlen_attn: block_table: paged keys and values; expected packed ones with cu_seq_k")
+    paged = block_table is not None
+    if paged and seqused_k is None:
+        raise CallError("varlen_attn: seqused_k: found None; expected int32 or int64 [sequences] beside a block_table: how many keys there are")
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor) or tensor.dim() != 3:
+        rank, layout = (4, "[pages, page_size, heads, head_dim]") if paged and name != "query" else (3, "[total, heads, head_dim]")
+        if not isinstance(tensor, Tensor) or tensor.dim() != rank:
             found = f"rank {tensor.dim()}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise CallError(f"varlen_attn: {name}: found {found}; expected a tensor of rank 3: [total, heads, head_dim]")
-    _check_heads("varlen_attn", query.shape[1], key.shape[1], enable_gqa)
-    for name, tensor in (("cu_seq_q", cu_seq_q), ("cu_seq_k", cu_seq_k)):
+            raise CallError(f"varlen_attn: {name}: found {found}; expected a tensor of rank {rank}: {layout}")
+    _check_heads("varlen_attn", query.shape[1], key.shape[-2], enable_gqa)
+    for name, tensor in (("cu_seq_q", cu_seq_q), *(() if paged else (("cu_seq_k", cu_seq_k),))):
         if not isinstance(tensor, Tensor) or tensor.dim() != 1 or tensor.dtype not in (torch.int32, torch.int64):
             found = f"{tensor.dtype} of rank {tensor.dim()}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise CallError(f"varlen_attn: {name}: found {found}; expected an int32 or int64 tensor [sequences + 1]")
@@ -53,19 +57,21 @@ def varlen_attn(
         raise CallError(f"varlen_attn: window_size: found {window_size!r}; expected a pair of ints (to the left, to the right), -1: all")
     left, right = window_size
     params: dict[str, Tensor] = {}
-    if seqused_k is not None:
+    fewer = seqused_k is not None and not paged  # of packed keys, not all count
+    if seqused_k is not None and fewer:
         params["seqused_k"] = seqused_k
-    seqlen_kv = "seqlen_kv" if seqused_k is None else "seqused_k[batch]"
+    seqlen_kv = "seqused_k[batch]" if fewer else "seqlen_kv"
     diagonal = f"q_idx + ({seqlen_kv} - seqlen_q)"  # the key at which a query stands
     masks = []
     if left >= 0:
         masks.append(f"(kv_idx >= {diagonal} - {left})")
     if right >= 0:
         masks.append(f"(kv_idx <= {diagonal} + {right})")
-    if seqused_k is not None:
+    if fewer:
         masks.append("(kv_idx < seqused_k[batch])")
     program, captured = bound(None, " & ".join(masks) or None, Options(), {"scale": scale, "params": params}, heads_first=False)
-    out, lse = call(program, captured, query, key, value, (cu_seq_q.contiguous(), cu_seq_k.contiguous()), (max_q, max_k))
+    of_kv = Paged(block_table, seqused_k) if cu_seq_k is None or paged else cu_seq_k.contiguous()
+    out, lse = call(program, captured, query, key, value, (cu_seq_q.contiguous(), of_kv), (max_q, max_k))
     return (out, lse) if return_aux is not None and return_aux.lse else out
 
 

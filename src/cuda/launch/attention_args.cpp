@@ -56,7 +56,7 @@ int exact_sum_bin_bits(const problem::Problem& p) {
 jit::Constants attention_constants(const problem::Problem& p) {
   jit::Constants constants;
   constants.set_type("Element", element_type(p.dtype))
-      .set_type("SeqlenIndex", p.cu_seqlens_dtype == DType::i64 ? "long long" : "int")
+      .set_type("SeqlenIndex", p.cu_seqlens_q.dtype == DType::i64 ? "long long" : "int")
       .set("kHeadDim", static_cast<int>(p.head_dim))
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
