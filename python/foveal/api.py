@@ -76,6 +76,8 @@ def attention(
     cu_seqlens, max_seqlens, _, options, described = _split(arguments)
     seed, offset, rng_state = (arguments.get(name) for name in ("seed", "offset", "rng_state"))
     bound = trace(score_mod, mask, options, described)
+    if arrays.holds_nothing(q, k, v):
+        return _nothing(q, v, described.get("sink")) if return_lse else _nothing(q, v, None)[0]
     if described.get("dropout_p", 0.0) > 0.0 and seed is None and rng_state is None:
         import numpy
 
@@ -94,6 +96,22 @@ def _check_plain(names: Iterable[str], tensors: Iterable[Any]) -> None:
     for name, tensor in zip(names, tensors):
         if hasattr(tensor, "mask") or hasattr(tensor, "is_neg"):
             arrays.check_plain(tensor, name)
+
+
+def _zeros(like: Any, wide: bool = False) -> Any:
+    """wide: of float32 or wider."""
+    dtype = arrays.dtype_of(like)
+    found = arrays.empty(tuple(like.shape), _core.DType.f32 if wide and dtype != _core.DType.f64 else dtype, like)
+    found[...] = 0
+    return found
+
+
+def _nothing(q: Any, v: Any, sink: Any) -> tuple[Any, Any]:
+    """What arrays without elements give: zeros; lse is the sink, -inf without."""
+    out, lse = arrays.empty((*q.shape[:-1], v.shape[-1]), arrays.dtype_of(q), q), _like_lse(q)
+    out[...] = 0
+    lse[...] = float("-inf") if sink is None else sink[:, None]
+    return out, lse
 
 
 def _front(q: Any) -> Any:
@@ -131,6 +149,8 @@ def forward(q: A, k: A, v: A, score_mod: ScoreMod = None, mask: Mask = None, **a
     cu_seqlens, max_seqlens, rng, options, described = _split(arguments)
     bound = trace(score_mod, mask, options, described, _tracer(q))
     _check_plain((*_ROLES[:3], *bound.names), (q, k, v, *bound.arrays))
+    if arrays.holds_nothing(q, k, v):
+        return _nothing(q, v, described.get("sink"))
     out, lse = bound.program.forward(q, k, v, bound.arrays, True, *cu_seqlens, *max_seqlens, *rng)
     return out, lse
 
@@ -167,6 +187,12 @@ def backward(
     bound = trace(score_mod, mask, options, described, _tracer(q))
     _check_plain((*_ROLES[:7], *bound.names), (q, k, v, out, lse, dout, dlse, *bound.arrays))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
+    if arrays.holds_nothing(q, k, v):
+        of_params = {name: _zeros(array, wide=True) for name, array, asked in zip(bound.names, bound.arrays, wanted[3:]) if asked}
+        for name, array in zip(bound.names, bound.arrays):
+            if name in of_params and array is described.get("sink") and dlse is not None:
+                of_params[name][...] = dlse.sum(tuple([axis for axis in range(len(dlse.shape)) if axis != len(dlse.shape) - 2]))
+        return _zeros(q), _zeros(k), _zeros(v), of_params
     dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens, *rng)
     return dq, dk, dv, {name: dparam for name, dparam in zip(bound.names, dparams) if dparam is not None}
 

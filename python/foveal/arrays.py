@@ -155,6 +155,28 @@ def empty(shape: tuple[int, ...], dtype: DType, like: Any) -> Any:
     return maker(shape, row_major(shape), dtype, like)()
 
 
+def holds_nothing(q: Any, k: Any, v: Any) -> bool:
+    """Whether there is no pair or no result: a size of 0, besides that of heads of q and k. Raises ValueError where the sizes do not fit."""
+    if not (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
+        return False
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if dtype_of(x, name) not in _REAL or dtype_of(x) != dtype_of(q):
+            raise ValueError(f"{name}: dtype {x.dtype}; expected float64, float32, bfloat16 or float16, the same for all")
+    packed, ranks = len(q.shape) == 3, {len(x.shape) for x in (q, k, v)}
+    if ranks not in ({3}, {4}):
+        raise ValueError(f"q, k, v: ranks {[len(x.shape) for x in (q, k, v)]}; expected [batch, seqlen, heads, dim] or packed [total, heads, dim] of all")
+    heads, kv_heads = q.shape[-2], k.shape[-2]
+    for name, found, expected, whose in (
+        ("k: head_dim", k.shape[-1], q.shape[-1], "q's"),
+        ("k: batch", 0 if packed else k.shape[0], 0 if packed else q.shape[0], "q's"),
+        ("v: batch, seqlen, heads", tuple(v.shape[:-1]), tuple(k.shape[:-1]), "k's"),
+        ("k: heads", kv_heads, heads if kv_heads == 0 or heads % kv_heads != 0 else kv_heads, "a divisor of q's"),
+    ):
+        if found != expected:
+            raise ValueError(f"{name} {found}; expected {expected}, {whose}")
+    return True
+
+
 def stream(like: Any) -> int:
     """The current stream of the framework of an array that lives on a GPU."""
     if framework(like) == "cupy":

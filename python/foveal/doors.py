@@ -70,9 +70,15 @@ def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
-    tensors = {role: given[role] for role in ("q", "k", "v") if role in given}
+    of_jax = ".jax." in name
+    tensors = {role: given[role] for role in (_JAX_ROLES if of_jax else ("q", "k", "v")) if role in given}
     first = tensors.get("q")
     for role, tensor in tensors.items():
+        if role == "dlse" and tensor is None:
+            continue
+        if of_jax:
+            _check_jax(f"{name}: {role}", tensor)
+            continue
         if not arrays.is_array(tensor):
             raise TypeError(f"{name}: {role}: found {type(tensor).__name__}; expected {_kind_of(first if arrays.is_array(first) else None)}")
         framework, expected = arrays.framework(tensor), "torch" if ".torch." in name else arrays.framework(first)
@@ -82,6 +88,21 @@ def _check_tensors(name: str, given: Mapping[str, Any]) -> None:
         if framework == "torch":
             _check_torch(f"{name}: {role}", tensor)
         arrays.check_plain(tensor, f"{name}: {role}")
+
+
+_JAX_ROLES = ("q", "k", "v", "out", "lse", "dout", "dlse", "query", "key", "value")
+_REALS = ("float64", "float32", "bfloat16", "float16")
+
+
+def _check_jax(what: str, array: Any) -> None:
+    if not arrays.is_array(array):
+        raise TypeError(f"{what}: found {type(array).__name__}; expected a JAX array, or one of NumPy")
+    framework = arrays.framework(array)
+    if framework not in ("jax", "numpy"):
+        raise TypeError(f"{what}: found {'a tensor' if framework == 'torch' else 'an array'} of {framework}; expected a JAX array, or one of NumPy")
+    arrays.check_plain(array, what)
+    if str(array.dtype) not in _REALS:
+        raise ValueError(f"{what}: dtype {array.dtype}; expected {', '.join(_REALS)}")
 
 
 def _kind_of(array: Any) -> str:
@@ -132,9 +153,11 @@ def _check_arrays(name: str, given: Mapping[str, Any]) -> None:
             raise TypeError(f"{name}: {what}: found {type(array).__name__}; expected {'an array' if own is None else f'an array of {own}'}")
         if own == "torch" and arrays.framework(array) != "torch":
             raise TypeError(f"{name}: {what}: found an array of {arrays.framework(array)}; expected a tensor of torch, as q is")
+        if ".jax." in name and arrays.framework(array) == "torch":
+            raise TypeError(f"{name}: {what}: found a tensor of torch; expected an array of JAX or NumPy")
     if given.get("options") is not None and not hasattr(given["options"], "backend"):
         raise TypeError(f"{name}: options: found {type(given['options']).__name__}; expected foveal.Options(backend=..., target=..., threads=...)")
     for what in ("seed", "offset"):
         number = given.get(what)
-        if number is not None and (type(number) is not int or not 0 <= number < 2**64):
+        if number is not None and not arrays.is_array(number) and (type(number) is not int or not 0 <= number < 2**64):
             raise TypeError(f"{name}: {what}: found {number!r}; expected an integer from 0 to 2**64 - 1")

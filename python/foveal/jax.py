@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
 from .describe import Description, Options, describe, description_of, read, wanted_gradients
+from .doors import public
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
@@ -277,11 +278,21 @@ def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tup
         raise ValueError(
             f"q: rank {q.ndim}, v: rank {v.ndim}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
         )
-    out = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse_shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
-    lse = jax.ShapeDtypeStruct(lse_shape, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
+    out, lse = _looks_of_results(q, v)
     found = _run(what, Pass.forward, given, params, {"out": out, "lse": lse})
     return found["out"], found["lse"]
+
+
+def _looks_of_results(q: Any, v: Any) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    lse = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    return jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), q.dtype), jax.ShapeDtypeStruct(lse, jnp.float64 if q.dtype == jnp.float64 else jnp.float32)
+
+
+def _nothing(q: Any, v: Any, sink: Any) -> tuple[Any, Any]:
+    """What arrays without elements give: zeros; lse is the sink, -inf without."""
+    out, lse = _looks_of_results(q, v)
+    at_head = jnp.full(q.shape[-2], -jnp.inf, lse.dtype) if sink is None else sink.astype(lse.dtype)
+    return jnp.zeros(out.shape, out.dtype), jnp.broadcast_to(at_head[:, None], lse.shape)
 
 
 def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
@@ -402,6 +413,7 @@ def attention(
 def attention(
     q: jax.Array, k: jax.Array, v: jax.Array, score_mod: ScoreMod = None, mask: Mask = None, *, return_lse: bool, **arguments: Unpack[Arguments]
 ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+@public("foveal.jax.attention")
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -427,7 +439,11 @@ def attention(
     """
     check_names("attention", arguments, (*Arguments.__annotations__, "return_lse"))
     q, k, v = (_array(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
-    what, params, _ = _describe(q, score_mod, mask, max_seqlens, options, arguments)
+    what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
+    if arrays.holds_nothing(q, k, v):
+        sink = None if what.described.sink is None else params[names.index(what.described.sink.name)]
+        out, lse = _nothing(q, v, sink)
+        return (out, lse) if return_lse else out
     operands = (_given(cu_seqlens, _rng_state(what.described, seed, offset, rng_state), q=q, k=k, v=v), params)
     # Inside shard_map all differ along the same axes, so that the gradient of one that is the same everywhere is summed over the shards.
     axes = frozenset().union(*map(_axes, jax.tree.leaves(operands)))
@@ -435,6 +451,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@public("foveal.jax.backward")
 def backward(
     q: jax.Array,
     k: jax.Array,
@@ -460,12 +477,19 @@ def backward(
     q, k, v, out, lse, dout = (_array(x, name) for name, x in zip(_BACKWARD_ROLES, (q, k, v, out, lse, dout)))
     what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
+    if arrays.holds_nothing(q, k, v):
+        sink = None if what.described.sink is None else names.index(what.described.sink.name)
+        zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+        at_head = None if dlse is None or sink is None else dlse.sum([axis for axis in range(dlse.ndim) if axis != dlse.ndim - 2])
+        of_params = {names[i]: at_head.astype(zeros(params[i]).dtype) if i == sink and at_head is not None else zeros(params[i]) for i in wanted}
+        return jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v), of_params
     state = _rng_state(what.described, seed, offset, rng_state)
     given = _given(cu_seqlens, state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
     found = _Gradients(what)(given, params, tuple(wanted))
     return found["dq"], found["dk"], found["dv"], {names[i]: found[i] for i in wanted}
 
 
+@public("foveal.jax.dot_product_attention")
 def dot_product_attention(
     query: jax.Array,
     key: jax.Array,
@@ -489,7 +513,7 @@ def dot_product_attention(
     accepted and ignored. Returns the output, with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype.
     A query that sees no key gives zeros, as by cuDNN; XLA's implementation gives the mean of all values.
     """
-    query, key, value = (jnp.asarray(x) for x in (query, key, value))
+    query, key, value = (_array(x, name) for name, x in (("query", query), ("key", key), ("value", value)))
     ranks = [x.ndim for x in (query, key, value)]
     if ranks[0] not in (3, 4) or len(set(ranks)) != 1:
         raise ValueError(f"dot_product_attention: query, key, value: ranks {ranks}; expected all 4, [batch, seqlen, heads, dim], or all 3")
@@ -508,7 +532,10 @@ def dot_product_attention(
     if is_causal:
         masks.append("kv_idx <= q_idx")
     if local_window_size is not None:
-        left, right = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        sides = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        if not isinstance(sides, (tuple, list)) or [type(side) for side in sides] != [int, int]:
+            raise ValueError(f"local_window_size: found {local_window_size!r}; expected an integer, or a pair of integers (to the left, to the right)")
+        left, right = sides
         masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")
     for name, lengths, symbol in (("query_seq_lengths", query_seq_lengths, "q_idx"), ("key_value_seq_lengths", key_value_seq_lengths, "kv_idx")):
         if lengths is not None:

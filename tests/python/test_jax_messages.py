@@ -1,0 +1,77 @@
+"""Wrong calls at the doors of JAX: the public function, the argument, what was found, what is accepted."""
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax")
+import jax.numpy as jnp  # noqa: E402
+
+import foveal  # noqa: E402
+import foveal.jax  # noqa: E402
+
+q, k, v = (jax.random.normal(jax.random.key(i), (1, 5, 2, 8)) for i in range(3))
+CU = jnp.array([0, 5], jnp.int32)
+
+
+class Stranger:
+    """A tensor of another framework."""
+
+    shape, dtype = (1, 5, 2, 8), "float32"
+
+    def __dlpack__(self):
+        raise AssertionError
+
+
+attention, door, backward = foveal.jax.attention, foveal.jax.dot_product_attention, foveal.jax.backward
+WRONG = {
+    "a keyword of others": (lambda: attention(q, k, v, is_causal=True), "foveal.jax.attention: is_causal: .*mask=foveal.causal()"),
+    "by the first array": (lambda: foveal.attention(q, k, v, is_causal=True), "foveal.attention: is_causal: .*mask=foveal.causal()"),
+    "a list": (lambda: attention([1.0], k, v), "foveal.jax.attention: q: found list; expected a JAX array, or one of NumPy"),
+    "nothing": (lambda: attention(q, None, v), "foveal.jax.attention: k: found NoneType; expected a JAX array"),
+    "another framework": (lambda: attention(q, Stranger(), v), "foveal.jax.attention: k: found an array of .*; expected a JAX array, or one of NumPy"),
+    "objects of NumPy": (lambda: attention(np.asarray(q).astype(object), k, v), "foveal.jax.attention: q: dtype object; expected float64, float32"),
+    "big endian": (lambda: attention(np.asarray(q).astype(">f4"), k, v), "foveal.jax.attention: q: dtype >f4; expected float64"),
+    "a masked array": (lambda: attention(np.ma.masked_array(np.asarray(q)), k, v), "q: a NumPy masked array"),
+    "integers": (lambda: attention(*[x.astype(int) for x in (q, k, v)]), "foveal.jax.attention: q: dtype int32; expected float64"),
+    "ranks": (lambda: attention(q[0], k, v), r"foveal.jax.attention: q: rank 3, v: rank 4; expected both \[batch, seqlen"),
+    "ranks under jit": (lambda: jax.jit(lambda q: attention(q[0], k, v))(q), "foveal.jax.attention: q: rank 3, v: rank 4"),
+    "heads": (lambda: attention(q, k[:, :, :1].repeat(3, 2), v), "foveal.jax.attention: k: heads 3 does not divide q's 2"),
+    "head_dim": (lambda: attention(q, k[..., :4], v), "foveal.jax.attention: k: head_dim 4 differs from q's 8"),
+    "scale as text": (lambda: attention(q, k, v, scale="0.1"), "foveal.jax.attention: scale: found str '0.1'; expected a number"),
+    "one cu_seqlens": (lambda: attention(q[0], k[0], v[0], cu_seqlens=CU), "foveal.jax.attention: cu_seqlens: found one array"),
+    "lists of lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=([0, 5], [0, 5])), "foveal.jax.attention: cu_seqlens: for q: found list"),
+    "one length": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=5), "foveal.jax.attention: max_seqlens: found 5; expected a pair"),
+    "a mask without its call": (lambda: attention(q, k, v, mask=foveal.causal), r"foveal.jax.attention: mask: found foveal.causal itself"),
+    "a mask as array": (lambda: attention(q, k, v, mask=jnp.ones((5, 5), bool)), "foveal.jax.attention: mask: found .*; expected a function"),
+    "a real mask": (lambda: attention(q, k, v, mask=lambda b, h, i, j: i * 1.0), "foveal.jax.attention: mask: the function returned a real"),
+    "a branch": (lambda: attention(q, k, v, lambda s, b, h, i, j: s if i > j else -s), "foveal.jax.attention: .*no truth value.*foveal.where"),
+    "no seed": (lambda: attention(q, k, v, dropout_p=0.1), "foveal.jax.attention: seed: found None; expected an integer"),
+    "a real seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=1.5), "foveal.jax.attention: seed: found .*1.5"),
+    "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[1]), "foveal.jax.attention: params: found list; expected a dict"),
+    "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*found float"),
+    "a number as sink": (lambda: attention(q, k, v, sink=1.0), "foveal.jax.attention: sink: found float"),
+    "options": (lambda: attention(q, k, v, options={}), "foveal.jax.attention: options: found dict"),
+    "an array that tracing cannot see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + HOLDER.table[i]), "foveal.jax.attention: score_mod: a symbol indexes"),
+    "backward's keyword": (lambda: backward(q, k, v, q, q, q, wrong=1), "foveal.jax.backward: wrong: no argument of this function"),
+    "backward without out": (lambda: backward(q, k, v, None, q, q), "foveal.jax.backward: out: found NoneType; expected a JAX array"),
+    "the door's keyword": (lambda: door(q, k, v, is_causl=True), "foveal.jax.dot_product_attention: is_causl: .*expected is_causal"),
+    "the door's query": (lambda: door("x", k, v), "foveal.jax.dot_product_attention: query: found str; expected a JAX array"),
+    "the door's value": (lambda: door(q, k, v.astype(int)), "foveal.jax.dot_product_attention: value: dtype int32; expected float64"),
+    "the door's window": (lambda: door(q, k, v, local_window_size="x"), "foveal.jax.dot_product_attention: local_window_size: found 'x'; expected"),
+    "the door's mask": (lambda: door(q, k, v, mask=jnp.ones((5, 5))), "foveal.jax.dot_product_attention: mask: dtype float32; expected bool"),
+}  # fmt: skip
+
+
+class Holder:
+    table = jnp.ones(5)
+
+
+HOLDER = Holder()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_calls_are_explained(name):
+    call, words = WRONG[name]
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match=words) as caught:
+        call()
+    assert "describe()" not in str(caught.value) and "incompatible function arguments" not in str(caught.value)
