@@ -188,10 +188,11 @@ def backward(
     _check_plain((*_ROLES[:7], *bound.names), (q, k, v, out, lse, dout, dlse, *bound.arrays))
     wanted = (True, True, True, *wanted_gradients(gradients, bound.names))
     if arrays.holds_nothing(q, k, v):
+        at_lse: Any = dlse
         of_params = {name: _zeros(array, wide=True) for name, array, asked in zip(bound.names, bound.arrays, wanted[3:]) if asked}
         for name, array in zip(bound.names, bound.arrays):
-            if name in of_params and array is described.get("sink") and dlse is not None:
-                of_params[name][...] = dlse.sum(tuple([axis for axis in range(len(dlse.shape)) if axis != len(dlse.shape) - 2]))
+            if name in of_params and array is described.get("sink") and at_lse is not None:
+                of_params[name][...] = at_lse.sum(tuple([axis for axis in range(len(at_lse.shape)) if axis != len(at_lse.shape) - 2]))
         return _zeros(q), _zeros(k), _zeros(v), of_params
     dq, dk, dv, *dparams = bound.program.backward(q, k, v, out, lse, dout, dlse, bound.arrays, wanted, *cu_seqlens, *max_seqlens, *rng)
     return dq, dk, dv, {name: dparam for name, dparam in zip(bound.names, dparams) if dparam is not None}

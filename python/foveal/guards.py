@@ -44,10 +44,11 @@ class _Read(NamedTuple):
 class _Code:
     """The reads of one code object; compares by identity."""
 
-    __slots__ = ("code", "free", "globals", "known")
+    __slots__ = ("code", "free", "globals", "known", "writes")
 
     def __init__(self, code: types.CodeType):
         free, found, self.known = _reads_in(code)
+        self.writes = _writes(code)
         self.code = code  # kept alive: it is found by its id
         self.free = tuple((code.co_freevars.index(read.name), read.attributes) for read in free)
         self.globals = tuple(found)
@@ -84,6 +85,17 @@ def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
             known = known and inner_known
     return list(free), list(found), known
 
+
+def _writes(code: types.CodeType) -> bool:
+    """Whether it, or a function nested in it, may change what it reads."""
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in _WRITES or (name in ("STORE_DEREF", "DELETE_DEREF") and instruction.argval in code.co_freevars):
+            return True
+    return any([_writes(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)])
+
+
+_WRITES = {f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("ATTR", "GLOBAL", "SUBSCR")}
 
 _codes: dict[int, _Code] = {}
 
@@ -303,7 +315,7 @@ class _Walk:
     def own(value: Any, name: str) -> Any:
         kind = type(value)
         attribute_of: Any = kind.__getattribute__
-        if attribute_of is not object.__getattribute__ and not isinstance(value, types.FunctionType):
+        if attribute_of not in _PLAIN_ATTRIBUTES and not isinstance(value, types.FunctionType):
             raise _Unknown
         of_class = _in_class(kind, name)
         if isinstance(of_class, types.MemberDescriptorType):
@@ -321,6 +333,9 @@ class _Walk:
         return of_class
 
 
+_PLAIN_ATTRIBUTES = (object.__getattribute__, types.SimpleNamespace.__getattribute__)
+
+
 def _in_class(kind: type, name: str) -> Any:
     """As it stands in the class, without running descriptors; None when it does not."""
     for base in kind.__mro__:
@@ -333,8 +348,9 @@ _OF_NAMED_TUPLES = {name for name in vars(NamedTuple("_Plain", [("field", int)])
 
 
 class _PathWalk(_Walk):
-    """The same, but for numbers that stand by themselves in closures, globals, defaults and containers of these: of them the type counts, and
-    `numbers` says where they are and what. A path is a step for each function and container on the way."""
+    """The same, but for numbers that stand by themselves in closures, globals and defaults, in containers of these and in attributes of objects: of
+    them the type counts, and `numbers` says where they are and what. A path is a step for each function, container and object on the way. What a
+    function may write to is not replaced by copies."""
 
     def __init__(self, tensors: type | None):
         super().__init__(tensors)
@@ -343,11 +359,8 @@ class _PathWalk(_Walk):
         self.codes: list[types.CodeType] = []
 
     def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
-        own = _BY_PATH.get(type(value))
-        if own is None:
-            super().value(value, attributes, captured)
-        else:
-            own(self, value, attributes, captured)
+        handle = _HANDLERS.get(type(value)) or _handler_of(type(value), value)
+        _BY_PATH.get(handle, handle)(self, value, attributes, captured)
 
     def under(self, step: tuple[Any, ...], value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
         before, self.path = self.path, (*self.path, step)
@@ -366,28 +379,43 @@ class _PathWalk(_Walk):
     def sequence(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if type(value) not in (tuple, list):
             return super().sequence(value, attributes, captured)
-        self.again(value)
-        self.parts += [type(value), len(value)]
-        if len(self.parts) + len(value) > MAX_PARTS:
-            raise _Unknown
-        for at, item in enumerate(value):
-            self.under(("item", at), item, (), captured)
+        self.contained(value, attributes, enumerate(value), captured)
 
     def mapping(self, value: dict[Any, Any], attributes: tuple[str, ...], captured: bool) -> None:
-        self.again(value)
-        self.parts += [dict, len(value)]
-        if len(self.parts) + 2 * len(value) > MAX_PARTS:
-            raise _Unknown
-        for at, (key, item) in enumerate(value.items()):
+        for key in value:
             self.value(key, (), False)
+        self.contained(value, attributes, enumerate(value.values()), captured)
+
+    def contained(self, value: Any, attributes: tuple[str, ...], items: Iterable[tuple[int, Any]], captured: bool) -> None:
+        self.again(value)
+        self.parts += [type(value), len(value)]
+        if len(self.parts) + 2 * len(value) > MAX_PARTS or not {*attributes[:1]} <= _READING:
+            raise _Unknown
+        for at, item in items:
             self.under(("item", at), item, (), captured)
+
+    def object(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        if not attributes:
+            raise _Unknown
+        self.under(("attribute", attributes[0]), self.own(value, attributes[0]), attributes[1:], False)
+
+    def module(self, value: types.ModuleType, attributes: tuple[str, ...], captured: bool) -> None:
+        if not attributes:
+            raise _Unknown
+        self.under(("attribute", attributes[0]), getattr(value, attributes[0], None), attributes[1:], False)
+
+    def class_(self, value: type, attributes: tuple[str, ...], captured: bool) -> None:
+        found = _in_class(value, attributes[0]) if len(attributes) == 1 and type(value) is type else None
+        if type(found) not in (int, float):
+            return super().class_(value, attributes, captured)
+        self.under(("attribute", attributes[0]), found)
 
     def function(self, value: types.FunctionType, attributes: tuple[str, ...], captured: bool) -> None:
         if attributes or value in _trusted:
             return super().function(value, attributes, captured)
         self.again(value)
         code = _code_of(value.__code__)
-        if not code.known or len(self.parts) > MAX_PARTS:
+        if not code.known or code.writes or len(self.parts) > MAX_PARTS:
             raise _Unknown
         self.parts.append(code)
         self.codes.append(value.__code__)
@@ -417,13 +445,7 @@ class _PathWalk(_Walk):
             self.under(("keyword", name), item)
 
 
-_BY_PATH: dict[type, Callable[..., None]] = {
-    tuple: _PathWalk.sequence,
-    list: _PathWalk.sequence,
-    dict: _PathWalk.mapping,
-    types.FunctionType: _PathWalk.function,
-    functools.partial: _PathWalk.partial,
-}
+_READING = {"get", "keys", "values", "items", "index", "count", "copy"}  # methods of containers that change nothing
 
 _Handler = Callable[[_Walk, Any, "tuple[str, ...]", bool], None]
 _EXACT: dict[type, _Handler] = {
@@ -439,6 +461,9 @@ _EXACT: dict[type, _Handler] = {
     Param: _Walk.itself,
 }
 _HANDLERS: dict[type, _Handler] = dict(_EXACT)
+_BY_PATH: dict[Any, Callable[..., None]] = {
+    getattr(_Walk, name): getattr(_PathWalk, name) for name in ("sequence", "mapping", "function", "partial", "object", "module", "class_")
+}
 _IMMUTABLE = {("torch", "dtype"), ("torch", "device"), ("torch", "finfo"), ("torch", "iinfo"), ("torch", "Size")}
 
 

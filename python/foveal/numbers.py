@@ -1,4 +1,5 @@
-"""Python numbers that change from call to call: closures, globals and defaults of a traced function that become scalars read at run time.
+"""Python numbers that change from call to call: closures, globals and defaults of a traced function, items and attributes of these, that become
+scalars read at run time.
 
 A number is part of what a trace depends on. A function whose numbers change would be another program at every step; once that shows, it is
 traced with a Number in the place of each that changed. A Number computes as Python's does and becomes a read of an array without dimensions. What needs its
@@ -101,8 +102,21 @@ def replaced(value: Any, numbers: Mapping[Path, Number]) -> Any:
         return type(value)([replaced(item, below.get(("item", at), {})) for at, item in enumerate(value)])
     if type(value) is dict:
         return {key: replaced(item, below.get(("item", at), {})) for at, (key, item) in enumerate(value.items())}
+    if any([step[0] == "attribute" for step in below]):
+        return _Seen(value, {step[1]: replaced(getattr(value, step[1]), numbers) for step, numbers in below.items()})
     assert isinstance(value, types.FunctionType)
     return _function(value, below)
+
+
+class _Seen:
+    """An object, class or module with other values of some attributes, for a function that reads attributes of it and no more (guards)."""
+
+    def __init__(self, value: Any, attributes: dict[str, Any]):
+        self.__dict__.update(attributes)
+        self.__dict__[" value"] = value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__[" value"], name)
 
 
 def _function(fn: types.FunctionType, below: Mapping[Any, dict[Path, Number]]) -> types.FunctionType:

@@ -1,6 +1,8 @@
 """Python numbers that change from call to call: one program, values always right."""
 
+import dataclasses
 import math
+import types
 from functools import partial
 
 import numpy as np
@@ -65,7 +67,67 @@ def scaled(factor, s, b, h, i, j):
     return s * factor
 
 
+class Settings:
+    value = 1.0
+
+    def __init__(self, value=1.0):
+        self.own = value
+        self.inner = types.SimpleNamespace(value=value)
+        self.table = {"a": value, "b": [value]}
+
+
+class Slotted:
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+@dataclasses.dataclass
+class Data:
+    value: float
+
+
+MODULE = types.ModuleType("settings")
+HELD = Settings()
+
+
+def of_the_class(value):
+    Settings.value = value
+    return lambda s, b, h, i, j: s * Settings.value
+
+
+def of_a_module(value):
+    MODULE.value = value
+    return lambda s, b, h, i, j: s * MODULE.value
+
+
+def of_a_global_object(value):
+    HELD.own = HELD.inner.value = value
+    return lambda s, b, h, i, j: s * HELD.own + HELD.inner.value
+
+
+def of_a_torch_module(value):
+    module = torch.nn.Module()
+    module.factor = value
+    return lambda s, b, h, i, j: s * module.factor
+
+
 MAKERS = {
+    "attribute": lambda value: (lambda held: lambda s, b, h, i, j: s * held.own)(Settings(value)),
+    "attribute of an attribute": lambda value: (lambda held: lambda s, b, h, i, j: s * held.inner.value - held.own)(Settings(value)),
+    "slots": lambda value: (lambda held: lambda s, b, h, i, j: s * held.value)(Slotted(value)),
+    "dataclass": lambda value: (lambda held: lambda s, b, h, i, j: s * held.value)(Data(value)),
+    "namespace": lambda value: (lambda held: lambda s, b, h, i, j: s * held.value)(types.SimpleNamespace(value=value)),
+    "dict": lambda value: (lambda held: lambda s, b, h, i, j: s * held["a"] + held["b"][0])({"a": value, "b": [value]}),
+    "get": lambda value: (lambda held: lambda s, b, h, i, j: s * held.get("a"))({"a": value}),
+    "dict of an object": lambda value: (lambda held: lambda s, b, h, i, j: s * held.table["a"] + held.table["b"][0])(Settings(value)),
+    "list of dicts": lambda value: (lambda held: lambda s, b, h, i, j: s * held[0]["a"])([{"a": value}]),
+    "object in a dict": lambda value: (lambda held, inner: lambda s, b, h, i, j: s * held["a"] * inner.own)({"a": value}, Settings(value)),
+    "class": of_the_class,
+    "module": of_a_module,
+    "global object": of_a_global_object,
+    "torch module": of_a_torch_module,
     "closure": lambda value: lambda s, b, h, i, j: s * value,
     "closure, twice": lambda value: lambda s, b, h, i, j: s * value + value / 2.0,
     "integers": lambda value: (lambda n: lambda s, b, h, i, j: s + (i - j) * n * 0.25)(int(4 * value)),
@@ -166,6 +228,47 @@ def test_memory_stays_flat():
     for n in range(4000):
         foveal.torch.attention(q, k, v, lambda s, b, h, i, j, n=n: s * (1.0 + n))
     assert len(describe._programs) - before[0] <= 6 and len(describe._traces) - before[1] <= 6
+
+
+@pytest.mark.parametrize("kind", ["global", "closure", "attribute", "item", "update", "pop"])
+def test_what_a_function_counts_is_counted(kind):
+    """A function that writes to what it reads is traced as it is, each time."""
+    global COUNT
+    COUNT, held, table = 0, Settings(0), {"n": 0, "rest": list(range(100))}
+    count = 0
+
+    def by_global():
+        global COUNT
+        COUNT += 1
+        return COUNT
+
+    def by_closure():
+        nonlocal count
+        count += 1
+        return count
+
+    def by_attribute():
+        held.own += 1
+        return held.own
+
+    def by_item():
+        table["n"] += 1
+        return table["n"]
+
+    def by_update():
+        table.update(n=table["n"] + 1)
+        return table["n"]
+
+    def by_pop():
+        return table["rest"].pop(0) + 1
+
+    step = {"global": by_global, "closure": by_closure, "attribute": by_attribute, "item": by_item, "update": by_update, "pop": by_pop}[kind]
+    for n in range(1, 13):
+        found = foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s * step())
+        torch.testing.assert_close(found, expected(lambda s, b, h, i, j: s * n), rtol=1e-7, atol=1e-9)
+
+
+COUNT = 0
 
 
 def test_a_number_that_is_reached_in_two_ways():
