@@ -160,4 +160,5 @@ def _check_arrays(name: str, given: Mapping[str, Any]) -> None:
     for what in ("seed", "offset"):
         number = given.get(what)
         if number is not None and not arrays.is_array(number) and (type(number) is not int or not 0 <= number < 2**64):
-            raise (ValueError if type(number) is int else TypeError)(f"{name}: {what}: found {number!r}; expected an integer from 0 to 2**64 - 1")
+            error = ValueError if type(number) is int else TypeError
+            raise error(f"{name}: {what}: found {type(number).__name__} {number!r}; expected an integer from 0 to 2**64 - 1")

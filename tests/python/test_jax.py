@@ -157,7 +157,7 @@ def test_seeds_are_traced():
         close(dropped(q, k, v, seed, offset), expected, 1e-7)
         words = jnp.array([seed % 2**32, seed // 2**32, offset % 2**32, offset // 2**32], jnp.uint32)
         close(foveal.jax.attention(q, k, v, dropout_p=0.5, rng_state=words), expected, 1e-7)
-    with pytest.raises(ValueError, match="seed: found -1"):
+    with pytest.raises(ValueError, match="seed: found int -1"):
         dropped(q, k, v, -1)
     with pytest.raises(ValueError, match="rng_state: float32"):
         foveal.jax.attention(q, k, v, dropout_p=0.5, rng_state=jnp.zeros(2))
