@@ -270,17 +270,8 @@ class BackwardPass : DevicePass {
     const DType own = c_.shapes.dtype, wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
     Rows q = rows_of(inputs.q), out = rows_of(inputs.out), dout = rows_of(inputs.dout), lse = statistics_of(inputs.lse);
-    // Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so.
     const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
-    Rows dlse;
-    if (inputs.dlse.present()) {
-      dlse = statistics_of(inputs.dlse);
-    } else if (has_dlse) {
-      dlse = memory_.statistics(wide, c_.batch(), q.tokens, c_.shapes.heads_q);
-      Rows flat = dlse;  // dense: its tokens are heads and batches too
-      flat.batch = 1, flat.tokens = 1, flat.token_stride = dlse.heads * dlse.head_stride;
-      buffers_.clear(flat, {0, 1});
-    }
+    Rows dlse = has_dlse ? dlse_of(inputs, q.tokens) : Rows{};
     if (!in_place()) {
       std::vector<Role> roles{{q, query_rows(own, dim), false},
                               {out, query_rows(own, dim_v), false},
@@ -340,33 +331,54 @@ class BackwardPass : DevicePass {
     }
     add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
 
-    if (in_place()) {
-      if (outputs.dq.present()) memory_.convert(dq, 0, 0, rows_of(outputs.dq), 0, 0, c_.mine.q_rows, share);
-    } else {
-      const Rows dq_own = query_rows(own, dim);
-      memory_.convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, share);
-      const Rows dq_shard =
-          outputs.dq.present() ? rows_of(outputs.dq) : memory_.rows(own, c_.batch(), rows_of(inputs.q).tokens, c_.shapes.heads_q, dim);
-      const std::vector<Role> role{{dq_shard, dq_own, false}};
-      const Return back = send_back(c_.mine.queries, c_.queries_to, role);
-      wait(back);
-      take_own(c_.mine.queries, role, false);
-      for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
-    }
+    return_dq(dq, rows_of(inputs.q).tokens, outputs);
     if (!sums_in_place)
       for (std::size_t i = 0; i < steps; ++i) take_own(c_.mine.steps[i].keys, gradients(i), true);
-    for (std::size_t i = 0; i < steps; ++i)
-      if (!in_place() || i > 0) wait(returns[i]);
-    for (int rank = 0; rank < c_.plan.ranks; ++rank)  // in the order of ranks, whatever came first
-      for (const Return& back : returns)
-        for (const Arrival& arrival : back.arrivals)
-          if (arrival.peer == rank) take_back(arrival, true);
+    take_returns(returns);
     if (outputs.dk.present()) memory_.convert(dk_sum, 0, 0, rows_of(outputs.dk), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
     if (outputs.dv.present()) memory_.convert(dv_sum, 0, 0, rows_of(outputs.dv), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
     sum_params(outputs.dparams);
   }
 
  private:
+  /// Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so, as zeros where none is given.
+  Rows dlse_of(const BackwardInputs& inputs, std::int64_t tokens) {
+    if (inputs.dlse.present()) return statistics_of(inputs.dlse);
+    const Rows dlse = memory_.statistics(c_.wide(), c_.batch(), tokens, c_.shapes.heads_q);
+    Rows flat = dlse;  // dense: its tokens are heads and batches too
+    flat.batch = 1, flat.tokens = 1, flat.token_stride = dlse.heads * dlse.head_stride;
+    buffers_.clear(flat, {0, 1});
+    return dlse;
+  }
+
+  /// The gradients of the queries go to the ranks whose queries these are.
+  void return_dq(const Rows& dq, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+    const DType own = c_.shapes.dtype;
+    const std::int64_t dim = c_.shapes.head_dim;
+    if (in_place()) {
+      if (outputs.dq.present()) memory_.convert(dq, 0, 0, rows_of(outputs.dq), 0, 0, c_.mine.q_rows, heads(false).size());
+      return;
+    }
+    const Rows dq_own = query_rows(own, dim);
+    memory_.convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, heads(false).size());
+    const Rows dq_shard = outputs.dq.present() ? rows_of(outputs.dq) : memory_.rows(own, c_.batch(), shard_tokens, c_.shapes.heads_q, dim);
+    const std::vector<Role> role{{dq_shard, dq_own, false}};
+    const Return back = send_back(c_.mine.queries, c_.queries_to, role);
+    wait(back);
+    take_own(c_.mine.queries, role, false);
+    for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
+  }
+
+  /// What other ranks send back is added in the order of ranks, whatever came first.
+  void take_returns(const std::vector<Return>& returns) {
+    for (std::size_t i = 0; i < returns.size(); ++i)
+      if (!in_place() || i > 0) wait(returns[i]);
+    for (int rank = 0; rank < c_.plan.ranks; ++rank)
+      for (const Return& back : returns)
+        for (const Arrival& arrival : back.arrivals)
+          if (arrival.peer == rank) take_back(arrival, true);
+  }
+
   void clear(const Rows& rows, Range tokens) { buffers_.clear(rows, tokens); }
 
   /// So many f64 values as one row.

@@ -242,16 +242,7 @@ class BackwardPass : HostPass {
     }
     if (c_.attention.sink) add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
 
-    const Rows dq_own = query_rows(own, dim);
-    dist::convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, share);
-    Buffers unwanted;
-    const std::vector<Role> dq_role{
-        {outputs.dq.present() ? rows_of(outputs.dq) : unwanted.rows(own, c_.batch(), q_shard.tokens, c_.shapes.heads_q, dim), dq_own,
-         false}};
-    const Return dq_back = send_back(c_.mine.queries, c_.queries_to, dq_role);
-    wait(dq_back);
-    take_own(c_.mine.queries, dq_role, false);
-    for (const Arrival& arrival : dq_back.arrivals) take_back(arrival, false);
+    return_dq(dq, q_shard.tokens, outputs);
 
     for (const Return& back : returns) wait(back);
     for (int rank = 0; rank < c_.plan.ranks; ++rank)  // in the order of ranks, whatever came first
@@ -266,6 +257,21 @@ class BackwardPass : HostPass {
   }
 
  private:
+  /// The gradients of the queries go to the ranks whose queries these are.
+  void return_dq(const Rows& dq, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+    const DType own = c_.shapes.dtype;
+    const std::int64_t dim = c_.shapes.head_dim;
+    const Rows dq_own = query_rows(own, dim);
+    dist::convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, heads(false).size());
+    Buffers unwanted;
+    const std::vector<Role> dq_role{
+        {outputs.dq.present() ? rows_of(outputs.dq) : unwanted.rows(own, c_.batch(), shard_tokens, c_.shapes.heads_q, dim), dq_own, false}};
+    const Return dq_back = send_back(c_.mine.queries, c_.queries_to, dq_role);
+    wait(dq_back);
+    take_own(c_.mine.queries, dq_role, false);
+    for (const Arrival& arrival : dq_back.arrivals) take_back(arrival, false);
+  }
+
   /// f64 accumulators for the gradients that are wanted, one after the other, and the parts of a launch.
   void prepare_params(const std::vector<ParamBinding>&, const std::vector<ParamBinding>& wanted) {
     std::int64_t total = 0;

@@ -34,21 +34,66 @@ std::vector<Chunk> chunks_of_group(const ContextPlan& plan, const Layout& by_gro
   return plan.head_groups == 1 ? plan.q.shard(group) : by_group.shard(group);
 }
 
-/// Tokens that a rank receives from other hosts and from its own, and how often each owner's tokens are sent.
-struct Traffic {
-  std::int64_t near = 0, far = 0;
-  std::int64_t peers = 0;
+/// Elements of one token, in the share of heads of one member of a group.
+struct RowSizes {
+  std::int64_t kv, q, out, lse_bytes;
 };
+
+RowSizes row_sizes(const Workload& w, int members) {
+  const std::int64_t heads_q = w.batch * w.heads_q / members, heads_kv = w.batch * w.heads_kv / members;
+  return {.kv = heads_kv * (w.head_dim + w.head_dim_v),
+          .q = heads_q * w.head_dim,
+          .out = heads_q * w.head_dim_v,
+          .lse_bytes = heads_q * w.statistic_bytes};
+}
+
+/// Of gradients that are summed.
+std::int64_t wide_bytes(const Workload& w) { return std::max<std::int64_t>(w.element_bytes, 4); }
+
+std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
+  std::int64_t work = 0;
+  std::int32_t sequence = -1;
+  Range before{-1, -1};
+  for (const Block& block : blocks) {  // blocks of one stretch of queries stand together
+    if (block.sequence == sequence && block.q == before) continue;
+    sequence = block.sequence, before = block.q;
+    work += w.work(sequence, before);
+  }
+  return work;
+}
+
+/// What a rank sends of its keys, as tokens times ranks that need them, and the times that follow from all that is known of it now.
+void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int rank, std::int64_t near, std::int64_t far) {
+  RankLoad& load = plan.loads[static_cast<std::size_t>(rank)];
+  const int members = plan.head_groups;
+  const RowSizes row = row_sizes(w, members);
+  load.forward_out += (near + far) * row.kv * w.element_bytes;
+  load.backward_out += (near + far) * row.kv * w.element_bytes;
+  load.backward_in += (near + far) * row.kv * wide_bytes(w);
+  load.forward_memory += load.forward_in + load.forward_out;
+  load.backward_memory += load.backward_in + load.backward_out;
+  const std::int64_t send_ns = transfer_ns(near * row.kv * w.element_bytes, machine.host_mbytes) +
+                               transfer_ns(far * row.kv * w.element_bytes, machine.network_mbytes);
+  // The exchange of heads hides behind nothing.
+  const std::int64_t exchange =
+      members == 1 ? 0
+                   : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) +
+                         machine.host_latency_ns;
+  const bool network = plan.ranks > machine.ranks_per_host;
+  const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
+  const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;
+  load.forward_ns = std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange;
+  load.backward_ns =
+      std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps + 2 * exchange;
+}
 
 void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan) {
   const int ranks = plan.ranks, members = plan.head_groups;
   const auto host = [&](int rank) { return rank / std::max<std::int64_t>(request.machine.ranks_per_host, 1); };
   plan.loads.assign(static_cast<std::size_t>(ranks), {});
   std::vector<std::int64_t> out_near(static_cast<std::size_t>(ranks), 0), out_far = out_near;
-  const std::int64_t kv_row = w.batch * w.heads_kv / members * (w.head_dim + w.head_dim_v);  // elements of a token, one share of heads
-  const std::int64_t q_row = w.batch * w.heads_q / members * w.head_dim, out_row = w.batch * w.heads_q / members * w.head_dim_v;
-  const std::int64_t lse_row = w.batch * w.heads_q / members * w.statistic_bytes;
-  const std::int64_t wide = std::max<std::int64_t>(w.element_bytes, 4);
+  const auto [kv_row, q_row, out_row, lse_row] = row_sizes(w, members);
+  const std::int64_t wide = wide_bytes(w);
   std::vector<std::int64_t> from(static_cast<std::size_t>(ranks));
   for (int group = 0; group < plan.groups(); ++group) {
     const std::vector<Block>& blocks = plan.blocks[static_cast<std::size_t>(group)];
@@ -98,39 +143,10 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
     }
   }
   for (int group = 0; group < plan.groups(); ++group) {
-    std::int64_t work = 0;
-    std::int32_t sequence = -1;
-    Range before{-1, -1};
-    for (const Block& block : plan.blocks[static_cast<std::size_t>(group)]) {  // blocks of one stretch of queries stand together
-      if (block.sequence == sequence && block.q == before) continue;
-      sequence = block.sequence, before = block.q;
-      work += w.work(sequence, before);
-    }
-    for (int member = 0; member < members; ++member) {
-      const int rank = group * members + member;
-      RankLoad& load = plan.loads[static_cast<std::size_t>(rank)];
-      load.work = work / members;
-      const std::int64_t sent = out_near[static_cast<std::size_t>(rank)] + out_far[static_cast<std::size_t>(rank)];
-      load.forward_out += sent * kv_row * w.element_bytes;
-      load.backward_out += sent * kv_row * w.element_bytes;
-      load.backward_in += sent * kv_row * wide;
-      load.forward_memory += load.forward_in + load.forward_out;
-      load.backward_memory += load.backward_in + load.backward_out;
-      const std::int64_t send_ns =
-          transfer_ns(out_near[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.host_mbytes) +
-          transfer_ns(out_far[static_cast<std::size_t>(rank)] * kv_row * w.element_bytes, request.machine.network_mbytes);
-      // The exchange of heads hides behind nothing.
-      const std::int64_t exchange = members == 1 ? 0
-                                                 : transfer_ns(plan.q.tokens(rank) * (members - 1) * (q_row + out_row) * w.element_bytes,
-                                                               request.machine.host_mbytes) +
-                                                       request.machine.host_latency_ns;
-      const bool network = plan.ranks > request.machine.ranks_per_host;
-      const std::int64_t latency = load.peers == 0 ? 0 : network ? request.machine.network_latency_ns : request.machine.host_latency_ns;
-      const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * request.machine.step_ns;
-      load.forward_ns =
-          std::max({work_ns(load.work, w, request.machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange;
-      load.backward_ns = std::max({work_ns(load.work, w, request.machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency +
-                         steps + 2 * exchange;
+    const std::int64_t work = work_of(w, plan.blocks[static_cast<std::size_t>(group)]);
+    for (int rank = group * members; rank < (group + 1) * members; ++rank) {
+      plan.loads[static_cast<std::size_t>(rank)].work = work / members;
+      add_sends(w, request.machine, plan, rank, out_near[static_cast<std::size_t>(rank)], out_far[static_cast<std::size_t>(rank)]);
     }
   }
 }
