@@ -384,9 +384,10 @@ def check(
     _check_plain(_ROLES, (q, k, v))
     bound = trace(score_mod, mask, options, described, _tracer(q))
     backward = dout is not None
+    lengths: Any = {name: arguments.get(name) for name in ("cu_seqlens", "block_table", "seqlens_kv")}
     planned = plan(
         q, k, v, score_mod, mask, backward=backward, dlse=dlse is not None, gradients=gradients,
-        **{name: arguments.get(name) for name in ("cu_seqlens", "block_table", "seqlens_kv")}, max_seqlens=max_seqlens, options=options, **described,
+        max_seqlens=max_seqlens, options=options, **lengths, **described,
     )  # fmt: skip
     slots = [q, k, v, None, None, *([dout, dlse, None, None, None] if backward else []), *length_slots(*cu_seqlens), *bound.arrays]
     on_host = [None if array is None else arrays.on_host(array) for array in slots]
