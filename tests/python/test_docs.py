@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import re
 import sys
 
 import pytest
@@ -16,6 +17,17 @@ PAGES = [page for page in doc_blocks.pages() if any(doc_blocks.blocks(page, "pyt
 
 def test_pages_are_found():
     assert len(PAGES) >= 10
+
+
+def test_every_environment_variable_has_its_row():
+    page = (ROOT / "docs/environment.md").read_text()
+    read = set()
+    for folder, kinds in (("src", ("*.cpp", "*.h")), ("python", ("*.cpp", "*.h", "*.py"))):
+        for path in (found for kind in kinds for found in (ROOT / folder).rglob(kind)):
+            text = path.read_text()
+            if "getenv(" in text or "os.environ" in text:
+                read |= set(re.findall(r'"(FOVEAL_[A-Z_]+)"', text))
+    assert len(read) >= 5 and not [name for name in sorted(read) if f"| `{name}` |" not in page]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
