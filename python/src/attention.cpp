@@ -6,6 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+
 #include "ahead.h"
 #include "array.h"
 #include "call.h"
@@ -47,13 +49,11 @@ std::vector<bool> flags(nb::handle sequence) {
   return values;
 }
 
-/// How the tokens of q and of k and v lie, by slots: cu_q; cu_kv, or for keys in pages the pair of block_table and seqlens_kv.
-void append_lengths(std::vector<nb::handle>& arrays, nb::handle cu_q, nb::handle kv) {
+/// How the tokens of k and v lie, by slots: cu_seqlens_kv, or for keys in pages the pair of block_table and seqlens_kv.
+std::array<nb::handle, 3> lengths_of_kv(nb::handle kv) {
   const nb::handle none = Py_None;
-  if (PyTuple_Check(kv.ptr()) && PyTuple_Size(kv.ptr()) == 2)
-    arrays.insert(arrays.end(), {cu_q, none, PyTuple_GetItem(kv.ptr(), 0), PyTuple_GetItem(kv.ptr(), 1)});
-  else
-    arrays.insert(arrays.end(), {cu_q, kv, none, none});
+  if (PyTuple_Check(kv.ptr()) && PyTuple_Size(kv.ptr()) == 2) return {none, PyTuple_GetItem(kv.ptr(), 0), PyTuple_GetItem(kv.ptr(), 1)};
+  return {kv, none, none};
 }
 
 /// state: None, or an array of the bits of seed and offset that counts instead of these.
@@ -176,10 +176,9 @@ void bind_attention(nb::module_& m) {
              nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state,
              bool trains) {
             const nb::handle none = Py_None;
-            std::vector<nb::handle> arrays{q, k, v, none, none};
-            append_lengths(arrays, cu_q, cu_kv);
+            const auto [cu_of_kv, block_table, seqlens_kv] = lengths_of_kv(cu_kv);
             return program.run({.pass = Pass::forward,
-                                .arrays = std::move(arrays),
+                                .arrays = {q, k, v, none, none, cu_q, cu_of_kv, block_table, seqlens_kv},
                                 .params = params,
                                 .wanted = {want_lse},
                                 .max_seqlen_q = max_q,
@@ -199,10 +198,9 @@ void bind_attention(nb::module_& m) {
              nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv,
              std::uint64_t seed, std::uint64_t offset, nb::handle rng_state, bool rounded) {
             const nb::handle none = Py_None;
-            std::vector<nb::handle> arrays{q, k, v, out, lse, dout, dlse, none, none, none};
-            append_lengths(arrays, cu_q, cu_kv);
+            const auto [cu_of_kv, block_table, seqlens_kv] = lengths_of_kv(cu_kv);
             return program.run({.pass = Pass::backward,
-                                .arrays = std::move(arrays),
+                                .arrays = {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_of_kv, block_table, seqlens_kv},
                                 .params = params,
                                 .wanted = flags(wanted),
                                 .max_seqlen_q = max_q,

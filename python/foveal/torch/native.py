@@ -82,14 +82,11 @@ class Attention(torch.nn.Module):
         captured = [getattr(self, name) for name in self.names]
         drops = self.training and self._dropping_key != self.key
         rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
-        lengths = _lengths(cu_seqlens, block_table, seqlens_kv)
+        lengths = cu_seqlens
+        if block_table is not None or seqlens_kv is not None:
+            lengths = tokens("Attention", cu_seqlens, block_table, seqlens_kv)
         out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, lengths, max_seqlens, rng)
         return (out, lse) if return_lse else out
-
-
-def _lengths(cu_seqlens: Any, block_table: Tensor | None, seqlens_kv: Tensor | None) -> Any:
-    paged = block_table is not None or seqlens_kv is not None
-    return tokens("attention", cu_seqlens, block_table, seqlens_kv) if paged else cu_seqlens
 
 
 def _settings(arguments: Settings) -> dict[str, Any]:
@@ -142,5 +139,8 @@ def attention(
         check_names("attention", arguments, _ACCEPTED)
     key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
-    out, lse = call(key, captured, q, k, v, _lengths(cu_seqlens, block_table, seqlens_kv), max_seqlens, rng)
+    lengths = cu_seqlens
+    if block_table is not None or seqlens_kv is not None:
+        lengths = tokens("attention", cu_seqlens, block_table, seqlens_kv)
+    out, lse = call(key, captured, q, k, v, lengths, max_seqlens, rng)
     return (out, lse) if return_lse else out

@@ -169,21 +169,35 @@ def is_heads_first(key: str) -> bool:
 
 context: Any = None  # what context_parallel() has entered: calls take and give local shards
 
+# Looked up once: every call asks them.
+_dispatch_modes, _tracing_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _NO_DISPATCH = Tensor.__torch_dispatch__
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
 def _seen_below(tensors: Iterable[Tensor]) -> bool:
     """Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
     classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants."""
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None:
+    if _dispatch_modes() > 0 or _tracing_state() is not None:
         return True
-    return any([type(t).__torch_dispatch__ is not _NO_DISPATCH for t in tensors])
+    for t in tensors:
+        if type(t) not in _PLAIN and type(t).__torch_dispatch__ is not _NO_DISPATCH:
+            return True
+    return False
+
+
+def _negated(tensors: Iterable[Tensor]) -> bool:
+    """Whether one is a view that negates when it is read."""
+    for t in tensors:
+        if t.is_neg():
+            return True
+    return False
 
 
 def call(
     key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
 ) -> tuple[Tensor, Tensor]:
-    if 0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape:
+    if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
         return _nothing(program(key), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
@@ -191,7 +205,7 @@ def call(
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     compiling = torch.compiler.is_compiling()
     tensors = (q, k, v, *params)
-    if not compiling and any([t.is_neg() for t in tensors]):  # views that negate when they are read
+    if not compiling and _negated(tensors):
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:
         return context.attend(key, params, q, k, v, cu_seqlens, rng)
