@@ -54,10 +54,10 @@ def test_opcheck():
     q, k, v = tensors(1, 6, 2, 4, dtype=torch.float32)
     bias = torch.randn(6, requires_grad=True)
     layer = foveal.torch.Attention(lambda s, b, h, i, j: s + bias[j], foveal.causal())
-    torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, 0, 0, 1, -2, None, layer.key))
+    torch.library.opcheck(torch.ops.foveal.forward.default, (q, k, v, [bias], None, None, None, 0, 0, 1, -2, None, layer.key))
     plain = [t.detach() for t in (q, k, v)]
-    out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, 0, 0, 1, -2, None, layer.key)
-    arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, 0, 0, 1, -2, None, layer.key, [True, False, True, True])
+    out, lse = torch.ops.foveal.forward(*plain, [bias.detach()], None, None, None, 0, 0, 1, -2, None, layer.key)
+    arguments = (*plain, out, lse, torch.ones_like(out), None, [bias.detach()], None, None, None, 0, 0, 1, -2, None, layer.key, [True, False, True, True])
     torch.library.opcheck(torch.ops.foveal.backward.default, arguments)
 
 
