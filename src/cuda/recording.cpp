@@ -175,20 +175,30 @@ std::vector<std::pair<std::string, std::int64_t>> shape_of(const problem::Proble
   return shape;
 }
 
-/// What moved between two runs whose addresses differ in their tags is an address, and nothing else is.
+constexpr Word tags[] = {0x5a, 0xa5};  ///< of the addresses of two runs
+
+/// What moved between two runs with their tags is an address. Behind a member of four bytes a struct may have four that mean nothing and differ,
+/// too: they are cleared.
 void find_addresses(Recording::Launch& launch, const std::string& other, const std::vector<Recording::TensorMap>& maps) {
   for (std::size_t at = 0; at + sizeof(Word) <= launch.argument.size(); at += sizeof(Word)) {
     Word here, there;
     std::memcpy(&here, launch.argument.data() + at, sizeof here);
     std::memcpy(&there, other.data() + at, sizeof there);
     if (here == there) continue;
-    const Recording::Address place = place_of(here);
-    if (place.block == map_block) {
-      launch.maps.emplace_back(at, maps[place.offset]);
+    Word kept = 0;
+    if ((here ^ there) == (tags[0] ^ tags[1]) << 48 && here >> 48 == tags[0]) {
+      const Recording::Address place = place_of(here);
+      if (place.block == map_block) {
+        launch.maps.emplace_back(at, maps[place.offset]);
+      } else {
+        launch.addresses.emplace_back(at, place);
+      }
     } else {
-      launch.addresses.emplace_back(at, place);
+      kept = here & 0xffffffffu;
+      if (kept != (there & 0xffffffffu))
+        base::fail(ErrorCode::unsupported, "emit: byte ", at, " of a kernel's argument is no address and not the same in two runs");
     }
-    std::memset(launch.argument.data() + at, 0, sizeof here);
+    std::memcpy(launch.argument.data() + at, &kept, sizeof kept);
   }
 }
 
@@ -226,7 +236,7 @@ Recording record(const problem::Problem& p, const std::string& arch, const std::
     recording.workspace_bytes = executable->workspace_bytes();
     return run;
   };
-  Recorder run = run_with(0x5a), again = run_with(0xa5);
+  Recorder run = run_with(tags[0]), again = run_with(tags[1]);
   recording.blocks.push_back({"workspace", base::join(recording.workspace_bytes, " bytes, aligned to 256"), {}, true});
   for (std::string& table : run.tables) recording.blocks.push_back({"", "", std::move(table), false});
 
