@@ -15,6 +15,7 @@ The output is one JSON file: {"device", "torch", "transformers", "commit", "comm
 
 import argparse
 import json
+import os
 import pathlib
 import platform
 import statistics
@@ -102,6 +103,9 @@ def reason(text):
 
 
 def commit():
+    """What the package was built from: FOVEAL_COMMIT where it is not this checkout."""
+    if named := os.environ.get("FOVEAL_COMMIT"):
+        return named
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return found.stdout.strip() or "unknown"
 

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""Trains GPT-2 124M by llm.c's train_gpt2.cu on made-up tokens, with its own attention, by cuDNN, and with examples/llmc/foveal_att.cpp.
+
+usage: llmc_steps.py --llmc DIR --foveal PREFIX [--cudnn-frontend DIR] [--batch N] [--seqlen N] [--steps N] [--turns N] [--arch sm_90]
+                     [--build DIR] [--output FILE] [--compile-only]
+
+DIR is a checkout of llm.c, PREFIX where foveal is installed (include/ and lib/). Three programs are built from one source: "own" (llm.c's unfused
+attention), "cudnn" (its cuDNN path; left out without --cudnn-frontend) and "foveal". All start from the same weights and read the same tokens, each
+in a process of its own, in turns. Objects that the build folder has already are used: compile on one machine, run on another.
+
+The output is one JSON file: {"device", "commit", "llmc", "command", "batch", "seqlen", "rows": [{"attention", "turn", "tokens_per_second" (the median
+step after the first ten), "ms", "losses" (of each step)} or {"attention", "failed"}]}.
+"""
+
+import argparse
+import array
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import site
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+VOCABULARY = 50257
+STEP = re.compile(r"^step +(\d+)/\d+ \| loss ([\d.]+|nan|inf) .*\| ([\d.]+) ms \|", re.MULTILINE)
+
+
+def write_tokens(path, count, seed):
+    """Tokens that a model can learn something of: 2,000 words by Zipf's law, each followed by its own successor in every second place."""
+    draw = random.Random(seed)
+    words = [draw.randrange(VOCABULARY) for _ in range(2000)]
+    weights = [1 / (rank + 1) for rank in range(len(words))]
+    tokens = array.array("H")
+    for index in draw.choices(range(len(words)), weights, k=count // 2):
+        tokens.extend((words[index], words[(7 * index + 1) % len(words)]))
+    header = array.array("i", [20240520, 1, len(tokens)] + [0] * 253)
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+
+
+def packages():
+    """Folders of NVIDIA's Python packages, whose headers and libraries serve where the toolkit has none."""
+    homes = [pathlib.Path(p) for p in [*site.getsitepackages(), site.getusersitepackages(), *sys.path] if p]
+    return [part for home in dict.fromkeys(homes) for part in sorted(home.glob("nvidia/*")) if part.is_dir()]
+
+
+def library(name):
+    """What links against NAME: its file in a Python package, or the linker's own search."""
+    for part in packages():
+        found = sorted((part / "lib").glob(f"lib{name}.so*"))
+        if found:
+            return [str(found[0]), f"-Xlinker=-rpath={part / 'lib'}"]
+    return [f"-l{name}"]
+
+
+def checkout(llmc, build):
+    """A copy of llm.c for this CUDA: since version 13 cudaMemAdvise takes a location instead of a device's number."""
+    copy = build / "llm.c"
+    if not copy.exists():
+        (build / "llmc-commit").write_text(said("git", "rev-parse", "--short", "HEAD", cwd=llmc) or "unknown")
+        shutil.copytree(llmc, copy, ignore=shutil.ignore_patterns(".git", "dev"))
+        header = copy / "llmc/cuda_utils.cuh"
+        header.write_text(header.read_text().replace(
+            "cudaMemAdviseSetPreferredLocation, cudaCpuDeviceId)",
+            "cudaMemAdviseSetPreferredLocation,\n#if CUDART_VERSION >= 13000\n    cudaMemLocation{cudaMemLocationTypeHost, 0}\n#else\n"
+            "    cudaCpuDeviceId\n#endif\n    )"))
+    return copy
+
+
+def compile_all(options):
+    """Objects, several at once: the main program without and with cuDNN's functions, and the two files that have those."""
+    source = checkout(options.llmc, options.build)
+    include = [f"-I{folder}" for folder in [source, source / "llmc", options.foveal / "include", *options.include]]
+    include += [f"-I{part / 'include'}" for part in packages() if (part / "include").is_dir()]
+    flags = ["-O3", "--use_fast_math", "-std=c++17", f"-arch={options.arch}", "-DENABLE_BF16", "-w", *include]
+    work = {
+        "own.o": ["-c", source / "train_gpt2.cu"],
+        "main.o": ["-DENABLE_CUDNN", "-c", source / "train_gpt2.cu"],
+        "foveal.o": ["-DENABLE_CUDNN", "-c", ROOT / "examples/llmc/foveal_att.cpp"],
+    }
+    if options.cudnn_frontend:
+        work["cudnn.o"] = ["-DENABLE_CUDNN", f"-I{options.cudnn_frontend / 'include'}", "-c", source / "llmc/cudnn_att.cpp"]
+    commands = {name: ["nvcc", *flags, *map(str, rest), "-o", str(options.build / name)] for name, rest in work.items() if not (options.build / name).exists()}
+    running = {name: subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for name, command in commands.items()}
+    return {name: process.communicate()[0] for name, process in running.items() if process.wait() != 0}
+
+
+def link(options):
+    """The programs: {attention: path}, and why another is not there."""
+    parts = {"own": ["own.o"], "cudnn": ["main.o", "cudnn.o"], "foveal": ["main.o", "foveal.o"]}
+    extra = {"own": [], "cudnn": library("cudnn"), "foveal": [f"-L{options.foveal / 'lib'}", "-lfoveal", f"-Xlinker=-rpath={options.foveal / 'lib'}"]}
+    made, missing = {}, {}
+    for attention, objects in parts.items():
+        program = options.build / f"train_{attention}"
+        paths = [str(options.build / name) for name in objects]
+        command = ["nvcc", f"-arch={options.arch}", *paths, *extra[attention], *library("cublas"), *library("cublasLt"), "-o", str(program)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode == 0:
+            made[attention] = program
+        else:
+            missing[attention] = (done.stdout + done.stderr).strip().splitlines()[-1][:300]
+    return made, missing
+
+
+def train(program, options, tokens):
+    command = [str(program.resolve()), "-i", tokens, "-j", tokens, "-e", "d12", "-b", options.batch, "-t", options.seqlen, "-x", options.steps, "-s", 0, "-v", 10**6,
+               "-m", 1, "-l", 6e-4, "-u", 10]  # fmt: skip
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=options.timeout, cwd=options.build)
+    steps = STEP.findall(done.stdout)
+    if done.returncode != 0 or len(steps) != options.steps:
+        return {"failed": ((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])[:300]}
+    ms = statistics.median(float(step[2]) for step in steps[10:])
+    return {"ms": ms, "tokens_per_second": round(1e3 * options.batch * options.seqlen / ms), "losses": [float(step[1]) for step in steps]}
+
+
+def said(*command, cwd=None):
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=cwd).stdout.strip()
+    except OSError:
+        return ""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--llmc", type=pathlib.Path, required=True)
+    parser.add_argument("--foveal", type=pathlib.Path, required=True)
+    parser.add_argument("--cudnn-frontend", type=pathlib.Path)
+    parser.add_argument("--include", type=pathlib.Path, action="append", default=[], help="another folder of headers")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--seqlen", type=int, default=1024)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--timeout", type=float, default=120, help="seconds for each run")
+    parser.add_argument("--arch", default="sm_90")
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/llmc"))
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("llmc-steps.json"))
+    parser.add_argument("--compile-only", action="store_true")
+    options = parser.parse_args()
+    if options.steps <= 10:
+        parser.error(f"--steps={options.steps}: more than 10 are needed, as the first ten are not timed")
+    if not (options.llmc / "train_gpt2.cu").exists():
+        parser.error(f"--llmc={options.llmc} has no train_gpt2.cu: it is a checkout of llm.c")
+    if not (options.foveal / "include/foveal/foveal_c.h").exists():
+        parser.error(f"--foveal={options.foveal} has no include/foveal/foveal_c.h: it is where foveal is installed")
+    options.build.mkdir(parents=True, exist_ok=True)
+    for name, text in compile_all(options).items():
+        sys.exit(f"llmc_steps: {name} does not compile:\n{text}")
+    if options.compile_only:
+        return
+    programs, missing = link(options)
+    tokens = options.build.resolve() / "tokens.bin"
+    write_tokens(tokens, (options.steps + 2) * options.batch * options.seqlen, seed=1)
+    result = {
+        "device": said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
+        "commit": os.environ.get("FOVEAL_COMMIT") or said("git", "rev-parse", "--short", "HEAD", cwd=ROOT) or "unknown",
+        "llmc": (options.build / "llmc-commit").read_text(),
+        "command": " ".join(["python", "bench/llmc_steps.py", *sys.argv[1:]]),
+        "batch": options.batch,
+        "seqlen": options.seqlen,
+        "rows": [{"attention": attention, "failed": why} for attention, why in missing.items()],
+    }
+    for turn in range(options.turns):
+        for attention, program in programs.items():
+            try:
+                row = train(program, options, tokens)
+            except subprocess.TimeoutExpired:
+                row = {"failed": f"more than {options.timeout:g} s"}
+            result["rows"].append({"attention": attention, "turn": turn, **row})
+            print(f"{attention:<7} {row['failed']}" if "failed" in row else f"{attention:<7} {row['ms']:8.2f} ms {row['tokens_per_second']:>9} tokens/s   loss {row['losses'][-1]:.4f}", flush=True)
+            # Row by row, so that a run that is cut short keeps what it has.
+            new = options.output.with_name(options.output.name + ".new")
+            new.write_text(json.dumps(result, indent=1) + "\n")
+            new.replace(options.output)
+
+
+if __name__ == "__main__":
+    main()
