@@ -7,13 +7,17 @@ Inputs that reach something new are kept in BUILD/corpus; those of tests/fuzz/co
 input lies beside the log in BUILD/findings."""
 
 import argparse
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+from foveal_bench import machine  # noqa: E402
+from foveal_bench.results import Rows  # noqa: E402
+
 LONGEST = 1024  # bytes of an input
 
 
@@ -46,13 +50,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     targets = options.targets.split(",") if options.targets else sorted(path.name for path in (ROOT / "tests" / "fuzz" / "corpus").iterdir())
-    results = {}
-    for target in targets:
-        results[target] = run(options.build, target, options.seconds)
-        print(target, results[target], flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
-    return 1 if any(row["finding"] for row in results.values()) else 0
+    origin = machine.describe("cpu")
+    origin["command"] = f"./dev fuzz {options.seconds}"
+    rows = Rows(options.out or options.build / "fuzz.jsonl", origin)
+    found = [rows.add("fuzz", target, **run(options.build, target, options.seconds)) for target in targets]
+    return 1 if any(row["finding"] for row in found) else 0
 
 
 if __name__ == "__main__":

@@ -1,34 +1,29 @@
 #!/usr/bin/env python3
-"""Writes the generated parts of README.md and docs/: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+"""Writes the generated parts of README.md and docs/: what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`, NAME being a function here.
 
 usage: write_tables.py [--check]
 
-example    README: the first example, word for word
-speed      README: six rows of what follows
-support    the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
-             (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
+Figures come from the rows of bench/results/*.jsonl, which `foveal-bench` writes (docs/benchmarks.md), and from what two commands say of features:
+
+support        the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
+                 (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
 architectures  portable GPU kernels on every architecture, compiled without a device, from bench/results/architectures.md; to make that again:
-             (echo "<!-- COMPILER, commit HASH, cuda_architectures -->"; build/release/tests/cuda/cuda_architectures) > bench/results/architectures.md
-cpu        speed on CPUs, from bench/results/cpu-*.jsonl
-gpu        plain attention beside cuDNN on a GPU, from bench/results/h200-sm90.json
-few        few queries beside cuDNN and FlexAttention on a GPU, from bench/results/h200-shapes.json
-errors     docs/numerics.md: errors beside their bounds, from bench/results/errors-cpu.json:
-             build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS bench/results/errors-cpu.json
-fuzz       docs/reliability.md: inputs that the fuzzing targets took, from bench/results/fuzz.json (tools/fuzz.py --out)
-programs   docs/reliability.md: random programs, from bench/results/programs.json (./dev programs SEED SECONDS FILE)
-soak       docs/reliability.md: random training steps, from bench/results/soak.json (./dev soak MINUTES SEED FILE)
-scores     programmed and trained scores beside FlexAttention on a GPU, from bench/results/h200.jsonl
+                 (echo "<!-- COMPILER, commit HASH, cuda_architectures -->"; build/release/tests/cuda/cuda_architectures) > bench/results/architectures.md
 
 --check writes nothing; it exits with 1 when a page is not what the example and the result files make of it.
 """
 import collections
-import json
-import math
+import itertools
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "bench"))
+
+from foveal_bench.__main__ import VERBS  # noqa: E402
+from foveal_bench.case import parse  # noqa: E402
+from foveal_bench.results import FIELDS, SUITES, geomean, load  # noqa: E402
 
 
 CORES = {"family 25 model 17": "Zen 4", "family 26 model 2": "Zen 5", "family 6 model 207": "Emerald Rapids"}
@@ -68,21 +63,27 @@ def architectures():
     return "\n".join(table) + "\n\n" + origin.removeprefix("<!-- ").removesuffix(" -->")
 
 
-def geometric_mean(values):
-    return math.exp(sum(map(math.log, values)) / len(values))
+def rows_of(name, suite=None):
+    """The rows of files of that name, * standing for anything: of one suite, or of all."""
+    return [row for row in load(sorted((ROOT / "bench/results").glob(f"{name}.jsonl"))) if suite in (None, row["suite"])]
+
+
+def by_case(rows):
+    """case: contender: row."""
+    cases = collections.defaultdict(dict)
+    for row in rows:
+        cases[row["case"]][row["contender"]] = row
+    return cases
 
 
 def cpu_groups():
     """(machine, pass, type, threads): the cases that foveal and PyTorch both ran."""
-    groups = collections.defaultdict(lambda: collections.defaultdict(dict))
-    for path in sorted((ROOT / "bench/results").glob("cpu-*.jsonl")):
-        for row in map(json.loads, path.read_text().splitlines()):
-            if row.get("suite") != "peers-cpu" or not row.get("ms"):
-                continue
+    groups = collections.defaultdict(list)
+    for row in rows_of("cpu-*", "peers-cpu"):
+        if row.get("ms"):
             name, dtype = row["case"].split()[:2]
-            group = groups[row["machine"], name, dtype, row["threads"]]
-            group[row["case"]][row["contender"]] = row
-    both = {key: [case for case in cases.values() if {"foveal", "torch_sdpa"} <= case.keys()] for key, cases in sorted(groups.items())}
+            groups[row["machine"], name, dtype, row["threads"]].append(row)
+    both = {key: [case for case in by_case(rows).values() if {"foveal", "torch_sdpa"} <= case.keys()] for key, rows in sorted(groups.items())}
     return {key: cases for key, cases in both.items() if cases}
 
 
@@ -92,55 +93,129 @@ def cpu():
     for (machine, name, dtype, threads), both in cpu_groups().items():
         ours, theirs = ([case[who]["gflops"] for case in both] for who in ("foveal", "torch_sdpa"))
         ratios = [case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in both]
-        lines.append(f"| {named(machine)} | {name} | {dtype} | {threads} | {len(both)} | {geometric_mean(ours):.0f} | {geometric_mean(theirs):.0f} "
-                     f"| {geometric_mean(ratios):.2f} ({min(ratios):.2f}) |")
+        lines.append(f"| {named(machine)} | {name} | {dtype} | {threads} | {len(both)} | {geomean(ours):.0f} | {geomean(theirs):.0f} "
+                     f"| {geomean(ratios):.2f} ({min(ratios):.2f}) |")
     return "\n".join(lines)
+
+
+def grid_groups():
+    """(head_dim, causal, pass): [(problem, foveal's row, cuDNN's)], by length."""
+    groups = collections.defaultdict(list)
+    for text, row in by_case(rows_of("h200-sm90", "grid")).items():
+        (problem,) = parse(text, "grid")
+        groups[problem.head_dim, problem.causal, "backward" if problem.backward else "forward"].append((problem, row["foveal"], row["cudnn"]))
+    return groups
 
 
 def gpu():
     """Kernel times beside cuDNN in one run: geometric means over the lengths of the grid."""
-    result = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())["plain"]
-    groups = collections.defaultdict(list)
-    for row in result["rows"]:
-        for name in ("forward", "backward"):
-            groups[row["head_dim"], row["causal"], name].append((row[f"{name}_ms"], row[f"cudnn_{name}_ms"], row["length"]))
-    lines = [f"{result['device']}, bf16, 16k tokens, hidden size 2048, lengths 512 to 16k, commit `{result['commit']}`:", "",
+    groups = grid_groups()
+    ((_, first, _), *_) = next(iter(groups.values()))
+    lines = [f"{first['machine']}, bf16, 16k tokens, hidden size 2048, lengths 512 to 16k, commit `{first['commit']}`:", "",
              "| head dim | mask | pass | to cuDNN, mean over lengths | lowest |", "|---|---|---|---|---|"]
-    for (head_dim, causal, name), times in sorted(groups.items()):
-        ratios = [theirs / ours for ours, theirs, _ in times]
-        lines.append(f"| {head_dim} | {'causal' if causal else 'none'} | {name} | {geometric_mean(ratios):.2f} | {min(ratios):.2f} |")
+    for (head_dim, causal, name), found in sorted(groups.items()):
+        ratios = [theirs["ms"] / ours["ms"] for _, ours, theirs in found]
+        lines.append(f"| {head_dim} | {'causal' if causal else 'none'} | {name} | {geomean(ratios):.2f} | {min(ratios):.2f} |")
     return "\n".join(lines)
+
+
+def grid():
+    """The same, each length."""
+    groups = grid_groups()
+    ((_, first, _), *_) = next(iter(groups.values()))
+    lengths = [problem.seqlen_q for problem, _, _ in next(iter(groups.values()))]
+    lines = [f"{first['machine']}, commit `{first['commit']}`, cuDNN {first['cudnn']} through torch {first['torch']}. TFLOP/s, foveal / cuDNN:", "",
+             "| head dim, mask, pass | " + " | ".join(map(str, lengths)) + " | ratio of means |", "|---|" + "---|" * (len(lengths) + 1)]
+    for (dim, causal, name), found in groups.items():
+        pairs = [tuple(problem.flops / row["ms"] * 1e-9 for row in both) for problem, *both in found]
+        cells = " | ".join(f"{a:.0f} / {b:.0f}" for a, b in pairs)
+        lines.append(f"| {dim} {'causal' if causal else 'full'} {name} | {cells} | {geomean(a / b for a, b in pairs):.2f} |")
+    return "\n".join(lines)
+
+
+def trained():
+    lines = []
+    for dim, rows in itertools.groupby(rows_of("h200-sm90", "trained"), key=lambda row: row["head_dim"]):
+        found = list(rows)
+        lines += ["", f"{found[0]['machine']}, commit `{found[0]['commit']}`. B4 H{1024 // dim} S4096 D{dim}, causal; ms, and times the plain pass, each after 100 ms "
+                  "of itself; then the same in turns of 30 ms:", "", "| score | forward | backward | forward, short turns | backward, short turns |",
+                  "|---|---|---|---|---|"]
+        for name, both in itertools.groupby(found, key=lambda row: row["name"]):
+            passes = list(both)
+            cells = [f"{row[f'{turns}ms']:.2f} ({row[f'{turns}ms'] / row[f'{turns}plain_ms']:.2f})" for turns in ("", "short_") for row in passes]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines[1:])
+
+
+def few_rows():
+    """(problem, foveal's row, the rival's, how it compares) of few queries, without and with programs."""
+    for suite, rival in (("few-queries", "cudnn"), ("few-queries-scores", "flex")):
+        yield [(parse(text, suite)[0], row["foveal"], row[rival], f"{row[rival]['ms'] / row['foveal']['ms']:.2f}")
+               for text, row in by_case(rows_of("h200-shapes", suite)).items()]
+
+
+def heads(problem):
+    return f"{problem.heads_q}:{problem.heads_kv}"
 
 
 def few():
     """Times of forward passes that read keys and values and do little else, beside cuDNN or, with programs, FlexAttention in one run."""
-    result = json.loads((ROOT / "bench/results/h200-shapes.json").read_text())
-    lines = [f"{result['device']}, bf16, commit `{result['commit']}`:", "",
+    plain, scores = few_rows()
+    lines = [f"{plain[0][1]['machine']}, bf16, commit `{plain[0][1]['commit']}`:", "",
              "| sequences | heads | queries | keys | head dim | us | TB/s of keys and values | times the speed of cuDNN |", "|---|---|---|---|---|---|---|---|"]
-    for row in result["few_queries"]:
-        batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
-        lines.append(f"| {batch} | {heads}:{heads_kv} | {seqlen_q} | {seqlen_kv} | {dim} | {1e3 * row['ms']:.0f} | "
-                     f"{row['bytes_of_keys_and_values'] / row['ms'] * 1e-9:.2f} | {row['cudnn_ms'] / row['ms']:.2f} |")
+    lines += [f"| {p.batch} | {heads(p)} | {p.seqlen_q} | {p.seqlen_kv} | {p.head_dim} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} "
+              f"| {ratio} |" for p, row, _, ratio in plain]
     lines += ["", "| sequences | heads | queries | keys | head dim | program | us | times the speed of FlexAttention |", "|---|---|---|---|---|---|---|---|"]
-    for row in result["few_queries_scores"]:
-        batch, heads, heads_kv, seqlen_q, seqlen_kv, dim = row["shape"]
-        lines.append(f"| {batch} | {heads}:{heads_kv} | {seqlen_q} | {seqlen_kv} | {dim} | {row['program']} | {1e3 * row['ms']:.0f} | "
-                     f"{row['flex_ms'] / row['ms']:.2f} |")
+    lines += [f"| {p.batch} | {heads(p)} | {p.seqlen_q} | {p.seqlen_kv} | {p.head_dim} | {p.score.replace('_', ' ')} | {1e3 * row['ms']:.0f} | {ratio} |"
+              for p, row, _, ratio in scores]
     return "\n".join(lines)
 
 
-def score_cases():
-    """Case: contender: its row, of the suite of scores on a GPU."""
-    cases = collections.defaultdict(dict)
-    for row in map(json.loads, (ROOT / "bench/results/h200.jsonl").read_text().splitlines()):
-        if row["suite"] == "scores-gpu":
-            cases[row["case"]][row["contender"]] = row
-    return cases
+def shapes():
+    """Shapes beside their round neighbours, reproducible gradients beside fast ones, few queries."""
+    found = collections.defaultdict(dict)
+    for row in rows_of("h200-shapes", "shapes"):
+        found[row["name"]][row["case"].split()[0]] = row
+    first = next(iter(found.values()))["forward"]
+    lines = [f"{first['machine']}, commit `{first['commit']}`, bf16. TFLOP/s, and times the speed of the round neighbour:", "",
+             "| shape | neighbour | forward | backward |", "|---|---|---|---|"]
+    for name, passes in found.items():
+        neighbour = passes["forward"]["neighbour"]
+        if neighbour:
+            cells = [f"{passes[p]['tflops']:.3g} ({passes[p]['tflops'] / found[neighbour][p]['tflops']:.2f})" if p in passes else "" for p in ("forward", "backward")]
+            lines.append(f"| {name} | {neighbour} | {' | '.join(cells)} |")
+    lines += ["", "Reproducible backward, 16k tokens, hidden size 2048, bf16: times the duration of the fast one:", "",
+              "| head dim, mask | 1024 | 4096 | 16384 |", "|---|---|---|---|"]
+    ratios = collections.defaultdict(list)
+    for text, row in by_case(rows_of("h200-shapes", "reproducible")).items():
+        (problem,) = parse(text, "reproducible")
+        ratios[problem.head_dim, problem.causal].append(f"{row['reproducible']['ms'] / row['fast']['ms']:.2f}")
+    lines += [f"| {dim} {'causal' if causal else 'full'} | {' | '.join(cells)} |" for (dim, causal), cells in ratios.items()]
+    plain, scores = few_rows()
+    words = {case: f"{case.batch}, {heads(case)}, {case.seqlen_q}, {case.seqlen_kv}, {case.head_dim}" for case, *_ in plain + scores}
+    lines += ["", "Few queries, forward: time, keys and values read per time, and the speed over that of cuDNN in the same run:", "",
+              "| batch, heads, queries, keys, head dim | \u00b5s | TB/s | over cuDNN |", "|---|---|---|---|"]
+    lines += [f"| {words[p]} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} | {ratio} |" for p, row, _, ratio in plain]
+    lines += ["", "The same with programs (lengths: a mask that reads how many keys each sequence has, a quarter to all of them), beside FlexAttention:", "",
+              "| batch, heads, queries, keys, head dim | program | \u00b5s | TB/s | over FlexAttention |", "|---|---|---|---|---|"]
+    lines += [f"| {words[p]} | {p.score.replace('_', ' ')} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} | {ratio} |" for p, row, _, ratio in scores]
+    return "\n".join(lines)
+
+
+def first_call():
+    rows = rows_of("first-call")
+    lines = [f"{rows[0]['cores']} cores of {rows[0]['machine']}, commit `{rows[0]['commit']}`, causal, nothing in the cache. Seconds of CPU, least of {rows[0]['turns']}"
+             " (in brackets: before):", "", "| head dim | program | forward | backward |", "|---|---|---|---|"]
+    for (dim, name), found in itertools.groupby(rows, key=lambda row: (row["head_dim"], row["name"])):
+        passes = by_case(found).values()
+        cells = [f"{row['foveal']['cpu_s']:.2f}" + (f" ({row['before']['cpu_s']:.2f})" if "before" in row else "") for row in passes]
+        lines.append(f"| {dim} | {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def scores():
     """Each score's time and FlexAttention's, in ms, from one run for each score: the latest that has it."""
-    cases = score_cases()
+    cases = by_case(rows_of("h200", "scores-gpu"))
     origin = next(iter(cases.values()))["foveal"]
     lines = [f"{origin['machine']}, `{' '.join(next(iter(cases)).split()[1:])}`, ms; - : FlexAttention failed or refused with its default options:", "",
              "| score | forward | FlexAttention | backward | FlexAttention | commit |", "|---|---|---|---|---|---|"]
@@ -155,9 +230,11 @@ def scores():
 
 
 def errors():
-    known = json.loads((ROOT / "bench/results/errors-cpu.json").read_text())
+    """Errors of random problems beside their bounds."""
+    rows = {row["case"]: row for row in rows_of("errors-cpu")}
+    known = rows.pop("all")
     outputs = ["out", "lse", "dq", "dk", "dv", "parameters"]
-    cells = {(row["dtype"], row["target"], row["output"]): f"{row['median']:.2f} / {row['p999']:.2f} / {row['worst']:.2f}" for row in known["rows"]}
+    cells = {tuple(case.split()): f"{row['median']:.2f} / {row['p999']:.2f} / {row['worst']:.2f}" for case, row in rows.items()}
     lines = ["| type | target | " + " | ".join(outputs) + " |", "|---" * (len(outputs) + 2) + "|"]
     for dtype in ("bf16", "f16", "f32", "f64"):
         for target in sorted({target for kind, target, _ in cells if kind == dtype}):
@@ -168,16 +245,33 @@ def errors():
     )
 
 
+def checks():
+    """Whole suites against the reference: types and targets of each run, the worst error of them all."""
+    lines = ["| machine | commit | `foveal check` of | types and targets | passed | refused | failed | worst error / bound | most queries |", "|---|---|---|---|---:|---:|---:|---:|---:|"]
+    runs = collections.defaultdict(list)
+    for row in rows_of("check-*"):
+        runs[row["machine"], row["commit"], row["command"]].append(row)
+    for (machine, commit, command), rows in runs.items():
+        kinds = collections.defaultdict(list)
+        for row in rows:
+            dtype, target = row["case"].partition(":")[0].split()
+            kinds[target].append(dtype)
+        targets = "; ".join(f"{' '.join(dtypes)} on {target}" for target, dtypes in kinds.items())
+        passed, refused, failed = (sum(row[name] for row in rows) for name in ("passed", "refusals", "failures"))
+        lines.append(f"| {named(machine)} | `{commit}` | {command.removeprefix('foveal check ').replace('|', ' ')} | {targets} | {passed:,} | {refused} | {failed} "
+                     f"| {max(row['worst'] for row in rows):.2f} | {max(row['longest'] for row in rows)} |")
+    return "\n".join(lines)
+
+
 def fuzz():
-    rows = json.loads((ROOT / "bench/results/fuzz.json").read_text())
     lines = ["| target | inputs | seconds | kept in its corpus | finding |", "|---|---:|---:|---:|---|"]
-    lines += [f"| {name} | {row['executions']:,} | {row['seconds']} | {row['inputs_kept']:,} | {row['finding'] or 'none'} |" for name, row in rows.items()]
+    lines += [f"| {row['case']} | {row['executions']:,} | {row['seconds']} | {row['inputs_kept']:,} | {row['finding'] or 'none'} |" for row in rows_of("fuzz")]
     return "\n".join(lines)
 
 
 def programs():
-    run = json.loads((ROOT / "bench/results/programs.json").read_text())
-    done = run["compared"]
+    (run,) = rows_of("programs")
+    done = run["counts"]
     names = {"value": "values", "derivative": "derivatives", "bounds": "values in their bounds", "blocks": "pairs in their tiles", "call": "tensors of calls"}
     lines = ["| compared | times |", "|---|---:|"] + [f"| {text} | {done.get(name, 0):,} |" for name, text in names.items()]
     last = run["first_seed"] + run["programs"] - 1
@@ -186,7 +280,7 @@ def programs():
 
 
 def soak():
-    run = json.loads((ROOT / "bench/results/soak.json").read_text())
+    (run,) = rows_of("soak")
     growth = 100 * (run["most_mb"] / run["least_mb"] - 1)
     return (f"{run['minutes']} minutes, {run['problems']:,} problems, {run['steps']:,} steps: {run['first_mb']:.3f} MB at first, {run['last_mb']:.3f} at the end, "
             f"at most {growth:.2f} % apart; {run['changed']} of {run['compared']:,} repeated results changed.")
@@ -195,18 +289,17 @@ def soak():
 def speed():
     """What a reader of the README sees: how many times the speed of the best known alternative, forward and backward."""
     rows = []
-    grid = json.loads((ROOT / "bench/results/h200-sm90.json").read_text())["plain"]
+    groups = grid_groups()
     for head_dim in (64, 128):
-        cells = [geometric_mean([row[f"cudnn_{name}_ms"] / row[f"{name}_ms"] for row in grid["rows"] if row["head_dim"] == head_dim and row["causal"]])
-                 for name in ("forward", "backward")]
-        rows.append((grid["device"], f"BF16, causal, head dim {head_dim}", "cuDNN", cells))
-    cases = score_cases()
+        cells = [geomean(theirs["ms"] / ours["ms"] for _, ours, theirs in groups[head_dim, True, name]) for name in ("forward", "backward")]
+        rows.append((groups[head_dim, True, "forward"][0][1]["machine"], f"BF16, causal, head dim {head_dim}", "cuDNN", cells))
+    cases = by_case(rows_of("h200", "scores-gpu"))
     for words, score in (("BF16, causal, softcap", "softcap"), ("BF16, causal, trained bias per head", "head_bias")):
         found = [next(row for case, row in cases.items() if case.startswith(name) and case.endswith(f"score={score}")) for name in ("forward", "backward")]
         rows.append((found[0]["foveal"]["machine"], words, "FlexAttention", [row["flex"]["ms"] / row["foveal"]["ms"] for row in found]))
     for (machine, name, dtype, threads), both in cpu_groups().items():
         if name == "forward" and dtype == "bf16" and threads == 1 and ("Zen 5" in named(machine) or "Emerald" in named(machine)):
-            cells = [geometric_mean([case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in cases])
+            cells = [geomean(case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in cases)
                      for cases in (both, cpu_groups()[machine, "backward", dtype, threads])]
             rows.append((f"{named(machine).split(' (avx')[0].replace('(R)', '').replace(' Processor', '')}, one core", "BF16, mean of the suite", "PyTorch SDPA", cells))
     lines = ["| machine | attention | beside | forward | backward |", "|---|---|---|---|---|"]
@@ -215,22 +308,45 @@ def speed():
 
 def distributed():
     """Times of two GPUs and one, and of PyTorch's context_parallel in the same run."""
-    rows = [json.loads(line) for line in (ROOT / "bench/results/h200x2-context-parallel.jsonl").read_text().splitlines()]
-    machine, cases = rows[0], [row for row in rows if row["kind"] == "case"]
-    lines = [f"{machine['gpus']} x {machine['gpu']}, bf16, head dim 128, NCCL {machine['nccl']}, torch {machine['torch']}, commit `{machine['commit']}`, ms:", "",
+    rows = rows_of("h200x2-distributed")
+    first = rows[0]
+    lines = [f"{first['gpus']} x {first['machine']}, bf16, head dim 128, NCCL {first['nccl']}, torch {first['torch']}, commit `{first['commit']}`, ms:", "",
              "| mask or score | tokens | heads | forward | efficiency | torch | forward and backward | efficiency | torch |", "|---|---|---|---|---|---|---|---|---|"]
-    for row in cases:
-        heads = ":".join(map(str, dict.fromkeys(row["heads"])))
+    cases = collections.defaultdict(dict)
+    for row in rows:
+        name, _, _, heads, tokens, *_ = row["case"].split()
+        cases[row["name"], tokens[1:], heads[1:]][name, row["contender"]] = row
+    for words, found in cases.items():
         cells = []
         for name in ("forward", "both"):
-            theirs = f"{row[f'torch_{name}_ms']:.2f}" if f"torch_{name}_ms" in row else "-"
-            cells += [f"{row[f'{name}_ms']:.2f}", f"{row[f'efficiency_{name}']:.2f}", theirs]
-        lines.append(f"| {row['name']} | {row['tokens']} | {heads} | " + " | ".join(cells) + " |")
+            ours, theirs = found[name, "foveal"], found.get((name, "torch"), {})
+            cells += [f"{ours['ms']:.2f}", f"{ours['efficiency']:.2f}" if "efficiency" in ours else "-", f"{theirs['ms']:.2f}" if "ms" in theirs else "-"]
+        lines.append("| " + " | ".join([*words, *cells]) + " |")
     return "\n".join(lines)
 
 
-PAGES = {"README.md": (example, speed), "docs/support.md": (support, architectures), "docs/performance.md": (cpu, gpu, few, scores), "docs/numerics.md": (errors,), "docs/reliability.md": (fuzz, programs, soak),
-         "docs/distributed.md": (distributed,)}
+def verbs():
+    return "\n".join(["| verb | measures |", "|---|---|", *(f"| `{verb}` | {what} |" for verb, what in VERBS.items())])
+
+
+def fields():
+    return "\n".join(["| field | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in FIELDS.items())])
+
+
+def suites():
+    return "\n".join(["| suite | what it is |", "|---|---|", *(f"| `{name}` | {what} |" for name, what in SUITES.items())])
+
+
+PAGES = {
+    "README.md": (example, speed),
+    "docs/support.md": (support, architectures),
+    "docs/performance.md": (cpu, gpu, few, scores),
+    "docs/numerics.md": (errors, checks),
+    "docs/reliability.md": (fuzz, programs, soak),
+    "docs/distributed.md": (distributed,),
+    "docs/benchmarks.md": (verbs, suites, fields),
+    "docs/lab/gpu.md": (grid, trained, shapes, first_call),
+}
 
 
 def replaced(page, text, name, body):

@@ -1,1 +1,1 @@
-"""foveal beside its rivals, in one process: `foveal-bench run SUITE`, `foveal-bench report`."""
+"""Benchmarks of foveal, alone and beside its rivals: the command foveal-bench."""

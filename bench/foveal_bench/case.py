@@ -6,10 +6,12 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-DTYPES = {"f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}  # torch's names
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,13 @@ class Case:
 
     def tensors(self, device: str, seed: int = 0) -> dict[str, torch.Tensor]:
         """q, k, v, dout: N(0, 1), memory [batch, seqlen, heads, dim], seen as [batch, heads, seqlen, dim]."""
+        import torch
+
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(seqlen: int, heads: int, dim: int) -> torch.Tensor:
             shape = (self.batch, seqlen, heads, dim)
-            return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(DTYPES[self.dtype]).transpose(1, 2)
+            return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(getattr(torch, DTYPES[self.dtype])).transpose(1, 2)
 
         return {
             "q": normal(self.seqlen_q, self.heads_q, self.head_dim),

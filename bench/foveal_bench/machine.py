@@ -1,15 +1,16 @@
-"""Where and how a result was made: every result line carries it."""
+"""Where and how a result was made: every row carries it."""
 
 from __future__ import annotations
 
 import datetime
 import os
+import pathlib
 import platform
 import subprocess
 import sys
 from typing import Any
 
-import torch
+_HERE = pathlib.Path(__file__).resolve().parent
 
 
 def _cpu() -> str:
@@ -25,24 +26,54 @@ def _cpu() -> str:
     return f"{fields.get('model name', 'unknown')} family {fields.get('cpu family')} model {fields.get('model')} ({' '.join(wanted)})"
 
 
+def said(*command: str, cwd: pathlib.Path | None = None) -> str:
+    """What a command writes; nothing where it fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def _commit() -> str:
     """What the library was built from: FOVEAL_COMMIT where it is not this checkout."""
     if named := os.environ.get("FOVEAL_COMMIT"):
         return named
-    try:
-        revision = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        dirty = subprocess.run(["git", "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True).stdout.strip()
-        return revision + ("-dirty" if dirty else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+    revision = said("git", "rev-parse", "--short=12", "HEAD", cwd=_HERE)
+    dirty = said("git", "status", "--porcelain", "-uno", cwd=_HERE)
+    return revision + ("-dirty" if dirty else "") if revision else "unknown"
 
 
-def describe(device: str, threads: int) -> dict[str, Any]:
+def _gpu() -> str:
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_available():
+        return str(torch.cuda.get_device_name())
+    return said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").partition("\n")[0] or "unknown"
+
+
+def describe(device: str, threads: int | None = None, **facts: Any) -> dict[str, Any]:
+    """facts: what else a verb knows, such as versions. torch's where it was imported."""
+    torch = sys.modules.get("torch")
     return {
-        "machine": torch.cuda.get_device_name() if device == "cuda" else _cpu(),
+        "machine": _gpu() if device == "cuda" else _cpu(),
         "threads": None if device == "cuda" else threads,
-        "torch": torch.__version__,
+        **({"torch": torch.__version__} if torch else {}),
+        **facts,
         "commit": _commit(),
         "command": " ".join(["foveal-bench", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+
+
+def again(verb: str, *words: str) -> dict[str, Any]:
+    """What subprocess needs to run a verb in a process of its own."""
+    path = os.pathsep.join([str(_HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"args": [sys.executable, "-m", "foveal_bench", verb, *words], "env": {**os.environ, "PYTHONPATH": path}}
+
+
+def reason(error: BaseException | str) -> str:
+    """Why there is no time, in one line: an error's first, or what a failed process wrote last that names one."""
+    if isinstance(error, BaseException):
+        return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    named = [line for line in lines if "rror" in line]
+    return (named or lines or ["no output"])[-1][:300]

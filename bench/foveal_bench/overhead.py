@@ -1,4 +1,4 @@
-"""`foveal-bench overhead`: what one call of a planned problem costs the host beyond its kernels, on a problem so small that only that is left.
+"""What one call of a planned problem costs the host beyond its kernels, on a problem so small that only that is left.
 
     us        the call
     kernel_us of it, the planned call alone: memory given, nothing looked up (on a GPU: its launches)
@@ -10,8 +10,8 @@ A backward is one of a chain: its share of a backward pass through many layers, 
 
 from __future__ import annotations
 
-import json
-import pathlib
+import argparse
+import functools
 from typing import Any, Callable
 
 import numpy as np
@@ -21,6 +21,8 @@ import foveal
 import foveal.torch
 
 from . import machine
+from .progress import progress
+from .results import Rows
 from .timing import host_us
 
 
@@ -56,8 +58,8 @@ def _chain(attention: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Ten
     return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
-def rows(device: str) -> list[dict[str, Any]]:
-    """dim 64 and bf16 on a GPU: what its tensor-core kernels take."""
+def measure(device: str) -> dict[str, Callable[[], dict[str, float]]]:
+    """What measures each call. dim 64 and bf16 on a GPU: what its tensor-core kernels take."""
     dim, dtype = (64, torch.bfloat16) if device == "cuda" else (16, torch.float32)
     q, k, v = (torch.randn(1, 1, 1, dim, device=device, dtype=dtype) for _ in range(3))
     wanting = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -99,41 +101,21 @@ def rows(device: str) -> list[dict[str, Any]]:
     if device == "cpu":
         arrays = [t.numpy() for t in (q, k, v)]
         calls.insert(6, ("foveal.attention on NumPy", lambda: foveal.attention(*arrays, mask=mask), "forward", ""))
-    found = []
-    for name, call, ours, theirs in calls:
-        us = host_us(call, device) / (_LAYERS if "backward" in name else 1)
-        row = {"suite": "overhead", "case": name, "device": device, "us": round(us, 2)}
-        if ours:
-            row |= {"kernel_us": round(kernel[ours], 2), "torch_us": round(torchs[theirs], 2)}
-            row["beyond_us"] = round(us - kernel[ours] - torchs[theirs], 2)
-        found.append(row)
-    return found
+    def parts(call: Callable[[], Any], layers: int, ours: str, theirs: str) -> dict[str, float]:
+        us = host_us(call, device) / layers
+        beyond = {"kernel_us": kernel[ours], "torch_us": torchs[theirs], "beyond_us": us - kernel[ours] - torchs[theirs]} if ours else {}
+        return {name: round(value, 2) for name, value in {"us": us, **beyond}.items()}
+
+    return {name: functools.partial(parts, call, _LAYERS if "backward" in name else 1, ours, theirs) for name, call, ours, theirs in calls}
 
 
-def run(device: str, output: pathlib.Path) -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+
+
+def main(options: argparse.Namespace) -> None:
     foveal.set_num_threads(1)
     torch.set_num_threads(1)
-    origin = machine.describe(device, 1)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w") as file:  # one machine, one moment: not mixed with older ones
-        for row in rows(device):
-            file.write(json.dumps({**row, **origin}) + "\n")
-            beyond = f", beyond kernels and torch {row['beyond_us']:.1f} us" if "beyond_us" in row else ""
-            print(f"{row['case']}: {row['us']:.1f} us{beyond}")
-
-
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    found = [row for row in rows if row["suite"] == "overhead"]
-    parts = []
-    for machine_name in dict.fromkeys(row["machine"] for row in found):
-        group = [row for row in found if row["machine"] == machine_name]
-        parts.append(
-            f"**Host time of one call** of a planned problem on {machine_name}, in us (commit {group[0]['commit']}, `{group[0]['command']}`). "
-            "Kernels: the launch alone, everything given. torch: its autograd around a function that does nothing.\n"
-        )
-        parts.append("| call | whole | kernels | torch | beyond both |\n|---|---|---|---|---|")
-        for row in group:
-            cells = [f"{row[key]:.1f}" if key in row else "" for key in ("us", "kernel_us", "torch_us", "beyond_us")]
-            parts.append(f"| {row['case']} | " + " | ".join(cells) + " |")
-        parts.append("")
-    return parts
+    rows = Rows(options.output, machine.describe(options.device, 1))
+    for name, found in progress(measure(options.device).items(), unit="call"):
+        rows.add("overhead", name, device=options.device, **found())

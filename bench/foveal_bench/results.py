@@ -1,46 +1,154 @@
-"""Result files as rows, and what tables and plots ask of them."""
+"""The one format of results, and what tables and plots ask of them.
+
+A result file is JSONL: a row, one JSON object on a line of its own, for each thing that was measured. A row is whole in itself: FIELDS says what it may
+hold, and SUITES what there is; `run` names its suites by their files. Of rows with the same suite, case, contender, turn, machine and threads the last one counts.
+"""
 
 from __future__ import annotations
 
 import collections
 import json
 import math
+import os
 import pathlib
 from typing import Any, Iterable
+
+from .progress import say
+
+FIELDS = {
+    "suite": "what kind of measurement, below, or the file of problem lines that `run` read",
+    "case": "the problem: its line in short (docs/problem-lines.md), or words. Begins with the pass where there is one",
+    "contender": "whose time it is: foveal, a rival, or a version of foveal",
+    "turn": "which of several repetitions in turns with other contenders",
+    "machine": "the GPU, or the CPU with its family, model and vector extensions",
+    "threads": "CPU threads; 1: times are CPU times",
+    "commit": "what foveal was built from",
+    "command": "what makes the row again",
+    "date": "when the run began, UTC",
+    "torch": "version", "cudnn": "version", "nccl": "version", "nvrtc": "version", "transformers": "version", "llmc": "commit of llm.c",
+    "cores": "of the machine", "gpus": "how many took part", "multiprocessors": "that carried transfers at most", "device": "cpu or cuda",
+    "refused": "why there is no time: not supported, a wrong answer, or an error",
+    "ms": "milliseconds, median; backward includes every launch that it needs. `distributed`: of the slowest rank; `llmc`, `models`: of a training step",
+    "ms_quartiles": "first and third quartile of ms", "ms_turns": "ms of each of some runs in turns with other contenders",
+    "repeats": "how many times ms is the median of",
+    "call_ms": "milliseconds of a call that is waited for, host and kernels together", "first_call_s": "seconds of the first call, compiling included",
+    "peak_bytes": "of memory: `run`: beyond the tensors given; `models`: of the process",
+    "gflops": "GFLOP/s", "tflops": "TFLOP/s, of pairs that exist", "peak_gflops": "of one core, measured in the same run", "gbytes": "GB/s",
+    "two_threads_gflops": "GFLOP/s of CPU time with two threads", "two_threads_gain": "rate in wall time with two threads, over that with one",
+    "quiet": "whether calibration loops before and after found the core undisturbed",
+    "ms_one": "milliseconds with one thread", "ms_two": "with two", "gain": "ms_one / ms_two",
+    "kernel": "which kernel the plan chose",
+    "difference": "norm of the difference from another contender's results, over their norm; at most 0.01 is accepted",
+    "differences": "largest difference from one device's result, over its largest element, by tensor",
+    "us": "microseconds of host time of a call", "kernel_us": "of it, the planned call alone",
+    "torch_us": "of it, torch's autograd around a function that does nothing", "beyond_us": "us - kernel_us - torch_us",
+    "name": "of the case, for tables", "neighbour": "name of the round shape beside it", "head_dim": "of q, k and v",
+    "mask": "as text", "score_mod": "as text", "lengths": "of packed sequences", "kv_bytes": "of keys and values that are read",
+    "plain_ms": "milliseconds of the plain causal pass, in turns with ms", "short_ms": "ms in turns of 30 ms", "short_plain_ms": "plain_ms in turns of 30 ms",
+    "cpu_s": "seconds of CPU time, the least of `turns` runs", "turns": "how many runs",
+    "efficiency": "time on one device / (devices x ms)", "memory_gb": "GB in use on the device", "seconds": "since the run began, or of the run",
+    "losses": "of each step", "tokens_per_second": "at ms",
+    "note": "what a reader has to know", "first_seed": "of random problems", "problems": "how many", "programs": "how many", "steps": "how many",
+    "minutes": "of the run", "checks": "results compared", "refusals": "problems that were refused", "failures": "results outside of their bound",
+    "passed": "problem lines", "longest": "most queries of a line", "tensors": "how many",
+    "median": "of error / bound", "p999": "999 of 1000 are at most this", "worst": "largest error / bound", "worst_line": "where it is",
+    "findings": "how many disagreed", "finding": "what the fuzzer found, or nothing", "counts": "comparisons of each kind", "executions": "inputs tried",
+    "inputs_kept": "in the corpus", "peak_mb": "MB of memory", "memory_judged": "whether the run was long enough for that",
+    "first_mb": "MB in use at first", "least_mb": "at least", "most_mb": "at most", "last_mb": "at the end", "compared": "repeated results", "changed": "of them",
+    "phases_ms": "milliseconds of each part of a first call", "kernels_on_disk_before": "how many",
+}  # fmt: skip
+
+SUITES = {
+    "peaks": "instructions' peak rates (`shares`)", "memory": "bandwidth of a copy (`shares`)", "peak-cpu": "kernels' shares of the peak (`shares`)",
+    "two-cores": "what a second core gives (`shares`)",
+    "overhead": "host time of a call (`overhead`)",
+    "grid": "plain attention beside cuDNN (`grid`)",
+    "trained": "programmed and trained scores beside the plain pass (`trained`)",
+    "shapes": "shapes that are not round beside round ones (`shapes`)", "reproducible": "reproducible gradients (`shapes`)",
+    "few-queries": "few queries beside cuDNN (`shapes`)", "few-queries-scores": "few queries with programs beside FlexAttention (`shapes`)",
+    "first-call": "compiling a score's kernels (`first-call`)", "first-call-gpu": "parts of a first call on a GPU (`keep`, tests/cuda/first_call.cpp)",
+    "distributed": "several GPUs beside one (`distributed`)", "models": "training steps of transformers models (`models`)",
+    "llmc": "training steps of llm.c (`llmc`)",
+    "checks": "suites against the reference (`keep`, foveal check --json)", "errors": "errors of random problems over their bounds (`keep`, fuzz_errors)",
+    "programs": "random programs against an evaluator (`keep`, fuzz_programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
+    "variants": "kernels before and after a change, or several designs of one (docs/lab/gpu-experiments.md)",
+}  # fmt: skip
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """Appends rows to a file, each in one write as soon as it is measured: a run that is cut short keeps what it has."""
+
+    def __init__(self, path: pathlib.Path, origin: Row):
+        self._path, self.origin = path, origin
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and (text := path.read_bytes()) and not text.endswith(b"\n"):  # the machine stopped while a row was written
+            os.truncate(path, text.rfind(b"\n") + 1)
+
+    def add(self, suite: str, case: str, **found: Any) -> Row:
+        row = {"suite": suite, "case": case, **found, **self.origin}
+        if unknown := row.keys() - FIELDS.keys():
+            raise ValueError(f"a row of {suite}: {', '.join(sorted(unknown))}: not in foveal_bench.results.FIELDS")
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            os.write(file, (json.dumps(row) + "\n").encode())
+        finally:
+            os.close(file)
+        say(_shown(suite, case, found))
+        return row
+
+
+def _shown(suite: str, case: str, found: Row) -> str:
+    figures = [f"{name} {value:.4g}" for name, value in found.items() if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return "  ".join([suite, case, *([found["contender"]] if "contender" in found else []), *figures, *([found["refused"]] if "refused" in found else [])])
+
+
+def read(path: pathlib.Path) -> list[Row]:
+    """All rows of a file. ValueError names a line that is none."""
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "suite": row["suite"], "case": row["case"]})
+        except (ValueError, TypeError, KeyError):
+            raise ValueError(f"{path}:{number}: not a row: {line[:80]!r}") from None
+    return rows
+
+
+def load(paths: Iterable[pathlib.Path]) -> list[Row]:
+    """The rows that count, in the order in which their cases came first."""
+    latest: dict[Any, Row] = {}
+    for path in paths:
+        for row in read(path):
+            latest[tuple(row.get(name) for name in ("suite", "case", "contender", "turn", "machine", "threads"))] = row
+    return list(latest.values())
+
 
 OURS = "foveal"
 _NO_RIVALS = (OURS, "unfused", "math")  # the materialised computations are yardsticks
 Key = tuple[str, Any, str, str]
 
 
-def load(paths: Iterable[pathlib.Path]) -> list[dict[str, Any]]:
-    """All rows; of the same case, contender, machine and threads the last one counts."""
-    latest: dict[Any, dict[str, Any]] = {}
-    for path in paths:
-        for line in path.read_text().splitlines():
-            row = {**json.loads(line), "file": path.name}
-            latest[row["suite"], row["case"], row.get("contender"), row["machine"], row.get("threads")] = row
-    return list(latest.values())
-
-
-def cases(rows: list[dict[str, Any]]) -> dict[Key, dict[str, dict[str, Any]]]:
-    """(machine, threads, suite, case) -> contender -> row, for cases that foveal answered."""
-    grouped: dict[Key, dict[str, dict[str, Any]]] = collections.defaultdict(dict)
+def cases(rows: list[Row]) -> dict[Key, dict[str, Row]]:
+    """(machine, threads, suite, case) -> contender -> row, of what `run` timed, for cases that foveal answered."""
+    grouped: dict[Key, dict[str, Row]] = collections.defaultdict(dict)
     for row in rows:
-        if "contender" in row:
+        if row["suite"] not in SUITES:
             grouped[row["machine"], row.get("threads"), row["suite"], row["case"]][row["contender"]] = row
     return {key: group for key, group in grouped.items() if "ms" in group.get(OURS, {})}
 
 
-def best_rival(group: dict[str, dict[str, Any]]) -> str | None:
+def best_rival(group: dict[str, Row]) -> str | None:
     timed = {name: row["ms"] for name, row in group.items() if name not in _NO_RIVALS and "ms" in row}
     return min(timed, key=timed.__getitem__) if timed else None
 
 
-def ratio(group: dict[str, dict[str, Any]]) -> float:
+def ratio(group: dict[str, Row]) -> float:
     """How many times as fast as the best rival."""
     return group[best_rival(group) or OURS]["ms"] / group[OURS]["ms"]
 
 
-def geomean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+def geomean(values: Iterable[float]) -> float:
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))

@@ -1,11 +1,13 @@
-"""`foveal-bench run`: times a suite, foveal and its rivals interleaved in one process, and writes one JSON line per case and contender."""
+"""Times suites, foveal and its rivals interleaved in one process; a wrong answer is refused before it is timed. A row for each case and contender.
+
+    foveal-bench run bench/suites/peers-cpu.txt --contenders foveal,torch_sdpa
+"""
 
 from __future__ import annotations
 
+import argparse
 import gc
-import json
 import pathlib
-import sys
 import time
 from typing import Any
 
@@ -13,6 +15,8 @@ import torch
 
 from . import golden, machine, rivals
 from .case import Case, read_suite
+from .progress import progress
+from .results import Rows
 from .timing import CpuClock, CudaClock, call_ms, interleave
 
 
@@ -27,7 +31,8 @@ def _peak_memory(job: Any, case: Case, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, budget_s: float, rounds: int) -> list[dict[str, Any]]:
+def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, budget_s: float, rounds: int) -> dict[str, dict[str, Any]]:
+    """By contender."""
     tensors = case.tensors(device)
     gold = golden.compute(case, tensors, device)
     rows: dict[str, dict[str, Any]] = {}
@@ -47,9 +52,7 @@ def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, b
                     if reason is None:
                         jobs[name] = job
                 except Exception as error:  # a rival that fails is a result, not the end of the run
-                    reason = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-                    if name == "foveal":
-                        print(f"  foveal failed: {error}", file=sys.stderr)
+                    reason = machine.reason(error)
             if reason is not None:
                 rows.setdefault(name, {})["refused"] = reason
 
@@ -66,39 +69,33 @@ def run_case(case: Case, device: str, clock: Any, contenders: set[str] | None, b
             "repeats": timing.repeats,
             "gflops": round(case.flops / timing.median_ms / 1e6, 2),
         }
-    return [{"suite": case.suite, "case": case.name, "contender": name, **row} for name, row in rows.items()]
+    return rows
 
 
-def run(
-    suite: pathlib.Path,
-    device: str,
-    threads: int,
-    output: pathlib.Path,
-    contenders: set[str] | None,
-    budget_s: float,
-    rounds: int = 5,
-    longest: int | None = None,
-) -> int:
-    """Appends to `output`; returns how many cases foveal did not answer rightly."""
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suites", nargs="+", type=pathlib.Path, help="files of problem lines")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (1: times are CPU times)")
+    parser.add_argument("--contenders", help="names, with commas between (default: all that are installed)")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds of repeats for each case")
+    parser.add_argument("--longest", type=int, help="leave out cases with more queries than this")
+    parser.add_argument("--rounds", type=int, default=5, help="at least so many repeats of each contender")
+
+
+def main(options: argparse.Namespace) -> int:
+    """1 where foveal did not answer a case rightly."""
     import foveal
 
-    torch.set_num_threads(threads)
-    foveal.set_num_threads(threads)
-    clock = CudaClock() if device == "cuda" else CpuClock(threads)
-    cases = [case for case in read_suite(suite.read_text(), suite.stem) if longest is None or case.seqlen_q <= longest]
-    origin = machine.describe(device, threads)
-    failures = 0
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file:
-        for number, case in enumerate(cases, 1):
-            rows = run_case(case, device, clock, contenders, budget_s, rounds)
-            for row in rows:
-                file.write(json.dumps({**row, **origin}) + "\n")
-            file.flush()
-            times = "  ".join(
-                f"{r['contender']} {r['ms']:.3f} ms ({r['gflops']:.0f})" if "ms" in r else f"{r['contender']} -" for r in rows
-            )
-            print(f"[{number}/{len(cases)}] {case.name}: {times}", flush=True)
-            failures += any(r["contender"] == "foveal" and "refused" in r for r in rows)
-            gc.collect()
-    return failures
+    torch.set_num_threads(options.threads)
+    foveal.set_num_threads(options.threads)
+    clock = CudaClock() if options.device == "cuda" else CpuClock(options.threads)
+    contenders = set(options.contenders.split(",")) if options.contenders else None
+    cases = [case for suite in options.suites for case in read_suite(suite.read_text(), suite.stem)]
+    rows = Rows(options.output, machine.describe(options.device, options.threads))
+    failed = False
+    for case in progress([case for case in cases if options.longest is None or case.seqlen_q <= options.longest]):
+        for contender, found in run_case(case, options.device, clock, contenders, options.budget, options.rounds).items():
+            rows.add(case.suite, case.name, contender=contender, **found)
+            failed |= contender == "foveal" and "refused" in found
+        gc.collect()
+    return int(failed)

@@ -1,8 +1,12 @@
-"""`foveal-bench shares`: the peaks of this machine, what share of them the CPU kernels reach, and what they gain from a second core; from
-foveal_micro, `foveal bench` and the Python package."""
+"""The peaks of this machine, what share of them the CPU kernels reach, and what they gain from a second core; from foveal_micro, `foveal bench` and the
+Python package.
+
+    foveal-bench shares --build build/release     # in the repository
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import subprocess
@@ -16,6 +20,8 @@ import foveal
 
 from . import case as cases
 from . import machine
+from .progress import progress
+from .results import Rows
 from .timing import interleave
 
 SUITE = "peak-cpu"
@@ -92,53 +98,14 @@ def _seconds(run: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def run(build: pathlib.Path, output: pathlib.Path, seconds: float) -> None:
-    """Appends to `output`."""
-    origin = machine.describe("cpu", 1)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("a") as file:
-        for row in [*_peaks(build), *_two_cores(seconds), *_copies(), *_kernels(build, seconds)]:
-            file.write(json.dumps({**origin, **row}) + "\n")
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/release"), help="where foveal and foveal_micro were built")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of measuring for each kernel")
 
 
-def tables(rows: list[dict[str, Any]]) -> list[str]:
-    """For each machine: its peaks, what a second core gives, and the share of the peak that each kernel reaches."""
-    parts = []
-    for name in dict.fromkeys(row["machine"] for row in rows if row["suite"] == "peaks"):
-        here = [row for row in rows if row["machine"] == name]
-        parts += _peaks_table([row for row in here if row["suite"] == "peaks"])
-        parts += _two_cores_table([row for row in here if row["suite"] == TWO_CORES])
-        parts += _shares_table([row for row in here if row["suite"] == SUITE])
-    return parts
-
-
-def _origin(row: dict[str, Any]) -> str:
-    return f"commit {row['commit']}, `{row['command']}`"
-
-
-def _peaks_table(peaks: list[dict[str, Any]]) -> list[str]:
-    parts = [f"**Peaks** of {peaks[0]['machine']} (GFLOP/s of CPU time; {_origin(peaks[0])})\n"]
-    parts.append("| instruction | one core | two cores | gain in wall time |\n|---|---|---|---|")
-    for row in peaks:
-        gain = f"{row['two_threads_gain']:.2f}" if "two_threads_gain" in row else ""
-        parts.append(f"| {row['case']} | {row['gflops']:.0f} | {row['two_threads_gflops']:.0f} | {gain} |")
-    return [*parts, ""]
-
-
-def _two_cores_table(two: list[dict[str, Any]]) -> list[str]:
-    if not two:
-        return []
-    parts = [f"**What a second core gives** on {two[0]['machine']}, wall time (lower quartiles; {_origin(two[0])})\n"]
-    parts.append("| problem | one, ms | two, ms | gain |\n|---|---|---|---|")
-    return [*parts, *(f"| {row['case']} | {row['ms_one']:.2f} | {row['ms_two']:.2f} | {row['gain']:.2f} |" for row in two), ""]
-
-
-def _shares_table(kernels: list[dict[str, Any]]) -> list[str]:
-    if not kernels:
-        return []
-    parts = [f"**Share of peak**, one core of {kernels[0]['machine']} (median; {_origin(kernels[0])})\n"]
-    parts.append("| problem | kernel | ms | GFLOP/s | of peak |\n|---|---|---|---|---|")
-    for row in kernels:
-        share = row["gflops"] / row["peak_gflops"]
-        parts.append(f"| {row['case']} | {row['kernel']} | {row['ms']:.2f} | {row['gflops']:.0f} | {share:.2f} |")
-    return [*parts, ""]
+def main(options: argparse.Namespace) -> None:
+    rows = Rows(options.output, machine.describe("cpu", 1))
+    parts = (lambda: _peaks(options.build), lambda: _two_cores(options.seconds), _copies, lambda: _kernels(options.build, options.seconds))
+    for part in progress(parts, unit="part"):
+        for found in part():
+            rows.add(**found)

@@ -87,6 +87,16 @@ def call_ms(run: Callable[[], Any], device: str, budget_s: float = 0.05) -> floa
     return statistics.median(samples)
 
 
+def settled_ms(run: Callable[[], Any], device: str, repeat_ms: float = 60.0, warmup_ms: float = 100.0) -> float:
+    """Median of kernel times with the L2 cache flushed between repeats, once `run` has run for a while: a GPU that has rested, or did lighter work, is
+    quicker at first than it stays."""
+    if device == "cpu":
+        return call_ms(run, device, repeat_ms / 1e3)
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=warmup_ms, rep=repeat_ms, return_mode="median"))
+
+
 def host_us(run: Callable[[], Any], device: str, batches: int = 60, calls: int = 20) -> float:
     """Host time of one call, median over batches: CPU time of the process on the CPU, so that other work on the machine does not count;
     wall time on a GPU, whose kernels run meanwhile."""

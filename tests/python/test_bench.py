@@ -1,6 +1,5 @@
 """The benchmark harness: reads suites, times interleaved, refuses wrong answers, and makes its report from result files alone."""
 
-import json
 import pathlib
 import sys
 
@@ -8,9 +7,10 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
-from foveal_bench import golden, report, rivals  # noqa: E402
+from foveal_bench import golden, rivals  # noqa: E402
+from foveal_bench.__main__ import main  # noqa: E402
 from foveal_bench.case import parse, read_suite  # noqa: E402
-from foveal_bench.run import run  # noqa: E402
+from foveal_bench.results import read  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "suites"
 SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "flex-cpu", "scores-cpu", "fa-gpu", "peers-gpu", "scores-gpu")]  # the others are for the foveal command
@@ -34,13 +34,12 @@ def test_run_and_report(tmp_path):
     scores = tmp_path / "scores-tiny.txt"
     scores.write_text('both f32 b1 h2 q40 d16 mask="causal()"\nbackward f32 b1 h2 q40 d16 mask="causal()" score=relative_table\n')
     results = tmp_path / "results.jsonl"
-    for path in (suite, scores):
-        assert run(path, "cpu", 1, results, {"foveal", "torch_sdpa", "unfused"}, 0.01) == 0
-    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert main(["run", str(suite), str(scores), "--contenders=foveal,torch_sdpa,unfused", "--budget=0.01", f"--output={results}"]) == 0
+    rows = read(results)
     assert {row["contender"] for row in rows if "ms" in row} == {"foveal", "torch_sdpa", "unfused"}
     assert all(row["machine"] and row["commit"] and row["command"] for row in rows)
     assert all(row["call_ms"] > 0 and row["first_call_s"] > 0 for row in rows if "ms" in row)
-    report.report([results], tmp_path / "report")
+    main(["report", str(results), f"--output={tmp_path}/report"])
     text = (tmp_path / "report/results.md").read_text()
     assert "| backward f32 b1 h4:2 q40 d16 causal |" in text and "(ratio-tiny" in text
     assert text.count("| tiny | backward | f32 | 2 |") == 1  # no table twice
@@ -52,14 +51,14 @@ def test_run_and_report(tmp_path):
 
 
 def test_overhead_is_measured_in_parts(tmp_path):
-    from foveal_bench import overhead
+    from foveal_bench import tables
 
     output = tmp_path / "overhead.jsonl"
-    overhead.run("cpu", output)
-    rows = [json.loads(line) for line in output.read_text().splitlines()]
+    main(["overhead", f"--output={output}"])
+    rows = read(output)
     ours = [row for row in rows if "beyond_us" in row]
     assert len(ours) >= 6 and all(abs(row["us"] - row["kernel_us"] - row["torch_us"] - row["beyond_us"]) < 0.1 for row in ours)
-    assert "beyond both" in "\n".join(overhead.tables(rows))
+    assert "beyond both" in "\n".join(tables.host_time(rows))
 
 
 def test_a_wrong_answer_is_refused():

@@ -59,7 +59,7 @@ bool ForwardFacts::few_queries() const {
 using ForwardRow = Row<ForwardFacts, Sm90ForwardConfig>;
 using F = ForwardFacts;
 
-constexpr const char* grid = "bench/results/h200-sm90.json";
+constexpr const char* grid = "bench/results/h200-sm90.jsonl";
 constexpr const char* notes = "docs/lab/gpu.md";
 
 /// Decode and short prefill, where few_queries(): all heads of a group are packed, and loads run as many stages ahead as fit.

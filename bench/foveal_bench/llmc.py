@@ -1,21 +1,15 @@
-#!/usr/bin/env python3
-"""Trains GPT-2 124M by llm.c's train_gpt2.cu on made-up tokens, with its own attention, by cuDNN, and with examples/llmc/foveal_att.cpp.
+"""Trains GPT-2 124M by llm.c's train_gpt2.cu on made-up tokens, with its own attention, by cuDNN, and with examples/llmc/foveal_att.cpp. Three programs are built
+from one source: "own" (llm.c's unfused attention), "cudnn" (its cuDNN path; left out without --cudnn-frontend) and "foveal". All start from the same weights
+and read the same tokens, each in a process of its own, in turns; ms is the median step after the first ten. Objects that the build folder has already are
+used: compile on one machine, run on another.
 
-usage: llmc_steps.py --llmc DIR --foveal PREFIX [--cudnn-frontend DIR] [--batch N] [--seqlen N] [--steps N] [--turns N] [--arch sm_90]
-                     [--build DIR] [--output FILE] [--compile-only]
-
-DIR is a checkout of llm.c, PREFIX where foveal is installed (include/ and lib/). Three programs are built from one source: "own" (llm.c's unfused
-attention), "cudnn" (its cuDNN path; left out without --cudnn-frontend) and "foveal". All start from the same weights and read the same tokens, each
-in a process of its own, in turns. Objects that the build folder has already are used: compile on one machine, run on another.
-
-The output is one JSON file: {"device", "commit", "llmc", "command", "batch", "seqlen", "rows": [{"attention", "turn", "tokens_per_second" (the median
-step after the first ten), "ms", "losses" (of each step)} or {"attention", "failed"}]}.
+    foveal-bench llmc --llmc CHECKOUT --foveal PREFIX [--cudnn-frontend FOLDER]     # PREFIX has include/ and lib/
 """
+
+from __future__ import annotations
 
 import argparse
 import array
-import json
-import os
 import pathlib
 import random
 import re
@@ -24,13 +18,18 @@ import site
 import statistics
 import subprocess
 import sys
+from typing import Any
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from . import machine
+from .progress import progress
+from .results import Rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 VOCABULARY = 50257
 STEP = re.compile(r"^step +(\d+)/\d+ \| loss ([\d.]+|nan|inf) .*\| ([\d.]+) ms \|", re.MULTILINE)
 
 
-def write_tokens(path, count, seed):
+def write_tokens(path: pathlib.Path, count: int, seed: int) -> None:
     """Tokens that a model can learn something of: 2,000 words by Zipf's law, each followed by its own successor in every second place."""
     draw = random.Random(seed)
     words = [draw.randrange(VOCABULARY) for _ in range(2000)]
@@ -42,13 +41,13 @@ def write_tokens(path, count, seed):
     path.write_bytes(header.tobytes() + tokens.tobytes())
 
 
-def packages():
+def packages() -> list[pathlib.Path]:
     """Folders of NVIDIA's Python packages, whose headers and libraries serve where the toolkit has none."""
     homes = [pathlib.Path(p) for p in [*site.getsitepackages(), site.getusersitepackages(), *sys.path] if p]
     return [part for home in dict.fromkeys(homes) for part in sorted(home.glob("nvidia/*")) if part.is_dir()]
 
 
-def library(name):
+def library(name: str) -> list[str]:
     """What links against NAME: its file in a Python package, or the linker's own search."""
     for part in packages():
         found = sorted((part / "lib").glob(f"lib{name}.so*"))
@@ -57,11 +56,11 @@ def library(name):
     return [f"-l{name}"]
 
 
-def checkout(llmc, build):
+def checkout(llmc: pathlib.Path, build: pathlib.Path) -> pathlib.Path:
     """A copy of llm.c for this CUDA: since version 13 cudaMemAdvise takes a location instead of a device's number."""
     copy = build / "llm.c"
     if not copy.exists():
-        (build / "llmc-commit").write_text(said("git", "rev-parse", "--short", "HEAD", cwd=llmc) or "unknown")
+        (build / "llmc-commit").write_text(machine.said("git", "rev-parse", "--short", "HEAD", cwd=llmc) or "unknown")
         shutil.copytree(llmc, copy, ignore=shutil.ignore_patterns(".git", "dev"))
         header = copy / "llmc/cuda_utils.cuh"
         header.write_text(header.read_text().replace(
@@ -71,8 +70,8 @@ def checkout(llmc, build):
     return copy
 
 
-def compile_all(options):
-    """Objects, several at once: the main program without and with cuDNN's functions, and the two files that have those."""
+def compile_all(options: argparse.Namespace) -> dict[str, str]:
+    """Objects, several at once, and what the compiler said where one fails: the main program without and with cuDNN's functions, and the two files that have those."""
     source = checkout(options.llmc, options.build)
     include = [f"-I{folder}" for folder in [source, source / "llmc", options.foveal / "include", *options.include]]
     include += [f"-I{part / 'include'}" for part in packages() if (part / "include").is_dir()]
@@ -89,7 +88,7 @@ def compile_all(options):
     return {name: process.communicate()[0] for name, process in running.items() if process.wait() != 0}
 
 
-def link(options):
+def link(options: argparse.Namespace) -> tuple[dict[str, pathlib.Path], dict[str, str]]:
     """The programs: {attention: path}, and why another is not there."""
     parts = {"own": ["own.o"], "cudnn": ["main.o", "cudnn.o"], "foveal": ["main.o", "foveal.o"]}
     extra = {"own": [], "cudnn": library("cudnn"), "foveal": [f"-L{options.foveal / 'lib'}", "-lfoveal", f"-Xlinker=-rpath={options.foveal / 'lib'}"]}
@@ -102,32 +101,27 @@ def link(options):
         if done.returncode == 0:
             made[attention] = program
         else:
-            missing[attention] = (done.stdout + done.stderr).strip().splitlines()[-1][:300]
+            missing[attention] = machine.reason(done.stdout + done.stderr)
     return made, missing
 
 
-def train(program, options, tokens):
-    command = [str(program.resolve()), "-i", tokens, "-j", tokens, "-e", "d12", "-b", options.batch, "-t", options.seqlen, "-x", options.steps, "-s", 0, "-v", 10**6,
-               "-m", 1, "-l", 6e-4, "-u", 10]  # fmt: skip
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=options.timeout, cwd=options.build)
+def train(program: pathlib.Path, options: argparse.Namespace, tokens: pathlib.Path) -> dict[str, Any]:
+    words = {"-i": tokens, "-j": tokens, "-e": "d12", "-b": options.batch, "-t": options.seqlen, "-x": options.steps, "-s": 0, "-v": 10**6, "-m": 1, "-l": 6e-4, "-u": 10}
+    command = [str(program.resolve()), *(str(word) for pair in words.items() for word in pair)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, cwd=options.build)
+    except subprocess.TimeoutExpired:
+        return {"refused": f"more than {options.timeout:g} s"}
     steps = STEP.findall(done.stdout)
     if done.returncode != 0 or len(steps) != options.steps:
-        return {"failed": ((done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1])[:300]}
+        return {"refused": machine.reason(done.stderr.strip() or done.stdout)}
     ms = statistics.median(float(step[2]) for step in steps[10:])
     return {"ms": ms, "tokens_per_second": round(1e3 * options.batch * options.seqlen / ms), "losses": [float(step[1]) for step in steps]}
 
 
-def said(*command, cwd=None):
-    try:
-        return subprocess.run(command, capture_output=True, text=True, cwd=cwd).stdout.strip()
-    except OSError:
-        return ""
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--llmc", type=pathlib.Path, required=True)
-    parser.add_argument("--foveal", type=pathlib.Path, required=True)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--llmc", type=pathlib.Path, required=True, help="a checkout of llm.c")
+    parser.add_argument("--foveal", type=pathlib.Path, required=True, help="where foveal is installed")
     parser.add_argument("--cudnn-frontend", type=pathlib.Path)
     parser.add_argument("--include", type=pathlib.Path, action="append", default=[], help="another folder of headers")
     parser.add_argument("--batch", type=int, default=16)
@@ -137,45 +131,27 @@ def main():
     parser.add_argument("--timeout", type=float, default=120, help="seconds for each run")
     parser.add_argument("--arch", default="sm_90")
     parser.add_argument("--build", type=pathlib.Path, default=pathlib.Path("build/llmc"))
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("llmc-steps.json"))
     parser.add_argument("--compile-only", action="store_true")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
     if options.steps <= 10:
-        parser.error(f"--steps={options.steps}: more than 10 are needed, as the first ten are not timed")
+        sys.exit(f"foveal-bench llmc: --steps={options.steps}: more than 10 are needed, as the first ten are not timed")
     if not (options.llmc / "train_gpt2.cu").exists():
-        parser.error(f"--llmc={options.llmc} has no train_gpt2.cu: it is a checkout of llm.c")
+        sys.exit(f"foveal-bench llmc: --llmc={options.llmc} has no train_gpt2.cu: it is a checkout of llm.c")
     if not (options.foveal / "include/foveal/foveal_c.h").exists():
-        parser.error(f"--foveal={options.foveal} has no include/foveal/foveal_c.h: it is where foveal is installed")
+        sys.exit(f"foveal-bench llmc: --foveal={options.foveal} has no include/foveal/foveal_c.h: it is where foveal is installed")
     options.build.mkdir(parents=True, exist_ok=True)
     for name, text in compile_all(options).items():
-        sys.exit(f"llmc_steps: {name} does not compile:\n{text}")
+        sys.exit(f"foveal-bench llmc: {name} does not compile:\n{text}")
     if options.compile_only:
         return
     programs, missing = link(options)
     tokens = options.build.resolve() / "tokens.bin"
     write_tokens(tokens, (options.steps + 2) * options.batch * options.seqlen, seed=1)
-    result = {
-        "device": said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader"),
-        "commit": os.environ.get("FOVEAL_COMMIT") or said("git", "rev-parse", "--short", "HEAD", cwd=ROOT) or "unknown",
-        "llmc": (options.build / "llmc-commit").read_text(),
-        "command": " ".join(["python", "bench/llmc_steps.py", *sys.argv[1:]]),
-        "batch": options.batch,
-        "seqlen": options.seqlen,
-        "rows": [{"attention": attention, "failed": why} for attention, why in missing.items()],
-    }
-    for turn in range(options.turns):
-        for attention, program in programs.items():
-            try:
-                row = train(program, options, tokens)
-            except subprocess.TimeoutExpired:
-                row = {"failed": f"more than {options.timeout:g} s"}
-            result["rows"].append({"attention": attention, "turn": turn, **row})
-            print(f"{attention:<7} {row['failed']}" if "failed" in row else f"{attention:<7} {row['ms']:8.2f} ms {row['tokens_per_second']:>9} tokens/s   loss {row['losses'][-1]:.4f}", flush=True)
-            # Row by row, so that a run that is cut short keeps what it has.
-            new = options.output.with_name(options.output.name + ".new")
-            new.write_text(json.dumps(result, indent=1) + "\n")
-            new.replace(options.output)
-
-
-if __name__ == "__main__":
-    main()
+    rows = Rows(options.output, machine.describe("cuda", llmc=(options.build / "llmc-commit").read_text()))
+    case = f"GPT-2 124M b{options.batch} s{options.seqlen}"
+    for attention, why in missing.items():
+        rows.add("llmc", case, contender=attention, refused=why)
+    for turn, attention in progress([(turn, attention) for turn in range(options.turns) for attention in programs], unit="run"):
+        rows.add("llmc", case, contender=attention, turn=turn, **train(programs[attention], options, tokens))

@@ -1,0 +1,72 @@
+"""Rows from the reports of programs of foveal's that are not Python:
+
+    foveal check --suite bench/suites/llmc.txt --json report.json && foveal-bench keep checks report.json --made-by "foveal check --suite bench/suites/llmc.txt"
+    foveal-bench keep errors report.json     build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS report.json
+    foveal-bench keep programs report.json   ./dev programs SEED SECONDS report.json
+    foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json
+    foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import pathlib
+from typing import Any, Callable
+
+from . import machine
+from .results import Rows
+
+
+def checks(report: list[dict[str, Any]], rows: Rows) -> None:
+    """A row for each type and target. Types are those of the lines, targets those whose kernel ran: avx512bf16 leaves all types but bf16 to avx512, which
+    counts them twice."""
+    groups = collections.defaultdict(list)
+    for line in report:
+        groups[line["line"].split()[1], line["kernel"].split(".")[1] if line["kernel"] else "refused"].append(line)
+    for (dtype, target), found in sorted(groups.items()):
+        passed, refused = [line for line in found if line["pass"]], [line for line in found if line["refused"]]
+        worst = max((t["max_error"] / t["max_bound"] for line in passed for t in line["tensors"] if t["max_bound"] > 0), default=0.0)
+        longest = max(int(word[1:].split(":")[0]) for line in found for word in line["line"].split() if word[0] == "q" and word[1:2].isdigit())
+        rows.add("checks", f"{dtype} {target}: {rows.origin['command']}", passed=len(passed), refusals=len(refused), failures=len(found) - len(passed) - len(refused),
+                 worst=round(worst, 2), longest=longest)  # fmt: skip
+
+
+def errors(report: dict[str, Any], rows: Rows) -> None:
+    """A row for each type, target and output, and one of all."""
+    for line in report.pop("rows"):
+        rows.add("errors", " ".join(line.pop(name) for name in ("dtype", "target", "output")), **line)
+    rows.add("errors", "all", refusals=report.pop("refused"), **report)
+
+
+def programs(report: dict[str, Any], rows: Rows) -> None:
+    rows.add("programs", "all", counts=report.pop("compared"), **report)
+
+
+def soak(report: dict[str, Any], rows: Rows) -> None:
+    rows.add("soak", "all", **report)
+
+
+def first_call_gpu(report: dict[str, Any], rows: Rows) -> None:
+    """A first call and the next one of the same process, in their parts."""
+    phases = {name.removesuffix("_ms"): value for name, value in report.items() if name.endswith("_ms")}
+    known = {name: report[name] for name in ("kernels_on_disk_before", "nvrtc")}
+    rows.add("first-call-gpu", report["problem"], phases_ms=phases, **known)
+
+
+REPORTS: dict[str, Callable[[Any, Rows], None]] = {
+    "checks": checks, "errors": errors, "programs": programs, "soak": soak, "first-call-gpu": first_call_gpu}  # fmt: skip
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("suite", choices=REPORTS)
+    parser.add_argument("report", type=pathlib.Path)
+    parser.add_argument("--made-by", help="the command that wrote the report")
+
+
+def main(options: argparse.Namespace) -> None:
+    origin = machine.describe("cuda" if options.suite == "first-call-gpu" else "cpu")
+    if options.made_by:
+        origin["command"] = options.made_by
+    REPORTS[options.suite](json.loads(options.report.read_text()), Rows(options.output, origin))
