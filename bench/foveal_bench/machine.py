@@ -6,6 +6,7 @@ import datetime
 import os
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from typing import Any
@@ -75,5 +76,6 @@ def reason(error: BaseException | str) -> str:
     if isinstance(error, BaseException):
         return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"[:300]
     lines = [line.strip() for line in error.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]  # Python's own line; what follows it may be advice
     named = [line for line in lines if "rror" in line]
-    return (named or lines or ["no output"])[-1][:300]
+    return (raised or named or lines or ["no output"])[-1][:300]

@@ -60,7 +60,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         foveal.transformers.register()
     torch.manual_seed(0)
     dtype = {"bf16": torch.bfloat16, "f32": torch.float32}[options.dtype]
-    model = make(options.models, options.attention, options.tiny, options.seqlen).to(options.device, dtype).train()
+    with torch.device(options.device):  # weights are drawn there: a CPU takes many seconds
+        model = make(options.models, options.attention, options.tiny, options.seqlen).to(dtype).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(1)
     cuda = options.device == "cuda"

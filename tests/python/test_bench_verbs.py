@@ -98,6 +98,16 @@ def test_the_commit_of_a_library_from_elsewhere_is_named(monkeypatch):
     assert (origin["commit"], origin["command"], origin["threads"], origin["nccl"]) == ("1234567", "foveal-bench grid --library x", 2, "2.0")
 
 
+def test_the_reason_of_a_failure_is_the_line_that_names_it():
+    from foveal_bench.machine import reason
+
+    advice = "CUDA kernel errors might be asynchronously reported at some other API call."
+    assert reason(f"Traceback:\n  x\ntorch.AcceleratorError: CUDA error: misaligned address\n{advice}\n\n") == "torch.AcceleratorError: CUDA error: misaligned address"
+    assert reason("compiling\nld: error: no such library\nstopped") == "ld: error: no such library"
+    assert reason("one\ntwo\n") == "two" and reason("\n") == "no output"
+    assert reason(ValueError("first\nsecond")) == "ValueError: first" and reason(MemoryError()) == "MemoryError: "
+
+
 # ---- the command ----
 
 
