@@ -52,7 +52,7 @@ def library(name: str) -> list[str]:
     for part in packages():
         found = sorted((part / "lib").glob(f"lib{name}.so*"))
         if found:
-            return [str(found[0]), f"-Xlinker=-rpath={part / 'lib'}"]
+            return ["-Xlinker", str(found[0]), "-Xlinker", f"-rpath={part / 'lib'}"]  # nvcc does not know files named .so.9
     return [f"-l{name}"]
 
 
@@ -91,7 +91,7 @@ def compile_all(options: argparse.Namespace) -> dict[str, str]:
 def link(options: argparse.Namespace) -> tuple[dict[str, pathlib.Path], dict[str, str]]:
     """The programs: {attention: path}, and why another is not there."""
     parts = {"own": ["own.o"], "cudnn": ["main.o", "cudnn.o"], "foveal": ["main.o", "foveal.o"]}
-    extra = {"own": [], "cudnn": library("cudnn"), "foveal": [f"-L{options.foveal / 'lib'}", "-lfoveal", f"-Xlinker=-rpath={options.foveal / 'lib'}"]}
+    extra = {"own": [], "cudnn": [*library("cudnn"), *library("nvrtc")], "foveal": [f"-L{options.foveal / 'lib'}", "-lfoveal", "-Xlinker", f"-rpath={(options.foveal / 'lib').resolve()}"]}
     made, missing = {}, {}
     for attention, objects in parts.items():
         program = options.build / f"train_{attention}"
@@ -101,12 +101,12 @@ def link(options: argparse.Namespace) -> tuple[dict[str, pathlib.Path], dict[str
         if done.returncode == 0:
             made[attention] = program
         else:
-            missing[attention] = machine.reason(done.stdout + done.stderr)
+            missing[attention] = " ".join((done.stdout + done.stderr).split())[:300]
     return made, missing
 
 
 def train(program: pathlib.Path, options: argparse.Namespace, tokens: pathlib.Path) -> dict[str, Any]:
-    words = {"-i": tokens, "-j": tokens, "-e": "d12", "-b": options.batch, "-t": options.seqlen, "-x": options.steps, "-s": 0, "-v": 10**6, "-m": 1, "-l": 6e-4, "-u": 10}
+    words = {"-i": tokens, "-j": tokens, "-e": "d12", "-b": options.batch, "-t": options.seqlen, "-x": options.steps, "-s": 0, "-v": 10**6, "-m": 1, "-l": 2e-4, "-u": 20}
     command = [str(program.resolve()), *(str(word) for pair in words.items() for word in pair)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=options.timeout, cwd=options.build)

@@ -177,28 +177,23 @@ std::vector<std::pair<std::string, std::int64_t>> shape_of(const problem::Proble
 
 constexpr Word tags[] = {0x5a, 0xa5};  ///< of the addresses of two runs
 
-/// What moved between two runs with their tags is an address. Behind a member of four bytes a struct may have four that mean nothing and differ,
-/// too: they are cleared.
+/// What moved between two runs with their tags is an address; all else is the same (jit::Kernel::launch clears what lies between members).
 void find_addresses(Recording::Launch& launch, const std::string& other, const std::vector<Recording::TensorMap>& maps) {
   for (std::size_t at = 0; at + sizeof(Word) <= launch.argument.size(); at += sizeof(Word)) {
     Word here, there;
     std::memcpy(&here, launch.argument.data() + at, sizeof here);
     std::memcpy(&there, other.data() + at, sizeof there);
     if (here == there) continue;
-    Word kept = 0;
-    if ((here ^ there) == (tags[0] ^ tags[1]) << 48 && here >> 48 == tags[0]) {
-      const Recording::Address place = place_of(here);
-      if (place.block == map_block) {
-        launch.maps.emplace_back(at, maps[place.offset]);
-      } else {
-        launch.addresses.emplace_back(at, place);
-      }
+    if ((here ^ there) != (tags[0] ^ tags[1]) << 48 || here >> 48 != tags[0])
+      base::fail(ErrorCode::unsupported, "emit: byte ", at, " of a kernel's argument is no address and not the same in two runs");
+    const Recording::Address place = place_of(here);
+    if (place.block == map_block) {
+      launch.maps.emplace_back(at, maps[place.offset]);
     } else {
-      kept = here & 0xffffffffu;
-      if (kept != (there & 0xffffffffu))
-        base::fail(ErrorCode::unsupported, "emit: byte ", at, " of a kernel's argument is no address and not the same in two runs");
+      launch.addresses.emplace_back(at, place);
     }
-    std::memcpy(launch.argument.data() + at, &kept, sizeof kept);
+    constexpr Word nothing = 0;
+    std::memcpy(launch.argument.data() + at, &nothing, sizeof nothing);
   }
 }
 

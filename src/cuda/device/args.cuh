@@ -1,5 +1,6 @@
 #pragma once
 // What a kernel is told at run time. Shared with the host: plain types only.
+// No byte lies between members (tests/cuda/args_test.cpp), so that equal launches have equal bytes, which who records them relies on.
 
 namespace foveal::device {
 
@@ -8,6 +9,7 @@ struct Tensor {
   void* data;
   long long batch, seq, head, dim;
   int copy_bytes;  ///< 16 or 4: rows may be copied in such pieces; 0: element by element
+  int unused;
 };
 
 /// lse, dlse, delta: strides for [batch, heads, seqlen].
@@ -51,6 +53,7 @@ struct TileRuns {
   const int* row_end;
   long long batch_stride, head_stride;
   int all_full;  ///< without runs: no mask needs evaluating
+  int unused;
 };
 
 struct DropoutArgs {

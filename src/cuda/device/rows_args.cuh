@@ -14,7 +14,7 @@ struct RowsView {
 struct MoveRowsArgs {
   RowsView from, to;
   int batch, tokens, heads, dim;
-  int adds;
+  int adds, unused;
 };
 
 /// Wide results of parts to results: a sink joins, rows without keys become zeros.

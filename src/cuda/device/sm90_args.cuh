@@ -37,6 +37,7 @@ struct SplitRow {
 
 struct Sm90Args {
   TensorMap q, k, v, dout;
+  TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
   AttentionArgs attention;
   TaskOrder order;
   int band_low, band_high;  ///< TileSource causal, band: kept when band_low <= kv - q <= band_high, positions local to the sequence
@@ -45,23 +46,26 @@ struct Sm90Args {
   int stat_rows;
   unsigned short* far;  ///< backward: does some of eight rows of statistics have to be less its largest score? 0: largest is 0
   float scale;          ///< that of AttentionArgs: conversions of doubles are slow
+  int unused;
   float* dq_sum;        ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   /// Reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh).
   unsigned* dq_turns;
-  TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
   /// writes split_rows rows, of kHeadDimV floats and of SplitRow: in the order of tokens, and for a token of heads.
   Divisor splits;
+  int unused_too;
   float* split_out;
   SplitRow* split_softmax;
   float* split_exponent;  ///< of all scores, to powers of two
   long long split_rows;
+  long long unused_words[7];  ///< to the alignment of tensor maps
 };
 
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.
 struct PairsArgs {
   Sm90Args sm90;
   Divisor splits;
+  int unused[13];  ///< to the alignment of tensor maps
 };
 
 }  // namespace foveal::device

@@ -7,7 +7,7 @@ namespace {
 
 device::Tensor tensor(const TensorView& view, bool varlen) {
   if (!view.data) return {};
-  device::Tensor t{view.data, varlen ? 0 : view.strides[0], view.strides[1], view.strides[2], view.strides[3], 0};
+  device::Tensor t{view.data, varlen ? 0 : view.strides[0], view.strides[1], view.strides[2], view.strides[3], 0, 0};
   const auto size = static_cast<std::int64_t>(size_of(view.dtype));
   const auto aligned_to = [&](std::int64_t bytes) {
     const auto multiple = [&](std::int64_t stride, std::int64_t count) { return count <= 1 || stride * size % bytes == 0; };

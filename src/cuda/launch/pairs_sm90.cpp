@@ -86,7 +86,7 @@ void PairsSm90::load(const std::shared_ptr<const jit::Image>* images, int device
 void PairsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
   const problem::Problem& p = problem_;
   const int block_q = config_.block_q, block_kv = config_.block_kv;
-  device::PairsArgs args{backward, row_parts_};
+  device::PairsArgs args{backward, row_parts_, {}};
   sm90_set_pair_maps(args.sm90, config_.tiles, buffers, block_q);
   args.sm90.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
   args.sm90.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);

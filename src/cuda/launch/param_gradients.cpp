@@ -110,7 +110,7 @@ void ParamGradients::finish(const device::AttentionArgs& args, const problem::Bu
 void ParamGradients::convert(const Gradient& gradient, const unsigned long long* bins, const void* values, const problem::Buffers& buffers,
                              Stream stream) const {
   const TensorView& view = buffers.dparams[gradient.param];
-  device::ParamGradientArgs args{bins, values, view.data, view.rank, gradient.elements, {}, {}};
+  device::ParamGradientArgs args{bins, values, view.data, view.rank, 0, gradient.elements, {}, {}};
   for (int d = 0; d < view.rank; ++d) {
     args.size[d] = view.sizes[static_cast<std::size_t>(d)];
     args.stride[d] = view.strides[static_cast<std::size_t>(d)];

@@ -89,7 +89,8 @@ void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSiz
                                   static_cast<int>(sizes.tokens),
                                   static_cast<int>(sizes.heads),
                                   static_cast<int>(sizes.dim),
-                                  adds};
+                                  adds,
+                                  0};
   kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1))
       .launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream);
 }

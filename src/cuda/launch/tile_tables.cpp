@@ -112,19 +112,20 @@ void TileTables::upload(int device) {
 }
 
 device::TileRuns TileTables::runs(void* workspace) const {
-  if (all_full_) return {nullptr, nullptr, nullptr, 0, 0, 1};
+  if (all_full_) return {nullptr, nullptr, nullptr, 0, 0, 1, 0};
   if (needs_data()) {
     return {Workspace::at<device::TileRun>(workspace, runs_offset_),
             Workspace::at<int>(workspace, begin_offset_),
             Workspace::at<int>(workspace, end_offset_),
             batch_stride_,
             head_stride_,
+            0,
             0};
   }
   // Without any run (everything is empty) there is still a table of rows.
   const int* begin = static_cast<const int*>(device_begin_.data());
   const auto* runs = static_cast<const device::TileRun*>(device_runs_.data());
-  return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0};
+  return {runs ? runs : reinterpret_cast<const device::TileRun*>(begin), begin, begin + 1, batch_stride_, head_stride_, 0, 0};
 }
 
 void TileTables::describe(Explanation& e, const problem::Problem& p) const {

@@ -1,0 +1,56 @@
+// The arguments of kernels have no bytes between their members: what a launch passes on is what was set, and nothing else.
+#include <cstddef>
+
+#include "cuda/device/outside_args.cuh"
+#include "cuda/device/param_gradient_args.cuh"
+#include "cuda/device/rows_args.cuh"
+#include "cuda/device/sm90_args.cuh"
+#include "cuda/device/tile_classes.cuh"
+
+namespace foveal::device {
+namespace {
+
+template <class... Members>
+constexpr std::size_t bytes_of(const Members&...) {
+  return (sizeof(Members) + ...);
+}
+
+// FOVEAL_X(struct, its members): a member that is added here and there without the other does not compile.
+#define FOVEAL_X(name, ...)                            \
+  constexpr std::size_t members_of(const name& args) { \
+    const auto& [__VA_ARGS__] = args;                  \
+    return bytes_of(__VA_ARGS__);                      \
+  }                                                    \
+  static_assert(members_of(name{}) == sizeof(name), #name);
+
+FOVEAL_X(Tensor, data, batch, seq, head, dim, copy_bytes, unused)
+FOVEAL_X(Rows, data, batch, head, seq)
+FOVEAL_X(ParamView, data, stride, size)
+FOVEAL_X(ParamGradient, bins, elements, values, stride)
+FOVEAL_X(ScoreArgs, param)
+FOVEAL_X(TileRun, begin, end, full, covered)
+FOVEAL_X(TileRuns, runs, row_begin, row_end, batch_stride, head_stride, all_full, unused)
+FOVEAL_X(DropoutArgs, seed, offset, state, threshold, keep_scale, keep_scale_f64)
+FOVEAL_X(PartArgs, adds_to_q, adds_to_kv, batch_offset, head_offset, heads, number)
+FOVEAL_X(AttentionArgs, q, k, v, out, dout, dq, dk, dv, lse, dlse, lse2, largest, delta, batch, heads_q, heads_kv, group_size, seqlen_q,
+         seqlen_kv, tiles_q, tiles_kv, q_offset, kv_offset, cu_seqlens_q, cu_seqlens_kv, scale, dropout, runs, runs_transposed, score,
+         gradient, part)
+FOVEAL_X(TensorMap, opaque)
+FOVEAL_X(Divisor, value, multiplier, shift)
+FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, inside, section_heads, last_heads, section_tasks)
+FOVEAL_X(SplitRow, reference, sum)
+FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_turns, splits,
+         unused_too, split_out, split_softmax, split_exponent, split_rows, unused_words)
+FOVEAL_X(PairsArgs, sm90, splits, unused)
+FOVEAL_X(RowsView, data, batch, token, head, dim)
+FOVEAL_X(MoveRowsArgs, from, to, batch, tokens, heads, dim, adds, unused)
+FOVEAL_X(FinishRowsArgs, out, wide, lse, sums, sink, sink_stride, batch, tokens, heads, dim)
+FOVEAL_X(SinkGradientArgs, out, dout, lse, dlse, sink, sink_stride, gradient, batch, tokens, heads, dim)
+FOVEAL_X(OutsideRead, param, dimension, index)
+FOVEAL_X(OutsideArgs, attention, wanted, first, read)
+FOVEAL_X(ParamGradientArgs, bins, values, gradient, rank, unused, elements, size, stride)
+FOVEAL_X(ClassifyArgs, attention, table, classes, known, rows, tiles)
+#undef FOVEAL_X
+
+}  // namespace
+}  // namespace foveal::device
