@@ -12,7 +12,7 @@ from .case import parse
 from .results import OURS, Key, best_rival, cases, ratio
 
 _COLOURS = {
-    OURS: "#d1495b", "torch_sdpa": "#30638e", "cudnn": "#30638e", "fa2": "#00798c", "flex": "#8d6a9f", "efficient": "#7aa95c", "math": "#b0a990",
+    OURS: "#d1495b", "torch_sdpa": "#30638e", "cudnn": "#30638e", "fa2": "#00798c", "flex": "#8d6a9f", "sdpa": "#30638e", "eager": "#b0a990", "efficient": "#7aa95c", "math": "#b0a990",
     "jax_xla": "#c9a227", "jax_cudnn": "#e07a1f", "pallas_triton": "#9c6644", "pallas_mosaic": "#5e503f", "unfused": "#999999",
 }  # fmt: skip
 # Vendors' figures of what has not been measured here: dense 16-bit TFLOP/s and TB/s.
@@ -226,6 +226,29 @@ def score_cost(plt: Any, group: dict[str, dict[str, dict[str, Any]]]) -> Any:
     return figure
 
 
+_KNOWN = {"llama": "Llama 3.2 1B", "gemma2": "Gemma 2 2B, 8 layers", "t5": "T5-base", "gpt2": "GPT-2 124M"}
+
+
+def models(plt: Any, rows: list[dict[str, Any]]) -> Any:
+    """Training steps of known models: time and memory with each attention, side by side."""
+    steps: dict[str, dict[str, dict[str, Any]]] = collections.defaultdict(dict)
+    for row in rows:
+        steps[row["case"]][row["contender"]] = row
+    contenders = [who for who in ("eager", "sdpa", "flex", OURS) if any(who in found for found in steps.values())]
+    figure, axes = plt.subplots(1, 2, figsize=(10.4, 3.4))
+    for axis, field, scale, title in zip(axes, ("ms", "peak_bytes"), (1, 2**30), ("milliseconds of a training step", "GiB of memory at the peak"), strict=True):
+        for number, who in enumerate(contenders):
+            heights = [steps[case].get(who, {}).get(field, 0) / scale for case in steps]
+            places = [i + (number - (len(contenders) - 1) / 2) * 0.8 / len(contenders) for i in range(len(heights))]
+            bars = axis.bar(places, heights, 0.76 / len(contenders), color=_COLOURS.get(who, _COLOURS["torch_sdpa"]), label=who)
+            axis.bar_label(bars, [f"{h:.0f}" if h else "failed" for h in heights], fontsize=7)
+        axis.set_xticks(range(len(steps)), [f"{_KNOWN.get(case.split()[0], case.split()[0])}\n{' '.join(case.split()[1:])}" for case in steps], fontsize=7)
+        axis.set_title(f"{title}; less is better", fontsize=9)
+    axes[0].legend(fontsize=8, frameon=False)
+    figure.tight_layout()
+    return figure
+
+
 def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
     """(title, PNG) of every figure that the rows allow."""
     plt = _pyplot()
@@ -247,4 +270,7 @@ def draw(rows: list[dict[str, Any]], folder: pathlib.Path) -> list[tuple[str, pa
         save("speed", "Speed over sequence length", key, speed(plt, group))
         save("ratio", "Ratio to the best rival", key, ratios(plt, group))
         save("roofline", "Roofline", key, roofline(plt, key, group, rows))
+    for machine in dict.fromkeys(row["machine"] for row in rows if row["suite"] == "models"):
+        steps = [row for row in rows if row["suite"] == "models" and row["machine"] == machine]
+        save("", "Training steps", ("models", machine, None), models(plt, steps))
     return written

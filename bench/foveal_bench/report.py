@@ -62,7 +62,7 @@ def main(options: argparse.Namespace) -> None:
     rows, output = load(options.results), options.output
     output.mkdir(parents=True, exist_ok=True)
     figures = plots.draw(rows, output)
-    pictures = "\n".join(f"![{title}]({path.name})" for title, path in figures if path.name.startswith(("ratio", "scores")))
+    pictures = "\n".join(f"![{title}]({path.name})" for title, path in figures if path.name.startswith(("models", "ratio", "scores")))
     (output / "results.md").write_text(f"# foveal beside others\n\n{_HOW}\n\n{summary(rows)}\n\n{pictures}\n\n{tables(rows)}")
     (output / "index.html").write_text(_page(f"{summary(rows)}\n\n{tables(rows)}", figures))
     print(f"wrote {output}/results.md, index.html and {len(figures)} plots (PNG and SVG)")

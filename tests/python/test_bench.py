@@ -10,7 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 from foveal_bench import golden, rivals  # noqa: E402
 from foveal_bench.__main__ import main  # noqa: E402
 from foveal_bench.case import parse, read_suite  # noqa: E402
-from foveal_bench.results import read  # noqa: E402
+from foveal_bench.results import Rows, read  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).parents[2] / "bench" / "suites"
 SUITES = [FOLDER / f"{name}.txt" for name in ("peers-cpu", "flex-cpu", "scores-cpu", "fa-gpu", "peers-gpu", "scores-gpu")]  # the others are for the foveal command
@@ -48,6 +48,18 @@ def test_run_and_report(tmp_path):
     assert {"speed", "ratio", "scores"} <= kinds and {".md", ".html", ".png"} <= pages.keys()
     page = pages[".html"].read_text()
     assert "data:image/png" in page and "src=\"http" not in page and "score=relative_table" in page
+
+
+def test_training_steps_are_drawn_and_leave_the_tables_alone(tmp_path):
+    rows = Rows(tmp_path / "models.jsonl", {"machine": "a card", "torch": "2", "commit": "c", "command": "x", "date": "d", "threads": None})
+    for model in ("t5", "llama"):
+        rows.add("models", f"{model} bf16 b4 s2048", contender="sdpa", ms=280.0, peak_bytes=30 << 30)
+        rows.add("models", f"{model} bf16 b4 s2048", contender="foveal", **({"ms": 100.0, "peak_bytes": 9 << 30} if model == "t5" else {"refused": "why"}))
+    (tmp_path / "tiny.txt").write_text("forward f32 b1 h2 q40 d16\n")
+    main(["run", str(tmp_path / "tiny.txt"), "--contenders=foveal", "--budget=0.01", f"--output={tmp_path}/models.jsonl"])
+    main(["report", f"{tmp_path}/models.jsonl", f"--output={tmp_path}/report"])
+    assert "![Training steps: models, a card](models-a-card.png)" in (tmp_path / "report/results.md").read_text()
+    assert (tmp_path / "report/models-a-card.png").stat().st_size > 5000
 
 
 def test_overhead_is_measured_in_parts(tmp_path):
