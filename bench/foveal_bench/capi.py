@@ -35,9 +35,11 @@ class Param(C.Structure):
 class Call(C.Structure):
     """Of the first version: later fields are for what is not timed here."""
 
-    _fields_ = [("struct_size", C.c_size_t), ("pass_", C.c_int32), ("param_count", C.c_int32), ("params", C.POINTER(Param))] + [
-        (name, C.POINTER(Tensor)) for name in "q k v out lse dout dlse dq dk dv cu_seqlens_q cu_seqlens_kv".split()
-    ] + [("max_seqlen_q", C.c_int64), ("max_seqlen_kv", C.c_int64)]  # fmt: skip
+    _fields_ = [
+        ("struct_size", C.c_size_t), ("pass_", C.c_int32), ("param_count", C.c_int32), ("params", C.POINTER(Param)),
+        *((name, C.POINTER(Tensor)) for name in "q k v out lse dout dlse dq dk dv cu_seqlens_q cu_seqlens_kv".split()),
+        ("max_seqlen_q", C.c_int64), ("max_seqlen_kv", C.c_int64),
+    ]  # fmt: skip
 
 
 class Options(C.Structure):
@@ -112,7 +114,8 @@ class Passes:
 
     def plan(self, backward: bool, **what: Any) -> Plan:
         """A mask in `what` goes before the case's."""
-        return Plan(self.library, backward, **{"mask": self.mask, **what}, **self.tensors, **(self.backward_only if backward else {}))
+        tensors = {**self.tensors, **(self.backward_only if backward else {})}
+        return Plan(self.library, backward, **{"mask": self.mask, **what, **tensors})
 
     def both(self, **what: Any) -> tuple[Plan, Plan]:
         """Each has run once: backward has the results of forward."""

@@ -114,10 +114,10 @@ class Bench:
         def attend(q: Any, k: Any, v: Any) -> Any:
             return door.attention(q, k, v, case.get("score"), case["mask"], params=params)
 
-        def both(q: Any, k: Any, v: Any, dout: Any) -> Any:
-            for t in (q, k, v, *params.values()):
+        def both(leaves: list[Any], dout: Any) -> Any:
+            for t in (*leaves, *params.values()):
                 t.grad = None
-            out = attend(q, k, v)
+            out = attend(*leaves)
             out.backward(dout)
             return out
 
@@ -125,8 +125,8 @@ class Bench:
             with torch.no_grad():
                 forward = self.milliseconds(lambda: attend(q, k, v))
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-            whole = self.milliseconds(lambda: both(*leaves, dout))
-            out = both(*leaves, dout).detach()
+            whole = self.milliseconds(lambda: both(leaves, dout))
+            out = both(leaves, dout).detach()
             return forward, whole, dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
 
         rows: dict[tuple[str, str], dict[str, Any]] = {}

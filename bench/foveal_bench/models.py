@@ -26,8 +26,11 @@ ATTENTION = ("eager", "sdpa", "flex", "foveal")
 
 def make(model: str, attention: str, tiny: bool, seqlen: int) -> Any:
     """A model of the size that its name is known by (Llama 3.2 1B, Gemma 2 2B with 8 of its layers, T5-base, GPT-2 124M), with `attention`."""
-    import transformers as hf
+    import transformers
 
+    hf: Any = transformers
+    size: dict[str, Any]
+    whole: dict[str, Any]
     if model == "llama":
         size = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=256)
         whole = dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8, vocab_size=32000)

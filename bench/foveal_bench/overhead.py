@@ -81,10 +81,11 @@ def measure(device: str) -> dict[str, Callable[[], dict[str, float]]]:
     }
 
     def null(*inputs: torch.Tensor) -> torch.Tensor:
-        return _Null.apply(*inputs)[0]
+        out: torch.Tensor = _Null.apply(*inputs)[0]  # type: ignore[no-untyped-call]
+        return out
 
-    def sdpa(*inputs: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=True)
+    def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     torchs = {"": 0.0, "record": host_us(lambda: null(*wanting), device), "backward": host_us(_chain(null, q, k, v), device) / _LAYERS}
     calls: list[tuple[str, Callable[[], Any], str, str]] = [
@@ -99,8 +100,8 @@ def measure(device: str) -> dict[str, Callable[[], dict[str, float]]]:
         ("its backward (SDPA)", _chain(sdpa, q, k, v), "", ""),
     ]
     if device == "cpu":
-        arrays = [t.numpy() for t in (q, k, v)]
-        calls.insert(6, ("foveal.attention on NumPy", lambda: foveal.attention(*arrays, mask=mask), "forward", ""))
+        a, b, c = (t.numpy() for t in (q, k, v))
+        calls.insert(6, ("foveal.attention on NumPy", lambda: foveal.attention(a, b, c, mask=mask), "forward", ""))
     def parts(call: Callable[[], Any], layers: int, ours: str, theirs: str) -> dict[str, float]:
         us = host_us(call, device) / layers
         beyond = {"kernel_us": kernel[ours], "torch_us": torchs[theirs], "beyond_us": us - kernel[ours] - torchs[theirs]} if ours else {}

@@ -80,13 +80,13 @@ def speed(plt: Any, group: dict[str, dict[str, dict[str, Any]]]) -> Any:
                 continue
             axis = axes[number // wrap * len(passes) + band % len(passes), number % wrap]
             used.add(axis)
-            lengths = sorted(kinds[kind], key=lambda s: int(s.split(":")[0]))
-            contenders = sorted({who for length in lengths for who in kinds[kind][length]}, key=lambda who: (who == OURS, who))
-            for who in contenders:
-                points = [(i, kinds[kind][n][who]["gflops"] / (1000 if terascale else 1)) for i, n in enumerate(lengths) if "gflops" in kinds[kind][n].get(who, {})]
+            ordered = sorted(kinds[kind], key=lambda s: int(s.split(":")[0]))
+            present = sorted({who for n in ordered for who in kinds[kind][n]}, key=lambda who: (who == OURS, who))
+            for who in present:
+                points = [(i, kinds[kind][n][who]["gflops"] / (1000 if terascale else 1)) for i, n in enumerate(ordered) if "gflops" in kinds[kind][n].get(who, {})]
                 if points:
                     (handles[who],) = axis.plot(*zip(*points), marker="o", markersize=3, color=_COLOURS.get(who), linewidth=2.2 if who == OURS else 1.1)
-            axis.set_xticks(range(len(lengths)), [f"{int(n) // 1024}k" if n.isdigit() and int(n) % 1024 == 0 else n for n in lengths])
+            axis.set_xticks(range(len(ordered)), [f"{int(n) // 1024}k" if n.isdigit() and int(n) % 1024 == 0 else n for n in ordered])
             axis.set_title(kind, fontsize=8)
             axis.set_ylim(bottom=0)
             if number % wrap == 0:

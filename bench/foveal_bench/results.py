@@ -146,7 +146,7 @@ def best_rival(group: dict[str, Row]) -> str | None:
 
 def ratio(group: dict[str, Row]) -> float:
     """How many times as fast as the best rival."""
-    return group[best_rival(group) or OURS]["ms"] / group[OURS]["ms"]
+    return float(group[best_rival(group) or OURS]["ms"] / group[OURS]["ms"])
 
 
 def geomean(values: Iterable[float]) -> float:

@@ -11,7 +11,7 @@ from .case import Case
 Program = tuple[Callable[..., Any] | None, Callable[..., Any] | None, list[torch.Tensor]]  # score_mod, mask_mod, learnable tensors
 
 
-def _causal(b, h, q, k):
+def _causal(b: Any, h: Any, q: Any, k: Any) -> Any:
     return q >= k
 
 
@@ -78,7 +78,7 @@ def two_params(case: Case, device: str) -> Program:
 def t5_buckets(case: Case, device: str) -> Program:
     table = _learn((32, case.heads_q), device)
 
-    def score(s, b, h, q, k):
+    def score(s: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
         n = torch.clamp(q - k, min=0)
         large = 16 + (torch.log(torch.clamp(n, min=1).float() / 16) / 2.0794415 * 16).to(torch.int32)
         return s + table[torch.where(n < 16, n, torch.clamp(large, max=31)), h]

@@ -105,7 +105,8 @@ def beside(rows: Rows, suite: str, passes: capi.Passes, plan: capi.Plan, rival: 
 def few_queries(library: capi.Library, rows: Rows, line: str) -> None:
     (case,) = parse(line, "few-queries")
     passes = capi.Passes(library, case)
-    theirs = capi.sdpa(*(passes.tensors[name].transpose(1, 2) for name in "qkv"), causal=False)
+    q, k, v = (passes.tensors[name].transpose(1, 2) for name in "qkv")
+    theirs = capi.sdpa(q, k, v, causal=False)
     beside(rows, "few-queries", passes, passes.plan(False), capi.rival(library.device), theirs, case.batch * case.seqlen_kv)
 
 

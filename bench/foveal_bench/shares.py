@@ -30,7 +30,7 @@ TWO_CORES = "two-cores"
 
 def _kernels(build: pathlib.Path, seconds: float) -> Iterator[dict[str, Any]]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [build / "cli/foveal", "bench", "--suite", f"bench/suites/{SUITE}.txt", "--no-verify", "--no-unfused"]
+        command = [str(build / "cli/foveal"), "bench", "--suite", f"bench/suites/{SUITE}.txt", "--no-verify", "--no-unfused"]
         subprocess.run([*command, "--seconds", str(seconds), "--json", file.name], check=True)
         for row in json.load(open(file.name)):
             yield {
@@ -105,7 +105,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     rows = Rows(options.output, machine.describe("cpu", 1))
-    parts = (lambda: _peaks(options.build), lambda: _two_cores(options.seconds), _copies, lambda: _kernels(options.build, options.seconds))
+    parts: tuple[Callable[[], Iterator[dict[str, Any]]], ...] = (lambda: _peaks(options.build), lambda: _two_cores(options.seconds), _copies, lambda: _kernels(options.build, options.seconds))
     for part in progress(parts, unit="part"):
         for found in part():
             rows.add(**found)

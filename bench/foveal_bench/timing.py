@@ -53,7 +53,7 @@ class CudaClock:
         run()
         stop.record()
         stop.synchronize()
-        return start.elapsed_time(stop)
+        return float(start.elapsed_time(stop))
 
 
 def interleave(

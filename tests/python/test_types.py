@@ -26,7 +26,7 @@ def typed_package(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("what", [["tests/typing/calls.py"], ["-p", "foveal"]], ids=["calls", "package"])
+@pytest.mark.parametrize("what", [["tests/typing/calls.py"], ["-p", "foveal"], ["bench/foveal_bench"]], ids=["calls", "package", "bench"])
 def test_types(what, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("jax")

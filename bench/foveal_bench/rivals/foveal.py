@@ -30,6 +30,7 @@ def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
     attention, learned = layer(case, device)
 
     def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
+        out: torch.Tensor = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+        return out.transpose(1, 2)
 
     return autograd_job(call, tensors, learned, case.backward)

@@ -38,7 +38,7 @@ def supports(name: str, case: Case, device: str) -> str | None:
 def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
     import jax
 
-    implementation = "xla" if name == "jax_xla" else "cudnn"
+    implementation: Any = "xla" if name == "jax_xla" else "cudnn"
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return jax.nn.dot_product_attention(q, k, v, is_causal=case.causal, implementation=implementation)
@@ -58,10 +58,10 @@ def jax_job(attend: Callable[..., Any], tensors: dict[str, Any], backward: bool,
     pull = jax.jit(lambda pullback, dout: pullback(dout))  # the residuals must be arguments: captured, they are constants to be folded
 
     def to_torch(array: Any) -> torch.Tensor:
-        return torch.from_dlpack(array).transpose(1, 2)
+        return torch.utils.dlpack.from_dlpack(array).transpose(1, 2)
 
     def milliseconds(backward: bool) -> float:
-        run = (lambda: pull(pullback, dout)) if backward else (lambda: forward(q, k, v))
+        run: Callable[[], Any] = (lambda: pull(pullback, dout)) if backward else (lambda: forward(q, k, v))
         torch.cuda.synchronize()
         jax.block_until_ready(run())
         start = time.perf_counter()

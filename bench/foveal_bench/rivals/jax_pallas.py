@@ -43,7 +43,7 @@ def prepare(name: str, case: Case, tensors: dict[str, Any], device: str) -> Job:
     else:
         from jax.experimental.pallas.ops.gpu.attention_mgpu import TuningConfig, attention
 
-        blocks = {f"block_{side}": 64 for side in ("q_dkv", "kv_dkv", "q_dq", "kv_dq")} if case.backward else {}
+        blocks: dict[str, Any] = {f"block_{side}": 64 for side in ("q_dkv", "kv_dkv", "q_dq", "kv_dq")} if case.backward else {}
         config = TuningConfig(block_q=64, block_kv=64, max_concurrent_steps=2, causal=case.causal, **blocks)
 
         def attend(q: Any, k: Any, v: Any) -> Any:
