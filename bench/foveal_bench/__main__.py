@@ -6,6 +6,7 @@ import argparse
 import importlib
 import pathlib
 import sys
+from types import ModuleType
 
 VERBS = {  # each a module of that name with arguments(parser) and main(options), imported when it is asked for: some need no torch, some no foveal
     "run": "time suites, foveal and its rivals interleaved in one process",
@@ -29,12 +30,17 @@ def main(words: list[str] | None = None) -> int:
         print(f"usage: foveal-bench VERB [ARGUMENT...]\n\n{__doc__}\n")
         print("\n".join(f"  {verb:<12} {what}" for verb, what in VERBS.items()))
         return 0 if words in (["-h"], ["--help"]) else 2
-    verb = words[0]
+    module, options = parse(*words)
+    return int(module.main(options) or 0)
+
+
+def parse(verb: str, *words: str) -> tuple[ModuleType, argparse.Namespace]:
+    """A verb's module, and what it is called with."""
     module = importlib.import_module(f".{verb.replace('-', '_')}", __package__)
     parser = argparse.ArgumentParser(prog=f"foveal-bench {verb}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path(f"{verb}.jsonl"), help="file that rows are added to, or folder of a report (default: %(default)s)")
     module.arguments(parser)
-    return int(module.main(parser.parse_args(words[1:])) or 0)
+    return module, parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shlex
 import stat
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from foveal_bench.__main__ import VERBS, main  # noqa: E402
 from foveal_bench.results import FIELDS, SUITES, Rows, load, read  # noqa: E402
 
 LIBRARY = ROOT / "build/release/libfoveal.so"
+needs_results = pytest.mark.skipif(not (ROOT / "bench/results").exists(), reason="a source package has no results")
 needs_library = pytest.mark.skipif(not LIBRARY.exists(), reason="build/release/libfoveal.so is not built")
 
 
@@ -47,6 +49,7 @@ def test_kept_results_have_the_format(path):
         assert row["machine"]
 
 
+@needs_results
 def test_no_result_has_another_format():
     left = {path.suffix for path in (ROOT / "bench/results").iterdir()} - {".jsonl"}
     assert left <= {".md", ".txt"}  # what `foveal support` and the like say, and a table that was kept
@@ -128,6 +131,24 @@ for verb in {[verb for verb in VERBS if verb not in ("overhead", "shares")]}:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("usage: foveal-bench") == len(VERBS) - 2
+
+
+COMMANDS = [(page.name, line) for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))] if page.parent.name != "report"
+            for line in page.read_text().splitlines() if line.startswith("foveal-bench ") and "VERB" not in line]  # fmt: skip
+
+
+@pytest.mark.parametrize(("page", "line"), COMMANDS, ids=lambda text: text[:50])
+def test_documented_commands_are_understood(page, line):
+    from foveal_bench.__main__ import parse
+
+    words = shlex.split(line, comments=True)[1:]
+    module, options = parse(*words)
+    assert callable(module.main)
+    assert all((ROOT / file).exists() for file in getattr(options, "suites", []) if isinstance(file, pathlib.Path))
+
+
+def test_every_verb_has_an_example():
+    assert {line.split()[1] for page, line in COMMANDS if page == "benchmarks.md"} == set(VERBS)
 
 
 def test_no_verb_lists_them(capsys):
@@ -371,6 +392,26 @@ def test_keep(tmp_path):
     assert rows["first-call-gpu", "bf16 b4"]["phases_ms"] == {"context": 1.5, "second_both": 2.5}
 
 
+FUZZ = r"""
+import sys
+print("stat::number_of_executed_units: 123\nstat::peak_rss_mb:              45", file=sys.stderr)
+if "-max_total_time=7" in sys.argv:
+    sys.exit("SUMMARY: libFuzzer: deadly signal")
+"""
+
+
+@pytest.mark.parametrize(("seconds", "finding"), [(1, ""), (7, "libFuzzer: deadly signal")])
+def test_fuzzing_writes_rows(tmp_path, seconds, finding):
+    (tmp_path / "tests/fuzz").mkdir(parents=True)
+    program(tmp_path / "tests/fuzz/fuzz_line", f"#!{sys.executable}\n{FUZZ}")
+    done = subprocess.run([sys.executable, ROOT / "tools/fuzz.py", tmp_path, str(seconds), "--targets=line", f"--out={tmp_path}/fuzz.jsonl"], capture_output=True, text=True)
+    assert done.returncode == bool(finding), done.stderr
+    (row,) = read(tmp_path / "fuzz.jsonl")
+    assert (row["suite"], row["case"], row["executions"], row["peak_mb"], row["finding"]) == ("fuzz", "line", 123, 45, finding)
+    assert row["command"] == f"./dev fuzz {seconds}" and row["machine"]
+
+
+@needs_results
 def test_tables_are_those_of_the_rows():
     """Pages stay as write_tables.py makes them, and it needs none of the packages that measure."""
     code = "import sys; sys.modules['torch'] = sys.modules['tqdm'] = None; sys.argv[1:] = ['--check']; import runpy; runpy.run_path('tools/write_tables.py', run_name='__main__')"
