@@ -6,6 +6,7 @@ The compiled part reads torch tensors and NumPy arrays by itself; it calls read(
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any, Callable
 
 from ._core import DType, Type
@@ -46,6 +47,13 @@ def is_array(value: Any) -> bool:
     except Exception:  # an attribute of the user's that runs code
         return False
     return hasattr(value, "__dlpack__") or framework(value) == "jax"
+
+
+def plain_number(value: Any) -> Any:
+    """The Python number in a scalar of NumPy's; other values as they are."""
+    numpy = sys.modules.get("numpy")
+    generic: Any = getattr(numpy, "generic", ())
+    return value.item() if isinstance(value, generic) else value
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -113,6 +113,7 @@ class Call:
         """An operand: arrays that meet a symbol become reads, numbers constants."""
         if isinstance(value, Symbols):
             return value
+        value = arrays.plain_number(value)
         if isinstance(value, (bool, int, float)):
             value = _core.constant(value)
         if isinstance(value, Number):

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import key_of, number_key_of
+from .guards import as_called, key_of, number_key_of
 from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
@@ -326,7 +326,7 @@ def _traced_with(
         stand_ins = {place: tracing.number(numbers[place]) for place in numbers if place in scalars}
         places = {id(array): place for array, place in zip(tracing.arrays, stand_ins)}
         functions = [
-            replaced(fn, {path: number for (of, path), number in stand_ins.items() if of == at}) for at, fn in enumerate((score_mod, mask))
+            replaced(as_called(fn), {path: number for (of, path), number in stand_ins.items() if of == at}) for at, fn in enumerate((score_mod, mask))
         ]
         description = describe(*functions, tracer=tracing, **arguments)
     except Exception:  # whatever is wrong with the functions themselves shows when they are traced as they are

@@ -44,11 +44,12 @@ class _Read(NamedTuple):
 class _Code:
     """The reads of one code object; compares by identity."""
 
-    __slots__ = ("code", "free", "globals", "known", "writes")
+    __slots__ = ("code", "first", "free", "globals", "known", "writes")
 
     def __init__(self, code: types.CodeType):
         free, found, self.known = _reads_in(code)
         self.writes = _writes(code)
+        self.first = _first_reads(code)  # attributes of the first argument, a method's self; None: not known
         self.code = code  # kept alive: it is found by its id
         self.free = tuple((code.co_freevars.index(read.name), read.attributes) for read in free)
         self.globals = tuple(found)
@@ -84,6 +85,33 @@ def _reads_in(code: types.CodeType) -> tuple[list[_Read], list[_Read], bool]:
             found.update((read, None) for read in inner_globals)
             known = known and inner_known
     return list(free), list(found), known
+
+
+def _first_reads(code: types.CodeType) -> tuple[tuple[str, ...], ...] | None:
+    """What is read of the first argument, also in functions nested in it; None where the argument itself is passed on or changed."""
+    if code.co_argcount == 0:
+        return None
+    name = code.co_varnames[0]
+    found: dict[tuple[str, ...], None] = {}
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("EXTENDED_ARG", "CACHE", "NOP", "MAKE_CELL", "LOAD_CLOSURE")]
+    for at, instruction in enumerate(instructions):
+        names = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+        if name not in names or not ("_FAST" in instruction.opname or "_DEREF" in instruction.opname):
+            continue
+        if not instruction.opname.startswith("LOAD") or name in names[:-1]:
+            return None
+        attributes = []
+        for following in instructions[at + 1 :]:
+            if following.opname not in _ATTRIBUTE:
+                break
+            attributes.append(following.argval)
+        found[tuple(attributes)] = None
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType) and name in nested.co_freevars:
+            found.update((read.attributes, None) for read in _reads_in(nested)[0] if read.name == name)
+            if _writes(nested):
+                return None
+    return None if () in found else tuple(found)
 
 
 def _writes(code: types.CodeType) -> bool:
@@ -146,7 +174,7 @@ class _Walk:
         self.tensors = tensors
         self.parts: list[Any] = []
         self.arrays: list[Any] = []
-        self.seen: dict[int, int] = {}
+        self.seen: dict[Any, int] = {}
 
     def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
         kind = type(value)
@@ -167,6 +195,12 @@ class _Walk:
         self.parts.append(value or math.copysign(1.0, value))
         if not value:
             self.parts.append("zero")
+
+    def numpy_scalar(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
+        """By its bits: -0.0 is not 0.0, and an element of a structured array changes with it."""
+        if value.dtype.hasobject:
+            raise _Unknown
+        self.parts += [type(value), value.dtype, value.tobytes()]
 
     def sequence(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if self.again(value):
@@ -262,6 +296,25 @@ class _Walk:
         if value.__kwdefaults__:
             self.mapping(value.__kwdefaults__, (), True)
 
+    def method(self, value: types.MethodType, attributes: tuple[str, ...], captured: bool) -> None:
+        if attributes:
+            raise _Unknown
+        self.bound(value.__func__, value.__self__)
+
+    def bound(self, function: Any, owner: Any) -> None:
+        """A method counts by what its function reads, of its owner and of all else."""
+        first = _code_of(function.__code__).first if type(function) is types.FunctionType else None
+        if first is None:
+            raise _Unknown
+        self.parts.append("method")
+        place = self.seen.setdefault((id(function), id(owner)), len(self.seen))
+        self.parts.append(place)
+        if place != len(self.seen) - 1:
+            return
+        self.function(function, (), True)
+        for attributes in first:
+            self.value(owner, attributes)
+
     def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if attributes:
             raise _Unknown
@@ -309,6 +362,13 @@ class _Walk:
         """An instance counts by the attributes that are read, where reading them runs no code."""
         if not attributes:
             raise _Unknown
+        of_class = _in_class(type(value), attributes[0])
+        if isinstance(of_class, (types.FunctionType, staticmethod, classmethod)) and attributes[0] not in getattr(value, "__dict__", {}):
+            if len(attributes) > 1 or type(value).__getattribute__ not in _PLAIN_ATTRIBUTES:
+                raise _Unknown
+            if isinstance(of_class, staticmethod):
+                return self.value(of_class.__func__)
+            return self.bound(*((of_class.__func__, type(value)) if isinstance(of_class, classmethod) else (of_class, value)))
         self.value(self.own(value, attributes[0]), attributes[1:], False)
 
     @staticmethod
@@ -433,6 +493,19 @@ class _PathWalk(_Walk):
             self.parts.append(name)
             self.under(("keyword default", at), default)
 
+    def bound(self, function: Any, owner: Any) -> None:
+        first = _code_of(function.__code__).first if type(function) is types.FunctionType else None
+        if first is None or (self.path and self.path[-1] != ("function",)):
+            raise _Unknown
+        self.parts.append("method")
+        before = self.path
+        self.path = (*before, ("function",))
+        self.function(function, (), True)
+        self.path = (*before, ("owner",))
+        for attributes in first:
+            self.value(owner, attributes)
+        self.path = before
+
     def partial(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         if attributes:
             raise _Unknown
@@ -456,6 +529,7 @@ _EXACT: dict[type, _Handler] = {
     dict: _Walk.mapping,
     types.FunctionType: _Walk.function,
     functools.partial: _Walk.partial,
+    types.MethodType: _Walk.method,
     types.ModuleType: _Walk.module,
     Expr: _Walk.expression,
     Param: _Walk.itself,
@@ -475,7 +549,7 @@ def _handler_of(kind: type, value: Any) -> _Handler:
     if issubclass(kind, types.ModuleType):
         return _Walk.module
     if any((base.__module__, base.__name__) == ("numpy", "generic") for base in kind.__mro__):
-        return _Walk.number
+        return _Walk.numpy_scalar
     if (kind.__module__, kind.__name__) in _IMMUTABLE:
         return _Walk.number
     if arrays.is_array(value):
@@ -487,12 +561,27 @@ def _handler_of(kind: type, value: Any) -> _Handler:
     return _Walk.object
 
 
+def as_called(value: Any) -> Any:
+    """An object as the method that calling it comes to: __call__, or a torch.nn.Module's forward; functions and all else as they are."""
+    if _HANDLERS.get(type(value), _Walk.object) is not _Walk.object:
+        return value
+    call = _in_class(type(value), "__call__")
+    if type(call) is not types.FunctionType:
+        return value
+    if (call.__module__, call.__qualname__) != ("torch.nn.modules.module", "Module._wrapped_call_impl"):
+        return types.MethodType(call, value)
+    hooks = [held for name, held in call.__globals__.items() if name.startswith("_global_") and "hooks" in name]
+    hooks += [held for name, held in vars(value).items() if name.endswith("_hooks") and "state_dict" not in name]
+    plain = not any(hooks) and "forward" not in vars(value) and value._compiled_call_impl is None
+    return value.forward if plain else value
+
+
 def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
     """Of functions, expressions and texts that are traced together; None: they must be traced again."""
     walk = _Walk(tensors)
     try:
         for function in functions:
-            walk.value(function)
+            walk.value(as_called(function))
     except _Unknown:
         return None
     except RecursionError:
@@ -514,7 +603,7 @@ def number_key_of(functions: Iterable[Any], tensors: type | None = None) -> Numb
     try:
         for function in functions:
             walk.numbers = {}
-            walk.value(function)
+            walk.value(as_called(function))
             numbers.append(walk.numbers)
     except (_Unknown, RecursionError, ValueError):
         return None

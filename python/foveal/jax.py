@@ -391,7 +391,7 @@ def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, i
         )
     scale = arguments.get("scale")
     traced = scale if isinstance(scale, jax.Array) else None
-    description = describe(score_mod, mask, tracer=JaxTracer(), **{**arguments, "scale": scale if traced is None else 1.0})
+    description = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**arguments, "scale": scale if traced is None else 1.0})
     if traced is not None:
         description = _scaled(description, traced, arguments)
     params = tuple(jnp.asarray(array) for array in description.arrays)

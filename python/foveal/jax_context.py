@@ -88,7 +88,7 @@ def context_attention(
     stretches, ranks = _stretches(name, deal), _axis_size(name, axis_name)
     rows = _rows(name, q.shape[1], deal)
     seqlen_q = q.shape[1] * ranks
-    described = describe(score_mod, mask, tracer=JaxTracer(), **{**settings, "scale": 1.0})
+    described = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**settings, "scale": 1.0})
     params = {param.name: array for param, array in zip(described.params, described.arrays)}
     if _FIRST in params:
         raise ValueError(f"{name}: params: {_FIRST}; expected another name, for this is what the first token of a stretch is called")

@@ -2,7 +2,8 @@
 
 A symbol is an array of expressions with JAX's shape and dtype. While a function is traced it sees stand-ins for the modules of JAX and for
 their functions: a call on symbols is first evaluated abstractly by JAX, which checks the arguments and says the shape and dtype of the result;
-what it means for expressions stands in the table below. What is not there is refused.
+what it means for expressions stands in the table below. A function that does not get through is traced by JAX itself (jax_primitives); what
+does not get through there, either, is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas
+from . import _core, formulas, jax_primitives
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
 from .calls import stopped, unary
 from .trace import Capture, Symbols
 
-_NARROW = {"uint8": (0, 256), "int8": (128, 256), "int16": (32768, 65536)}
+_NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
 _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type.real: np.dtype("float32")}
 
 
@@ -303,7 +304,7 @@ _looks: dict[Any, Any] = {}
 def _look_of(value: Any) -> Any:
     if isinstance(value, Symbol):
         return (value._shape, str(value._dtype))
-    if isinstance(value, (Capture, np.ndarray, jax.Array)):
+    if isinstance(value, (Capture, np.ndarray, np.generic, jax.Array)):
         return (tuple(value.shape), str(value.dtype))
     if isinstance(value, (list, tuple)):
         return (type(value), *(_look_of(item) for item in value))
@@ -311,7 +312,7 @@ def _look_of(value: Any) -> Any:
 
 
 def _stand_in(value: Any) -> Any:
-    if isinstance(value, (Symbol, Capture, np.ndarray, jax.Array)):
+    if isinstance(value, (Symbol, Capture, np.ndarray, np.generic, jax.Array)):
         return jax.ShapeDtypeStruct(tuple(value.shape), value.dtype)
     return value
 
@@ -325,7 +326,7 @@ def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, 
     if found is not None:
         return found
     leaves, tree = jax.tree.flatten((args, kwargs), is_leaf=lambda x: isinstance(x, (Symbols, Capture)) or x is None)
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Symbols, Capture, np.ndarray, jax.Array))]
+    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, (Symbols, Capture, np.ndarray, np.generic, jax.Array))]
 
     def run(*arrays: Any) -> Any:
         filled = list(leaves)
@@ -403,7 +404,14 @@ def _concrete(value: Any) -> Any:
 
 @dataclass
 class JaxTracer(CallTracer):
+    score_dtype: Any = np.dtype("float32")
+
     library = "jax"
+
+    @classmethod
+    def like(cls, dtype: Any) -> "JaxTracer":
+        """For q of this dtype."""
+        return cls(score_dtype=np.dtype("float64" if dtype == jnp.float64 else "float32"))
 
     @classmethod
     def scalar(cls, value: float | int) -> Any:
@@ -427,7 +435,24 @@ class JaxTracer(CallTracer):
         return Symbol(self, items, shape, array.dtype)
 
     def arguments(self, kind: str) -> tuple[Any, ...]:
-        return tuple(self.seen(expr) for expr in super().arguments(kind))
+        symbols = tuple(self.seen(expr) for expr in super().arguments(kind))
+        if kind != "mask":
+            symbols[0]._dtype = self.score_dtype
+        return symbols
+
+    def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """On symbols; where these do not do, by JAX's own trace of the function."""
+        known = len(self.params)
+        try:
+            return super().run(fn, arguments)
+        except (TypeError, NotImplementedError, AttributeError, IndexError, ValueError) as refused:
+            del self.params[known:], self.arrays[known:]
+            try:
+                return jax_primitives.traced(self, _TABLE, fn, arguments)
+            except jax_primitives.OwnRule:
+                raise
+            except Exception:
+                raise refused from None
 
     def seen(self, value: Any) -> Any:
         """Results of foveal's own functions are arrays to a function that is traced, too."""

@@ -98,6 +98,8 @@ def replaced(value: Any, numbers: Mapping[Path, Number]) -> Any:
         args = [replaced(item, below.get(("argument", at), {})) for at, item in enumerate(value.args)]
         keywords = {name: replaced(item, below.get(("keyword", name), {})) for name, item in value.keywords.items()}
         return functools.partial(replaced(value.func, below.get(("function",), {})), *args, **keywords)
+    if isinstance(value, types.MethodType):
+        return types.MethodType(replaced(value.__func__, below.get(("function",), {})), replaced(value.__self__, below.get(("owner",), {})))
     if type(value) in (tuple, list):
         return type(value)([replaced(item, below.get(("item", at), {})) for at, item in enumerate(value)])
     if type(value) is dict:

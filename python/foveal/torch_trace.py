@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, formulas, guards
+from . import _core, arrays, formulas, guards
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
@@ -483,7 +483,8 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         raise NotImplementedError(
             f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
         )
-    args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else value for value in args)
+    args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
+    kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
     with torch._C.DisableTorchFunction():  # what follows is ours
         look = _look_of_result(name, func, args, kwargs)
         if isinstance(look, torch.Tensor):

@@ -192,14 +192,14 @@ def _scalar(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class _At:
+class At:
     """A dimension that was indexed."""
 
     index: Any  # Expr or int
 
 
 @dataclass(frozen=True)
-class _Along:
+class Along:
     """A dimension that is left: elements start, start + step, ..."""
 
     start: int
@@ -213,7 +213,7 @@ class Capture:
     def __init__(self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None):
         self._tracer = tracer
         self._array = array
-        self._axes = tuple(_Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
+        self._axes = tuple(Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
         self._order = tuple(range(len(self._axes))) if order is None else order  # of the dimensions that are left; None: a new one of size 1
 
     @property
@@ -260,21 +260,21 @@ class Capture:
             if i is None:
                 order.append(None)
                 continue
-            along = _Along(0, 1, 1) if axis is None else axes[axis]
+            along = Along(0, 1, 1) if axis is None else axes[axis]
             if isinstance(i, slice):
                 taken = range(*i.indices(along.count))
                 if axis is not None:
-                    axes[axis] = _Along(along.start + taken.start * along.step, taken.step * along.step, len(taken))
+                    axes[axis] = Along(along.start + taken.start * along.step, taken.step * along.step, len(taken))
                 if axis is None and len(taken) != 1:
                     raise IndexError("a slice leaves nothing of a new dimension of a captured array")
                 order.append(axis)
             elif axis is not None:
-                axes[axis] = _At(self._one(i, along))
+                axes[axis] = At(self._one(i, along))
         result = Capture(self._tracer, self._array, tuple(axes), tuple(order))
         return result if order or result._fixed() else result._read()
 
     @staticmethod
-    def _one(index: Any, along: _Along) -> Any:
+    def _one(index: Any, along: Along) -> Any:
         if isinstance(index, int):
             if not -along.count <= index < along.count:
                 raise IndexError(f"index {index} is out of range for a dimension of size {along.count} of a captured array")
@@ -324,19 +324,19 @@ class Capture:
         items = []
         for place in itertools.product(*map(range, shape)):
             where = {axis: at for axis, at in zip(self._order, place) if axis is not None}
-            index = [a.index if isinstance(a, _At) else a.start + a.step * where[axis] for axis, a in enumerate(self._axes)]
+            index = [a.index if isinstance(a, At) else a.start + a.step * where[axis] for axis, a in enumerate(self._axes)]
             items.append(param.read(index))
         return self._tracer.made(items, shape, self._array)
 
     def _value(self) -> Any:
         """The array here and now: what the function goes on to read is not known to change."""
-        if any(isinstance(axis, _At) and not isinstance(axis.index, int) for axis in self._axes):
+        if any(isinstance(axis, At) and not isinstance(axis.index, int) for axis in self._axes):
             raise TypeError("an element of a captured array that symbols choose has no value while it is traced")
         self._tracer.saw_values = True
-        if all(axis == _Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
+        if all(axis == Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
             return self._array
         index = tuple(
-            axis.index if isinstance(axis, _At) else slice(axis.start, axis.start + axis.step * axis.count, axis.step) for axis in self._axes
+            axis.index if isinstance(axis, At) else slice(axis.start, axis.start + axis.step * axis.count, axis.step) for axis in self._axes
         )
         return self._array[index]
 
@@ -348,7 +348,7 @@ class Capture:
         return value.tolist() if hasattr(value, "tolist") else value
 
     def _fixed(self) -> bool:
-        return all(isinstance(axis, _Along) or isinstance(axis.index, int) for axis in self._axes)
+        return all(isinstance(axis, Along) or isinstance(axis.index, int) for axis in self._axes)
 
     def __float__(self) -> float:
         return float(self._value())
@@ -446,6 +446,7 @@ class Tracer:
 
     def index(self, value: Any) -> Any:
         """An index as None, Ellipsis, a slice, an int, an Expr, or Symbols with dimensions."""
+        value = arrays.plain_number(value)
         if value is None or value is Ellipsis or isinstance(value, slice):
             return value
         if isinstance(value, bool):
@@ -485,7 +486,7 @@ class Tracer:
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
         try:
-            result = self.run(self._rebind(fn, {}) if self.rebind else fn, arguments)
+            result = self.run(fn, arguments)
         except IndexError as error:
             if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
@@ -493,7 +494,7 @@ class Tracer:
                 f"{kind}: a symbol indexes an array that tracing cannot see, as it is made in the function or reached past its names; expected one "
                 "that the function captures by a name, or text that reads an array in params"
             ) from error
-        result = _scalar(result)
+        result = _scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):
             if result._shape:
                 raise TypeError(f"{kind}: the function returned an array of shape {list(result._shape)}; expected one number for each pair")
@@ -512,7 +513,7 @@ class Tracer:
         return _core.to_real(result) if kind == "score_mod" else result
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        return fn(*arguments)
+        return (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
 
     def replacement(self, value: Any) -> Any:
         """What a function sees instead of something that it captured, when it is no array, container or function."""

@@ -19,9 +19,17 @@ namespace nb = nanobind;
 namespace foveal::python {
 namespace {
 
-/// Python's numbers and bools become constants; bool first, because it is an int.
-std::optional<Expr> convert(nb::handle value) {
-  if (nb::isinstance<Expr>(value)) return nb::cast<Expr>(value);
+/// The Python number in a scalar of NumPy's, which need not be installed; other values as they are.
+nb::object plain_number(nb::handle value) {
+  PyObject* numpy = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");
+  if (!numpy || !nb::hasattr(numpy, "generic") || !nb::isinstance(value, nb::handle(numpy).attr("generic"))) return nb::borrow(value);
+  return value.attr("item")();
+}
+
+/// Python's and NumPy's numbers and bools become constants; bool first, because it is an int.
+std::optional<Expr> convert(nb::handle given) {
+  if (nb::isinstance<Expr>(given)) return nb::cast<Expr>(given);
+  const nb::object value = plain_number(given);
   if (PyBool_Check(value.ptr())) return Expr(value.ptr() == Py_True);
   if (PyLong_Check(value.ptr())) return Expr(nb::cast<long long>(value));
   if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));

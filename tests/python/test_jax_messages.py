@@ -63,7 +63,7 @@ WRONG = {
 
 
 class Holder:
-    table = jnp.ones(5)
+    table = np.ones(5)
 
 
 HOLDER = Holder()

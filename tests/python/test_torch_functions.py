@@ -5,6 +5,7 @@ A score is `s * 0.1 + f(...)` over all pairs; torch computes the same from tenso
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -524,6 +525,21 @@ def test_negative_indices_count_from_the_end(name):
     else:
         compare(lambda s, b, h, i, j: s + fn(i, j, h), TABLE, PAIRS)
         compare(lambda s, b, h, i, j: s, mask=lambda b, h, i, j: (fn(i, j, h) > 0) | (i == j))
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "int8", "int64", "uint8", "bool"])
+def test_scalars_of_numpy_are_numbers(name):
+    scalar = getattr(np, "bool_" if name == "bool" else name)(2)
+    q = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    for score_mod in (
+        lambda n: lambda s, b, h, i, j: s * n + (n + i) * 0.1 - n * s,
+        lambda n: lambda s, b, h, i, j: torch.where(i > n, s, n * s),
+        lambda n: lambda s, b, h, i, j: torch.clamp(s, max=n),
+    ):
+        found, expected = (foveal.torch.flex_attention(q, q, q, score_mod(n)) for n in (scalar, scalar.item()))
+        assert torch.equal(found, expected)
+    by_expression = [foveal.where(foveal.q_idx > n, foveal.score, foveal.score * n) for n in (scalar, scalar.item())]
+    assert repr(by_expression[0]) == repr(by_expression[1])
 
 
 def test_negative_indices_of_numpy_arrays():

@@ -1,5 +1,6 @@
 """A trace is reused only while everything that the function can read is what it was: a retrace test for each source of a value."""
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -624,6 +625,139 @@ def reuse_nested():
     return lambda: lambda s, b, h, i, j: sum(s * x for x in scales)
 
 
+class Held:
+    """A score as users write it in a module of their own."""
+
+    of_class = 2.0
+
+    def __init__(self):
+        self.value, self.items = 2.0, [2.0]
+        self.tensor = torch.tensor([2.0])
+
+    def score(self, s, b, h, i, j):
+        return s * self.value
+
+    __call__ = score
+
+    def reads_a_tensor(self, s, b, h, i, j):
+        return s * self.tensor[0]
+
+    def reads_items(self, s, b, h, i, j):
+        return (lambda x: x * sum(self.items))(s)
+
+    def scaled(self, s):
+        return s * self.value * self.of_class / 2.0
+
+    def calls_another(self, s, b, h, i, j):
+        return self.scaled(s)
+
+    @classmethod
+    def of_the_class(cls, s, b, h, i, j):
+        return s * cls.of_class
+
+    def calls_itself(self, s, b, h, i, j, deep=1):
+        return self.calls_itself(s, b, h, i, j, deep - 1) if deep else s * self.value
+
+    def passes_itself_on(self, s, b, h, i, j):
+        return s * value_of(self)
+
+    def binds_its_name_anew(self, s, b, h, i, j):
+        self = OTHER
+        return s * self.value
+
+
+OTHER = Held()
+
+
+def value_of(held):
+    return held.value
+
+
+class ScoreModule(Module):
+    def forward(self, s, b, h, i, j):
+        return s * self.number
+
+
+def changed_method(make, change):
+    """What a call gives before and after a change."""
+    held = make[0]()
+    score = make[1](held)
+    assert torch.equal(out(score), scaled(2.0))
+    change(held)
+    assert torch.equal(out(make[1](held)), scaled(3.0))
+
+
+METHODS = {
+    "an attribute": (lambda held: held.score, lambda held: setattr(held, "value", 3.0)),
+    "an object that is called": (lambda held: held, lambda held: setattr(held, "value", 3.0)),
+    "a tensor": (lambda held: held.reads_a_tensor, lambda held: setattr(held, "tensor", torch.tensor([3.0]))),
+    "elements of a tensor": (lambda held: held.reads_a_tensor, lambda held: held.tensor.fill_(3.0)),
+    "items of a list": (lambda held: held.reads_items, lambda held: held.items.append(1.0)),
+    "what another method reads": (lambda held: held.calls_another, lambda held: setattr(held, "value", 3.0)),
+    "an attribute of the class": (lambda held: held.calls_another, lambda held: setattr(held, "of_class", 3.0)),
+    "another method": (lambda held: held.calls_another, lambda held: setattr(held, "scaled", lambda s: s * 3.0)),
+    "a method of the class": (lambda held: held.of_the_class, lambda held: setattr(type(held), "of_class", 3.0)),
+    "recursion": (lambda held: held.calls_itself, lambda held: setattr(held, "value", 3.0)),
+    "an object that is passed on": (lambda held: held.passes_itself_on, lambda held: setattr(held, "value", 3.0)),
+    "another object": (lambda held: held.binds_its_name_anew, lambda held: setattr(OTHER, "value", 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_method_reads_is_guarded(name):
+    which, change = METHODS[name]
+    try:
+        changed_method((type("Held", (Held,), {}), which), change)  # a class of its own, which may change
+    finally:
+        OTHER.value = 2.0
+
+
+def doubled(module, given, found):
+    return found * 1.5
+
+
+def test_modules_as_scores():
+    changed_method((ScoreModule, lambda module: module), lambda module: setattr(module, "number", 3.0))
+    changed_method((ScoreModule, lambda module: module), lambda module: module.register_forward_hook(doubled))
+    changed_method((ScoreModule, lambda module: module), lambda module: setattr(module, "forward", lambda s, b, h, i, j: s * 3.0))
+    module, everywhere = ScoreModule(), torch.nn.modules.module
+    assert torch.equal(out(module), scaled(2.0))
+    hook = everywhere.register_module_forward_hook(lambda owner, given, found: found * 1.5 if owner is module else None)
+    try:
+        assert torch.equal(out(module), scaled(3.0))
+    finally:
+        hook.remove()
+
+
+def reuse_method():
+    held = Held()
+    return lambda: held.score
+
+
+def reuse_methods_of_methods():
+    held = Held()
+    return lambda: held.calls_another
+
+
+def reuse_object():
+    held = Held()
+    return lambda: held
+
+
+def reuse_module_as_score():
+    module = ScoreModule()
+    return lambda: module
+
+
+@pytest.mark.parametrize("which", [lambda held: held.score, lambda held: held, lambda held: functools.partial(held.score)], ids=["method", "object", "partial"])
+def test_numbers_of_objects_that_change_make_few_programs(which):
+    held, before = Held(), len(foveal.describe._programs)
+    for step in range(12):
+        held.value = 1.0 + 0.37 * step
+        torch.testing.assert_close(out(which(held)), scaled(held.value))
+    assert len(foveal.describe._programs) - before <= 5 + 12  # a program of each comparison
+
+
 def reuse_partial():
     return lambda: functools.partial(with_default, scale=3.0)
 
@@ -632,6 +766,8 @@ def reuse_partial():
 def test_an_unchanged_function_is_traced_once(make, monkeypatch):
     traced = []
     described = foveal.describe.describe
+    monkeypatch.setattr(foveal.describe, "_traces", {})  # not what other tests left
+    monkeypatch.setattr(foveal.describe, "_changing", collections.OrderedDict())
     monkeypatch.setattr(foveal.describe, "describe", lambda *a, **k: traced.append(1) or described(*a, **k))
     fresh = make()
     first = out(fresh())

@@ -1,0 +1,165 @@
+"""Scores and masks that symbols cannot follow, through JAX's own trace of them: values and gradients against JAX."""
+
+import collections
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from test_jax_functions import LEN, compare, doubles, ours, real, theirs  # noqa: F401
+
+import foveal.jax
+
+B, R, T = real(LEN, LEN), real(LEN), real(2, LEN, LEN)
+IDS = np.array([0, 0, 1, 1, 1, 2, 2], np.int32)
+
+
+class Biased:
+    def __init__(self, bias):
+        self.bias = bias
+
+    def score(self, s, b, h, i, j):
+        return s + self.bias[i, j]
+
+    __call__ = score
+
+
+@dataclasses.dataclass
+class Data:
+    bias: object
+    scale: float = 2.0
+
+
+Named = collections.namedtuple("Named", "bias scale")
+
+
+def reading(held):
+    return lambda s, b, h, i, j: s * held.scale + held.bias[i, j]
+
+
+@jax.custom_jvp
+def own_forward_rule(x):
+    return 2.0 * x
+
+
+own_forward_rule.defjvp(lambda x, t: (own_forward_rule(*x), 7.0 * t[0]))
+
+
+@jax.custom_vjp
+def own_backward_rule(x):
+    return x
+
+
+own_backward_rule.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
+
+SCORES = {
+    "a transpose": (lambda x: lambda s, b, h, i, j: s + x.T[i, j], B),
+    "a transpose of matrices": (lambda x: lambda s, b, h, i, j: s + x.mT[h, i, j], T),
+    "at[].get": (lambda x: lambda s, b, h, i, j: s + x.at[i, j].get(), B),
+    "at[].get filled": (lambda x: lambda s, b, h, i, j: s + x.at[i + 2, j].get(mode="fill", fill_value=3.0), B),
+    "at[].get clipped": (lambda x: lambda s, b, h, i, j: s + x.at[i + 2, j].get(mode="clip"), B),
+    "at[].get below": (lambda x: lambda s, b, h, i, j: s + x.at[i - 4, j].get(mode="clip"), B),
+    "an index below minus the size": (lambda x: lambda s, b, h, i, j: s + x.T[i - LEN - 2, j], B),
+    "take": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j), R),
+    "take of rows": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, i, axis=0)[j], B),
+    "take that clips": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j + 2, mode="clip"), R),
+    "take that wraps": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j + 2, mode="wrap"), R),
+    "take gives NaN outside": (lambda x: lambda s, b, h, i, j: jnp.where(jnp.isnan(jnp.take(x, j + 2)), s, 2.0 * s), R),
+    "take_along_axis": (lambda x: lambda s, b, h, i, j: s + jnp.take_along_axis(x, j[None], 0)[0], R),
+    "dynamic_slice": (lambda x: lambda s, b, h, i, j: s + lax.dynamic_slice(x, (i, j), (1, 1))[0, 0], B),
+    "a slice that JAX moves": (lambda x: lambda s, b, h, i, j: s + lax.dynamic_slice(x, (i, j), (2, 3)).sum(), B),
+    "a row of a slice": (lambda x: lambda s, b, h, i, j: s + lax.dynamic_index_in_dim(x[1:5], i, 0, keepdims=False)[j], B),
+    "lists of indices": (lambda x: lambda s, b, h, i, j: s + x[jnp.array([0, 1])][h, j] + x[np.array([2, 0]), :][h, j], B),
+    "what JAX computes of an array": (lambda x: lambda s, b, h, i, j: s + (2 * x)[i, j] + jax.nn.softmax(x)[i, j] + jnp.cumsum(x, 0)[j, i], B),
+    "another shape": (lambda x: lambda s, b, h, i, j: s + x.reshape(-1)[i * LEN + j] + x.ravel()[j] + jnp.stack([x, -x])[h, i, j], B),
+    "products of rows": (lambda x: lambda s, b, h, i, j: s + jnp.vdot(x[i], x[j]) + jnp.einsum("d,d->", x[i], x[j]) + x.T[i] @ x[j], B),
+    "a method of an object": (lambda x: Biased(x).score, B),
+    "an object that is called": (Biased, B),
+    "a dataclass": (lambda x: reading(Data(x)), B),
+    "a named tuple": (lambda x: reading(Named(x, 3.0)), B),
+    "cond": (lambda x: lambda s, b, h, i, j: lax.cond(i >= j, lambda y: y + x[i, j], lambda y: 2 * y, s), B),
+    "switch": (lambda x: lambda s, b, h, i, j: lax.switch(i - 1, [lambda y: y, lambda y: y * x[i, j], lambda y: -y], s), B),
+    "select_n": (lambda x: lambda s, b, h, i, j: lax.select_n(i % 3, s, x[i, j], 2 * s) + lax.select_n(i > j, s, x[j, i]), B),
+    "jnp.select": (lambda x: lambda s, b, h, i, j: jnp.select([i > j, i < j], [s, x[i, j]], 3 * s), B),
+    "jnp.piecewise": (lambda x: lambda s, b, h, i, j: jnp.piecewise(s, [s < 0, s >= 1], [lambda y: -y, lambda y: 2 * y]) + x[i, j], B),
+    "a loop": (lambda x: lambda s, b, h, i, j: lax.fori_loop(0, 3, lambda n, y: 0.9 * y + x[n, j], s), B),
+    "a scan": (lambda x: lambda s, b, h, i, j: (lambda c, ys: c + ys.sum())(*lax.scan(lambda c, y: (c * y, c + y), s, x[:4, 0])), B),
+    "jit": (lambda x: jax.jit(lambda s, b, h, i, j: s + x[i, j]), B),
+    "checkpoint": (lambda x: lambda s, b, h, i, j: jax.checkpoint(lambda y: jnp.sin(y) * x[i, j])(s), B),
+    "vmap": (lambda x: lambda s, b, h, i, j: s + jax.vmap(lambda y: y * s)(x[i]).sum(), B),
+    "grad": (lambda x: lambda s, b, h, i, j: jax.grad(lambda y: jnp.sin(y) * x[i, j])(s), B),
+    "functions with JAX's own rules": (lambda x: lambda s, b, h, i, j: jax.nn.relu(s) + jax.nn.silu(x.T[i, j]) + jnp.logaddexp(s, x.T[j, i]), B),
+    "stopped gradients": (lambda x: lambda s, b, h, i, j: s * lax.stop_gradient(s) + lax.stop_gradient(x.T)[i, j] + lax.stop_gradient(x.T[j, i]), B),
+    "a rule of the user's on an array": (lambda x: lambda s, b, h, i, j: s + own_backward_rule(x)[i, j], B),
+    "unsigned integers wrap": (lambda x: lambda s, b, h, i, j: jnp.where(i.astype(jnp.uint32) - 3 > 9, s, x[i, j]), B),
+    "unsigned integers of 16 bits": (lambda x: lambda s, b, h, i, j: jnp.where((i - 3).astype(jnp.uint16) * 5 > 9, s, x[i, j]), B),
+    "a sum of some": (lambda x: lambda s, b, h, i, j: s + jnp.sum(x[i], where=x[i] > 0), B),
+    "scalars of NumPy": (lambda x: lambda s, b, h, i, j: s * np.float32(1.5) + np.int64(2) * x[i, j] + np.bool_(True) * s, B),
+    "functions of lax": (lambda x: lambda s, b, h, i, j: lax.add(s, x[i, j]) * lax.exp(-lax.abs(s)) + lax.select(i > j, s, x[i, j]), B),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_scores(name):
+    compare(*SCORES[name])
+
+
+MASKS = {
+    "at[].get": lambda x: lambda b, h, i, j: x.at[i].get() == x.at[j].get(),
+    "take": lambda x: lambda b, h, i, j: jnp.take(x, i) == jnp.take(x, j),
+    "take outside": lambda x: lambda b, h, i, j: (jnp.take(x, i + 3) < 0) | (i == j),
+    "isin": lambda x: lambda b, h, i, j: jnp.isin(x[i], jnp.array([1, 2])) | (i == j),
+    "an object": lambda x: (lambda held: lambda b, h, i, j: held.bias[i] == held.bias[j])(Data(x)),
+    "cond": lambda x: lambda b, h, i, j: lax.cond(i > 3, lambda: x[i] == x[j], lambda: i >= j),
+    "argmax": lambda x: lambda b, h, i, j: jnp.argmax(jnp.stack([x[i], x[j], i])) >= 1,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name):
+    ids, (q, k, v) = jnp.asarray(IDS), (jnp.asarray(real(1, LEN, 2, 4)) for _ in range(3))
+    keep = MASKS[name](ids)
+    places = jnp.meshgrid(jnp.arange(LEN, dtype=jnp.int32), jnp.arange(LEN, dtype=jnp.int32), indexing="ij")
+    table = jax.vmap(jax.vmap(lambda i, j: keep(0, 0, i, j)))(*places)
+    expected = foveal.jax.attention(q, k, v, None, "table[q_idx, kv_idx]", params={"table": table})
+    np.testing.assert_array_equal(foveal.jax.attention(q, k, v, None, keep), expected)
+
+
+REFUSED = {
+    "a rule of its own, forwards": (lambda s, b, h, i, j: own_forward_rule(s), "own_forward_rule: a jax.custom_jvp inside a score or mask"),
+    "a rule of its own, backwards": (lambda s, b, h, i, j: own_backward_rule(s), "a jax.custom_vjp inside a score or mask"),
+    "a loop whose end is not known": (lambda s, b, h, i, j: lax.while_loop(lambda y: y < 3, lambda y: y + 1, s), "while_loop is not part of the score"),
+    "a long loop": (lambda s, b, h, i, j: lax.fori_loop(0, 1000, lambda n, y: y * 0.9, s), "fori_loop is not part of the score language"),
+    "a branch": (lambda s, b, h, i, j: s if i > j else -s, "no truth value while it is traced"),
+    "an effect": (lambda s, b, h, i, j: (jax.debug.print("{}", s), s)[1], "not a valid JAX type|is not part of the score|of type"),
+    "several results": (jax.jit(lambda s, b, h, i, j: (s, s)), "not a valid JAX type|returned 2 values|of type"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    q = jnp.asarray(real(1, LEN, 2, 4))
+    score, words = REFUSED[name]
+    with pytest.raises((TypeError, NotImplementedError, ValueError), match=words):
+        foveal.jax.attention(q, q, q, score)
+
+
+def test_names_and_gradients_of_what_is_read_once():
+    """The arrays that a refused attempt read leave no parameters behind."""
+    q, bias, other = (jnp.asarray(real(1, LEN, 2, 4)), jnp.asarray(B), jnp.asarray(R))
+    score = lambda s, b, h, i, j: s + other[j] + bias.T[i, j]  # noqa: E731
+    out = foveal.jax.attention(q, q, q, score)
+    found = foveal.jax.backward(q, q, q, out, jnp.zeros((1, 2, LEN)), out, score, gradients=("p0", "p1"))
+    assert {name: gradient.shape for name, gradient in found[3].items()} == {"p0": (LEN,), "p1": (LEN, LEN)}
+
+
+def test_a_partial_of_an_object():
+    compare(lambda x: functools.partial(lambda held, s, b, h, i, j: s + held.bias[i, j], Data(x)), B)
+
+
+def test_dimensions_of_one_element():
+    compare(lambda x: lambda s, b, h, i, j: s + x.reshape(1, LEN, 1, LEN).mT[0, i, j, 0] + x[:1].T[i, 0], B)
+    compare(lambda x: lambda s, b, h, i, j: s + lax.dynamic_slice(x[:, None], (i, 0, j), (1, 1, 1)).squeeze(1)[0, 0] + x.reshape(LEN, 1, LEN)[i].T[j, 0], B)
