@@ -364,7 +364,8 @@ class _Walk:
             raise _Unknown
         of_class = _in_class(type(value), attributes[0])
         if isinstance(of_class, (types.FunctionType, staticmethod, classmethod)) and attributes[0] not in getattr(value, "__dict__", {}):
-            if len(attributes) > 1 or type(value).__getattribute__ not in _PLAIN_ATTRIBUTES:
+            attribute_of: Any = type(value).__getattribute__
+            if len(attributes) > 1 or attribute_of not in _PLAIN_ATTRIBUTES:
                 raise _Unknown
             if isinstance(of_class, staticmethod):
                 return self.value(of_class.__func__)

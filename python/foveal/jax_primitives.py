@@ -118,7 +118,7 @@ class _Reader:
     def primitive(self, call: Call, params: dict[str, Any]) -> Any:
         name = call.name
         if name in _NAMES:
-            return _layout(call) if _NAMES[name] == "layout" else self.table[_NAMES[name]](call)
+            return _layout(call, params) if _NAMES[name] == "layout" else self.table[_NAMES[name]](call)
         if name in _REDUCTIONS and not (name in ("reduce_and", "reduce_or") and call.result.dtype != bool):
             return over_dims(call, _REDUCTIONS[name], call.args[0], params["axes"])
         if name == "integer_pow":
@@ -213,13 +213,15 @@ def _select(call: Call, params: dict[str, Any]) -> Any:
     return call.made(items, call.result)
 
 
-def _layout(call: Call) -> Any:
+def _layout(call: Call, params: dict[str, Any]) -> Any:
     """Primitives that only move elements: JAX's own, on the numbers of the elements."""
     first = call.args[0]
     if call.name == "squeeze" and isinstance(first, Capture):
         kept = tuple([axis for axis in first._order if axis is not None])
         if len(kept) == len(call.result.shape):  # what is squeezed is what was indexed, or as good as that
             return Capture(call.tracer, first._array, first._axes, kept)
+    if call.name == "transpose" and isinstance(first, Capture):
+        return Capture(call.tracer, first._array, first._axes, tuple([first._order[d] for d in params["permutation"]]))
     items: list[Any] = []
     numbers = []
     for value in call.args:

@@ -451,8 +451,8 @@ class JaxTracer(CallTracer):
                 return jax_primitives.traced(self, _TABLE, fn, arguments)
             except jax_primitives.OwnRule:
                 raise
-            except Exception:
-                raise refused from None
+            except Exception as unread:
+                raise refused from unread
 
     def seen(self, value: Any) -> Any:
         """Results of foveal's own functions are arrays to a function that is traced, too."""

@@ -162,4 +162,4 @@ def test_a_partial_of_an_object():
 
 def test_dimensions_of_one_element():
     compare(lambda x: lambda s, b, h, i, j: s + x.reshape(1, LEN, 1, LEN).mT[0, i, j, 0] + x[:1].T[i, 0], B)
-    compare(lambda x: lambda s, b, h, i, j: s + lax.dynamic_slice(x[:, None], (i, 0, j), (1, 1, 1)).squeeze(1)[0, 0] + x.reshape(LEN, 1, LEN)[i].T[j, 0], B)
+    compare(lambda x: lambda s, b, h, i, j: s + lax.dynamic_slice(x[:, None], (i, jnp.int32(0), j), (1, 1, 1)).squeeze(1)[0, 0] + x.reshape(LEN, 1, LEN)[i].T[j, 0], B)

@@ -11,7 +11,7 @@ from .._core import Expr
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod
 from ..torch_trace import TorchTracer
-from . import composite, examples
+from . import composite, examples, sharded
 
 # The operators. torch.compile and torch.export see these; eager code takes the autograd.Function below, which calls the same program.
 # Tensors first, then `key`, which names the program. seed and offset are the bits of unsigned numbers. Beside a block_table, cu_kv is seqlens_kv.
@@ -178,8 +178,11 @@ _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 def _seen_below(tensors: Iterable[Tensor]) -> bool:
     """Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
     classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants."""
-    if _dispatch_modes() > 0 or _tracing_state() is not None:
-        return True
+    return _dispatch_modes() > 0 or _tracing_state() is not None or _not_plain(tensors)
+
+
+def _not_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether one is of a class with a dispatch of its own."""
     for t in tensors:
         if type(t) not in _PLAIN and type(t).__torch_dispatch__ is not _NO_DISPATCH:
             return True
@@ -209,6 +212,8 @@ def call(
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:
         return context.attend(key, params, q, k, v, cu_seqlens, rng)
+    if _not_plain(tensors) and sharded.is_sharded(tensors):
+        return sharded.attend(call, key, params, q, k, v, program(key).attention.dropout_p > 0, cu_seqlens is not None)
     transformed = not compiling and torch._C._are_functorch_transforms_active()
     if compiling or (_seen_below(tensors) and not transformed):
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
