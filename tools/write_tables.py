@@ -16,6 +16,7 @@ import collections
 import itertools
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -325,6 +326,37 @@ def distributed():
     return "\n".join(lines)
 
 
+def models():
+    """Time and memory of a training step with each attention; what failed, and why."""
+    rows = rows_of("h200-models")
+    cases = by_case(rows)
+    columns = [who for who in ("eager", "sdpa", "flex", "foveal") if any(who in found for found in cases.values())]
+    lines = [f"{rows[0]['machine']}, torch {rows[0]['torch']}, transformers {rows[0]['transformers']}, commit `{rows[0]['commit'][:7]}`; a step: forward, backward, SGD:", "",
+             "| model, type, batch, length | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    failed = []
+    for case, found in cases.items():
+        failed += [f"{who}, {case.split()[0]}: {row['refused'].partition('. ')[0]}" for who, row in found.items() if "refused" in row]
+        cells = [f"{found[who]['ms']:.0f} ms, {found[who]['peak_bytes'] / 2**30:.1f} GiB" if "ms" in found.get(who, {}) else "-" for who in columns]
+        lines.append(f"| {case} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *(f"- {words}" for words in failed)]).rstrip("\n")
+
+
+def llmc():
+    """A training step of llm.c with each attention: medians over the turns."""
+    rows = rows_of("h200-llmc")
+    turns = collections.defaultdict(list)
+    for row in rows:
+        turns[row["contender"]].append(row)
+    lines = [f"{rows[0]['machine']}, {rows[0]['case']}, llm.c `{rows[0]['llmc']}`, commit `{rows[0]['commit'][:7]}`:", "",
+             "| attention | ms a step | tokens/s | loss at the end |", "|---|---:|---:|---:|"]
+    for who, found in turns.items():
+        timed = [row for row in found if "ms" in row]
+        cells = [f"{statistics.median(row['ms'] for row in timed):.1f}", f"{statistics.median(row['tokens_per_second'] for row in timed):,.0f}",
+                 f"{timed[-1]['losses'][-1]:.4f}"] if timed else [found[0]["refused"], "", ""]
+        lines.append(f"| {who} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def verbs():
     return "\n".join(["| verb | measures |", "|---|---|", *(f"| `{verb}` | {what} |" for verb, what in VERBS.items())])
 
@@ -340,7 +372,7 @@ def suites():
 PAGES = {
     "README.md": (example, speed),
     "docs/support.md": (support, architectures),
-    "docs/performance.md": (cpu, gpu, few, scores),
+    "docs/performance.md": (models, llmc, cpu, gpu, few, scores),
     "docs/numerics.md": (errors, checks),
     "docs/reliability.md": (fuzz, programs, soak),
     "docs/distributed.md": (distributed,),
