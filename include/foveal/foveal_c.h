@@ -93,7 +93,7 @@ typedef struct foveal_param {
  *
  * Paged keys and values, with queries of either form: k, v, dk, dv are pools [pages, page_size, heads_kv, dim], page_size a multiple of 16;
  * block_table is I32 [batch, pages of the longest sequence], the page that holds keys i * page_size and on of each sequence; seqlens_kv is
- * I32 or I64 [batch], how many keys each has; cu_seqlens_kv is null. Sequences may share pages. On the CPU.
+ * I32 or I64 [batch], how many keys each has; cu_seqlens_kv is null. Sequences may share pages.
  *
  * Rules. q, k, v, out, dout, dq, dk, dv have one dtype (F64, F32, BF16, F16), and all tensors lie on one device. heads_q is a multiple of
  * heads_kv; query head h reads kv head h / (heads_q / heads_kv). lse is the natural logarithm of the softmax's denominator; forward may

@@ -37,6 +37,7 @@ struct Candidate {
   std::optional<std::string> (*refuses)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::vector<Family> (*families)(const problem::Problem& problem, const driver::DeviceFacts& facts);
+  bool reads_pages = false;  ///< where a block table says; others see problems whose keys are gathered
 };
 
 }  // namespace foveal::cuda

@@ -12,6 +12,7 @@
 #include "cuda/launch/checked_reads.h"
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/forward_sm90.h"
+#include "cuda/launch/gather_pages.h"
 
 namespace foveal::cuda {
 namespace {
@@ -25,19 +26,24 @@ struct Choice {
   std::string refusals;
 };
 
-/// What no kernel reads, on any device.
-std::optional<std::string> refuses_layout(const problem::Problem& problem) {
-  if (!problem.paged) return std::nullopt;
-  return "block_table: keys and values in pages are not supported on this back end yet; expected contiguous or packed ones, or all tensors "
-         "in host memory";
+/// Does a candidate get the keys of a sequence together? Reads are checked by a kernel that knows no pages, either.
+bool gathers(const problem::Problem& problem, const Candidate& candidate) {
+  return problem.paged && (!candidate.reads_pages || problem.attention.checked);
+}
+
+std::optional<std::string> refuses(const problem::Problem& problem, const Candidate& candidate, const driver::DeviceFacts& facts) {
+  if (problem.paged && problem.batch > 1 && problem.seqlens_kv.strides[0] != 1)
+    return base::join("seqlens_kv: stride ", problem.seqlens_kv.strides[0], "; expected 1");
+  if (!gathers(problem, candidate)) return candidate.refuses(problem, facts);
+  if (auto reason = refuses_gathering(problem)) return reason;
+  return candidate.refuses(gathered(problem), facts);
 }
 
 Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
   Choice choice;
-  if (auto reason = refuses_layout(problem)) return {.candidate = nullptr, .refusals = std::move(*reason)};
   for (const Candidate* candidate : candidates) {
     if (candidate->pass != problem.pass || (!target.empty() && target != candidate->target)) continue;
-    const auto reason = candidate->refuses(problem, facts);
+    const auto reason = refuses(problem, *candidate, facts);
     if (!reason) {
       choice.candidate = candidate;
       return choice;
@@ -49,7 +55,9 @@ Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts,
 }
 
 std::unique_ptr<GpuExecutable> make(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
-  return with_checked_reads(problem, candidate.make(problem, facts));
+  if (!gathers(problem, candidate)) return with_checked_reads(problem, candidate.make(problem, facts));
+  const problem::Problem inner = gathered(problem);
+  return with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts)));
 }
 
 int capability_of(const std::string& arch) {
@@ -100,7 +108,6 @@ class CudaBackend : public planning::Backend {
   }
 
   std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const override {
-    if (const auto reason = refuses_layout(problem)) return reason;
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
       if (output->present && output->dtype != problem.dtype && !problem.part) return "out, dq, dk, dv: of another dtype than q";
     if (!driver::unavailable().empty()) return driver::unavailable();
@@ -175,7 +182,8 @@ std::vector<jit::KernelSource> kernels_on(const problem::Problem& problem, const
 }
 
 std::vector<Family> families_on(const problem::Problem& problem, const driver::DeviceFacts& facts, const std::string& target) {
-  return candidate_for(problem, facts, target).families(problem, facts);
+  const Candidate& candidate = candidate_for(problem, facts, target);
+  return candidate.families(gathers(problem, candidate) ? gathered(problem) : problem, facts);
 }
 
 std::unique_ptr<planning::Backend> make_cuda_backend() { return std::make_unique<CudaBackend>(); }

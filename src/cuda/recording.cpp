@@ -170,7 +170,8 @@ std::vector<std::pair<std::string, std::int64_t>> shape_of(const problem::Proble
   std::vector<std::pair<std::string, std::int64_t>> shape{{"batch", p.batch}, {"heads_q", p.heads_q}, {"heads_kv", p.heads_kv}};
   if (p.varlen) shape.insert(shape.end(), {{"total_q", p.total_q}, {"total_kv", p.total_kv}});
   shape.insert(shape.end(),
-               {{p.varlen ? "max_seqlen_q" : "seqlen_q", p.seqlen_q}, {p.varlen ? "max_seqlen_kv" : "seqlen_kv", p.seqlen_kv}});
+               {{p.varlen ? "max_seqlen_q" : "seqlen_q", p.seqlen_q}, {p.ragged_kv() ? "max_seqlen_kv" : "seqlen_kv", p.seqlen_kv}});
+  if (p.paged) shape.insert(shape.end(), {{"pages", p.pages()}, {"page_size", p.page_size()}});
   shape.insert(shape.end(), {{"head_dim", p.head_dim}, {"head_dim_v", p.head_dim_v}});
   return shape;
 }

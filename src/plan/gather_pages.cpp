@@ -18,9 +18,12 @@ using problem::Buffers;
 using problem::Problem;
 using problem::TensorSpec;
 
-constexpr std::size_t alignment = 256;
-std::size_t rounded(std::size_t bytes) { return (bytes + alignment - 1) / alignment * alignment; }
+std::size_t rounded(std::size_t bytes) {
+  constexpr std::size_t alignment = 256;
+  return (bytes + alignment - 1) / alignment * alignment;
+}
 
+/// p: the gathered problem.
 TensorSpec gathered_spec(const Problem& p, const TensorSpec& paged, DType dtype) {
   if (!paged.present) return paged;
   const std::int64_t heads = paged.sizes[2], dim = paged.sizes[3];
@@ -43,24 +46,6 @@ struct Use {
   }
 };
 
-/// A thread's Buffers, lent for one run, so that a run allocates nothing once it has run.
-class OwnBuffers {
- public:
-  explicit OwnBuffers(const Buffers& given) : buffers_(std::exchange(home(), {})) { buffers_ = given; }
-  ~OwnBuffers() { home() = std::move(buffers_); }
-  OwnBuffers(const OwnBuffers&) = delete;
-  OwnBuffers& operator=(const OwnBuffers&) = delete;
-  Buffers* operator->() { return &buffers_; }
-  const Buffers& operator*() const { return buffers_; }
-
- private:
-  static Buffers& home() {
-    thread_local Buffers buffers;
-    return buffers;
-  }
-  Buffers buffers_;
-};
-
 class GatherPages final : public Executable {
  public:
   GatherPages(const Problem& paged, DType gradients, const PlanOptions& options, std::unique_ptr<Executable> inner)
@@ -70,27 +55,19 @@ class GatherPages final : public Executable {
         inner_(std::move(inner)) {}
 
   std::size_t workspace_bytes() const override {
-    return rounded(inner_->workspace_bytes()) + keys_bytes() + rounded(static_cast<std::size_t>(most_uses()) * sizeof(Use));
+    return rounded(inner_->workspace_bytes()) + gathered_bytes(gathered_) + rounded(static_cast<std::size_t>(most_uses()) * sizeof(Use));
   }
   std::string kernel() const override { return inner_->kernel() + ".gathered"; }
   void describe(Explanation& explanation) const override {
     inner_->describe(explanation);
-    explanation.details.emplace_back("pages", base::join("keys of a sequence are gathered from pages of ", p_.page_size(), ", ",
-                                                         keys_bytes() >> 20, " MiB of workspace"));
+    describe_gathered(gathered_, p_.page_size(), explanation);
   }
 
   void run(const Buffers& given, void* workspace, Stream stream) const override {
     auto* next = static_cast<std::byte*>(workspace) + rounded(inner_->workspace_bytes());
     OwnBuffers buffers(given);
-    const auto place = [&](const TensorSpec& spec, TensorView& view) {
-      if (!spec.present) return;
-      view.data = next;
-      view.dtype = spec.dtype, view.sizes = spec.sizes, view.strides = spec.strides;
-      next += bytes_of(spec);
-    };
-    place(gathered_.k, buffers->k), place(gathered_.v, buffers->v);
-    place(gathered_.dk, buffers->dk), place(gathered_.dv, buffers->dv);
-    const std::span<const Use> uses = list_uses(given, reinterpret_cast<Use*>(next));
+    place_gathered(gathered_, next, *buffers);
+    const std::span<const Use> uses = list_uses(given, reinterpret_cast<Use*>(next + gathered_bytes(gathered_)));
     base::parallel_for(executor_, static_cast<std::int64_t>(uses.size()), [&](std::int64_t i, int) {
       gather(given, given.k, buffers->k, uses[static_cast<std::size_t>(i)]);
       gather(given, given.v, buffers->v, uses[static_cast<std::size_t>(i)]);
@@ -107,7 +84,6 @@ class GatherPages final : public Executable {
   }
 
  private:
-  std::size_t keys_bytes() const { return bytes_of(gathered_.k) + bytes_of(gathered_.v) + bytes_of(gathered_.dk) + bytes_of(gathered_.dv); }
   std::int64_t most_uses() const { return p_.batch * p_.block_table.sizes[1]; }
 
   static std::int64_t length(const Buffers& b, std::int64_t sequence) {
@@ -195,12 +171,42 @@ class GatherPages final : public Executable {
 
 }  // namespace
 
-Problem with_gathered_keys(const Problem& paged, DType gradients) {
+OwnBuffers::OwnBuffers(const Buffers& given) : buffers_(std::exchange(home(), {})) { buffers_ = given; }
+OwnBuffers::~OwnBuffers() { home() = std::move(buffers_); }
+Buffers& OwnBuffers::home() {
+  thread_local Buffers buffers;
+  return buffers;
+}
+
+Problem with_gathered_keys(const Problem& paged, DType gradients, std::int64_t rows_multiple) {
   Problem p = paged;
   p.paged = false, p.gathered = true;
-  p.k = gathered_spec(paged, paged.k, paged.k.dtype), p.v = gathered_spec(paged, paged.v, paged.v.dtype);
-  p.dk = gathered_spec(paged, paged.dk, gradients), p.dv = gathered_spec(paged, paged.dv, gradients);
+  p.seqlen_kv = (p.seqlen_kv + rows_multiple - 1) / rows_multiple * rows_multiple;
+  p.total_kv = p.batch * p.seqlen_kv;
+  p.k = gathered_spec(p, paged.k, paged.k.dtype), p.v = gathered_spec(p, paged.v, paged.v.dtype);
+  p.dk = gathered_spec(p, paged.dk, gradients), p.dv = gathered_spec(p, paged.dv, gradients);
   return p;
+}
+
+std::size_t gathered_bytes(const Problem& gathered) {
+  return bytes_of(gathered.k) + bytes_of(gathered.v) + bytes_of(gathered.dk) + bytes_of(gathered.dv);
+}
+
+void place_gathered(const Problem& gathered, void* memory, Buffers& buffers) {
+  auto* next = static_cast<std::byte*>(memory);
+  const auto place = [&](const TensorSpec& spec, TensorView& view) {
+    if (!spec.present) return;
+    view.data = next;
+    view.dtype = spec.dtype, view.sizes = spec.sizes, view.strides = spec.strides;
+    next += bytes_of(spec);
+  };
+  place(gathered.k, buffers.k), place(gathered.v, buffers.v);
+  place(gathered.dk, buffers.dk), place(gathered.dv, buffers.dv);
+}
+
+void describe_gathered(const Problem& gathered, std::int64_t page_size, Explanation& explanation) {
+  explanation.details.emplace_back("pages", base::join("keys of a sequence are gathered from pages of ", page_size, ", ",
+                                                       gathered_bytes(gathered) >> 20, " MiB of workspace"));
 }
 
 std::unique_ptr<Executable> make_gather_pages(const Problem& problem, DType gradients, const PlanOptions& options,

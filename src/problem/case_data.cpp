@@ -288,6 +288,23 @@ void CaseData::fill() {
   if (views_.contains("dlse")) fill_normal(views_["dlse"], random);
   for (std::size_t i = 0; i < params_.size(); ++i) fill_param(line_.params[i], params_[i], random);
   clear_unsampled();
+  spoil_unheld();
+}
+
+/// Rows of pages that hold no key of a sequence: whoever reads them shows it.
+void CaseData::spoil_unheld() {
+  if (!line_.paged()) return;
+  std::vector<bool> held(static_cast<std::size_t>(line_.pages * line_.page_size), false);
+  for (std::size_t b = 0; b < line_.lengths.size(); ++b)
+    for (std::int64_t key = 0; key < line_.lengths[b].second; ++key)
+      held[static_cast<std::size_t>(pool_row(static_cast<std::int64_t>(b), key))] = true;
+  for (const char* role : {"k", "v"}) {
+    const TensorView& view = views_[role];
+    const std::int64_t row = view.sizes[2] * view.sizes[3];
+    base::each_element(view, [&](std::int64_t i, std::int64_t offset) {
+      if (!held[static_cast<std::size_t>(i / row)]) base::store(view.data, view.dtype, offset, std::numeric_limits<double>::quiet_NaN());
+    });
+  }
 }
 
 /// Gradients of out and lse, where there are some, are those of sampled queries.

@@ -65,6 +65,7 @@ class CaseData {
   void allocate_rng_state();
   void fill();
   void clear_unsampled();
+  void spoil_unheld();
   void copy_values(const CaseData& source);
 
   Line line_;

@@ -2,6 +2,7 @@
 #include <cstddef>
 
 #include "cuda/device/outside_args.cuh"
+#include "cuda/device/pages_args.cuh"
 #include "cuda/device/param_gradient_args.cuh"
 #include "cuda/device/rows_args.cuh"
 #include "cuda/device/sm90_args.cuh"
@@ -33,14 +34,18 @@ FOVEAL_X(TileRuns, runs, row_begin, row_end, batch_stride, head_stride, all_full
 FOVEAL_X(DropoutArgs, seed, offset, state, threshold, keep_scale, keep_scale_f64)
 FOVEAL_X(PartArgs, adds_to_q, adds_to_kv, batch_offset, head_offset, heads, number)
 FOVEAL_X(AttentionArgs, q, k, v, out, dout, dq, dk, dv, lse, dlse, lse2, largest, delta, batch, heads_q, heads_kv, group_size, seqlen_q,
-         seqlen_kv, tiles_q, tiles_kv, q_offset, kv_offset, cu_seqlens_q, cu_seqlens_kv, scale, dropout, runs, runs_transposed, score,
+         seqlen_kv, tiles_q, tiles_kv, q_offset, kv_offset, cu_seqlens_q, kv_lengths, scale, dropout, runs, runs_transposed, score,
          gradient, part)
+FOVEAL_X(BlockTable, data, batch, page)
+FOVEAL_X(PageUse, first_row, rows)
+FOVEAL_X(PageUses, begin, count)
+FOVEAL_X(PagesArgs, pool, rows, table, lengths, batch, width, pages, page_size, seqlen_kv, heads, dim, unused, uses, of_page, used)
 FOVEAL_X(TensorMap, opaque)
 FOVEAL_X(Divisor, value, multiplier, shift)
 FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, inside, section_heads, last_heads, section_tasks)
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_turns, splits,
-         unused_too, split_out, split_softmax, split_exponent, split_rows, unused_words)
+         unused_too, split_out, split_softmax, split_exponent, split_rows, pages, unused_words)
 FOVEAL_X(PairsArgs, sm90, splits, unused)
 FOVEAL_X(RowsView, data, batch, token, head, dim)
 FOVEAL_X(MoveRowsArgs, from, to, batch, tokens, heads, dim, adds, unused)

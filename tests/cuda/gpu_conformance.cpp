@@ -218,16 +218,17 @@ json time_one(const problem::Line& line) {
       else
         plan.run(on_device.backward_inputs(), on_device.backward_outputs(), workspace);
     };
-    for (int i = 0; i < 3; ++i) run();
-    memory.synchronize({});
-    std::vector<double> times;
-    for (int sample = 0; sample < 7; ++sample) {
-      constexpr int runs = 4;
+    const auto time_of = [&](int runs) {
       const auto begin = Clock::now();
       for (int i = 0; i < runs; ++i) run();
       memory.synchronize({});
-      times.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / runs);
-    }
+      return std::chrono::duration<double, std::milli>(Clock::now() - begin).count() / runs;
+    };
+    time_of(3);
+    constexpr double wanted_ms = 4;  // of a sample: what it takes to wait for the device does not show
+    const int runs = std::clamp(static_cast<int>(wanted_ms / time_of(4)), 4, 200);
+    std::vector<double> times;
+    for (int sample = 0; sample < 7; ++sample) times.push_back(time_of(runs));
     std::sort(times.begin(), times.end());
     memory.release(workspace);
     const Explanation explanation = plan.explain();

@@ -18,6 +18,17 @@ struct Rows {
   long long batch, head, seq;
 };
 
+/// Where the keys of a sequence lie, and what AttentionArgs::kv_lengths holds. batched: seqlen_kv in each row of the batch, no lengths. packed: one
+/// after the other, cu_seqlens_kv. paged: on pages, seqlens_kv. gathered: those of pages copied together, seqlen_kv rows for each sequence, of
+/// which so many exist as seqlens_kv says; their gradients are wide (f32 for types of 16 bits) and summed into pages afterwards.
+enum class KeyRows { batched, packed, paged, gathered };
+
+/// Page i of sequence b is data[b * batch + i * page].
+struct BlockTable {
+  const int* data;
+  long long batch, page;
+};
+
 constexpr int kMaxParams = 12;
 constexpr int kMaxParamRank = 6;
 
@@ -79,11 +90,11 @@ struct AttentionArgs {
   Rows lse2, largest;
   Rows delta;  ///< row sums
   int batch, heads_q, heads_kv, group_size;
-  int seqlen_q, seqlen_kv;  ///< packed: the maxima
+  int seqlen_q, seqlen_kv;  ///< packed, and of keys on pages: the maxima
   int tiles_q, tiles_kv;
   long long q_offset, kv_offset;
   const void* cu_seqlens_q;  ///< null unless packed
-  const void* cu_seqlens_kv;
+  const void* kv_lengths;    ///< what KeyRows says
   double scale;
   DropoutArgs dropout;
   TileRuns runs;             ///< rows are q tiles

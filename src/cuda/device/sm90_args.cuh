@@ -47,7 +47,7 @@ struct Sm90Args {
   unsigned short* far;  ///< backward: does some of eight rows of statistics have to be less its largest score? 0: largest is 0
   float scale;          ///< that of AttentionArgs: conversions of doubles are slow
   int unused;
-  float* dq_sum;        ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
+  float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   /// Reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh).
   unsigned* dq_turns;
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
@@ -58,7 +58,8 @@ struct Sm90Args {
   SplitRow* split_softmax;
   float* split_exponent;  ///< of all scores, to powers of two
   long long split_rows;
-  long long unused_words[7];  ///< to the alignment of tensor maps
+  BlockTable pages;           ///< KeyRows::paged
+  long long unused_words[4];  ///< to the alignment of tensor maps
 };
 
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.

@@ -53,13 +53,25 @@ int exact_sum_bin_bits(const problem::Problem& p) {
   return scatters && elements <= many ? 8 : 16;
 }
 
+device::KeyRows key_rows_of(const problem::Problem& p) {
+  using device::KeyRows;
+  return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
+}
+
+device::BlockTable block_table(const problem::Buffers& b) {
+  return {static_cast<const int*>(b.block_table.data), b.block_table.strides[0], b.block_table.strides[1]};
+}
+
 jit::Constants attention_constants(const problem::Problem& p) {
   jit::Constants constants;
   constants.set_type("Element", element_type(p.dtype))
       .set_type("SeqlenIndex", p.cu_seqlens_q.dtype == DType::i64 ? "long long" : "int")
+      .set_type("SeqlenKvIndex", (p.seqlens_kv.present ? p.seqlens_kv : p.cu_seqlens_kv).dtype == DType::i64 ? "long long" : "int")
       .set("kHeadDim", static_cast<int>(p.head_dim))
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
+      .set("kKeyRows", static_cast<int>(key_rows_of(p)))
+      .set("kPageSize", p.paged ? static_cast<int>(p.page_size()) : 0)
       .set("kPart", p.part)
       .set("kDropout", p.attention.dropout_p > 0)
       .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
@@ -78,7 +90,8 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
   args.group_size = static_cast<int>(p.group_size);
   args.seqlen_q = static_cast<int>(p.seqlen_q), args.seqlen_kv = static_cast<int>(p.seqlen_kv);
   args.q_offset = p.attention.q_offset, args.kv_offset = p.attention.kv_offset;
-  args.cu_seqlens_q = b.cu_seqlens_q.data, args.cu_seqlens_kv = b.cu_seqlens_kv.data;
+  args.cu_seqlens_q = b.cu_seqlens_q.data,
+  args.kv_lengths = key_rows_of(p) == device::KeyRows::packed ? b.cu_seqlens_kv.data : b.seqlens_kv.data;
   args.scale = p.scale;
   const double keep_scale = 1 / (1 - p.attention.dropout_p);
   args.dropout = {.seed = b.rng.seed,

@@ -6,6 +6,10 @@
 
 namespace foveal::cuda {
 
+/// Where the keys lie that a kernel sees.
+device::KeyRows key_rows_of(const problem::Problem& problem);
+device::BlockTable block_table(const problem::Buffers& buffers);
+
 /// The constants that every attention kernel of the portable path needs besides its tiles.
 jit::Constants attention_constants(const problem::Problem& problem);
 

@@ -24,7 +24,7 @@ constexpr int prepare_threads = 256, convert_threads = 128;
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 const Sm90Habits& habits_of(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  if (p.group_size > 1 || p.varlen) return habits::backward_in_rounds;
+  if (p.group_size > 1 || p.ragged_kv()) return habits::backward_in_rounds;
   return config.cluster_size() > 1 ? habits::backward_wide : habits::backward;
 }
 
@@ -224,9 +224,9 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   const ReadPlan plan = sm90_read_plan(p);
   const auto choice = sm90_backward_choice(p, plan, facts.name);
   if (!choice) return "no tile fits shared memory";
-  if (p.varlen) {
+  if (p.ragged_kv()) {
     for (const Collector collector : {Collector::pairs, Collector::any_pairs, Collector::walk})
-      if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from packed sequences";
+      if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from sequences of their own lengths";
   }
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);

@@ -1,5 +1,7 @@
 #include "cuda/launch/forward_sm90.h"
 
+#include <numeric>
+
 #include "base/check.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/sm90_args.h"
@@ -60,7 +62,7 @@ class ForwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
-                      config_.split_kv ? ".split" : "");
+                      config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "");
   }
 
   void describe(Explanation& e) const override {
@@ -85,8 +87,9 @@ class ForwardSm90 : public GpuExecutable {
     const std::int64_t keys = sm90_keys_in_reach(p, mask_);
     args.q = config_.packed_heads > 1 ? sm90_packed_tensor_map(buffers.q, config_.queries(), config_.packed_heads)
                                       : sm90_tensor_map(buffers.q, config_.block_q(), p.total_q);
-    args.k = sm90_tensor_map(buffers.k, config_.block_kv, keys);
-    args.v = sm90_tensor_map(buffers.v, config_.block_kv, keys);
+    args.k = sm90_tensor_map(buffers.k, box_keys(), keys);
+    args.v = sm90_tensor_map(buffers.v, box_keys(), keys);
+    if (p.paged) args.pages = block_table(buffers);
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.queries());
     args.order = schedule_.order;
     if (uses_tables()) {
@@ -116,6 +119,8 @@ class ForwardSm90 : public GpuExecutable {
 
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  /// Rows that come with one load: device::kBoxRows.
+  int box_keys() const { return problem_.paged ? std::gcd(static_cast<int>(problem_.page_size()), config_.block_kv) : config_.block_kv; }
 
   problem::Problem problem_;
   int device_;
@@ -155,7 +160,7 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families};
+const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families, true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = "forward_sm90",

@@ -123,7 +123,8 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
 }
 
 std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask) {
-  if (p.varlen) return p.total_kv;
+  if (p.paged) return p.page_size();
+  if (p.ragged_kv()) return p.total_kv;
   return std::clamp<std::int64_t>(p.seqlen_q + mask.band.high, 1, p.seqlen_kv);
 }
 

@@ -40,8 +40,8 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
     return;
   }
   const MaskFacts facts = facts_of(p.score->mask);
-  const bool on_device = facts.data || (p.varlen && facts.lengths);
-  mask_batches_ = facts.batch || (on_device && p.varlen) ? static_cast<int>(p.batch) : 1;
+  const bool on_device = facts.data || (p.ragged_kv() && facts.lengths);
+  mask_batches_ = facts.batch || (on_device && p.ragged_kv()) ? static_cast<int>(p.batch) : 1;
   mask_heads_ = mask_depends_on_head(p) ? static_cast<int>(p.heads_q) : 1;
   head_stride_ = mask_heads_ > 1 ? rows_ : 0;
   batch_stride_ = mask_batches_ > 1 ? rows_ * mask_heads_ : 0;
@@ -79,7 +79,7 @@ TileTables::TileTables(const problem::Problem& p, int block_q, int block_kv, boo
 void TileTables::note_known(const problem::Problem& p, int block_q, int block_kv) {
   constexpr std::int64_t most_tiles = 1 << 14;  // planning stays short
   const std::int64_t tiles = rows_ * capacity_;
-  if (p.varlen || tiles * mask_batches_ * mask_heads_ > most_tiles) return;
+  if (p.ragged_kv() || tiles * mask_batches_ * mask_heads_ > most_tiles) return;
   const mask::Tiling tiling{p.seqlen_q, p.seqlen_kv, block_q, block_kv, p.attention.q_offset, p.attention.kv_offset};
   for (int batch = 0; batch < mask_batches_; ++batch) {
     for (int head = 0; head < mask_heads_; ++head) {

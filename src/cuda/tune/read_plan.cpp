@@ -43,7 +43,7 @@ bool serves_pairs(const problem::Problem& p, int number) {
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
   if (std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) > 1) return false;
-  if (std::max(p.head_dim, p.head_dim_v) > 256 || p.varlen || p.attention.dropout_p > 0) return false;
+  if (std::max(p.head_dim, p.head_dim_v) > 256 || p.ragged_kv() || p.attention.dropout_p > 0) return false;
   for (const scoring::ValueId index : read.index) {  // all that share an element must mean the same one
     const Op op = p.score->backward[index].op;
     const auto depends = p.score->backward.depends_of(index);

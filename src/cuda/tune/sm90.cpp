@@ -31,8 +31,8 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
   Sm90Mask mask;
   mask.band = {-unlimited, unlimited};
   if (!p.has_mask()) return mask;
-  const auto length = [&](std::int64_t n) { return p.varlen ? std::nullopt : std::optional(n); };
-  const auto band = mask::find_band(p.score->mask, length(p.seqlen_q), length(p.seqlen_kv));
+  const auto length = [](bool varies, std::int64_t n) { return varies ? std::nullopt : std::optional(n); };
+  const auto band = mask::find_band(p.score->mask, length(p.varlen, p.seqlen_q), length(p.ragged_kv(), p.seqlen_kv));
   if (!band) {
     mask.tiles = Sm90Tiles::list;
     return mask;
@@ -106,9 +106,7 @@ void Sm90ForwardConfig::set(jit::Constants& constants) const {
       .set("kStages", stages)
       .set("kQueryStages", query_stages)
       .set("kPairStages", pair_stages)
-      .set("kProducerRegisters", consumers == 3  ? 32
-                                 : lines.empty() ? 24
-                                                 : 56)
+      .set("kProducerRegisters", producer_registers())
       .set("kConsumerRegisters", consumer_registers())
       .set("kTakeTurns", take_turns)
       .set("kFewQueries", few_queries())

@@ -45,6 +45,7 @@ struct Sm90ForwardConfig {
   int packed_heads = 1;                 ///< GQA packing: heads of a kv head, whose queries are rows of one tile
   int pair_stages = 0;                  ///< of reads that come as tiles; 0: none does
   bool split_kv = false;                ///< tasks take a part of the keys each
+  bool paged = false;                   ///< the warp that loads looks pages up, and takes more registers
   LineValues lines{};                   ///< that a helping warp evaluates, beside the one that loads
   std::vector<PairTile> tiles{};        ///< reads that come as tiles, where there are stages for them
   std::vector<ReadTable> tables{};      ///< in shared memory
@@ -61,7 +62,8 @@ struct Sm90ForwardConfig {
   int queries() const { return block_q() / packed_heads; }                 ///< of a tile
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
-  int consumer_registers() const { return consumers == 3 ? 160 : lines.empty() ? 240 : 224; }
+  int producer_registers() const { return consumers == 3 ? 32 : !lines.empty() ? 56 : paged ? 40 : 24; }
+  int consumer_registers() const { return consumers == 3 ? 160 : !lines.empty() ? 224 : paged && consumers == 2 ? 232 : 240; }
   std::size_t shared_bytes(const problem::Problem& problem) const;
   std::string text() const;  ///< "128x160 stages 2"
   void set(jit::Constants& constants) const;

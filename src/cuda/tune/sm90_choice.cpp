@@ -186,6 +186,7 @@ bool fits(const problem::Problem& p, const auto& config) { return config.shared_
 /// As many stages as there is room for.
 std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.packed_heads = static_cast<int>(f.p.group_size);
+  config.paged = f.p.paged;
   if (f.p.group_size == 1) config.lines = f.lines;  // of one head
   while (!fits(f.p, config)) {
     if (config.stages > 2) {
@@ -228,6 +229,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
 
 std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.lines = f.lines;
+  config.paged = f.p.paged;
   config = with_tables(f.p, with_pair_tiles(f, config));
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
 }
@@ -257,7 +259,7 @@ struct BackwardFacts {
   const problem::Problem& p;
   const ReadPlan& plan;
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
-  bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.varlen;
+  bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.ragged_kv();
   bool collects = plan.hopper;
   int staged = collects && p.head_dim <= 128 ? plan.staged() : 0;
   LineValues lines = sm90_line_values(p, {.block_kv = p.head_dim > 128 ? 64 : 128, .staged_reads = staged});
@@ -295,7 +297,7 @@ bool BackwardFacts::adds_tiles() const {
 /// least.
 int helper_registers(const BackwardFacts& f, bool helpers) {
   if (f.p.head_dim > 128) return 40;
-  if (!helpers) return 24;
+  if (!helpers) return f.p.gathered ? 40 : 24;
   if (f.dim <= 64) return 72;
   const int diagonals = f.plan.count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; });
   return f.collects && diagonals > 0 && f.plan.early() == 0 ? 56 : 40;

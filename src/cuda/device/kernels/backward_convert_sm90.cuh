@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
   using namespace foveal::device;
   const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
   const int head = blockIdx.y, batch = blockIdx.z;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, batch);
+  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, batch);
   if (tile * kBlockQ >= sequence.len_q) return;
   const int row = tile * kBlockQ + (kSplitColumns ? 0 : 64 * part) + fragment_first_row(threadIdx.x);
   const int column = kSplitColumns ? kPartColumns * part : 0;

@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int head = blockIdx.y, batch = blockIdx.z;
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(attention, batch);
+  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
   const bool stands = row < round_up(sequence.len_q, 128);  // in the statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;

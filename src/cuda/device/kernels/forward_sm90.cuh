@@ -9,7 +9,8 @@
 // one result of theirs.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kFewQueries, kPackedHeads, kSplit, kVarlen, kDropout.
+// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kFewQueries, kPackedHeads, kSplit, kVarlen, kKeyRows,
+// kPageSize, SeqlenKvIndex, kDropout.
 #include "philox.cuh"
 #include "softmax/bounded.cuh"
 #include "tile/forward_sm90.cuh"
@@ -487,7 +488,7 @@ struct Consumer {
       stage = Stage::scores;
       rescales = false;
       if (partial) {
-        const bool clears = (kMaskProgram && !next.walk.covered) || (kVarlen && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
+        const bool clears = (kMaskProgram && !next.walk.covered) || (kRaggedKv && (next.walk.tile + 1) * kBlockKv > next.sequence.len_kv);
         const u32 kept = clears ? rings.base + kShared.kept : 0;
         if (kMaskProgram && clears) {
           if (threadIdx.x - 128 < 4 * kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
@@ -665,7 +666,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
     do {
-      if (threadIdx.x == 0) produce(args, rings);
+      if (loads()) produce(args, rings);
       if constexpr (kHasLines) {
         if (warp_id() == 1) evaluate_lines(args, rings);
       }

@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
     merge_splits_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
-  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex>(attention, blockIdx.y);
+  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, blockIdx.y);
   const int lane = lane_id(), row = blockIdx.x * (kThreads / kWarp) + warp_id();
   const int query = row / attention.heads_q, head = row % attention.heads_q;
   if (query >= sequence.len_q) return;

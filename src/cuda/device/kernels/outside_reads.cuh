@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) outside_reads(const __grid_con
   using namespace foveal::device;
   const AttentionArgs& attention = args.attention;
   const int q = int(blockIdx.x) % attention.seqlen_q, head = int(blockIdx.x) / attention.seqlen_q % attention.heads_q;
-  const Sequence seq = find_sequence<kVarlen, SeqlenIndex>(attention, int(blockIdx.x) / attention.seqlen_q / attention.heads_q);
+  const Sequence seq =
+      find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, int(blockIdx.x) / attention.seqlen_q / attention.heads_q);
   if (q >= seq.len_q) return;
   for (int kv = threadIdx.x; kv < seq.len_kv; kv += 256) {
     const i64 pair = i64(blockIdx.x) * attention.seqlen_kv + kv;

@@ -49,15 +49,27 @@ struct Sequence {
   i64 first_q, first_kv;  ///< rows before it in packed tensors
 };
 
-template <bool kVarlen, class Index>
+/// Queries are packed (by cu_seqlens_q) or not; rows of keys: a KeyRows.
+template <bool kVarlen, class Index, int key_rows, class KvIndex>
 FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
+  constexpr KeyRows keys = static_cast<KeyRows>(key_rows);
+  if constexpr (keys == KeyRows::packed) {
+    const Index* q = static_cast<const Index*>(args.cu_seqlens_q);
+    const KvIndex* kv = static_cast<const KvIndex*>(args.kv_lengths);
+    return {batch, int(q[batch + 1] - q[batch]), int(kv[batch + 1] - kv[batch]), i64(q[batch]), i64(kv[batch])};
+  }
+  Sequence sequence{batch, args.seqlen_q, args.seqlen_kv, 0, 0};
   if constexpr (kVarlen) {
     const Index* q = static_cast<const Index*>(args.cu_seqlens_q);
-    const Index* kv = static_cast<const Index*>(args.cu_seqlens_kv);
-    return {batch, int(q[batch + 1] - q[batch]), int(kv[batch + 1] - kv[batch]), i64(q[batch]), i64(kv[batch])};
-  } else {
-    return {batch, args.seqlen_q, args.seqlen_kv, 0, 0};
+    sequence.len_q = int(q[batch + 1] - q[batch]);
+    sequence.first_q = i64(q[batch]);
   }
+  if constexpr (keys != KeyRows::batched) {  // nobody has looked at the lengths: no row beyond those that there are is read
+    const KvIndex length = static_cast<const KvIndex*>(args.kv_lengths)[batch];
+    sequence.len_kv = int(length < 0 ? KvIndex(0) : length < args.seqlen_kv ? length : KvIndex(args.seqlen_kv));
+    if constexpr (keys == KeyRows::gathered) sequence.first_kv = i64(batch) * args.seqlen_kv;
+  }
+  return sequence;
 }
 
 }  // namespace foveal::device

@@ -14,6 +14,7 @@
 #include "tile/collect_reads.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
+#include "tile/key_rows.cuh"
 #include "tile/pair_tiles.cuh"
 #include "tile/part.cuh"
 #include "tile/read_tables.cuh"
@@ -138,8 +139,8 @@ struct BackwardTask {
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
     do {
       if (!task_at<kClusterSize>(++round, args.order, task)) return false;
-      sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
-    } while (kVarlen && first_kv_of_task() >= sequence.len_kv);
+      sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
+    } while (kRaggedKv && first_kv_of_task() >= sequence.len_kv);
     group_head = -1;
     walk.stop();
     return true;
@@ -158,7 +159,7 @@ struct BackwardTask {
 };
 
 /// The CTA's keys; and of those of the other CTA of a cluster the columns that this one's parts of dQ need.
-FOVEAL_DEVICE void load_keys(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
+FOVEAL_DEVICE void load_keys_of_task(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
   const u32 full = rings.key.full(use);
   mbarrier_arrive_expect_bytes(full, kShared.key_bytes + (kShared.query - kShared.peer_key));
   load_tile<kBlockKv, kKeyColumns, kKeyStep>(rings.key_tile().address, args.k, full, row, head, batch);
@@ -182,15 +183,15 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   u32 tile = 0, tasks = 0;
   while (work.next(round, args)) {
     const int batch = kVarlen ? 0 : work.task.batch;
-    const int row_kv = work.sequence.first_kv + work.first_kv();
+    const int batch_kv = kRaggedKv ? 0 : batch, row_kv = work.sequence.first_kv + work.first_kv();
     const auto load_key = [&] {
       rings.key.wait_empty(tasks);
-      load_keys(args, rings, tasks, row_kv, work.task.head, batch);
+      load_keys_of_task(args, rings, tasks, row_kv, work.task.head, batch_kv);
     };
     const auto load_value = [&] {
       rings.value.wait_empty(tasks);
       mbarrier_arrive_expect_bytes(rings.value.full(tasks), kShared.value_bytes);
-      load_tile<kBlockKv, kDimV>(rings.value_tile().address, args.v, rings.value.full(tasks), row_kv, work.task.head, batch);
+      load_tile<kBlockKv, kDimV>(rings.value_tile().address, args.v, rings.value.full(tasks), row_kv, work.task.head, batch_kv);
     };
     bool partial, first = true;
     while (work.next_tile(args, partial)) {
@@ -706,6 +707,15 @@ struct BackwardGroup {
         const int row = key + 8 * r;
         add_row(rows + static_cast<i64>(row) * tensor.seq, acc, r, factor, args.attention.part.adds_to_kv ? 1.0f : 0.0f,
                 row < work.sequence.len_kv ? columns : 0, thread % 32);
+      }
+      return;
+    }
+    if constexpr (kKeys == KeyRows::gathered) {
+      float* rows = static_cast<float*>(tensor.data) + work.task.head * tensor.head + work.sequence.first_kv * tensor.seq;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int row = key + 8 * r;
+        store_row(rows + static_cast<i64>(row) * tensor.seq, acc, r, factor, row < work.sequence.len_kv ? columns : 0, thread % 32);
       }
       return;
     }

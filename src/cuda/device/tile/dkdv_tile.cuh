@@ -188,6 +188,13 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), of_before);
     return;
   }
+  if constexpr (static_cast<KeyRows>(kKeyRows) == KeyRows::gathered) {
+    const auto nothing = [](int, int) { return R(0); };
+    const int row = int(seq.first_kv) + kv_begin + row_in_tile, end = int(seq.first_kv) + seq.len_kv;
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, end, col_k, kHeadDim, dk_acc, R(args.scale), nothing);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, end, col_v, kHeadDimV, dv_acc, R(1), nothing);
+    return;
+  }
   if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
   if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
   __syncthreads();

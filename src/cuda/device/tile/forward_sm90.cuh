@@ -4,6 +4,7 @@
 // config.cuh: as for kernels/forward_sm90.cuh.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
+#include "tile/key_rows.cuh"
 #include "tile/line_values.cuh"
 #include "tile/pair_tiles.cuh"
 #include "tile/read_tables.cuh"
@@ -114,7 +115,7 @@ struct ForwardTask {
       split = task.row - row * args.splits.value;
       task.row = row;
     }
-    sequence = find_sequence<kVarlen, SeqlenIndex>(args.attention, task.batch);
+    sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args.attention, task.batch);
     return true;
   }
 
@@ -163,6 +164,7 @@ FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 us
   }
 }
 
+/// By those that load.
 FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   tma_prefetch_map(args.q);
   tma_prefetch_map(args.k);
@@ -170,12 +172,12 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   int round = -1;
   ForwardTask work;
-  u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
-  int value_row = 0, value_head = 0, value_batch = 0;
+  u32 tile = 0, query = 0;                             // uses of the rings; values follow one tile behind keys, as they are used
+  int value_row = 0, value_head = 0, value_batch = 0;  // as TMA has them
   const auto load_value = [&](u32 use) {
     rings.value.wait_empty(use);
-    mbarrier_arrive_expect_bytes(rings.value.full(use), kShared.value_bytes);
-    load_tile<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), value_row, value_head, value_batch);
+    if (leads()) mbarrier_arrive_expect_bytes(rings.value.full(use), kShared.value_bytes);
+    load_keys<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, rings.value.full(use), {value_row, value_head, value_batch});
   };
   while (work.next(round, args, rings)) {
     const int batch = kVarlen ? 0 : work.task.batch;
@@ -185,21 +187,21 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
       const auto load_first = [&] {
         if (!first) return;
         rings.query.wait_empty(query);
-        load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
+        if (leads()) load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
         ++query;
         first = false;
       };
       if constexpr (kQueriesAhead) load_first();
-      const int row = work.sequence.first_kv + work.walk.tile * kBlockKv;
+      const KeyPlace of_key = key_place<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kRaggedKv ? 0 : batch);
       rings.key.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
-      load_tile<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), row, kv_head, batch);
-      rings.pairs.load(args, work.first_pair(args.attention), tile);
+      if (leads()) mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
+      load_keys<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, rings.key.full(tile), of_key);
+      if (leads()) rings.pairs.load(args, work.first_pair(args.attention), tile);
       if (tile > 0) load_value(tile - 1);
       if constexpr (!kQueriesAhead) load_first();
-      value_row = row;
-      value_head = kv_head;
-      value_batch = batch;
+      value_row = of_key.row;
+      value_head = of_key.head;
+      value_batch = of_key.batch;
       ++tile;
     }
   }

@@ -43,7 +43,9 @@ FOVEAL_DEVICE R* row_values(const Rows& rows, int batch, i64 first_row, int head
   return static_cast<R*>(rows.data) + batch * rows.batch + first_row * rows.seq + head * rows.head;
 }
 
-FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) { return find_sequence<kVarlen, SeqlenIndex>(args, batch); }
+FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
+  return find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args, batch);
+}
 
 /// Adds fragments to a wide tensor of a part, at rows and columns of one head.
 template <int kM, int kN8, class OfBefore>

@@ -1,0 +1,27 @@
+// Keys or values from their pages to rows that lie together, seqlen_kv for each sequence. Behind its last key come zeros to a multiple of kZerosTo:
+// what a tile holds beside keys that exist may not be NaN.
+//
+// config.cuh: Piece: what is copied at once, kPieceElements elements; kElementBytes; SeqlenKvIndex; kZerosTo.
+#include "schedule/pages.cuh"
+
+#include "config.cuh"
+
+/// Grid: (any, sequences).
+extern "C" __global__ void __launch_bounds__(256) gather_pages(const __grid_constant__ foveal::device::PagesArgs args) {
+  using namespace foveal::device;
+  const int sequence = blockIdx.y, length = length_of<SeqlenKvIndex>(args, sequence);
+  const int pieces = args.dim / kPieceElements, rows = min(round_up(length, kZerosTo), args.seqlen_kv);
+  const auto at = [](const Tensor& tensor, i64 offset) {
+    return reinterpret_cast<Piece*>(static_cast<char*>(tensor.data) + offset * kElementBytes);
+  };
+  for (i64 i = i64(blockIdx.x) * blockDim.x + threadIdx.x; i < i64(rows) * args.heads * pieces; i += i64(gridDim.x) * blockDim.x) {
+    const int piece = int(i % pieces), head = int(i / pieces % args.heads), row = int(i / pieces / args.heads);
+    const int page = row < length ? page_of(args, sequence, row / args.page_size) : -1;
+    Piece value{};
+    if (page >= 0 && page < args.pages) {
+      value = *at(args.pool, page * args.pool.batch + row % args.page_size * args.pool.seq + head * args.pool.head +
+                                 i64(piece) * kPieceElements * args.pool.dim);
+    }
+    *at(args.rows, (i64(sequence) * args.seqlen_kv + row) * args.rows.seq + head * args.rows.head + piece * kPieceElements) = value;
+  }
+}

@@ -1,0 +1,41 @@
+// For each page the sequences that have keys on it, in their order, so that sums over them do not depend on the run. Where in `uses` a page's stand does.
+//
+// config.cuh: SeqlenKvIndex.
+#include "schedule/pages.cuh"
+
+#include "config.cuh"
+
+namespace foveal::device {
+
+/// By a warp: see(lane's use, its number) for all uses of a page.
+template <class See>
+FOVEAL_DEVICE int for_each_use(const PagesArgs& args, int page, See&& see) {
+  int count = 0;
+  const int entries = args.batch * args.width;
+  for (int first = 0; first < entries; first += kWarp) {
+    const int entry = first + lane_id(), sequence = entry / args.width, index = entry % args.width;
+    int rows = 0;
+    if (entry < entries && page_of(args, sequence, index) == page) {
+      rows = min(length_of<SeqlenKvIndex>(args, sequence) - index * args.page_size, args.page_size);
+    }
+    const u32 users = __ballot_sync(~0u, rows > 0);
+    if (rows > 0) see(PageUse{sequence * args.seqlen_kv + index * args.page_size, rows}, count + __popc(users & ((1u << lane_id()) - 1)));
+    count += __popc(users);
+  }
+  return count;
+}
+
+}  // namespace foveal::device
+
+/// A warp does a page.
+extern "C" __global__ void __launch_bounds__(256) list_page_uses(const __grid_constant__ foveal::device::PagesArgs args) {
+  using namespace foveal::device;
+  const int page = int(blockIdx.x) * (256 / kWarp) + warp_id();
+  if (page >= args.pages) return;
+  const int count = for_each_use(args, page, [](const PageUse&, int) {});
+  int begin = 0;
+  if (lane_id() == 0) begin = atomicAdd(args.used, count);
+  begin = __shfl_sync(~0u, begin, 0);
+  for_each_use(args, page, [&](const PageUse& use, int number) { args.uses[begin + number] = use; });
+  if (lane_id() == 0) args.of_page[page] = {begin, count};
+}

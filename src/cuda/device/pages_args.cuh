@@ -1,0 +1,28 @@
+#pragma once
+// What the kernels between pages and rows that lie together are told. Shared with the host: plain types only.
+#include "args.cuh"
+
+namespace foveal::device {
+
+/// Keys of a sequence on one page, as rows of the gathered tensor.
+struct alignas(8) PageUse {
+  int first_row, rows;
+};
+/// Those of a page: uses[begin .. begin + count), in the order of the sequences.
+struct alignas(8) PageUses {
+  int begin, count;
+};
+
+struct PagesArgs {
+  Tensor pool, rows;    ///< [pages, page_size, heads, dim]; [batch * seqlen_kv, heads, dim], of wide gradients for sum_pages
+  BlockTable table;     ///< `width` pages for each sequence
+  const void* lengths;  ///< seqlens_kv
+  int batch, width, pages, page_size;
+  int seqlen_kv;  ///< rows of each sequence
+  int heads, dim, unused;
+  PageUse* uses;
+  PageUses* of_page;
+  int* used;  ///< of `uses`; 0 at first
+};
+
+}  // namespace foveal::device
