@@ -171,7 +171,10 @@ def test_bars_show_on_a_terminal():
     import struct
     import termios
 
-    ours, theirs = pty.openpty()
+    try:
+        ours, theirs = pty.openpty()
+    except OSError as error:
+        pytest.skip(f"no terminal can be made here: {error}")
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     code = f"import sys; sys.path.insert(0, {str(ROOT / 'bench')!r}); from foveal_bench.progress import progress; list(progress([1, 2]))"
     done = subprocess.run([sys.executable, "-c", code], stderr=theirs, stdout=subprocess.DEVNULL)
@@ -285,12 +288,14 @@ def test_first_call(tmp_path, monkeypatch):
 import os, sys, time
 assert sys.argv[1] == "emit" and not os.path.exists(os.environ["FOVEAL_CACHE_DIR"])
 assert ("grad" in sys.argv[-1]) == ("t[head" in sys.argv[-1] and sys.argv[-1].startswith("backward"))
-while time.process_time() < (0.2 if sys.argv[0].endswith("old") else 0.02): pass
+begin = time.process_time()
+while time.process_time() < begin + (0.3 if sys.argv[0].endswith("old") else 0): pass
 """
     new, old = program(tmp_path / "new", stand_in), program(tmp_path / "old", stand_in)
     main(["first-call", f"--command={new}", f"--before={old}", "--turns=1", f"--output={tmp_path}/first.jsonl"])
     cases = by_case(tmp_path / "first.jsonl")
-    assert len(cases) == 8 and all(row["before"]["cpu_s"] > row["foveal"]["cpu_s"] > 0 for row in cases.values())
+    seconds = {who: sum(both[who]["cpu_s"] for both in cases.values()) for who in ("foveal", "before")}
+    assert len(cases) == 8 and seconds["before"] > seconds["foveal"] + 1 and seconds["foveal"] > 0
 
 
 def test_distributed_over_gloo(tmp_path, monkeypatch):
