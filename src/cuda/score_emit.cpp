@@ -12,9 +12,22 @@ namespace {
 /// Kernels hand on what was read for a pair as words of 32 bits.
 bool fits_word(DType integer) { return size_of(integer) <= 4; }
 
+/// A run of so many keys has one element at the least, which a thread then loads once for the columns that it holds of it.
+constexpr int least_run = 16;
+
+/// A read that a kernel may load ahead.
+struct PairRead {
+  ValueId read;
+  int run;       ///< ColumnForm::run, where it is least_run at the least; otherwise 0
+  bool repeats;  ///< ColumnForm::repeats
+};
+
 /// Reads of one element per pair whose place is known without the score: a kernel may load them ahead, but for those that it gets as tiles.
-std::vector<ValueId> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled) {
-  std::vector<ValueId> found;
+std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled) {
+  constexpr int most_each = 1, most_runs = 2;  // registers hold the values of one for each pair
+  const std::vector<ColumnForm> forms = column_forms(p, program);
+  std::vector<PairRead> found;
+  int each = 0, runs = 0;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Instr& instr = program.code[i];
     if (instr.op != Op::read || instr.type == Type::boolean) continue;
@@ -28,9 +41,11 @@ std::vector<ValueId> find_pair_reads(const Problem& p, const Program& program, c
       rows += row, columns += column;
       mixed = mixed || (row && column) || (depends & scoring::depends_score);
     }
-    if (rows == 1 && columns == 1 && !mixed) found.push_back(static_cast<ValueId>(i));
+    if (rows != 1 || columns != 1 || mixed) continue;
+    const ColumnForm form = form_of_element(forms, instr.index);
+    const bool run = form.run >= least_run;
+    if (run ? runs++ < most_runs : each++ < most_each) found.push_back({static_cast<ValueId>(i), run ? form.run : 0, form.repeats});
   }
-  found.resize(std::min<std::size_t>(found.size(), 1));  // registers hold the values of one
   return found;
 }
 
@@ -86,10 +101,12 @@ const char* kind_text(scoring::Reduction reduction) {
   return "";
 }
 
-std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& reads) {
-  const auto instr = [&](std::size_t r) -> const Instr& { return program.code[static_cast<std::size_t>(reads[r])]; };
+std::string emit_pair_reads(const Problem& p, const Program& program, const std::vector<PairRead>& reads) {
+  const auto instr = [&](std::size_t r) -> const Instr& { return program.code[static_cast<std::size_t>(reads[r].read)]; };
   std::string text = base::join("constexpr int kPairReads = ", reads.size(), ";\n");
   text += list("constexpr int kPairParam", reads.size(), [&](std::size_t r) { return std::to_string(instr(r).param); });
+  text += list("constexpr int kPairRun", reads.size(), [&](std::size_t r) { return std::to_string(reads[r].run); });
+  text += list("constexpr bool kPairRepeats", reads.size(), [&](std::size_t r) { return reads[r].repeats ? "true" : "false"; });
   text += "template <int i>\nstruct PairElementOf;\n";
   std::vector<std::string> origins, steps;
   const Writer writer(p, program);
@@ -136,7 +153,13 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
 }
 
 std::string emit_pair_tiles(const Problem& p, const Program& program, const std::vector<PairTile>& tiles) {
-  std::string text = base::join("constexpr int kPairTiles = ", tiles.size(), ";\ntemplate <int i>\nstruct PairTileElementOf;\n");
+  std::string text = base::join("constexpr int kPairTiles = ", tiles.size(), ";\n");
+  const auto truth = [](bool value) { return value ? "true" : "false"; };
+  text += list("constexpr bool kPairTileWraps", tiles.size(), [&](std::size_t t) { return truth(tiles[t].wraps); });
+  text += list("constexpr int kPairTileKeys", tiles.size(), [&](std::size_t t) { return std::to_string(tiles[t].keys); });
+  text += list("constexpr bool kPairTileStairs", tiles.size(), [&](std::size_t t) { return truth(tiles[t].stairs); });
+  text += list("constexpr bool kPairTileSame", tiles.size(), [&](std::size_t t) { return truth(tiles[t].same); });
+  text += "template <int i>\nstruct PairTileElementOf;\n";
   std::vector<std::string> places;
   const Writer writer(p, program);
   for (std::size_t t = 0; t < tiles.size(); ++t) {
@@ -158,10 +181,50 @@ std::string emit_pair_tiles(const Problem& p, const Program& program, const std:
                          places, "");
 }
 
-std::string emit_reads(const Problem& p, const Given& given, const std::vector<ReadBins>& bins_of_reads) {
+/// What a kernel needs that sums the reads of a table for each query.
+std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
+  const Program& program = p.score->backward;
+  const auto truth = [](bool value) { return value ? "true" : "false"; };
+  std::string text = base::join("constexpr int kRowReads = ", rows.size(), ";\n");
+  const auto integers = [&](const char* name, auto&& of) {
+    text += list(base::join("constexpr int ", name), rows.size(), [&](std::size_t i) { return std::to_string(of(rows[i])); });
+  };
+  integers("kRowRead", [](const RowRead& row) { return row.read; });
+  integers("kRowEntries", [](const RowRead& row) { return row.entries; });
+  integers("kRowRun", [](const RowRead& row) { return row.run; });
+  integers("kRowDims", [](const RowRead& row) { return row.dims; });
+  text += list("constexpr bool kRowRepeats", rows.size(), [&](std::size_t i) { return truth(rows[i].repeats); });
+  text += list("constexpr bool kRowDistinct", rows.size(), [&](std::size_t i) { return truth(rows[i].distinct); });
+  text += list("constexpr bool kRowAny", rows.size(), [&](std::size_t i) { return truth(rows[i].bins() == device::RowBins::any); });
+  text += list("constexpr bool kRowStored", rows.size(), [&](std::size_t i) { return truth(rows[i].stored); });
+  text += "template <int i>\nstruct RowGradientOf;\n";
+  std::vector<std::string> bins;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(rows[i].read)];
+    const auto param = static_cast<std::size_t>(read.param);
+    text +=
+        base::join("template <>\nstruct RowGradientOf<", i, "> {\n  using type = ", device_type(p.params[param].gradient.dtype), ";\n};\n");
+    const Writer writer(p, program);
+    std::vector<ValueId> needed;
+    std::string bin;
+    for (std::size_t d = 0; d < read.index.size(); ++d) {
+      if (!(rows[i].dims >> d & 1)) continue;
+      needed.push_back(read.index[d]);
+      const std::string index = writer.index_text(read.index[d], param, d);
+      bin = bin.empty() ? index : base::join("(", bin, ") * ", p.params[param].param.shape()[d], " + ", index);
+    }
+    bins.push_back(writer.body(needed) + base::join("  return ", bin, ";\n"));
+  }
+  return text + numbered("template <int i>\nFOVEAL_DEVICE int row_bin(const Position& at, const ScoreArgs& args)", bins, "  return 0;\n");
+}
+
+std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
-  const std::vector<ReadFacts> facts = read_facts(p);
+  std::vector<ReadFacts> facts = read_facts(p);
+  for (const RowRead& row : ahead.rows)
+    facts[static_cast<std::size_t>(row.read)].kind = scoring::Reduction::element;  // not stored: left alone
+  const std::vector<ReadBins>& bins_of_reads = ahead.bins;
   const std::size_t count = reads.size();
   const auto truth = [](bool value) { return value ? "true" : "false"; };
   std::string text = base::join("constexpr int kReads = ", count, ";\n");
@@ -228,7 +291,7 @@ std::string emit_reads(const Problem& p, const Given& given, const std::vector<R
       "template <int i>\nFOVEAL_DEVICE void read_index(const Score& score, const Position& at, const ScoreArgs& args, int "
       "(&index)[kMaxParamRank])",
       indices, "");
-  return text;
+  return ahead.sums_rows ? text + emit_row_reads(p, ahead.rows) : text;
 }
 
 std::string emit_lines(const Problem& p, const LineValues& lines) {
@@ -322,7 +385,9 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   given.tables = ahead.tables;
   std::vector<ValueId> elsewhere = given.tiled;
   for (const ReadTable& table : ahead.tables) elsewhere.push_back(table.read);
-  if (ahead.pairs) given.pair_reads = find_pair_reads(p, program, elsewhere);
+  std::vector<PairRead> pair_reads;
+  if (ahead.pairs) pair_reads = find_pair_reads(p, program, elsewhere);
+  for (const PairRead& read : pair_reads) given.pair_reads.push_back(read.read);
   const bool uniform = !(ahead.several_heads && score_depends_on_head(p));
   if (ahead.tanh && uniform) given.tanh = Writer(p, program).tanh_of_score();
 
@@ -371,8 +436,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");
   text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
-  return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, given.pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
-         emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead.bins);
+  return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
+         emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead);
 }
 
 }  // namespace foveal::cuda

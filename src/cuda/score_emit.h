@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/read_facts.h"
+#include "cuda/row_reads.h"
 #include "cuda/score_facts.h"
 #include "cuda/score_lines.h"
 
@@ -16,6 +17,8 @@ struct Ahead {
   std::vector<ReadTable> tables{};  ///< reads from tables in shared memory
   bool tanh = false;                ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
   std::vector<ReadBins> bins{};     ///< of each trained read; empty: of none
+  std::vector<RowRead> rows{};      ///< trained reads that a kernel of their own sums
+  bool sums_rows = false;           ///< which is this one
   bool several_heads = false;       ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 

@@ -8,8 +8,8 @@
 namespace foveal::cuda {
 
 /// A read of one element per pair that the copy engine can bring as tiles: of 16 or 32 bits, with the elements of neighbouring keys side by
-/// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), one with
-/// q, both stay inside the parameter, and the others are the same for all pairs of a head.
+/// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), at least
+/// inside each chunk of 128 bytes, one with q, both stay inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {
   scoring::ValueId read;
   std::size_t param;
@@ -17,6 +17,10 @@ struct PairTile {
   int column, row;             ///< dimensions of kv and q
   std::int64_t columns, rows;  ///< how many of them some pair touches, from the first element on
   std::vector<int> others;     ///< dimensions in which the index is not always the same element, at most two
+  int keys = 0;                ///< so many columns serve all of a tile, whose others have the same elements; 0: all do
+  bool stairs = false;         ///< the index rises by one at the most with each eight keys: a chunk has all elements of a tile
+  bool same = false;           ///< ... and is the same for blocks of 16 keys
+  bool wraps = false;          ///< the index of kv grows so inside each chunk of a tile only, and begins anew, as kv_idx % 64 does
 };
 /// A read at a place that differs from pair to pair, of a parameter that may stand in shared memory: the elements that pairs of one batch
 /// and head can touch.
@@ -31,6 +35,8 @@ std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const s
 constexpr std::size_t max_pair_tiles = 2;
 /// Those of the pass's program.
 std::vector<PairTile> find_pair_tiles(const problem::Problem& problem);
+/// The same for a kernel whose rows are keys: what repeats is loaded once for a tile, and stairs are tiles, too.
+std::vector<PairTile> find_transposed_pair_tiles(const problem::Problem& problem);
 
 /// Does the score of a forward pass need a special function for each pair?
 bool evaluates_special_functions(const problem::Problem& problem);

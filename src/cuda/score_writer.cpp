@@ -80,6 +80,7 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       program_(program),
       given_(given),
       bounds_(bounds_of(program, problem)),
+      forms_(column_forms(problem, program)),
       decides_(find_deciders(program)),
       regroups_(size_of(problem.dtype) == 2) {}
 
@@ -370,7 +371,7 @@ std::string Writer::offset_text(const Instr& instr) const {
   return offset;
 }
 
-std::optional<PairTile> Writer::tile_of(ValueId id) const {
+std::optional<PairTile> Writer::tile_of(ValueId id, bool stairs) const {
   const Instr& instr = program_.code[at(id)];
   if (instr.op != Op::read || instr.type == Type::boolean) return {};
   const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
@@ -394,9 +395,20 @@ std::optional<PairTile> Writer::tile_of(ValueId id) const {
     const Interval& bounds = bounds_[at(index)];
     const bool inside = bounds.low >= 0 && bounds.high <= static_cast<double>(tensor.sizes[d] - 1);
     if (!inside || program_.code[at(index)].type != Type::integer || !add_to_sum(sum, index, 1)) return {};
+    const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
+    constexpr int chunk_bytes = 128;
+    if (tile.column < 0 && tensor.strides[d] == 1 && sum.kv == 0 && forms_[at(index)].line * tile.element_bytes >= chunk_bytes &&
+        !(program_.depends_of(index) & scoring::depends_q)) {
+      tile.column = static_cast<int>(d), tile.columns = count, tile.wraps = true;
+      continue;
+    }
+    if (stairs && tile.column < 0 && tensor.strides[d] == 1 && tile.element_bytes == 4 && forms_[at(index)].stairs &&
+        !(program_.depends_of(index) & scoring::depends_q)) {
+      tile.column = static_cast<int>(d), tile.columns = count, tile.stairs = true;
+      continue;
+    }
     for (const auto& [term, factor] : sum.terms)
       if (!is_uniform(term)) return {};
-    const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
     const bool begins_aligned = sum.terms.empty() && (sum.constant + problem_.attention.kv_offset) % piece == 0;
     if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1 && begins_aligned) {
       tile.column = static_cast<int>(d), tile.columns = count;

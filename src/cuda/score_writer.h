@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "cuda/column_forms.h"
 #include "cuda/score_facts.h"
 #include "score/interval.h"
 
@@ -112,8 +113,8 @@ class Writer {
   /// Where a read's element is, in elements.
   std::string offset_text(const Instr& instr) const;
 
-  /// A read as tiles, if it can be had so.
-  std::optional<PairTile> tile_of(ValueId id) const;
+  /// A read as tiles, if it can be had so; stairs: where its index of kv is such.
+  std::optional<PairTile> tile_of(ValueId id, bool stairs = false) const;
 
   /// The same as the offset of the place that a thread's pairs share, and the step from there; no step where an index may be clamped.
   std::pair<std::string, std::string> offset_from_origin(const Instr& instr) const;
@@ -197,6 +198,7 @@ class Writer {
   const Program& program_;
   const Given given_;
   std::vector<Interval> bounds_;
+  std::vector<ColumnForm> forms_;
   std::vector<bool> decides_;
   bool regroups_;
 };

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
@@ -44,11 +46,72 @@ TEST(ReadPlan, ReadsOfAnyIndexAreSummedInSharedMemoryWhereTheyFit) {
 TEST(ReadPlan, ElementsThatLieApartAreSummedInL2) {
   EXPECT_EQ(collector_of("d64 score=\"score + t[(q_idx * 37 + kv_idx * 101) % 100000]\" param=\"t: real[100000] grad\""),
             Collector::scatter);
-  EXPECT_EQ(collector_of("d64 score=\"score + r[batch, head, q_idx, kv_idx // 64]\" param=\"r: real[4, 4, 4096, 64] grad\""),
+  EXPECT_EQ(collector_of("d64 score=\"score + r[(q_idx + kv_idx * 7) % 300, kv_idx % 300]\" param=\"r: real[300, 300] grad\""),
             Collector::scatter);
-  EXPECT_EQ(collector_of("d64 score=\"score + t[perm[q_idx], perm[kv_idx]]\" param=\"t: real[300, 300] grad\" "
-                         "param=\"perm: integer[4096] integers(0, 299)\""),
-            Collector::scatter);
+}
+
+TEST(ReadPlan, TablesForEachQueryAreSummedByRows) {
+  const auto row_of = [](const std::string& index, const std::string& rest = "real[4, 4, 4096, 256] grad") {
+    const problem::Problem p =
+        problem_of("backward bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, " + index + "]\" param=\"r: " + rest + "\"");
+    const ReadPlan plan = sm90_read_plan(p);
+    EXPECT_EQ(plan.reads.front().collector, Collector::rows) << index;
+    EXPECT_EQ(plan.storage.front(), GradientStorage::stored) << index;
+    EXPECT_FALSE(plan.hopper);
+    return plan.rows->reads.front();
+  };
+  EXPECT_EQ(row_of("kv_idx // 64").run, 64);
+  EXPECT_EQ(row_of("kv_idx // 96 % 64").run, 32);
+  EXPECT_EQ(row_of("kv_idx // 20").run, 0);
+  EXPECT_TRUE(row_of("kv_idx % 64").repeats);
+  EXPECT_TRUE(row_of("(kv_idx % 16) * (kv_idx % 8) // 8").repeats);
+  EXPECT_FALSE(row_of("kv_idx % 48").repeats);
+  EXPECT_TRUE(row_of("kv_idx % 48").distinct);
+  EXPECT_TRUE(row_of("(q_idx + 7 - kv_idx) % 50").distinct);
+  EXPECT_FALSE(row_of("clamp(q_idx - kv_idx, -9, 9) + 9").distinct);
+  EXPECT_FALSE(row_of("(3 * kv_idx) % 48").distinct);
+  EXPECT_EQ(row_of("to_integer(abs(to_real(kv_idx // 32)))").run, 32);
+  for (const char* dim : {"d64 ", "d128 ", "d256 "})
+    EXPECT_EQ(
+        collector_of(std::string(dim) + "score=\"score + r[batch, head, q_idx, kv_idx // 64]\" param=\"r: real[4, 4, 4096, 64] grad\""),
+        Collector::rows);
+  const auto storage = [](const std::string& line) {
+    return sm90_read_plan(problem_of("backward bf16 b4 h4 q4096 d64 " + line)).storage.front();
+  };
+  EXPECT_EQ(storage("score=\"score + r[head, q_idx, kv_idx // 64]\" param=\"r: real[4, 4096, 64] grad\""), GradientStorage::exact_sums);
+  EXPECT_EQ(
+      storage(
+          "score=\"score + t[perm[q_idx], perm[kv_idx]]\" param=\"t: real[300, 300] grad\" param=\"perm: integer[4096] integers(0, 299)\""),
+      GradientStorage::exact_sums);
+}
+
+TEST(ReadPlan, TablesForEachQueryComeAsTilesOrStay) {
+  const auto tile = [](const char* pass, const std::string& index, const char* type = "") {
+    const problem::Problem p = problem_of(std::string(pass) + " bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, " + index +
+                                          "]\" param=\"r: real[4, 4, 4096, 256] " + type + "\"");
+    const std::vector<PairTile> tiles =
+        p.pass == Pass::forward ? sm90_forward_candidates(p).front().tiles : sm90_backward_candidates(p, sm90_read_plan(p)).front().tiles;
+    return tiles.empty() ? std::optional<PairTile>() : tiles.front();
+  };
+  EXPECT_FALSE(tile("forward", "kv_idx % 64"));  // in registers, from tile to tile
+  EXPECT_TRUE(tile("forward", "kv_idx % 96")->wraps);
+  EXPECT_FALSE(tile("forward", "kv_idx % 48"));  // a chunk has 32 columns
+  EXPECT_FALSE(tile("forward", "kv_idx % 96", "bf16"));
+  EXPECT_FALSE(tile("forward", "kv_idx // 64"));
+  EXPECT_EQ(tile("backward", "kv_idx % 64")->keys, 64);
+  EXPECT_EQ(tile("backward", "kv_idx % 96")->keys, 0);
+  EXPECT_TRUE(tile("backward", "kv_idx % 64", "bf16")->wraps);
+  EXPECT_TRUE(tile("backward", "kv_idx // 64")->same);
+  EXPECT_TRUE(tile("backward", "kv_idx // 20")->stairs);
+  EXPECT_FALSE(tile("backward", "kv_idx // 20")->same);
+  EXPECT_FALSE(tile("backward", "kv_idx // 4 % 8"));
+  const problem::Problem two = problem_of(
+      "backward bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, kv_idx // 64] + s[batch, head, q_idx, kv_idx % 64]\" "
+      "param=\"r: real[4, 4, 4096, 64] grad\" param=\"s: real[4, 4, 4096, 64] grad\"");
+  const Sm90BackwardConfig config = sm90_backward_candidates(two, sm90_read_plan(two)).front();
+  EXPECT_EQ(config.tiles.size(), 2u);
+  EXPECT_EQ(config.block_q, 128);
+  EXPECT_EQ(config.rows.size(), 2u);
 }
 
 TEST(ReadPlan, LinesOfATileNeedNoBins) {

@@ -8,6 +8,7 @@
 #include "cuda/launch/pairs_sm90.h"
 #include "cuda/launch/param_gradients.h"
 #include "cuda/launch/pass_sm80.h"
+#include "cuda/launch/rows_sm90.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
 #include "cuda/score_emit.h"
@@ -47,6 +48,7 @@ class BackwardSm90 : public GpuExecutable {
       if (pairs_.back().covers()) gradients_.leave_uncleared(pairs_.back().param());
     }
     if (read_plan_.collect) collect_.emplace(problem_, *read_plan_.collect, facts);
+    if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
     const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
@@ -84,6 +86,7 @@ class BackwardSm90 : public GpuExecutable {
     }
     add(reads_.sources());
     for (const PairsSm90& pairs : pairs_) add(pairs.sources());
+    if (rows_) add(rows_->sources());
     if (uses_tables()) add(tables_.sources());
   }
 
@@ -101,6 +104,10 @@ class BackwardSm90 : public GpuExecutable {
     for (PairsSm90& pairs : pairs_) {
       pairs.load(next, device_);
       next += pairs.sources().size();
+    }
+    if (rows_) {
+      rows_->load(next, device_);
+      next += rows_->sources().size();
     }
     if (!uses_tables()) return;
     tables_.load(next, device_);
@@ -129,6 +136,7 @@ class BackwardSm90 : public GpuExecutable {
     read_plan_.describe(e, problem_);
     if (collect_) collect_->describe(e);
     for (const PairsSm90& pairs : pairs_) pairs.describe(e);
+    if (rows_) rows_->describe(e);
     if (uses_tables() && tables_.needs_data()) e.details.emplace_back("tile table", "made on the device in each run: the mask reads data");
   }
 
@@ -171,6 +179,7 @@ class BackwardSm90 : public GpuExecutable {
     if (!gradients_.any()) return;
     if (collect_) collect_->run(buffers, args, stream);
     for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
+    if (rows_) rows_->run(buffers, args, workspace, stream);
     finish_params(args.attention, buffers, workspace, stream);
   }
 
@@ -203,6 +212,7 @@ class BackwardSm90 : public GpuExecutable {
   std::optional<CollectSm90> collect_;
   std::optional<MeasureSm80> measure_;  ///< for reads_, whose kernels round scores in their own way
   std::vector<PairsSm90> pairs_;
+  std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
   std::size_t lse2_offset_ = 0, largest_offset_ = 0, far_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
   Sm90Schedule schedule_{};
@@ -257,10 +267,14 @@ jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig&
 const Candidate backward_sm90{"sm90", Pass::backward, refuses, make, families};
 
 jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
-  return source_of(
-      p, config, sm90_backward_kernel(p),
-      emit_score(
-          p, {.lines = config.lines, .pairs = true, .tiles = config.tiles, .tables = config.tables, .tanh = true, .bins = config.bins}));
+  return source_of(p, config, sm90_backward_kernel(p),
+                   emit_score(p, {.lines = config.lines,
+                                  .pairs = true,
+                                  .tiles = config.tiles,
+                                  .tables = config.tables,
+                                  .tanh = true,
+                                  .bins = config.bins,
+                                  .rows = config.rows}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_prepare_sm90",

@@ -23,6 +23,8 @@ const char* to_string(Collector collector) {
       return "exact sums in L2";
     case Collector::stored:
       return "stored";
+    case Collector::rows:
+      return "a table for each query in shared memory";
     case Collector::pairs:
       return "pairs";
     case Collector::beside_dq:
@@ -74,6 +76,7 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
   const char* const backward = sm90_backward_kernel(p);
   const char* const kernel = plan.collect ? "collect_sm90" : backward;
   const char* const kind = to_string(facts.kind);
+  if (planned.collector == Collector::rows) return;  // already
   if (facts.is_added() && serves_pairs(p, planned.read))
     return is(Collector::pairs, "pairs_sm90", "an element for each pair that several batches or heads share");
   if (facts.is_added())
@@ -93,6 +96,34 @@ void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& pla
     case scoring::Reduction::element:
       FOVEAL_CHECK(facts.storage == GradientStorage::stored, "a read without a collector");
       return is(Collector::stored, kernel, "an element for each pair of each batch and head");
+  }
+}
+
+/// How a table for each query is summed.
+std::string why_rows(const RowRead& row) {
+  const char* const how = row.run > 0    ? " elements, one for many neighbouring keys"
+                          : row.repeats  ? " elements, the same for every tile of keys"
+                          : row.distinct ? " elements, one for each of eight neighbouring keys"
+                                         : " elements, some for several neighbouring keys";
+  return base::join(row.entries, how, row.stored ? "" : "; shared, and then in exact sums");
+}
+
+/// Gives the reads of tables for each query, which no bins of a CTA hold, to a kernel of their own: nobody else has terms of them.
+void plan_rows(const problem::Problem& p, ReadPlan& plan) {
+  constexpr std::int64_t few = 16640;  // elements that bins beside the backward pass may hold
+  if (p.varlen || p.part || p.attention.dropout_p > 0) return;
+  std::vector<RowRead> found;
+  for (const PlannedRead& read : plan.reads)
+    if (read.facts.kind == scoring::Reduction::scatter && read.facts.storage == GradientStorage::exact_sums && read.facts.elements > few)
+      if (const auto row = row_read(p, read.read)) found.push_back(*row);
+  plan.rows = sm90_rows_config(p, std::move(found));
+  if (!plan.rows) return;
+  for (const RowRead& row : plan.rows->reads) {
+    PlannedRead& read = plan.reads[static_cast<std::size_t>(row.read)];
+    read.collector = Collector::rows, read.kernel = "rows_sm90", read.why = why_rows(row);
+    read.facts.storage = GradientStorage::added;  // later, as far as the backward kernel is concerned
+    read.facts.elements = 0;
+    if (row.stored) plan.storage[read.facts.param] = GradientStorage::stored;
   }
 }
 
@@ -138,8 +169,10 @@ void ReadPlan::describe(Explanation& e, const problem::Problem& p) const {
 
 ReadPlan sm90_read_plan(const problem::Problem& p) {
   ReadPlan plan = facts_of(p);
+  plan_rows(p, plan);
   const bool has_terms = plan.count([](const ReadFacts& read) { return read.has_terms(); }) > 0;
   if (p.head_dim > 128 && has_terms) plan.collect = sm90_collect_config(p, plan);
+  if (plan.collect && plan.rows) plan.collect->rows = plan.rows->reads;
   plan.hopper = hopper_collects(p, plan, has_terms, plan.collect);
   if (!plan.hopper) plan.collect.reset();
   for (PlannedRead& read : plan.reads) plan_sm90(p, plan, read);

@@ -19,6 +19,7 @@ enum class Collector {
   window,     ///< the same for the elements around a tile
   scatter,    ///< exact sums in L2, a term for each pair
   stored,     ///< each element is written by the pair that it belongs to
+  rows,       ///< a kernel of its own, which owns queries and sums the table of each in shared memory
   pairs,      ///< a kernel of its own, which owns pairs and walks whoever shares them
   beside_dq,  ///< the portable kernel of dq, tile by tile
   walk,       ///< the same by a pass of that kernel without dq
@@ -40,6 +41,7 @@ struct ReadPlan {
   std::vector<GradientStorage> storage;  ///< of each parameter
   std::vector<PlannedRead> reads;
   bool hopper = false;                         ///< Hopper kernels collect, but for what is added later
+  std::optional<Sm90RowsConfig> rows{};        ///< of rows_sm90, where there are tables for each query
   std::optional<Sm90CollectConfig> collect{};  ///< of collect_sm90, where the backward kernel has no registers for terms of pairs
 
   /// The numbers of the reads that a collector sums.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "cuda/score_writer.h"
 #include "cuda/tune/read_plan.h"
 
 namespace foveal::cuda {
@@ -76,7 +77,10 @@ int bytes_of_staged(int reads, int block_q, int block_kv) { return 4 * reads * d
 
 device::PairRingShape sm90_pair_ring(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
   device::PairRingShape ring{stages, 0};
-  for (const PairTile& tile : tiles) ring.stage_bytes += device::tile_bytes(rows, columns * tile.element_bytes / 2);
+  for (const PairTile& tile : tiles) {
+    const int loaded = tile.stairs ? device::kChunkRowBytes / tile.element_bytes : tile.keys > 0 ? std::min(tile.keys, columns) : columns;
+    ring.stage_bytes += device::tile_bytes(rows, loaded * tile.element_bytes / 2);
+  }
   return ring;
 }
 
@@ -234,6 +238,34 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
   return static_cast<std::size_t>(layout.bytes);
 }
 
+std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
+  int words = 0;
+  bool turned = false;
+  for (const RowRead& read : reads) {
+    words += device::row_bin_words(read.entries, read.bins());
+    turned = turned || read.bins() == device::RowBins::any;
+  }
+  const device::RowsLayout layout({.block_q = block_q(),
+                                   .block_kv = block_kv,
+                                   .head_dim = static_cast<int>((p.head_dim + 15) / 16 * 16),
+                                   .head_dim_v = static_cast<int>((p.head_dim_v + 15) / 16 * 16),
+                                   .stages = stages,
+                                   .bin_words = words,
+                                   .turned = turned});
+  return static_cast<std::size_t>(layout.bytes);
+}
+
+std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& p, std::vector<RowRead> reads) {
+  std::stable_sort(reads.begin(), reads.end(), [](const RowRead& a, const RowRead& b) { return a.entries < b.entries; });
+  if (reads.size() > max_row_reads) reads.resize(max_row_reads);
+  for (int in_registers = 0; RowRead & read : reads)
+    if (read.repeats && read.run < 16 && ++in_registers > 2) read.repeats = false;  // registers hold the sums of no more
+  for (; !reads.empty(); reads.pop_back())
+    for (const auto& [consumers, stages] : {std::pair{2, 3}, {2, 2}, {2, 1}, {1, 2}, {1, 1}})
+      if (Sm90RowsConfig config{consumers, stages, reads}; config.shared_bytes(p) <= sm90_shared_limit) return config;
+  return std::nullopt;
+}
+
 LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig& config) {
   const bool in_turns = p.attention.determinism == Determinism::reproducible;  // takes the warp that would evaluate them
   if (!p.has_score_mod() || (p.pass == Pass::backward && in_turns)) return {};
@@ -249,8 +281,17 @@ LineValues sm90_line_values(const problem::Problem& p, const Sm90BackwardConfig&
 
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) {
   if (std::max(p.head_dim, p.head_dim_v) > 128) return {};
-  std::vector<PairTile> tiles = find_pair_tiles(p);
-  const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2; };
+  const bool backward = p.pass == Pass::backward;
+  std::vector<PairTile> tiles = backward ? find_transposed_pair_tiles(p) : find_pair_tiles(p);
+  if (!backward) {  // values that are the same for all tiles stay in registers
+    const std::vector<ColumnForm> forms = column_forms(p, program_of(p));
+    const auto stays = [&](const PairTile& tile) {
+      const auto& index = program_of(p).code[static_cast<std::size_t>(tile.read)].index;
+      return tile.wraps && forms[static_cast<std::size_t>(index[static_cast<std::size_t>(tile.column)])].repeats;
+    };
+    tiles.erase(std::remove_if(tiles.begin(), tiles.end(), stays), tiles.end());
+  }
+  const auto wide = [](const PairTile& tile) { return tile.element_bytes > 2 && !tile.stairs && tile.keys == 0; };
   if (tiles.size() > 1)
     tiles.erase(std::remove_if(tiles.begin(), tiles.end(), wide), tiles.end());  // shared memory has no room for these beside others
   if (collects) {

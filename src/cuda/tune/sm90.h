@@ -9,6 +9,7 @@
 #include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/source.h"
 #include "cuda/read_facts.h"
+#include "cuda/row_reads.h"
 #include "cuda/score_facts.h"
 #include "mask/band.h"
 #include "problem/problem.h"
@@ -80,6 +81,7 @@ struct Sm90BackwardConfig {
   std::vector<PairTile> tiles{};     ///< reads that come as tiles, where there are stages for them
   std::vector<ReadBins> bins{};      ///< see sm90_bins
   std::vector<ReadTable> tables{};   ///< in shared memory
+  std::vector<RowRead> rows{};       ///< trained reads that rows_sm90 sums
 
   template <class Self, class Fn>
   static void fields(Self& self, Fn fn) {
@@ -101,7 +103,20 @@ struct Sm90CollectConfig {
   int staged_reads;
   LineValues lines;
   std::vector<ReadBins> bins{};
+  std::vector<RowRead> rows{};  ///< trained reads that rows_sm90 sums
 
+  std::size_t shared_bytes(const problem::Problem& problem) const;
+};
+
+/// Of the pass that sums trained reads of a table for each query.
+struct Sm90RowsConfig {
+  static constexpr int block_kv = 64;
+  int consumers;  ///< warpgroups of 64 queries
+  int stages;     ///< of keys and values
+  std::vector<RowRead> reads;
+
+  int block_q() const { return 64 * consumers; }
+  int threads() const { return 128 * (1 + consumers); }
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
@@ -115,6 +130,8 @@ std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);
 const char* sm90_backward_kernel(const problem::Problem& problem);
 /// How gradients of parameters are collected after a backward kernel that has no registers for terms of pairs; nothing where that does not fit.
 std::optional<Sm90CollectConfig> sm90_collect_config(const problem::Problem& problem, const ReadPlan& plan);
+/// How some reads of tables for each query are summed: as many of them as shared memory holds, the smallest first. Nothing where it holds none.
+std::optional<Sm90RowsConfig> sm90_rows_config(const problem::Problem& problem, std::vector<RowRead> reads);
 /// Reads of one element per pair that the kernels may get as tiles. collects: what a kernel that collects gradients evaluates after the
 /// probabilities finds no tiles any more.
 std::vector<PairTile> sm90_pair_tiles(const problem::Problem& problem, bool collects = false);

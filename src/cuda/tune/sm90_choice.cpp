@@ -339,6 +339,7 @@ std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardC
   config.collects = f.collects;
   config.staged_reads = f.staged;
   config.lines = f.lines;
+  if (f.plan.rows) config.rows = f.plan.rows->reads;
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(p, config)) return std::nullopt;
   if (config.cluster_size() == 1) {

@@ -29,6 +29,7 @@ constexpr bool kLooksAhead = !kHasScore && !kOrdered;
 constexpr bool kPartialOutside = kHasScore && (kSource == TileSource::causal || kSource == TileSource::band);
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
+constexpr bool kHolds = !kFewQueries;
 
 constexpr u32 kTurnBarrier = 1;  // one for each group
 constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
@@ -102,14 +103,23 @@ struct Consumer {
   }
 
   /// What is read for each pair, before the scores are there.
-  FOVEAL_DEVICE void load_ahead(AheadValues& ahead, const ForwardTask& work, bool partial) const {
+  FOVEAL_DEVICE void load_ahead(AheadValues& ahead, const ForwardTask& work, bool partial, bool new_task) const {
     if constexpr (kPairReads == 0) return;
+    if constexpr (any_held<kHolds, kBlockKv>()) {
+      if (new_task) {
+        ForwardTask first = work;
+        first.walk.tile = 0;
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i)
+          load_pair_values<false, kHolds, kBlockKv, true>(ahead, i, position<true>(first, i), args.attention.score);
+      }
+    }
     if (partial) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], position<true>(work, i), args.attention.score);
+      for (int i = 0; i < kAhead; ++i) load_pair_values<false, kHolds, kBlockKv>(ahead, i, position<true>(work, i), args.attention.score);
     } else {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], position<false>(work, i), args.attention.score);
+      for (int i = 0; i < kAhead; ++i) load_pair_values<false, kHolds, kBlockKv>(ahead, i, position<false>(work, i), args.attention.score);
     }
   }
 
@@ -186,7 +196,7 @@ struct Consumer {
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
     const int last_kv = work.sequence.len_kv - 1;
     const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
-    const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp));
+    const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score);
     TiledValues tiled;
     int low[2], high[2];
     u32 kept_columns[kKeptWords] = {};
@@ -201,7 +211,7 @@ struct Consumer {
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
-      ahead[kPairReads > 0 ? i : 0].put_into(at);
+      put_pair_values<false, kHolds, kBlockKv>(at, ahead, i);
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       tiled.put_into(at, i);
       rings.tables().put_into(at);
@@ -578,7 +588,7 @@ struct Consumer {
       if constexpr (!kValuesFirst) start_values(tile - 1);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
       if (!kInside && new_task) follow_tables();
-      load_ahead(ahead, next, !kInside && partial);
+      load_ahead(ahead, next, !kInside && partial, !kInside && new_task);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
       wgmma_wait<1>();

@@ -131,6 +131,41 @@ struct PairsLayout {
         bytes(pair_barriers + s.pairs.barrier_bytes()) {}
 };
 
+/// Of kernels/rows_sm90.cuh; bin_words: of a row of queries; turned: are terms of some read handed to lanes that have a row each?
+struct RowsShape {
+  int block_q, block_kv, head_dim, head_dim_v, stages, bin_words;
+  bool turned;
+};
+
+struct RowsLayout {
+  int query_bytes, stage_bytes;
+  int query, grad_out, stage, key, value, barriers, turned, bins, bytes;  ///< key, value: of a stage
+  static constexpr int turned_pitch(int block_kv) {
+    return block_kv + 4;
+  }  ///< words of a row: rows lie on different banks, in pieces of 16 bytes
+
+  constexpr explicit RowsLayout(const RowsShape& s)
+      : query_bytes(tile_bytes(s.block_q, s.head_dim) + tile_bytes(s.block_q, s.head_dim_v)),
+        stage_bytes(tile_bytes(s.block_kv, s.head_dim) + tile_bytes(s.block_kv, s.head_dim_v)),
+        query(0),
+        grad_out(tile_bytes(s.block_q, s.head_dim)),
+        stage(query_bytes),
+        key(0),
+        value(tile_bytes(s.block_kv, s.head_dim)),
+        barriers(stage + s.stages * stage_bytes),
+        turned((barriers + ring_bytes(1) + ring_bytes(s.stages) + 15) / 16 * 16),
+        bins(turned + (s.turned ? 4 * s.block_q * turned_pitch(s.block_kv) : 0)),
+        bytes(bins + 4 * s.block_q * s.bin_words) {}
+};
+/// How the terms of a row meet in its bins: eight neighbours have bins of their own and are added by the lanes that have them; or any two may have the same,
+/// and two lanes that own the row, and a copy of its bins each, add one after the other.
+enum class RowBins { distinct, any };
+/// Words of one copy, and from one row to the next: so that the lanes that add at a time mostly lie on different banks.
+constexpr int row_copy_words(int entries) { return entries | 1; }
+constexpr int row_bin_words(int entries, RowBins bins) {
+  return bins == RowBins::any ? 2 * row_copy_words(entries) + 1 : (entries + 7) / 16 * 16 + 8;
+}
+
 /// Words that say of a tile of binned terms how large they are and where they lie, in turns: a tile's are written while those of the one
 /// before are read.
 constexpr int read_bin_words(int entries, int copies, bool window) { return entries * copies + 3 * (window ? 3 : 1); }

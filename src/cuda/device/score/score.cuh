@@ -36,6 +36,11 @@
 //   real offset_in_units(score, at, args)                                does not depend on the score
 //   real score_gain(score, at, args), offset_unit(score, at, args)       the same for all pairs of a head
 // What is the same for all pairs of a head does not use the raw score.
+//
+// kPairRun[v], kPairRepeats[v]: the element of at.loaded[v] is the same for blocks of so many keys (0: it is not), and the same again 64 keys on. For the kernel that
+// sums the reads of tables for each query (kernels/rows_sm90.cuh), number i < kRowReads of which is the trained read kRowRead[i]:
+//   int row_bin<i>(at, args)      the number of the element among the kRowEntries[i] of a query, those that differ in the dimensions kRowDims[i], a bit each
+// kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it goes along the keys; kRowStored: it is written as a RowGradientOf<i>, and not added.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -108,18 +113,62 @@ struct PairValues {
     for (int v = 0; v < kPairReads; ++v) pair.loaded[v] = value[v];
   }
 };
+template <int v>
+FOVEAL_DEVICE void load_pair_value(PairValues& pairs, const Position& at, const ScoreArgs& args) {
+  using PairElement = typename PairElementOf<v>::type;
+  const PairElement* origin = static_cast<const PairElement*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args);
+  if constexpr (kIsInteger<PairElement>) {
+    pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(origin, pair_step<v>(at, args)));
+  } else {
+    pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
+  }
+}
 template <int v = 0>
 FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const ScoreArgs& args) {
   if constexpr (v < kPairReads) {
-    using PairElement = typename PairElementOf<v>::type;
-    const PairElement* origin = static_cast<const PairElement*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args);
-    if constexpr (kIsInteger<PairElement>) {
-      pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(origin, pair_step<v>(at, args)));
-    } else {
-      pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
-    }
+    load_pair_value<v>(pairs, at, args);
     load_pair_values<v + 1>(pairs, at, args);
   }
+}
+/// Do values of a read stay from tile to tile? kKeys: of a tile; holds: its rows are queries, which stay, too.
+template <bool holds, int kKeys, int v>
+constexpr bool is_held() {
+  return holds && kPairRepeats[v] && kPairRun[v] == 0 && kKeys % 64 == 0;
+}
+/// The largest part of a run, half of it or a quarter and so on, that tiles of so many keys begin with.
+constexpr int common_block(int run, int keys) { return keys % run == 0 ? run : common_block(run / 2, keys); }
+/// The register of a fragment that has a read's value for register i, too: the first of the thread and row whose key lies in the same run, or of the two rows
+/// where these are keys; or the first of those that repeat.
+template <bool transposed, bool holds, int kKeys, int v>
+constexpr int register_of_read(int i) {
+  constexpr int run = kPairRun[v] > 0 ? common_block(kPairRun[v], kKeys) : 0;
+  if constexpr (is_held<holds, kKeys, v>()) return i % 32;
+  if constexpr (transposed) return run >= 16 ? i & ~2 : i;
+  if constexpr (run >= 8) return i / (run / 2) * (run / 2) + (i & 2);
+  return i;
+}
+/// Loads what register i needs that no other has. at: its pair; held: values that stay, of the pair `at` in the first tile of all.
+template <bool transposed, bool holds, int kKeys, bool held = false, int v = 0, int count>
+FOVEAL_DEVICE void load_pair_values(PairValues (&pairs)[count], int i, const Position& at, const ScoreArgs& args) {
+  if constexpr (v < kPairReads) {
+    if constexpr (is_held<holds, kKeys, v>() == held) {
+      if (register_of_read<transposed, holds, kKeys, v>(i) == i) load_pair_value<v>(pairs[i], at, args);
+    }
+    load_pair_values<transposed, holds, kKeys, held, v + 1>(pairs, i, at, args);
+  }
+}
+/// The values of register i, where they were loaded so.
+template <bool transposed, bool holds, int kKeys, int v = 0, int count>
+FOVEAL_DEVICE void put_pair_values(Pair& pair, const PairValues (&pairs)[count], int i) {
+  if constexpr (v < kPairReads) {
+    pair.loaded[v] = pairs[register_of_read<transposed, holds, kKeys, v>(i)].value[v];
+    put_pair_values<transposed, holds, kKeys, v + 1>(pair, pairs, i);
+  }
+}
+template <bool holds, int kKeys, int v = 0>
+constexpr bool any_held() {
+  if constexpr (v < kPairReads) return is_held<holds, kKeys, v>() || any_held<holds, kKeys, v + 1>();
+  return false;
 }
 
 }  // namespace foveal::device

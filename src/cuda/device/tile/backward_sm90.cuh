@@ -394,10 +394,12 @@ struct BackwardGroup {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     if (partial) {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], pairs.template position<true>(i), args.attention.score);
+      for (int i = 0; i < kAhead; ++i)
+        load_pair_values<true, false, kBlockKv>(ahead, i, pairs.template position<true>(i), args.attention.score);
     } else {
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_pair_values(ahead[i], pairs.template position<false>(i), args.attention.score);
+      for (int i = 0; i < kAhead; ++i)
+        load_pair_values<true, false, kBlockKv>(ahead, i, pairs.template position<false>(i), args.attention.score);
     }
   }
 
@@ -484,7 +486,8 @@ struct BackwardGroup {
     AheadValues loaded;
     TiledValues tiled[kCount / 8];
     u32 dropped_words[kBlockQ / 64];
-    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
+    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                                   args.attention.score);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) raws[i] = scores[i];
 #pragma unroll
@@ -550,7 +553,8 @@ struct BackwardGroup {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const WarpPairs pairs = warp_pairs(work, use, ahead);
-    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp));
+    const TiledView<true, kBlockQ, kBlockKv> tiles(rings.pairs, use, first_key + 16 * (thread / kWarp), work.first_pair(args.attention),
+                                                   args.attention.score);
     TiledValues tiled;
     const u32 lse = rings.lse(use) + 4 * fragment_first_column(thread);
     const KeptColumns columns = kept_columns(pairs, work);

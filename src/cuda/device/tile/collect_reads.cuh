@@ -153,7 +153,7 @@ struct WarpPairs {
   template <bool partial = true>
   FOVEAL_DEVICE Pair pair(int i) const {
     Pair pair = lines.pair(i, position<partial>(i));
-    ahead[kPairReads > 0 ? i : 0].put_into(pair);
+    put_pair_values<true, false, kBlockKv>(pair, ahead, i);
     tables.put_into(pair);
     return pair;
   }

@@ -13,14 +13,27 @@ namespace foveal::device {
 
 template <int v>
 constexpr int kPairTileElementBytes = sizeof(typename PairTileElementOf<v>::type);
+/// Columns that are loaded of a tile of so many keys.
+template <int v>
+constexpr int pair_tile_columns(int keys) {
+  if (kPairTileStairs[v]) return kChunkRowBytes / kPairTileElementBytes<v>;
+  return kPairTileKeys[v] > 0 && kPairTileKeys[v] < keys ? kPairTileKeys[v] : keys;
+}
 /// Bytes of the tiles of reads before `end`, for kColumns keys.
 template <int end, int kRows, int kColumns>
 constexpr int pair_tiles_before() {
   if constexpr (end == 0) {
     return 0;
   } else {
-    return pair_tiles_before<end - 1, kRows, kColumns>() + tile_bytes(kRows, kColumns * kPairTileElementBytes<end - 1> / 2);
+    return pair_tiles_before<end - 1, kRows, kColumns>() +
+           tile_bytes(kRows, pair_tile_columns<end - 1>(kColumns) * kPairTileElementBytes<end - 1> / 2);
   }
+}
+
+/// Where a chunk may begin that has the element `place` and those that follow.
+template <int v>
+FOVEAL_DEVICE int first_stair(int place) {
+  return place & ~(16 / kPairTileElementBytes<v> - 1);
 }
 
 /// Tiles of kRows queries by kColumns keys, one for each read.
@@ -52,8 +65,15 @@ struct PairTiles {
     constexpr int kChunk = kChunkRowBytes / kPairTileElementBytes<v>;  // columns
     int place[4] = {};
     pair_tile_place<v>(first, args.attention.score, place);
+    if constexpr (kPairTileStairs[v]) place[0] = first_stair<v>(place[0]);
 #pragma unroll
-    for (int chunk = 0; chunk < chunk_count(kColumns, kChunk); ++chunk) {
+    for (int chunk = 0; chunk < chunk_count(pair_tile_columns<v>(kColumns), kChunk); ++chunk) {
+      if constexpr (kPairTileWraps[v]) {
+        Position at = first;
+        at.kv += chunk * kChunk;
+        pair_tile_place<v>(at, args.attention.score, place);
+        place[0] -= chunk * kChunk;
+      }
       tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunk, place[1], place[2],
                place[3]);
     }
@@ -91,9 +111,12 @@ struct TiledValues {
 template <bool transposed, int kRows, int kColumns>
 struct TiledView {
   u32 address[kPairTileSlots];  // of the row that this lane names, in the first blocks; or of the lane's first element
+  u32 second[kPairTileSlots];   // stairs: of the key eight further on
 
-  /// first: the warp's first row of the tile.
-  FOVEAL_DEVICE TiledView(const PairTiles<kRows, kColumns>& tiles, u32 use, int first) { find<0>(tiles, use, first); }
+  /// first: the warp's first row of the tile; at: the pair of the tile's first row and column.
+  FOVEAL_DEVICE TiledView(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
+    find<0>(tiles, use, first, at, args);
+  }
 
   /// Registers 8 n .. 8 n + 7: 16 columns of the fragment. By all lanes.
   FOVEAL_DEVICE TiledValues load(int n) const {
@@ -103,29 +126,48 @@ struct TiledView {
   }
 
  private:
+  /// That has what a column of the tile reads.
   template <int v>
-  FOVEAL_DEVICE void find(const PairTiles<kRows, kColumns>& tiles, u32 use, int first) {
+  FOVEAL_DEVICE static int loaded_column(int column) {
+    return pair_tile_columns<v>(kColumns) < kColumns ? column % pair_tile_columns<v>(kColumns) : column;
+  }
+  template <int v>
+  FOVEAL_DEVICE void find(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
     if constexpr (v < kPairTiles) {
       const u32 tile = tiles.template tile<v>(use);
-      if constexpr (kPairTileElementBytes<v> == 4) {
+      if constexpr (kPairTileStairs[v]) {
+        static_assert(transposed && kPairTileElementBytes<v> == 4, "stairs are read by rows of keys");
+        const int column = 2 * (lane_id() % 4);
+        const auto stair = [&](int key) {
+          int place[4] = {}, of_first[4] = {};
+          Position pair = at;
+          pair_tile_place<v>(pair, args, of_first);
+          pair.kv = min(at.kv + key, at.kv + kColumns - 1);
+          pair_tile_place<v>(pair, args, place);
+          const int element = place[0] - first_stair<v>(of_first[0]);
+          return tile + column * kChunkRowBytes + (((element / 4) ^ column) * 16 + element % 4 * 4);
+        };
+        address[v] = stair(first + lane_id() / 4);
+        second[v] = kPairTileSame[v] ? address[v] : stair(first + lane_id() / 4 + 8);
+      } else if constexpr (kPairTileElementBytes<v> == 4) {
         const int row = lane_id() / 4, column = 2 * (lane_id() % 4);  // of the fragment
         if constexpr (transposed) {
-          const int key = first + row;
+          const int key = loaded_column<v>(first + row);
           address[v] = tile + key / 32 * kRows * kChunkRowBytes + column * kChunkRowBytes + (((key % 32 / 4) ^ column) * 16 + key % 4 * 4);
         } else {
           address[v] = tile + (first + row) * kChunkRowBytes + (((column / 4) ^ row) * 16 + column % 4 * 4);
         }
       } else {
-        const int along = lane_id() % 8, second = lane_id() / 8 & 1, third = lane_id() / 16;
+        const int along = lane_id() % 8, next = lane_id() / 8 & 1, third = lane_id() / 16;
         if constexpr (transposed) {
-          const int key = first + 8 * second, query = 8 * third + along;
+          const int key = loaded_column<v>(first + 8 * next), query = 8 * third + along;
           address[v] =
               tile + key / kChunkColumns * kRows * kChunkRowBytes + query * kChunkRowBytes + ((key % kChunkColumns / 8) ^ along) * 16;
         } else {
-          address[v] = tile + (first + 8 * second + along) * kChunkRowBytes + (third ^ along) * 16;
+          address[v] = tile + (first + 8 * next + along) * kChunkRowBytes + (third ^ along) * 16;
         }
       }
-      find<v + 1>(tiles, use, first);
+      find<v + 1>(tiles, use, first, at, args);
     }
   }
 
@@ -137,10 +179,18 @@ struct TiledView {
         for (int i = 0; i < 8; i += 2) {
           const int block = i / 4, half = fragment_row(i);  // 8 columns; 8 rows
           u32 *one = &values.word[v][i], *two = &values.word[v][i + 1];
+          if constexpr (kPairTileSame[v]) {
+            if (half == 1) {
+              *one = values.word[v][i - 2];
+              *two = values.word[v][i - 1];
+              continue;
+            }
+          }
           if constexpr (transposed) {
-            const u32 at = (address[v] ^ 32 * half) + (16 * n + 8 * block) * kChunkRowBytes;
-            *one = load_word(at);
-            *two = load_word((at ^ 16) + kChunkRowBytes);
+            const u32 of_half = kPairTileStairs[v] ? (half ? second[v] : address[v]) : address[v] ^ 32 * half;
+            const int blocks = (16 * n + 8 * block) * kChunkRowBytes;  // the swizzle is the same there
+            *one = load_word(of_half + blocks);
+            *two = load_word((of_half ^ 16) + (kChunkRowBytes + blocks));
           } else {
             const u32 at = (address[v] ^ (n % 2 * 64 + 32 * block)) + n / 2 * kRows * kChunkRowBytes + 8 * half * kChunkRowBytes;
             float neighbours[2];

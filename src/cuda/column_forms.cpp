@@ -1,0 +1,140 @@
+#include "cuda/column_forms.h"
+
+#include <algorithm>
+
+namespace foveal::cuda {
+namespace {
+
+using scoring::Instr;
+using scoring::Op;
+using scoring::Program;
+using scoring::ValueId;
+
+/// The largest block, of at most `most` keys, whose length divides n; 0: none of 8 keys or more.
+int block_dividing(std::int64_t n, int most = ColumnForm::period) {
+  for (int block = most; block >= 8; block /= 2)
+    if (n % block == 0) return block;
+  return 0;
+}
+
+class Forms {
+ public:
+  Forms(const problem::Problem& problem, const Program& program)
+      : program_(program), first_block_(block_dividing(problem.attention.kv_offset)) {
+    for (std::size_t i = 0; i < program.code.size(); ++i) found_.push_back(of(i));
+  }
+  std::vector<ColumnForm> forms() const {
+    std::vector<ColumnForm> forms;
+    for (const Form& form : found_) forms.push_back(form);
+    return forms;
+  }
+
+ private:
+  struct Form : ColumnForm {
+    bool congruent = false;               ///< a polynomial of kv and of what repeats: equal modulo a divisor of the period where kv is
+    std::optional<std::int64_t> slope{};  ///< it grows by so much with each key
+  };
+
+  const Form& form(ValueId id) const { return found_[static_cast<std::size_t>(id)]; }
+  std::optional<std::int64_t> constant(ValueId id) const {
+    const Instr& instr = program_[id];
+    return instr.op == Op::integer_const ? std::optional(instr.integer) : std::nullopt;
+  }
+
+  Form of(std::size_t i) const {
+    const Instr& instr = program_.code[i];
+    const unsigned depends = program_.depends[i];
+    if (depends & scoring::depends_score) return {};
+    Form form;
+    if (!(depends & scoring::depends_kv)) {
+      form.run = ColumnForm::period;
+      form.repeats = form.congruent = true;
+      form.slope = 0;
+      return form;
+    }
+    if (instr.op == Op::kv_idx) {
+      form.line = first_block_;
+      form.distinct = form.congruent = true;
+      form.slope = 1;
+      return form;
+    }
+    form.run = ColumnForm::period;
+    form.repeats = true;
+    const auto take = [&](ValueId id) {
+      if (id < 0) return;
+      form.run = std::min(form.run, this->form(id).run);
+      form.repeats = form.repeats && this->form(id).repeats;
+    };
+    for (const ValueId arg : instr.arg) take(arg);
+    for (const ValueId index : instr.index) take(index);
+    if (instr.type == Type::integer) add_integer(form, instr);
+    form.congruent = form.congruent || form.repeats;
+    return form;
+  }
+
+  void add_integer(Form& form, const Instr& instr) const {
+    const auto a = instr.arg[0], b = instr.arg[1];
+    switch (instr.op) {
+      case Op::add:
+      case Op::sub: {
+        const Form &first = this->form(a), &second = this->form(b);
+        const int sign = instr.op == Op::add ? 1 : -1;
+        form.congruent = first.congruent && second.congruent;
+        if (first.slope && second.slope) form.slope = *first.slope + sign * *second.slope;
+        if (const auto shift = constant(b); shift && first.line > 0) form.line = block_dividing(*shift, first.line);
+        if (const auto shift = constant(a); shift && second.line > 0 && sign > 0) form.line = block_dividing(*shift, second.line);
+        break;
+      }
+      case Op::neg:
+        form.congruent = this->form(a).congruent;
+        if (this->form(a).slope) form.slope = -*this->form(a).slope;
+        break;
+      case Op::mul: {
+        constexpr std::int64_t most = 1 << 20;
+        form.congruent = this->form(a).congruent && this->form(b).congruent;
+        for (const auto& [factor, value] : {std::pair{a, b}, {b, a}})
+          if (const auto by = constant(factor);
+              by && std::abs(*by) < most && this->form(value).slope && std::abs(*this->form(value).slope) < most)
+            form.slope = *by * *this->form(value).slope;
+        break;
+      }
+      case Op::floor_div:
+        if (const auto by = constant(b); by && *by > 0 && this->form(a).line > 0)
+          form.run = std::max(form.run, block_dividing(*by, this->form(a).line));
+        if (const auto by = constant(b); by && *by >= 8) form.stairs = this->form(a).slope == 1;
+        break;
+      case Op::mod:
+        if (const auto by = constant(b); by && *by > 0) {
+          const Form& value = this->form(a);
+          if (value.line > 0) form.line = block_dividing(*by, value.line);
+          form.repeats = form.repeats || (value.congruent && ColumnForm::period % *by == 0);
+          form.distinct = *by >= 8 && value.slope && std::abs(*value.slope) == 1;
+        }
+        break;
+      default:
+        break;
+    }
+    form.distinct = form.distinct || (form.slope && *form.slope != 0);
+  }
+
+  const Program& program_;
+  const int first_block_;
+  std::vector<Form> found_;
+};
+
+}  // namespace
+
+std::vector<ColumnForm> column_forms(const problem::Problem& p, const Program& program) { return Forms(p, program).forms(); }
+
+ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index) {
+  ColumnForm element{.run = ColumnForm::period, .line = 0, .repeats = true, .distinct = false};
+  for (const ValueId id : index) {
+    const ColumnForm& of_index = forms[static_cast<std::size_t>(id)];
+    element.run = std::min(element.run, of_index.run);
+    element.repeats = element.repeats && of_index.repeats;
+    element.distinct = element.distinct || of_index.distinct;
+  }
+  return element;
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,64 @@
+#include "cuda/launch/rows_sm90.h"
+
+#include "base/check.h"
+#include "cuda/score_emit.h"
+
+namespace foveal::cuda {
+
+RowsSm90::RowsSm90(const problem::Problem& p, const Sm90RowsConfig& config, const driver::DeviceFacts& facts, Workspace& workspace)
+    : problem_(p), config_(config), shared_bytes_(static_cast<unsigned>(config.shared_bytes(p))) {
+  const Sm90Mask mask = sm90_mask(p);
+  keys_in_reach_ = sm90_keys_in_reach(p, mask);
+  if (mask.tiles == Sm90Tiles::list) tables_.emplace(p, config.block_q(), config.block_kv, false, workspace);
+  schedule_ = sm90_schedule({.row_cost = sm90_row_cost(mask, p.seqlen_q, config.block_q(), p.seqlen_kv, config.block_kv, false),
+                             .heads = p.heads_q,
+                             .batch = p.batch,
+                             .head_bytes = 2 * p.seqlen_kv * (p.head_dim + p.head_dim_v)},
+                            habits::collect, {facts.multiprocessors, facts.l2_bytes});
+  sources_ = {rows_sm90_source(p, config)};
+  if (tables_) sources_.insert(sources_.end(), tables_->sources().begin(), tables_->sources().end());
+}
+
+void RowsSm90::load(const std::shared_ptr<const jit::Image>* images, int device) {
+  kernel_ = jit::Kernel(images[0], device, shared_bytes_);
+  if (!tables_) return;
+  tables_->load(images + 1, device);
+  tables_->upload(device);
+}
+
+void RowsSm90::run(const problem::Buffers& buffers, const device::Sm90Args& backward, void* workspace, Stream stream) const {
+  const problem::Problem& p = problem_;
+  const int block_q = config_.block_q(), block_kv = config_.block_kv;
+  device::Sm90Args args = backward;
+  args.q = sm90_tensor_map(buffers.q, block_q, p.total_q);
+  args.dout = sm90_tensor_map(buffers.dout, block_q, p.total_q);
+  args.k = sm90_tensor_map(buffers.k, block_kv, keys_in_reach_);
+  args.v = sm90_tensor_map(buffers.v, block_kv, keys_in_reach_);
+  args.order = schedule_.order;
+  if (tables_) {
+    args.attention.tiles_q = static_cast<int>((p.seqlen_q + block_q - 1) / block_q);
+    args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + block_kv - 1) / block_kv);
+    args.attention.runs = tables_->runs(workspace);
+    tables_->make(args.attention, workspace, stream);
+  }
+  kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams),
+                  .threads = static_cast<unsigned>(config_.threads()),
+                  .shared_bytes = shared_bytes_},
+                 args, stream);
+}
+
+void RowsSm90::describe(Explanation& e) const {
+  e.details.emplace_back("rows", base::join("tiles ", config_.block_q(), "x", config_.block_kv, " stages ", config_.stages, ", ",
+                                            schedule_.order.tasks, " tasks, spilled bytes ", kernel_.image().facts.spill_bytes));
+}
+
+jit::KernelSource rows_sm90_source(const problem::Problem& p, const Sm90RowsConfig& config) {
+  jit::KernelSource source{.stem = "rows_sm90", .entry = "rows_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
+  source.score = emit_score(p, {.pairs = true, .rows = config.reads, .sums_rows = true});
+  source.constants.set("kConsumers", config.consumers).set("kStages", config.stages);
+  source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
+  source.constants.set("kProducerRegisters", config.consumers == 2 ? 40 : 56).set("kConsumerRegisters", config.consumers == 2 ? 232 : 240);
+  return source;
+}
+
+}  // namespace foveal::cuda
