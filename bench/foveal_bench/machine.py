@@ -51,6 +51,11 @@ def _gpu() -> str:
     return said("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").partition("\n")[0] or "unknown"
 
 
+def command(words: list[str]) -> str:
+    """What was called, with absolute paths by their last names: where something lies on a machine is nothing to others."""
+    return " ".join(["foveal-bench", *(re.sub(r"(^|(?<==))/\S*/(?=[^/])", "", word) for word in words)])
+
+
 def describe(device: str, threads: int | None = None, **facts: Any) -> dict[str, Any]:
     """facts: what else a verb knows, such as versions. torch's where it was imported."""
     torch = sys.modules.get("torch")
@@ -60,7 +65,7 @@ def describe(device: str, threads: int | None = None, **facts: Any) -> dict[str,
         **({"torch": torch.__version__} if torch else {}),
         **facts,
         "commit": _commit(),
-        "command": " ".join(["foveal-bench", *sys.argv[1:]]),
+        "command": command(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
 

@@ -422,3 +422,10 @@ def test_tables_are_those_of_the_rows():
     code = "import sys; sys.modules['torch'] = sys.modules['tqdm'] = None; sys.argv[1:] = ['--check']; import runpy; runpy.run_path('tools/write_tables.py', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_does_not_say_where_things_lie() -> None:
+    from foveal_bench import machine
+
+    words = ["llmc", "--llmc", "/home/someone/llm.c", "--output=/tmp/a/rows.jsonl", "bench/suites/peers-cpu.txt"]
+    assert machine.command(words) == "foveal-bench llmc --llmc llm.c --output=rows.jsonl bench/suites/peers-cpu.txt"
