@@ -172,6 +172,21 @@ def few():
     return "\n".join(lines)
 
 
+def pages():
+    """Keys on pages beside the same keys in rows."""
+    cases = collections.defaultdict(dict)
+    for row in rows_of("h200-pages", "variants"):
+        cases[row["case"]][row["contender"]] = row
+    first = next(iter(cases.values()))["foveal"]
+    sizes = sorted({name for found in cases.values() for name in found if name != "foveal"}, key=lambda name: -int(name.partition("=")[2]))
+    lines = [f"{first['machine']}, commit `{first['commit']}`:", "", "| keys in rows | us | " + " | ".join(f"{name.split()[1]}, times the speed" for name in sizes) + " |",
+             "|---|---|" + "---|" * len(sizes)]
+    for case, found in cases.items():
+        cells = [f"{found['foveal']['ms'] / found[name]['ms']:.2f}" if name in found else "" for name in sizes]
+        lines.append(f"| {case} | {1e3 * found['foveal']['ms']:.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def shapes():
     """Shapes beside their round neighbours, reproducible gradients beside fast ones, few queries."""
     found = collections.defaultdict(dict)
@@ -372,7 +387,7 @@ def suites():
 PAGES = {
     "README.md": (example, speed),
     "docs/support.md": (support, architectures),
-    "docs/performance.md": (models, llmc, cpu, gpu, few, scores),
+    "docs/performance.md": (models, llmc, cpu, gpu, few, pages, scores),
     "docs/numerics.md": (errors, checks),
     "docs/reliability.md": (fuzz, programs, soak),
     "docs/distributed.md": (distributed,),
