@@ -85,6 +85,16 @@ TEST(ReadPlan, TablesForEachQueryAreSummedByRows) {
       GradientStorage::exact_sums);
 }
 
+TEST(ReadPlan, RowsOfKeysOfTheirOwnLengthsAreNotWalked) {
+  const std::string score = "score=\"score + r[batch, head, q_idx, kv_idx // 64]\" param=\"r: real[2, 4, 300, 64] grad\"";
+  const auto collector = [&](const std::string& line) {
+    return sm90_read_plan(problem_of("backward bf16 b2 h4 q300:640 d64 " + line + score)).reads.front().collector;
+  };
+  EXPECT_EQ(collector(""), Collector::rows);
+  EXPECT_NE(collector("pages=64 seqlens_kv=640,301 "), Collector::rows);
+  EXPECT_NE(collector("dropout=0.1:3 "), Collector::rows);
+}
+
 TEST(ReadPlan, TablesForEachQueryComeAsTilesOrStay) {
   const auto tile = [](const char* pass, const std::string& index, const char* type = "") {
     const problem::Problem p = problem_of(std::string(pass) + " bf16 b4 h4 q4096 d64 score=\"score + r[batch, head, q_idx, " + index +

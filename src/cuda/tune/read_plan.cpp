@@ -111,7 +111,7 @@ std::string why_rows(const RowRead& row) {
 /// Gives the reads of tables for each query, which no bins of a CTA hold, to a kernel of their own: nobody else has terms of them.
 void plan_rows(const problem::Problem& p, ReadPlan& plan) {
   constexpr std::int64_t few = 16640;  // elements that bins beside the backward pass may hold
-  if (p.varlen || p.part || p.attention.dropout_p > 0) return;
+  if (p.ragged_kv() || p.part || p.attention.dropout_p > 0) return;
   std::vector<RowRead> found;
   for (const PlannedRead& read : plan.reads)
     if (read.facts.kind == scoring::Reduction::scatter && read.facts.storage == GradientStorage::exact_sums && read.facts.elements > few)
