@@ -62,6 +62,22 @@ TEST(Pages, GradientsAreSummedOnlyWhereTheyAreWanted) {
   EXPECT_EQ(sums("dv"), 2);
 }
 
+/// Kernels that know batches of keys only are asked about batches of keys only.
+TEST(Pages, PassesForReadsOfBatchesAreLeftOut) {
+  const auto has = [](const std::string& line, const char* stem) {
+    const auto stems = stems_of(line);
+    return std::count(stems.begin(), stems.end(), stem) > 0;
+  };
+  const std::string of_query =
+      "backward bf16 b2 h2 q500:512 d64 score=\"score + r[batch, head, q_idx, kv_idx % 64]\" param=\"r: real[2, 2, 500, 64] grad\"";
+  const std::string of_pair =
+      "backward bf16 b2 h4 q128:320 d64 score=\"score + bias[head, q_idx, kv_idx]\" param=\"bias: real[4, 128, 320] grad\"";
+  EXPECT_TRUE(has(of_query, "rows_sm90"));
+  EXPECT_TRUE(has(of_pair, "pairs_sm90"));
+  EXPECT_FALSE(has(of_query + " pages=16", "rows_sm90"));
+  EXPECT_FALSE(has(of_pair + " pages=16", "pairs_sm90"));
+}
+
 TEST(Pages, WhatTheDeviceCannotCountIsRefused) {
   problem::Problem p = problem_of("forward bf16 b2 h8:2 q1:640 d128 pages=64");
   p.seqlens_kv.strides[0] = 2;
