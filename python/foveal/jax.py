@@ -11,7 +11,7 @@ import operator
 import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Iterable, Literal, overload
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -181,7 +181,8 @@ class _One:
             arrays = _stacked(size, params, flags[len(given) :], copied)
             return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
         stacked = _stacked(size, operands, flags, [True] * len(flags))
-        return jax.lax.map(lambda example: _bind(self, example), stacked)
+        result: list[Any] = jax.lax.map(lambda example: _bind(self, example), stacked)
+        return result
 
     def derived(self, operands: Any, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
         """The results and their tangents. tangents: None where there is none."""
@@ -206,7 +207,8 @@ def _jitted(jaxpr: Any) -> Any:
 
 def _bind(one: _One, operands: Any) -> list[Any]:
     mesh = jax.sharding.get_abstract_mesh() if hasattr(jax.sharding, "get_abstract_mesh") else None
-    return _pass_p.bind(*operands, one=one, jaxpr=_jaxpr(one, tuple(map(jax.typeof, operands)), mesh))
+    result: list[Any] = _pass_p.bind(*operands, one=one, jaxpr=_jaxpr(one, tuple(map(jax.typeof, operands)), mesh))
+    return result
 
 
 def _batch(operands: Any, dims: Any, *, one: _One, jaxpr: Any) -> Any:
@@ -247,7 +249,7 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
     """`size` examples as one batch. `given` and the copied `params` have a leading dimension for the example; so do the results."""
     described = what.described
     batch = given["q"].shape[1]
-    merged = lambda shape: (shape[0] * shape[1], *shape[2:])  # noqa: E731 - examples and rows become rows
+    merged: Callable[[Any], Any] = lambda shape: (shape[0] * shape[1], *shape[2:])  # noqa: E731 - examples and rows become rows
     new_params, new_arrays, folded = [], [], {}
     for param, array, copy in zip(described.params, params, copied):
         if copy:
@@ -479,7 +481,7 @@ def backward(
     wanted = [i for i, flag in enumerate(wanted_gradients(gradients, names)) if flag]
     if arrays.holds_nothing(q, k, v):
         sink = None if what.described.sink is None else names.index(what.described.sink.name)
-        zeros = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
+        zeros: Callable[[Any], jax.Array] = lambda x: jnp.zeros(x.shape, jnp.promote_types(x.dtype, jnp.float32))  # noqa: E731
         at_head = None if dlse is None or sink is None else dlse.sum([axis for axis in range(dlse.ndim) if axis != dlse.ndim - 2])
         of_params = {names[i]: at_head.astype(zeros(params[i]).dtype) if i == sink and at_head is not None else zeros(params[i]) for i in wanted}
         return jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v), of_params

@@ -46,7 +46,8 @@ class Forward:
                 operands[i] = x
             return self.evaluate(*operands)
 
-        return jax.jvp(of_varied, tuple([operands[i] for i in self.varied]), tangents)[1]
+        result: tuple[Any, Any] = jax.jvp(of_varied, tuple([operands[i] for i in self.varied]), tangents)[1]
+        return result
 
     def cotangents(self, residuals: Sequence[Any], dout: Any, dlse: Any, wanted: Sequence[int]) -> list[Any]:
         """Of the operands `wanted`, by the backward pass. residuals: the operands, out, lse."""
@@ -66,7 +67,7 @@ def _jitted(fn: Callable[..., Any]) -> Any:
     return jax.jit(fn)
 
 
-@tangents_p.def_impl
+@tangents_p.def_impl  # type: ignore[untyped-decorator]
 def _(*values: Any, forward: Any, vmapped: Any) -> Any:
     return _jitted(_tangents(forward, vmapped))(*values)
 
@@ -84,7 +85,7 @@ class _tangents:  # noqa: N801 - a function, hashable by what it does
         return list(fn(*values))
 
 
-@tangents_p.def_abstract_eval
+@tangents_p.def_abstract_eval  # type: ignore[untyped-decorator]
 def _(*avals: Any, forward: Any, vmapped: Any) -> Any:
     return list(avals[len(avals) - len(forward.varied) - 2 :][:2])  # as out and lse
 
@@ -144,7 +145,8 @@ batching.primitive_batchers[tangents_p] = _batched
 
 def of_forward(forward: Forward, operands: Sequence[Any], out: Any, lse: Any, tangents: Sequence[Any]) -> list[Any]:
     """Tangents of out and lse, from those of the varied operands."""
-    return tangents_p.bind(*operands, out, lse, *tangents, forward=forward, vmapped=())
+    result: list[Any] = tangents_p.bind(*operands, out, lse, *tangents, forward=forward, vmapped=())
+    return result
 
 
 def of_backward(described: Description, roles: Sequence[str], wanted: Sequence[Any], operands: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
@@ -170,7 +172,8 @@ def of_backward(described: Description, roles: Sequence[str], wanted: Sequence[A
         found = pull((given["dout"], given.get("dlse", jnp.zeros_like(lse))))
         return [x.astype(_wide(operands[i]) if i >= first else x.dtype) for i, x in zip(places, found)]
 
-    return jax.jvp(gradients, tuple([operands[i] for i in varied]), tuple([tangents[i] for i in varied]))[1]
+    result: list[Any] = jax.jvp(gradients, tuple([operands[i] for i in varied]), tuple([tangents[i] for i in varied]))[1]
+    return result
 
 
 def _wide(x: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import math
 import warnings
-from typing import Any, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +57,8 @@ class Evaluation(evaluation.Evaluation):
     def _where(self, kept: jax.Array) -> Evaluation:
         other: Any = self.branch()
         other._active = kept if self._active is None else kept & self._active
-        return other
+        result: Evaluation = other
+        return result
 
 
 def _floor_div(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -182,7 +183,7 @@ def _kept_by_dropout(p: float, rng_state: jax.Array, heads: int, symbols: Mappin
     else:
         words = rng_state.astype(jnp.uint64)
         (seed_low, offset_low), (seed_high, offset_high) = words.astype(jnp.uint32), (words >> 32).astype(jnp.uint32)
-    u32 = lambda x: jnp.asarray(x).astype(jnp.uint32)  # noqa: E731
+    u32: Callable[[Any], jax.Array] = lambda x: jnp.asarray(x).astype(jnp.uint32)  # noqa: E731
     kv = u32(symbols["kv_idx"])
     counter = jnp.broadcast_arrays(kv // 4, u32(symbols["q_idx"]), u32(symbols["batch"]) * u32(heads) + u32(symbols["head"]), offset_low)
     key = [seed_low, seed_high ^ offset_high]
@@ -200,4 +201,5 @@ def _product_high(factor: int, x: jax.Array) -> jax.Array:
     half, low = jnp.uint32(16), jnp.uint32(0xFFFF)
     a_low, a_high, x_low, x_high = jnp.uint32(factor & 0xFFFF), jnp.uint32(factor >> 16), x & low, x >> half
     middle = a_high * x_low + (a_low * x_low >> half)
-    return a_high * x_high + (middle >> half) + ((a_low * x_high + (middle & low)) >> half)
+    result: jax.Array = a_high * x_high + (middle >> half) + ((a_low * x_high + (middle & low)) >> half)
+    return result

@@ -105,7 +105,7 @@ def _split(mesh: Mesh, q: Any, sizes: Sizes) -> Split:
     if mesh.empty or q.sharding is None:
         return Split()
     axes = _axes_of(q.sharding, q.shape, mesh)
-    count = lambda names: math.prod(mesh.shape[name] for name in names)  # noqa: E731
+    count: Callable[[Any], int] = lambda names: math.prod(mesh.shape[name] for name in names)  # noqa: E731
     batch_axes, head_axes = () if sizes.batch == 0 else axes[0], axes[-2]
     heads, group = sizes.heads // count(head_axes), sizes.heads // sizes.heads_kv
     if heads % group != 0 and group % heads != 0:

@@ -37,7 +37,8 @@ class Symbol(Symbols):
 
     @property
     def dtype(self) -> np.dtype:
-        return self._dtype
+        result: np.dtype[Any] = self._dtype
+        return result
 
     @property
     def ndim(self) -> int:
@@ -136,7 +137,7 @@ def _nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, n
 _layout = layout(lambda first, last, shape: np.arange(first, last).reshape(shape), lambda found: np.asarray(found).reshape(-1).tolist())
 _abs = formulas.both(lambda x: _core.where(x >= 0.0, x, -x), _core.abs)  # its derivative at 0 is 1
 _gelu = elementwise(lambda x, approximate=True: formulas.gelu_tanh(x) if approximate else formulas.gelu(x))
-_slope = lambda x, slope: _core.where(x >= 0.0, x, slope * x)  # noqa: E731
+_slope: Callable[[Any, Any], Any] = lambda x, slope: _core.where(x >= 0.0, x, slope * x)  # noqa: E731
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     **{name: getattr(_core, name) for name in "exp exp2 log log2 sqrt tanh sin cos tan".split()},

@@ -42,11 +42,13 @@ class Symbol(Symbols):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._dtype
+        result: torch.dtype = self._dtype
+        return result
 
     @property
     def device(self) -> torch.device:
-        return self._tracer.device
+        result: torch.device = self._tracer.device
+        return result
 
     @property
     def ndim(self) -> int:
@@ -54,11 +56,13 @@ class Symbol(Symbols):
 
     @property
     def data(self) -> "Symbol":
-        return _call(self._tracer, torch.Tensor.detach, (self,), {})
+        result: "Symbol" = _call(self._tracer, torch.Tensor.detach, (self,), {})
+        return result
 
     @property
     def T(self) -> "Symbol":  # noqa: N802 - torch's name
-        return _call(self._tracer, torch.t, (self,), {})
+        result: "Symbol" = _call(self._tracer, torch.t, (self,), {})
+        return result
 
     requires_grad = is_leaf = False
     is_cuda = property(lambda self: self.device.type == "cuda")
@@ -99,7 +103,8 @@ class Symbol(Symbols):
         return self.shape if dim is None else self.shape[dim]
 
     def is_floating_point(self) -> bool:
-        return self._dtype.is_floating_point
+        result: bool = self._dtype.is_floating_point
+        return result
 
 
 # ---- what calls mean for expressions ----
@@ -501,7 +506,7 @@ _LOOK_METHODS = {"size", "dim", "numel", "nelement", "ndimension", "is_floating_
 
 def _is_basic(index: Any) -> bool:
     """Integers and forward slices: what makes a view."""
-    whole = lambda i: i is None or i is Ellipsis or type(i) is int or isinstance(i, slice)  # noqa: E731
+    whole: Callable[[Any], bool] = lambda i: i is None or i is Ellipsis or type(i) is int or isinstance(i, slice)  # noqa: E731
     return all(map(whole, index)) if isinstance(index, tuple) else whole(index)
 
 
@@ -607,7 +612,8 @@ class TorchTracer(CallTracer):
         if not _is_integral(dtype):
             return number
         info = torch.iinfo(dtype)
-        return (number - info.min) % 2**info.bits + info.min
+        result: int = (number - info.min) % 2**info.bits + info.min
+        return result
 
     def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
         stopped = self.gradient_stopped()

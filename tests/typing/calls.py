@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask
 from typing_extensions import assert_type
 
 import foveal
@@ -37,11 +38,24 @@ def torch_calls(q: torch.Tensor, bias: torch.Tensor) -> None:
     module = foveal.torch.Attention("score * gate[]", foveal.causal(), params={"gate": torch.nn.Parameter(torch.ones(()))}, dropout_p=0.1)
     module(q, q, q)
     out = foveal.torch.scaled_dot_product_attention(q, q, q, is_causal=True)
-    foveal.torch.flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s)
+    assert_type(foveal.torch.flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s, scale=0.1), torch.Tensor)
+    assert_type(foveal.torch.flex_attention(q, q, q, head_score, keeps_past, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+    assert_type(foveal.torch.flex_attention(q, q, q, return_aux=AuxRequest(lse=True)), tuple[torch.Tensor, AuxOutput])
+    foveal.torch.flex_attention(q, q, q, block_mask=create_block_mask(keeps_past, None, None, 8, 8, device="cpu"), kernel_options={"checked": True})
+    foveal.torch.flex_attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
+    foveal.torch.flex_attention(q, q, q, score_mod=3)  # type: ignore[call-overload]
     with foveal.torch.patch() as routed:
         print(routed)
     foveal.torch.attention(q, q, q, is_causal=True)  # type: ignore[call-overload]
     foveal.torch.Attention(is_causal=True)  # type: ignore[call-arg]
+
+
+def head_score(score: torch.Tensor, b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return score * h
+
+
+def keeps_past(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+    return i >= j
 
 
 def jax_calls(q: jax.Array, bias: jax.Array, seed: jax.Array) -> None:

@@ -120,7 +120,8 @@ class ContextParallel:
         dim = self.seq_dim if dim is None else dim
         if tensor.shape[dim] != len(self.positions):
             raise ValueError(f"unshard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected this rank's {len(self.positions)}")
-        return _unshard_op(tensor, dim % tensor.dim(), self.number)
+        result: Tensor = _unshard_op(tensor, dim % tensor.dim(), self.number)
+        return result
 
     def _unshard(self, tensor: Tensor, dim: int) -> Tensor:
         rows_first = tensor.detach().movedim(dim, 0).contiguous()
@@ -142,12 +143,14 @@ class ContextParallel:
 
     def agreed(self, state: Tensor) -> Tensor:
         """Rank 0's, so that all ranks drop the same pairs."""
-        return _agreed_op(state, self.number)
+        result: Tensor = _agreed_op(state, self.number)
+        return result
 
     def _agreed(self, state: Tensor) -> Tensor:
         if self._by_host:
             self._transport.agree([("call", "a seed of dropout")])
-            return self._transport.all_gather(state.cpu())[0].to(state.device)
+            result: Tensor = self._transport.all_gather(state.cpu())[0].to(state.device)
+            return result
         carried = state.clone()
         distributed.broadcast(carried, distributed.get_global_rank(self._group, 0), group=self._group)
         return carried
@@ -155,7 +158,8 @@ class ContextParallel:
     def _all_gather(self, mine: Tensor) -> list[Tensor]:
         if self._by_host:
             self._transport.agree([("call", "unshard"), ("tensor", f"{mine.dtype} {list(mine.shape)}")])
-            return self._transport.all_gather(mine.cpu())
+            result: list[Tensor] = self._transport.all_gather(mine.cpu())
+            return result
         shards = [torch.empty_like(mine) for _ in range(self.size)]
         distributed.all_gather(shards, mine, group=self._group)
         return shards
@@ -180,7 +184,8 @@ class ContextParallel:
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         try:
-            return _forward_op(q, k, v, params, *seeds, rng.state, key, self.number)
+            result: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, *seeds, rng.state, key, self.number)
+            return result
         except Exception as error:
             error.of_all_ranks = True  # type: ignore[attr-defined]
             raise
@@ -373,13 +378,16 @@ def _backward_op(
 
 
 @_forward_op.register_fake
-def _(q, k, v, params, seed, offset, rng_state, key, context):
+def _(q: Any, k: Any, v: Any, params: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
     heads, rows = _rows_of(q, program(key).heads_first)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((q.shape[0], heads, rows), dtype=_wide(q))
 
 
 @_backward_op.register_fake
-def _(q, k, v, out, lse, dout, dlse, params, seed, offset, rng_state, key, context, want):
+def _(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, params: Any, seed: Any, offset: Any, rng_state: Any,
+    key: Any, context: Any, want: Any,
+) -> Any:  # fmt: skip
     return [t.new_empty(t.shape) for t, wanted in zip((q, k, v, *params), want) if wanted]
 
 
@@ -413,7 +421,7 @@ def _agreed_op(state: Tensor, context: int) -> Tensor:
 
 
 @_agreed_op.register_fake
-def _(state, context):
+def _(state: Any, context: Any) -> Any:
     return torch.empty_like(state)
 
 
@@ -423,7 +431,7 @@ def _unshard_op(tensor: Tensor, dim: int, context: int) -> Tensor:
 
 
 @_unshard_op.register_fake
-def _(tensor, dim, context):
+def _(tensor: Any, dim: Any, context: Any) -> Any:
     shape = list(tensor.shape)
     shape[dim] = _context(context).seqlen
     return tensor.new_empty(shape)

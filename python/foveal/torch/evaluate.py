@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, Mapping
+from typing import Any, Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Evaluation(evaluation.Evaluation):
     def _narrowed(self, pairs: Tensor) -> evaluation.Evaluation:
         """At some of the pairs. What was computed already is taken over."""
         other = self.branch()
-        take = lambda x: x[pairs] if isinstance(x, Tensor) and x.dim() > 0 else x  # noqa: E731
+        take: Callable[[Any], Any] = lambda x: x[pairs] if isinstance(x, Tensor) and x.dim() > 0 else x  # noqa: E731
         other._symbols = {name: take(value) for name, value in self._symbols.items()}
         other._values = {name: take(value) for name, value in self._values.items()}
         return other

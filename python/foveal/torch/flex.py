@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Literal, Mapping, overload
 
 import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
+from .._core import Expr
 from ..describe import Options, program
 from ..doors import public
 from .block_masks import as_mask
@@ -15,23 +16,47 @@ from .composite import row_maxima
 from .errors import CallError
 from .operators import bound, call
 
+TorchScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str
+TorchMask = torch_flex.BlockMask | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str | None
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: TorchScore | None = None, block_mask: TorchMask = None, scale: float | None = None,
+    enable_gqa: bool = False, return_lse: Literal[False] = False, kernel_options: Mapping[str, Any] | None = None, *, return_aux: None = None,
+) -> Tensor: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: TorchScore | None = None, block_mask: TorchMask = None, scale: float | None = None,
+    enable_gqa: bool = False, *, return_lse: Literal[True], kernel_options: Mapping[str, Any] | None = None, return_aux: None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: TorchScore | None = None, block_mask: TorchMask = None, scale: float | None = None,
+    enable_gqa: bool = False, return_lse: Literal[False] = False, kernel_options: Mapping[str, Any] | None = None, *,
+    return_aux: torch_flex.AuxRequest,
+) -> tuple[Tensor, torch_flex.AuxOutput]: ...
+@overload
+def flex_attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: TorchScore | None = None, block_mask: TorchMask = None, scale: float | None = None,
+    enable_gqa: bool = False, return_lse: bool = False, kernel_options: Mapping[str, Any] | None = None, *,
+    return_aux: torch_flex.AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]: ...
 @public("foveal.torch.flex_attention")
 def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[..., Any] | None = None,
-    block_mask: Any = None,
+    score_mod: TorchScore | None = None,
+    block_mask: TorchMask = None,
     scale: float | None = None,
     enable_gqa: bool = False,
     return_lse: bool = False,
     kernel_options: Mapping[str, Any] | None = None,
     *,
-    return_aux: Any = None,
-) -> Any:
+    return_aux: torch_flex.AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
     """torch.nn.attention.flex_attention.flex_attention, by foveal: unchanged score_mod and mask_mod functions, learnable captures included.
 
     query: [batch, heads_q, seqlen_q, head_dim]; key: [batch, heads_kv, seqlen_kv, head_dim]; value: [batch, heads_kv, seqlen_kv, head_dim_v].
@@ -62,7 +87,7 @@ def flex_attention(
     return (out, lse) if return_lse else out
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _row_maxima(program_key: str, query: Tensor, key: Tensor, captured: list[Tensor]) -> Tensor:
     return row_maxima(program(program_key), query, key, captured)
 

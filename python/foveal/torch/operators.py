@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable
+from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -54,7 +54,10 @@ def _backward_op(
 
 
 @_forward_op.register_fake
-def _(q, k, v, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rng_state, key):
+def _(
+    q: Any, k: Any, v: Any, params: Any, cu_q: Any, cu_kv: Any, block_table: Any, max_q: Any, max_kv: Any, seed: Any,
+    offset: Any, rng_state: Any, key: Any,
+) -> Any:  # fmt: skip
     heads_first = program(key).heads_first
     if q.dim() == 3:
         lse = q.shape[1], q.shape[0]
@@ -65,7 +68,10 @@ def _(q, k, v, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rn
 
 
 @_backward_op.register_fake
-def _(q, k, v, out, lse, dout, dlse, params, cu_q, cu_kv, block_table, max_q, max_kv, seed, offset, rng_state, key, want):
+def _(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, params: Any, cu_q: Any, cu_kv: Any, block_table: Any,
+    max_q: Any, max_kv: Any, seed: Any, offset: Any, rng_state: Any, key: Any, want: Any,
+) -> Any:  # fmt: skip
     heads_first = program(key).heads_first
     gradients = [_new(t, t.shape, heads_first) for t in (q, k, v)] + [_new(t, t.shape, False) for t in params]
     return [gradient for gradient, wanted in zip(gradients, want) if wanted]
@@ -103,17 +109,17 @@ class _Attention(torch.autograd.Function):
     seed, offset and state of dropout."""
 
     @staticmethod
-    def forward(program, run, q, k, v, *params):
+    def forward(program: Any, run: Any, q: Any, k: Any, v: Any, *params: Any) -> Any:
         return program.forward(q, k, v, params, True, *run, True)
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
         ctx.program, ctx.run, q, k, v, *params = inputs
         ctx.save_for_backward(q, k, v, *output, *params)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         q, k, v, out, lse, *params = ctx.saved_tensors
         want = ctx.needs_input_grad[2:]
         if dout is None:
@@ -122,12 +128,13 @@ class _Attention(torch.autograd.Function):
             dout = torch.zeros_like(out)
         dout, dlse = dout.resolve_neg(), None if dlse is None else dlse.resolve_neg()
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
-            found = iter(_Gradients.apply(ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse, *params))
+            given = ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
+            found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
             return (None, None, *[next(found) if wanted else None for wanted in want])
         return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.run, True))
 
     @staticmethod
-    def vmap(info, in_dims, program, run, *tensors):
+    def vmap(info: Any, in_dims: Any, program: Any, run: Any, *tensors: Any) -> Any:
         return examples.run(_Attention, program, run, in_dims[1], (), info.batch_size, in_dims[2:], tensors, first_param=3)
 
 
@@ -135,18 +142,18 @@ class _Gradients(torch.autograd.Function):
     """The backward pass as a function of its own: the wanted gradients."""
 
     @staticmethod
-    def forward(program, run, want, out, lse, q, k, v, dout, dlse, *params):
+    def forward(program: Any, run: Any, want: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, *params: Any) -> Any:
         found = program.backward(q, k, v, out, lse, dout, dlse, params, want, *run, True)
         return tuple([gradient for gradient in found if gradient is not None])
 
     @staticmethod
-    def setup_context(ctx, inputs, output):
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
         ctx.program, ctx.run, ctx.want, _, _, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx, *cotangents):
+    def backward(ctx: Any, *cotangents: Any) -> Any:
         q, k, v, dout, dlse, *params = ctx.saved_tensors
         given = iter(cotangents)
         every = [next(given) if wanted else None for wanted in ctx.want]
@@ -154,15 +161,15 @@ class _Gradients(torch.autograd.Function):
         return (None, None, None, None, None, *found)
 
     @staticmethod
-    def vmap(info, in_dims, program, run, want, *tensors):
+    def vmap(info: Any, in_dims: Any, program: Any, run: Any, want: Any, *tensors: Any) -> Any:
         summed = any(want[3:])  # each example has a gradient of its own
         return examples.run(_Gradients, program, run, in_dims[1], (want,), info.batch_size, in_dims[3:], tensors, first_param=7, alone=summed)
 
 
-_record = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
+_record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _Attention).apply  # without the wrapper that looks for functorch, which call() has done
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_heads_first(key: str) -> bool:
     return program(key).heads_first
 
@@ -211,7 +218,8 @@ def call(
     if not compiling and _negated(tensors):
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:
-        return context.attend(key, params, q, k, v, cu_seqlens, rng)
+        of_shards: tuple[Tensor, Tensor] = context.attend(key, params, q, k, v, cu_seqlens, rng)
+        return of_shards
     if _not_plain(tensors) and sharded.is_sharded(tensors):
         return sharded.attend(call, key, params, q, k, v, program(key).attention.dropout_p > 0, cu_seqlens is not None)
     transformed = not compiling and torch._C._are_functorch_transforms_active()
@@ -219,12 +227,14 @@ def call(
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         of_q, of_kv = cu_seqlens or (None, None)
         cu_kv, block_table = (of_kv.seqlens_kv, of_kv.block_table) if isinstance(of_kv, Paged) else (of_kv, None)
-        return _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key)
+        seen: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key)
+        return seen
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
     if composite.in_forward_mode(tensors) or (transformed and _seen_below(tensors)):
         return composite.attend(program(key), q, k, v, params, run)
     if transformed:
-        return _Attention.apply(program(key), run, q, k, v, *params)
+        recorded: tuple[Tensor, Tensor] = _Attention.apply(program(key), run, q, k, v, *params)  # type: ignore[no-untyped-call]
+        return recorded
     if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
         return _record(program(key), run, q, k, v, *params)
     return program(key).forward(q, k, v, params, True, *run)
@@ -245,7 +255,7 @@ def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]
     return out.to(q.dtype), lse.to(at_head.dtype)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: tuple[Any, ...], heads_first: bool, rest: tuple[Any, ...]) -> str:
     """For torch.compile, which calls this while it traces: all arguments are constants. looks: of the tensors given by name."""
     given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks}
