@@ -118,6 +118,10 @@ def _found(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"
 
 
+# Between the parts of a text, none of which can hold it. Not a line's end: what torch.compile makes has a call's arguments in its comments.
+SEPARATOR = "\t"
+
+
 def description_of(
     score_mod: Expr | None, mask: Expr | None, params: list[Param], bound: list[Any], sink: Param | None, settings: dict[str, Any]
 ) -> Description:
@@ -132,13 +136,13 @@ def description_of(
     attention = _core.Attention(score_mod=score_mod, mask=mask, sink=sink, determinism=determinism, strategy=chosen, **plain)
     looks = [(p.name, tuple(p.shape), p.type.name) for p in params]
     rest = (looks, None if sink is None else sink.name, settings)
-    text = f"{score_mod!r}\n{mask!r}\n{rest!r}"
+    text = SEPARATOR.join(map(repr, (score_mod, mask, rest)))
     return Description(attention, params, bound, text, score_mod, mask, sink, plain["dropout_p"] > 0, settings)
 
 
 def read(text: str) -> Description:
     """The Description with this text, without arrays."""
-    score_mod, mask, rest = text.split("\n")
+    score_mod, mask, rest = text.split(SEPARATOR)
     looks, sink, settings = ast.literal_eval(rest)
     params = [Param(name, list(shape), getattr(Type, kind)) for name, shape, kind in looks]
     exprs = [None if expr == "None" else _core.parse(expr, params) for expr in (score_mod, mask)]
@@ -175,7 +179,7 @@ def program(key: str) -> _core.Program:
     """The program of a Bound's key, also of another process's."""
     found = _programs.get(key)
     if found is None:
-        text, how = key.rsplit("\n", 1)
+        text, how = key.rsplit(SEPARATOR, 1)
         options, heads_first = ast.literal_eval(how)
         return _made(key, read(text), options, heads_first)
     try:
@@ -190,7 +194,7 @@ def _made(key: str, description: Description, options: Sequence[Any], heads_firs
     made = _programs[key] = _core.Program(description.attention, description.params, backend, target, threads, exclude, heads_first)
     while len(_programs) > _MAX_PROGRAMS:
         _programs.popitem(last=False)
-    logging.compile.debug("%s", key.replace("\n", "; "))
+    logging.compile.debug("%s", key.replace(SEPARATOR, "; "))
     return made
 
 
@@ -198,7 +202,7 @@ def bind(description: Description, options: Options, heads_first: bool = False) 
     if not isinstance(options, Options):
         raise TypeError(f"attention: options: found {_found(options)}; expected foveal.Options(...)")
     how = (options.backend, options.target, int(options.threads), options.exclude), heads_first
-    key = f"{description.text}\n{how!r}"
+    key = f"{description.text}{SEPARATOR}{how!r}"
     found = program(key) if key in _programs else _made(key, description, options, heads_first)
     return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
 

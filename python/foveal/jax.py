@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from . import _core, arrays
 from ._core import Expr, Param, Pass, TensorView
-from .describe import Description, Options, describe, description_of, read, wanted_gradients
+from .describe import SEPARATOR, Description, Options, describe, description_of, read, wanted_gradients
 from .doors import public
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
@@ -86,7 +86,7 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
     if found is None:
         options = what.options
         how = (pass_.name, what.cuda, what.max_seqlens, (options.backend, options.target, int(options.threads), options.exclude), *looks)
-        text = f"{what.described.text}\n{how!r}"
+        text = f"{what.described.text}{SEPARATOR}{how!r}"
         found = _planned[key] = (text, _plan(text, what.described))
         while len(_planned) > _MAX_PLANNED:
             _planned.popitem(last=False)
@@ -97,12 +97,12 @@ def _find(what: _What, pass_: Pass, given: dict[str, Any], params: tuple[Any, ..
 
 def restored(text: str) -> None:
     """Plans a call again of which a compiled program holds the text: it was forgotten, or the program comes from a cache of another process."""
-    _plan(text, read(text.rsplit("\n", 1)[0]))
+    _plan(text, read(text.rsplit(SEPARATOR, 1)[0]))
 
 
 def _plan(text: str, described: Description) -> int:
     """Plans the call with this text and registers it under it; its workspace bytes."""
-    pass_name, cuda, max_seqlens, options, *looks = ast.literal_eval(text.rsplit("\n", 1)[1])
+    pass_name, cuda, max_seqlens, options, *looks = ast.literal_eval(text.rsplit(SEPARATOR, 1)[1])
     pass_ = getattr(Pass, pass_name)
     given, params, results = ({name: (dtype, shape) for name, shape, dtype in group} for group in looks)
     tensors = {**given, **results}

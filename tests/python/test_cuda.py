@@ -117,3 +117,35 @@ def test_kernels_of_the_backward_pass_are_compiled_beside_those_of_the_forward_p
     finally:
         foveal._core.on_plan(foveal.logging._planned)
     assert len(seconds) == 2 and seconds[1] < 0.2 * seconds[0]
+
+
+@pytest.mark.parametrize(("seqlen", "kernel"), [(1, "cuda.sm90.bf16.forward"), (40, "cuda.sm90.bf16.forward")])
+def test_keys_on_pages(seqlen, kernel):
+    """Decode and prefill of a cache with NaN in the rows that no sequence uses; gradients land in the pages."""
+    torch.manual_seed(0)
+    page, lengths = 64, [300, 64, 1, 517]
+    pages = [-(-n // page) for n in lengths]
+    order = torch.randperm(sum(pages)).tolist()
+    table = torch.zeros(len(lengths), max(pages), dtype=torch.int32)
+    k, v = (torch.full((sum(pages), page, 2, 64), torch.nan, dtype=torch.bfloat16) for _ in range(2))
+    for b, (n, count) in enumerate(zip(lengths, pages)):
+        for i in range(count):
+            table[b, i] = order.pop()
+            rows = min(page, n - i * page)
+            for pool in (k, v):
+                pool[table[b, i], :rows] = torch.randn(rows, 2, 64, dtype=torch.bfloat16)
+    q = torch.randn(len(lengths), seqlen, 8, 64, dtype=torch.bfloat16)
+    arguments = dict(mask=foveal.causal_bottom_right(), score_mod=lambda s, b, h, i, j: s + 0.1 * h)
+
+    def run(device, dtype):
+        tensors = [t.to(device, dtype, copy=True).requires_grad_() for t in (q, k, v)]
+        out = foveal.torch.attention(*tensors, block_table=table.to(device), seqlens_kv=torch.tensor(lengths, dtype=torch.int32, device=device), **arguments)
+        return [out, *torch.autograd.grad(out.double().square().sum(), tensors)]
+
+    found, expected = run("cuda", torch.bfloat16), run("cpu", torch.float64)
+    for a, b in zip(found, expected):
+        a, b = a.detach().double().cpu(), b.detach()
+        kept = b.isfinite()
+        assert (a[kept] - b[kept]).norm() <= 2e-2 * b[kept].norm()
+    report = foveal.explain(q.cuda(), k.cuda(), v.cuda(), block_table=table.cuda(), seqlens_kv=torch.tensor(lengths, dtype=torch.int32).cuda(), mask=arguments["mask"])
+    assert report["kernel"].startswith(kernel) and "gathered" not in report["kernel"]

@@ -88,3 +88,39 @@ def test_sizes_that_torch_compile_keeps_open():
         q, k, v = (torch.randn(1, 2, n, 4, dtype=torch.float64) for _ in range(3))
         mask = torch.randn(n, n, dtype=torch.float64)
         torch.testing.assert_close(compiled(q, k, v, mask), torch.nn.functional.scaled_dot_product_attention(q, k, v, mask))
+
+
+def test_what_an_operator_is_told_fits_in_a_comment():
+    """Inductor writes the arguments of a call into comments of the code that it makes: text after a line's end would be code."""
+    layer = foveal.torch.Attention(lambda s, b, h, i, j: s - (i - j), mask=foveal.causal())
+    texts = []
+
+    def look(graph, _):
+        texts.extend(arg for node in graph.graph.nodes for arg in node.args if isinstance(arg, str) and "kv_idx" in arg)
+        return graph
+
+    q = torch.randn(1, 8, 2, 4)
+    torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend=look)(q, q, q), layer(q, q, q))
+    assert texts and not any(len(text.splitlines()) > 1 for text in texts)
+
+
+class OnGpu:
+    """A CPU tensor that says it lies on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, tensor):
+        self.tensor, self.stride, self.resolve_neg = tensor, tensor.stride, lambda: self
+
+    def contiguous(self):
+        return OnGpu(self.tensor.contiguous())
+
+
+def test_gradients_that_hopper_cannot_load_are_copied():
+    from foveal.torch.operators import _as_rows
+
+    one = torch.ones(1).expand(2, 3, 4, 8)
+    assert _as_rows(one) is one
+    assert _as_rows(OnGpu(one)).stride() == (96, 32, 8, 1)
+    rows = OnGpu(torch.ones(2, 4, 3, 8).transpose(1, 2))
+    assert _as_rows(rows) is rows

@@ -21,6 +21,12 @@ def _of_kv(cu_kv: Tensor | None, block_table: Tensor | None) -> Any:
     return cu_kv if block_table is None else Paged(block_table, cu_kv)
 
 
+def _as_rows(dout: Tensor) -> Tensor:
+    """The gradient of a sum is one number with strides of 0, which Hopper's copy engine does not load: a copy costs less than the portable kernels."""
+    dout = dout.resolve_neg()
+    return dout.contiguous() if dout.is_cuda and dout.stride(-1) != 1 else dout
+
+
 _runs = [0]  # of the forward operator
 
 
@@ -47,9 +53,9 @@ def _backward_op(
     want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
     rng = seed % 2**64, offset % 2**64, rng_state
-    q, k, v, dout, *params = [t.resolve_neg() for t in (q, k, v, dout, *params)]
+    q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
     of_kv = _of_kv(cu_kv, block_table)
-    found = program(key).backward(q, k, v, out, lse, dout, dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
+    found = program(key).backward(q, k, v, out, lse, _as_rows(dout), dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
 
@@ -126,7 +132,7 @@ class _Attention(torch.autograd.Function):
             if dlse is None:
                 return (None,) * (2 + len(want))
             dout = torch.zeros_like(out)
-        dout, dlse = dout.resolve_neg(), None if dlse is None else dlse.resolve_neg()
+        dout, dlse = _as_rows(dout), None if dlse is None else dlse.resolve_neg()
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
             given = ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
             found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
@@ -182,12 +188,6 @@ _NO_DISPATCH = Tensor.__torch_dispatch__
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def _seen_below(tensors: Iterable[Tensor]) -> bool:
-    """Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
-    classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants."""
-    return _dispatch_modes() > 0 or _tracing_state() is not None or _not_plain(tensors)
-
-
 def _not_plain(tensors: Iterable[Tensor]) -> bool:
     """Whether one is of a class with a dispatch of its own."""
     for t in tensors:
@@ -220,17 +220,21 @@ def call(
     if context is not None:
         of_shards: tuple[Tensor, Tensor] = context.attend(key, params, q, k, v, cu_seqlens, rng)
         return of_shards
-    if _not_plain(tensors) and sharded.is_sharded(tensors):
+    dispatching = _not_plain(tensors)
+    if dispatching and sharded.is_sharded(tensors):
         return sharded.attend(call, key, params, q, k, v, program(key).attention.dropout_p > 0, cu_seqlens is not None)
     transformed = not compiling and torch._C._are_functorch_transforms_active()
-    if compiling or (_seen_below(tensors) and not transformed):
+    # Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
+    # classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants.
+    below = not compiling and (dispatching or _dispatch_modes() > 0 or _tracing_state() is not None)
+    if compiling or (below and not transformed):
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         of_q, of_kv = cu_seqlens or (None, None)
         cu_kv, block_table = (of_kv.seqlens_kv, of_kv.block_table) if isinstance(of_kv, Paged) else (of_kv, None)
         seen: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key)
         return seen
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
-    if composite.in_forward_mode(tensors) or (transformed and _seen_below(tensors)):
+    if composite.in_forward_mode(tensors) or (transformed and below):
         return composite.attend(program(key), q, k, v, params, run)
     if transformed:
         recorded: tuple[Tensor, Tensor] = _Attention.apply(program(key), run, q, k, v, *params)  # type: ignore[no-untyped-call]

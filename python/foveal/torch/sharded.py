@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._core import Type
-from ..describe import Options, bind, describe, program, read
+from ..describe import SEPARATOR, Options, bind, describe, program, read
 from ..torch_trace import TorchTracer
 
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
@@ -85,7 +85,7 @@ def attend(
 def _of_a_shard(key: str, shares: tuple[tuple[str, int, bool], ...]) -> tuple[str, tuple[str, ...]]:
     """The program whose scores and masks see the batch and the head of the whole, and which of the two they see; shares: of each dimension its
     name, its size on a rank, and whether it is split."""
-    text, how = key.rsplit("\n", 1)
+    text, how = key.rsplit(SEPARATOR, 1)
     whole = read(text)
     exprs = [None if expr is None else repr(expr) for expr in (whole.score_mod, whole.mask)]
     seen = tuple([what for what, _, split in shares if split and any([expr is not None and re.search(rf"\b{what}\b", expr) for expr in exprs])])
