@@ -51,12 +51,12 @@ int guarded(Fn&& fn) noexcept {
 
 /// The size of each version of a struct but the last, which is its size now. A version's fields are the first ones of the next.
 template <class Struct>
-constexpr std::array<size_t, 0> earlier_sizes{};
+inline constexpr std::array<size_t, 0> earlier_sizes{};
 template <>
-constexpr std::array<size_t, 2> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed), offsetof(foveal_call, block_table)};
+inline constexpr std::array<size_t, 2> earlier_sizes<foveal_call>{offsetof(foveal_call, dropout_seed), offsetof(foveal_call, block_table)};
 
 template <>
-constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
+inline constexpr std::array<size_t, 1> earlier_sizes<foveal_options>{offsetof(foveal_options, exclude)};
 
 /// A struct of this version from one of this or an earlier version; fields that it lacks are zero.
 template <class Struct>

@@ -21,7 +21,7 @@ std::set<std::int64_t> bytes_of(const TensorView& view) {
 }
 
 TensorView random_view(base::Random& random) {
-  static char memory[1];
+  static char memory[161];  // nothing is read of it
   TensorView view;
   view.dtype = random.chance(0.5) ? DType::f32 : random.chance(0.5) ? DType::bf16 : DType::f64;
   view.rank = static_cast<int>(random.integer(1, 4));
@@ -29,7 +29,7 @@ TensorView random_view(base::Random& random) {
     view.sizes[d] = random.integer(1, 5);
     view.strides[d] = random.integer(-12, 30);
   }
-  view.data = memory + random.integer(-40, 40) * 2;
+  view.data = memory + 80 + random.integer(-40, 40) * 2;
   return view;
 }
 
