@@ -119,8 +119,8 @@ def test_kernels_of_the_backward_pass_are_compiled_beside_those_of_the_forward_p
     assert len(seconds) == 2 and seconds[1] < 0.2 * seconds[0]
 
 
-@pytest.mark.parametrize(("seqlen", "kernel"), [(1, "cuda.sm90.bf16.forward"), (40, "cuda.sm90.bf16.forward")])
-def test_keys_on_pages(seqlen, kernel):
+@pytest.mark.parametrize("seqlen", [1, 40])
+def test_keys_on_pages(seqlen):
     """Decode and prefill of a cache with NaN in the rows that no sequence uses; gradients land in the pages."""
     torch.manual_seed(0)
     page, lengths = 64, [300, 64, 1, 517]
@@ -148,4 +148,4 @@ def test_keys_on_pages(seqlen, kernel):
         kept = b.isfinite()
         assert (a[kept] - b[kept]).norm() <= 2e-2 * b[kept].norm()
     report = foveal.explain(q.cuda(), k.cuda(), v.cuda(), block_table=table.cuda(), seqlens_kv=torch.tensor(lengths, dtype=torch.int32).cuda(), mask=arguments["mask"])
-    assert report["kernel"].startswith(kernel) and "gathered" not in report["kernel"]
+    assert report["kernel"].startswith("cuda.sm90.bf16.forward") and "gathered" not in report["kernel"]

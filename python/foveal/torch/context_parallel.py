@@ -366,7 +366,7 @@ def _backward_op(
 ) -> list[Tensor]:  # fmt: skip
     found = program(key)
     (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), dout.resolve_neg()
+    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), operators.as_rows(dout)
     plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
     gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
     trained = [i for i, wanted in enumerate(want[3:]) if wanted]

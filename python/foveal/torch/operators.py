@@ -21,7 +21,7 @@ def _of_kv(cu_kv: Tensor | None, block_table: Tensor | None) -> Any:
     return cu_kv if block_table is None else Paged(block_table, cu_kv)
 
 
-def _as_rows(dout: Tensor) -> Tensor:
+def as_rows(dout: Tensor) -> Tensor:
     """The gradient of a sum is one number with strides of 0, which Hopper's copy engine does not load: a copy costs less than the portable kernels."""
     dout = dout.resolve_neg()
     return dout.contiguous() if dout.is_cuda and dout.stride(-1) != 1 else dout
@@ -55,7 +55,7 @@ def _backward_op(
     rng = seed % 2**64, offset % 2**64, rng_state
     q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
     of_kv = _of_kv(cu_kv, block_table)
-    found = program(key).backward(q, k, v, out, lse, _as_rows(dout), dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
+    found = program(key).backward(q, k, v, out, lse, as_rows(dout), dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
 
@@ -132,7 +132,7 @@ class _Attention(torch.autograd.Function):
             if dlse is None:
                 return (None,) * (2 + len(want))
             dout = torch.zeros_like(out)
-        dout, dlse = _as_rows(dout), None if dlse is None else dlse.resolve_neg()
+        dout, dlse = as_rows(dout), None if dlse is None else dlse.resolve_neg()
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
             given = ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
             found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
