@@ -25,23 +25,25 @@ struct Options {
   std::string deal = "automatic", machine = "nvlink";
   std::int64_t unit = 128;
   bool draw = false;
-  std::string png, tile = "128x128";
+  std::string png, tile;             ///< "": the plan's
   std::int64_t batch = 0, head = 0;  ///< that are drawn
 };
 
-/// "128x64" -> 128, 64.
-std::pair<std::int32_t, std::int32_t> tile_named(const std::string& text) {
+/// Tiles of "128x64", 128 queries and 64 keys, which no task takes.
+TileSchedule tile_named(const std::string& text) {
   std::int32_t q = 0, kv = 0;
   int end = 0;
   const bool read = std::sscanf(text.c_str(), "%" SCNd32 "x%" SCNd32 "%n", &q, &kv, &end) == 2 && end == static_cast<int>(text.size());
   FOVEAL_CHECK(read, "explain: --tile '", text, "'; expected queries and keys of a tile: 128x64");
-  return {q, kv};
+  TileSchedule tiles;
+  tiles.block_q = q, tiles.block_kv = kv;
+  return tiles;
 }
 
-void draw(const problem::Line& line, const Options& options) {
+void draw(const problem::Line& line, const TileSchedule& planned, const Options& options) {
   if (!options.draw && options.png.empty()) return;
-  const auto [block_q, block_kv] = tile_named(options.tile);
-  const MaskPicture picture(line, block_q, block_kv, options.batch, options.head);
+  const bool own = options.tile.empty() && planned.block_q > 0;
+  const MaskPicture picture(line, own ? planned : tile_named(options.tile.empty() ? "128x128" : options.tile), options.batch, options.head);
   if (options.draw) fmt::print("{}", picture.text());
   if (!options.png.empty()) write_file(picture.png(), options.png);
 }
@@ -116,7 +118,7 @@ void run(const Options& options) {
       if (several) print_strategies(strategies, e.strategy);
       fmt::print("\n");
     }
-    draw(line, options);
+    draw(line, e.schedule, options);
   }
   if (options.as_json) fmt::print("{}\n", rows.dump(2));
 }
@@ -133,9 +135,9 @@ void add_explain(CLI::App& app) {
   command->add_option("--deal", options->deal, "with --ranks: automatic, contiguous, zigzag or pieces");
   command->add_option("--machine", options->machine, "with --ranks: nvlink (hosts of 8) or network (hosts of 1)");
   command->add_option("--unit", options->unit, "with --ranks: tokens of a tile side");
-  command->add_flag("--draw", options->draw, "the mask as its tiles, one character each");
+  command->add_flag("--draw", options->draw, "the mask as the plan's tiles, one character each, and which task takes them");
   command->add_option("--png", options->png, "the same as a picture, to this file");
-  command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile");
+  command->add_option("--tile", options->tile, "with --draw and --png: queries x keys of a tile, instead of the plan's");
   command->add_option("--batch", options->batch, "with --draw and --png: which batch");
   command->add_option("--head", options->head, "with --draw and --png: which query head");
   command->callback([options] { run(*options); });

@@ -16,11 +16,26 @@ Json to_json(const Explanation& e) {
             {"flops", e.flops},
             {"flops_nominal", e.flops_nominal},
             {"tiles", {{"full", e.tiles_full}, {"partial", e.tiles_partial}, {"empty", e.tiles_empty}}},
+            {"schedule",
+             {{"block_q", e.schedule.block_q},
+              {"block_kv", e.schedule.block_kv},
+              {"rows_are_keys", e.schedule.rows_are_keys},
+              {"team", e.schedule.team},
+              {"teams", e.schedule.teams},
+              {"rows", Json::array()}}},
             {"workspace_bytes", e.workspace_bytes},
             {"deterministic", e.deterministic},
             {"refusals", Json::array()},
             {"details", Json::object()}};
   for (const Refusal& refusal : e.refusals) json["refusals"].push_back({{"candidate", refusal.candidate}, {"reason", refusal.reason}});
+  for (const TileSchedule::Row& row : e.schedule.rows)
+    json["schedule"]["rows"].push_back({{"task", row.task},
+                                        {"team", row.team},
+                                        {"batch", row.batch},
+                                        {"head", row.head},
+                                        {"heads", row.heads},
+                                        {"begin", row.begin},
+                                        {"end", row.end}});
   for (const auto& [name, value] : e.details) json["details"][name] = value;
   return json;
 }

@@ -1,10 +1,11 @@
 #pragma once
-// A mask as tiles see it: which are full, partial or empty, as text and as pixels.
+// A mask as a plan's tiles see it: which are full, partial or empty, and who takes which row of them when; as text and as pixels.
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "foveal/attention.h"
 #include "problem/line.h"
 
 namespace foveal::cli {
@@ -12,21 +13,29 @@ namespace foveal::cli {
 /// One (batch, head) of a problem line; queries from top to bottom, keys from left to right.
 class MaskPicture {
  public:
-  /// Classifies tiles of block_q queries and block_kv keys. Parameters that the mask reads are made as the line says.
-  MaskPicture(const problem::Line& line, std::int32_t block_q, std::int32_t block_kv, std::int64_t batch, std::int64_t head);
+  /// Classifies the schedule's tiles. Parameters that the mask reads are made as the line says.
+  MaskPicture(const problem::Line& line, const TileSchedule& schedule, std::int64_t batch, std::int64_t head);
 
-  /// Counts, then a character for each tile ('#' full, '+' partial, '.' empty), or for several of them where there are many.
+  /// Counts, then a character for each tile ('#' full, '+' partial, '.' empty), or for several of them where there are many, with the tasks
+  /// that take them: behind each row of queries, or below where tasks own keys.
   std::string text() const;
-  /// A PNG file, a square for each tile.
+  /// A PNG file, a square for each tile; beside each row of queries, or above the columns of keys, the place of its task in the order of all,
+  /// from dark (first) to light.
   std::vector<std::byte> png() const;
 
  private:
   enum class Tile : std::uint8_t { empty, partial, full };
   Tile at(std::int64_t row, std::int64_t column) const { return tiles_[static_cast<std::size_t>(row * columns_ + column)]; }
 
-  std::string title_;
+  /// Tasks of the tokens [begin, end), in order; "" when a run deals them.
+  std::string tasks_of(std::int64_t begin, std::int64_t end) const;
+
+  std::string title_, order_;
   std::int64_t rows_ = 0, columns_ = 0;
+  std::int64_t block_q_, block_kv_, tasks_ = 0;
+  bool rows_are_keys_;
   std::vector<Tile> tiles_;
+  std::vector<TileSchedule::Row> taken_;  ///< of this batch and head
 };
 
 }  // namespace foveal::cli

@@ -170,6 +170,21 @@ struct Refusal {
 };
 
 /// What a plan will do. Figures are for the whole problem.
+/// The tiles of a plan's main kernel, and who takes which row of them when.
+struct TileSchedule {
+  /// Tiles of the tokens [begin, end) and query heads [head, head + heads) of a sequence, of which a task takes all, or a split.
+  struct Row {
+    std::int64_t task;  ///< tasks begin in the order of their numbers
+    std::int64_t team;  ///< which CTA or cluster; -1: whoever is free takes the next task
+    std::int64_t batch, head, heads, begin, end;
+  };
+  std::int64_t block_q = 0, block_kv = 0;  ///< tokens of a tile; 0: the kernel has no tiles
+  bool rows_are_keys = false;              ///< tasks own keys (dK, dV) instead of queries
+  std::string team;                        ///< "CTA", "cluster", "thread"
+  std::int64_t teams = 0;                  ///< that work at a time
+  std::vector<Row> rows;                   ///< empty when a run deals its tasks
+};
+
 struct Explanation {
   std::string problem;       ///< one line
   std::string backend;       ///< "cpu"
@@ -179,6 +194,7 @@ struct Explanation {
   double flops = 0;          ///< floating-point operations of the tiles that are visited
   double flops_nominal = 0;  ///< 4 B H Sq Skv D (2.5 times that backward) times the density of the mask
   std::int64_t tiles_full = 0, tiles_partial = 0, tiles_empty = 0;
+  TileSchedule schedule{};
   std::size_t workspace_bytes = 0;
   bool deterministic = true;
   std::vector<Refusal> refusals{};                             ///< every candidate that was asked before, and why it declined

@@ -55,6 +55,7 @@ class Backward final : public planning::Executable {
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward." + to_string(strategy_); }
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, strategy_ == BackwardStrategy::fused ? 2.5 : 3.5);
+    if (lists_) lists_->describe(*s_.work, explanation.schedule);
     explanation.strategy = to_string(strategy_);
     explanation.reduction = grads_.reduction();
     explanation.details.emplace_back("strategy because", because_);
@@ -100,6 +101,12 @@ class Backward final : public planning::Executable {
         make_units(b, work, by_share);
       }
       if (!fused && (b.wants_dk_ || b.wants_dv_)) make_key_tasks(b, work);
+    }
+
+    /// Of the passes apart, that over queries.
+    void describe(const Work& work, TileSchedule& schedule) const {
+      for (std::size_t u = 0; u < units.size(); ++u)
+        for (std::size_t t = units[u].begin; t < units[u].end; ++t) add_rows(work, query_tasks[t], static_cast<std::int64_t>(u), schedule);
     }
 
     void make_units(const Backward& b, const Work& work, bool by_share) {

@@ -5,6 +5,26 @@
 
 namespace foveal::cpu {
 
+/// Adds the tiles of the next task.
+inline void add_rows(const Work& work, const Task& task, std::int64_t number, TileSchedule& schedule) {
+  const Sequence& sequence = work.sequences[static_cast<std::size_t>(work.groups[static_cast<std::size_t>(task.group)].sequence)];
+  for (std::int64_t t = task.tile_begin; t < task.tile_end; ++t) {
+    const LaneTile& tile = work.tiles[static_cast<std::size_t>(t)];
+    schedule.rows.push_back({.task = number,
+                             .team = -1,
+                             .batch = sequence.index,
+                             .head = tile.head,
+                             .heads = tile.heads,
+                             .begin = tile.q,
+                             .end = tile.q + tile.queries});
+  }
+}
+
+/// A list of tasks that whoever is free takes in order.
+inline void describe_tasks(const Work& work, const std::pmr::vector<Task>& tasks, TileSchedule& schedule) {
+  for (std::size_t t = 0; t < tasks.size(); ++t) add_rows(work, tasks[t], static_cast<std::int64_t>(t), schedule);
+}
+
 /// Tiles, flops and threads. `products`: matmul flops of the pass in units of the forward's two products.
 template <class Real>
 void describe_work(const Setup<Real>& setup, Explanation& explanation, double products) {
@@ -13,6 +33,13 @@ void describe_work(const Setup<Real>& setup, Explanation& explanation, double pr
   explanation.deterministic = true;
   const double nominal = planning::dense_flops(p);
   explanation.flops = explanation.flops_nominal = nominal;
+  explanation.schedule = {.block_q = geometry.lanes,
+                          .block_kv = geometry.block_kv,
+                          .rows_are_keys = false,
+                          .team = "thread",
+                          .teams = setup.slots(),
+                          .rows = {}};
+  if (setup.work && !setup.work->tiles.empty()) explanation.schedule.block_q = setup.work->tiles.front().queries;
   if (setup.work) {
     explanation.tiles_full = setup.work->full;
     explanation.tiles_partial = setup.work->partial;

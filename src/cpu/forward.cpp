@@ -34,6 +34,7 @@ class Forward final : public planning::Executable {
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".forward"; }
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, 1.0);
+    if (s_.work) describe_tasks(*s_.work, tasks_, explanation.schedule);
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
     if (pieces_ > 1) explanation.details.emplace_back("pieces of the keys", std::to_string(pieces_));
   }

@@ -35,6 +35,7 @@ class RowPass final : public planning::Executable {
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".forward.rows"; }
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, 1.0);
+    if (s_.work) describe_tasks(*s_.work, tasks_, explanation.schedule);
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
   }
 

@@ -41,6 +41,7 @@ class TilePass final : public planning::Executable {
   std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward.tiles"; }
   void describe(Explanation& explanation) const override {
     describe_work(s_, explanation, 2.5);
+    if (s_.work) describe_tasks(*s_.work, tasks_, explanation.schedule);
     explanation.strategy = to_string(BackwardStrategy::fused);
     explanation.details.emplace_back("shares of a kv head", std::to_string(shares_));
     explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));

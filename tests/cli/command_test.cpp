@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -182,7 +183,7 @@ TEST_F(Command, ExplainDrawsTheMask) {
     }
   EXPECT_EQ(colours.size(), 3u);
 
-  ran = run("explain --draw 'forward f32 b1 h1 q100000 d4 mask=\"causal()\"'");
+  ran = run("explain --draw --tile 128x128 'forward f32 b1 h1 q100000 d4 mask=\"causal()\"'");
   EXPECT_NE(ran.out.find("a character for 13 x 13 of them\n  +...."), std::string::npos) << ran.out;
   for (const std::string bad : {"--draw --tile 10", "--draw --tile 0x4", "--draw --batch 2", "--draw --head -1", "--draw --json"}) {
     ran = run("explain " + bad + " " + line);
@@ -190,6 +191,39 @@ TEST_F(Command, ExplainDrawsTheMask) {
     EXPECT_NE(ran.err.find("explain: --"), std::string::npos) << bad << ran.err;
   }
   EXPECT_NE(run("explain --png " + path("no") + "/folder.png " + line).code, 0);
+}
+
+TEST_F(Command, ExplainDrawsTheSchedule) {
+  const std::string forward = "'forward f32 b2 h2 q512 d16 mask=\"causal()\"'";
+  const Ran json = run("explain --json " + forward);
+  ASSERT_EQ(json.code, 0) << json.err;
+  const nlohmann::json schedule = nlohmann::json::parse(json.out)[0]["schedule"];
+  const Ran drawn = run("explain --draw --batch 1 --head 1 --png " + path("schedule.png") + " " + forward);
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  const auto block_q = schedule["block_q"].get<std::int64_t>(), block_kv = schedule["block_kv"].get<std::int64_t>();
+  EXPECT_NE(drawn.out.find("tiles of " + std::to_string(block_q) + " queries x " + std::to_string(block_kv) + " keys"), std::string::npos)
+      << drawn.out;
+  // Each query of each head is in one row; the tasks with the most keys come first, and the drawing names each row's task.
+  std::map<std::pair<int, int>, std::vector<int>> covered;
+  std::int64_t last_end = 512;
+  for (const auto& row : schedule["rows"]) {
+    for (int head = row["head"]; head < row["head"].get<int>() + row["heads"].get<int>(); ++head) {
+      std::vector<int>& queries = covered[{row["batch"], head}];
+      queries.resize(512);
+      for (int q = row["begin"]; q < row["end"].get<int>(); ++q) ++queries[static_cast<std::size_t>(q)];
+    }
+    if (row["batch"] != 1 || row["head"] != 1) continue;
+    EXPECT_LE(row["begin"].get<std::int64_t>(), last_end);
+    last_end = row["end"];
+    const std::string task = "  task " + std::to_string(row["task"].get<int>()) + "\n";
+    EXPECT_NE(drawn.out.find(task), std::string::npos) << task << drawn.out;
+  }
+  ASSERT_EQ(covered.size(), 4u);
+  for (const auto& [place, queries] : covered) EXPECT_EQ(queries, std::vector<int>(512, 1));
+
+  const auto pixels = pixels_of(text(path("schedule.png")));  // the last row of tiles is done first: the darkest
+  EXPECT_LT(pixels[pixels.size() - 4][2][0], pixels[4][2][0]);
+  EXPECT_NE(run("explain --draw --backend reference " + forward).out.find("tiles of 128 queries x 128 keys"), std::string::npos);
 }
 
 TEST_F(Command, BenchGivesFigures) {

@@ -2,7 +2,9 @@
 // become bands where they are bands; task orders even out.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
+#include <map>
 #include <numeric>
 
 #include "base/check.h"
@@ -649,6 +651,43 @@ TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatev
     EXPECT_LE(turns.teams, 132);
     EXPECT_GE(turns.order.section_heads.value, 33);
     EXPECT_EQ(turns.order.to_and_fro, 0);
+  }
+}
+
+TEST(Sm90Schedule, SaysWhoTakesWhichRowWhen) {
+  for (const bool first_row_first : {false, true}) {
+    for (const double one_each_from : {1.0, Sm90Habits::never}) {
+      const std::int64_t splits = first_row_first ? 1 : 2, packed = first_row_first ? 1 : 4;
+      Sm90Tasks tasks{.row_cost = {}, .heads = 6, .batch = 3, .head_bytes = 1 << 23, .first_row_first = first_row_first};
+      for (const double cost : sm90_row_cost(causal_mask, 1000, 128, 1000, 128, first_row_first))
+        tasks.row_cost.insert(tasks.row_cost.end(), static_cast<std::size_t>(splits), cost);
+      tasks.sequences_inside = one_each_from == 1.0;
+      const Sm90Schedule schedule =
+          sm90_schedule(tasks, {.spilling_cost = 0.06, .one_each_from = one_each_from, .share_of_l2 = 0.5}, {10, 60 << 20});
+      const TileSchedule list = sm90_tile_schedule(schedule, 1000, 128, packed, splits);
+      EXPECT_EQ(list.teams, 10);
+      std::map<std::array<std::int64_t, 3>, std::int64_t> seen;  // of batch, head, begin
+      std::vector<std::int64_t> of_team(10);
+      for (std::size_t i = 0; i < list.rows.size(); ++i) {
+        const TileSchedule::Row& row = list.rows[i];
+        EXPECT_EQ(row.task, static_cast<std::int64_t>(i));
+        EXPECT_EQ(row.end, std::min<std::int64_t>(1000, row.begin + 128));
+        EXPECT_EQ(row.heads, packed);
+        ++seen[{row.batch, row.head, row.begin}];
+        EXPECT_EQ(row.team < 0, one_each_from == 1.0);
+        if (row.team >= 0) ++of_team[static_cast<std::size_t>(row.team)];
+      }
+      EXPECT_EQ(seen.size(), 3u * 6u * 8u);
+      for (const auto& [place, times] : seen) EXPECT_EQ(times, splits);
+      EXPECT_EQ(list.rows.front().begin, first_row_first ? 0 : 7 * 128);  // the longest
+      if (one_each_from == 1.0) {
+        EXPECT_NE(list.rows[0].batch, list.rows[1].batch);
+      } else {
+        EXPECT_NE(list.rows[0].head, list.rows[1].head);
+        EXPECT_EQ(list.rows[10].team, 9);  // to and fro
+        for (const std::int64_t count : of_team) EXPECT_NEAR(static_cast<double>(count), static_cast<double>(list.rows.size()) / 10, 1);
+      }
+    }
   }
 }
 

@@ -125,6 +125,9 @@ class BackwardSm90 : public GpuExecutable {
     e.reduction = gradients_.text();
     e.deterministic = reproducible();  // the order in which tiles add to dq
     e.tiles_full = tables_.full, e.tiles_partial = tables_.partial, e.tiles_empty = tables_.empty;
+    e.schedule = sm90_tile_schedule(schedule_, problem_.seqlen_kv, config_.task_keys(), problem_.group_size, 1);
+    e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.task_keys(), e.schedule.rows_are_keys = true;
+    e.schedule.team = config_.cluster_size() > 1 ? "cluster" : "CTA";
     e.flops = static_cast<double>(e.tiles_full + e.tiles_partial) * config_.block_q * config_.task_keys() * 2.0 *
               static_cast<double>(3 * problem_.head_dim + 2 * problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;

@@ -35,6 +35,7 @@ class ForwardSm80 : public GpuExecutable {
   void describe(Explanation& e) const override {
     e.kernel = kernel();
     tables_.describe(e, problem_);
+    e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
     const double tiles = static_cast<double>(e.tiles_full + e.tiles_partial);
     e.flops = tiles * config_.block_q * config_.block_kv * 2.0 * static_cast<double>(problem_.head_dim + problem_.head_dim_v);
     const jit::Facts& facts = kernel_.image().facts;

@@ -43,6 +43,7 @@ void PassSm80::launch(const device::AttentionArgs& args, std::int64_t blocks, St
 
 void PassSm80::describe(Explanation& e, const char* name, const problem::Problem& p, int matmuls, int matmuls_v) const {
   tables_.describe(e, p);
+  e.schedule.block_q = config_.block_q, e.schedule.block_kv = config_.block_kv, e.schedule.team = "CTA";
   e.flops += static_cast<double>(tables_.full + tables_.partial) * config_.block_q * config_.block_kv * 2.0 *
              (matmuls * static_cast<double>(p.head_dim) + matmuls_v * static_cast<double>(p.head_dim_v));
   const jit::Facts& facts = kernel_.image().facts;

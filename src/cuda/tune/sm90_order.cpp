@@ -100,6 +100,32 @@ std::string Sm90Schedule::text() const {
                     " heads at a time");
 }
 
+TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
+                                std::int64_t splits) {
+  const device::TaskOrder& order = schedule.order;
+  TileSchedule list;
+  list.teams = schedule.at_a_time;
+  const std::int64_t all_heads = order.tasks / order.rows;
+  std::int64_t task = 0;
+  for (std::int64_t first = 0; first < all_heads; first += order.section_heads.value)
+    for (std::int64_t step = 0; step < order.rows; ++step)
+      for (std::int64_t flat = first; flat < std::min<std::int64_t>(first + order.section_heads.value, all_heads); ++flat, ++task) {
+        const std::int64_t row = (order.first_row_first ? step : order.rows - 1 - step) / splits;
+        const std::int64_t inside = flat % order.inside.value, outside = flat / order.inside.value;
+        const std::int64_t round = task / schedule.teams, place = task % schedule.teams;
+        list.rows.push_back({.task = task,
+                             .team = schedule.dealing == Sm90Dealing::one_each   ? -1
+                                     : (order.to_and_fro != 0 && round % 2 != 0) ? schedule.teams - 1 - place
+                                                                                 : place,
+                             .batch = order.sequences_inside ? inside : outside,
+                             .head = (order.sequences_inside ? outside : inside) * packed_heads,
+                             .heads = packed_heads,
+                             .begin = row * row_tokens,
+                             .end = std::min(length, (row + 1) * row_tokens)});
+      }
+  return list;
+}
+
 Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns) {
   const auto [shortest, longest] = std::minmax_element(t.row_cost.begin(), t.row_cost.end());
   const bool even = *shortest == *longest;
@@ -115,7 +141,7 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
                                   t.sequences_inside ? 1 : 0,   divisor(t.sequences_inside ? t.batch : t.heads),
                                   divisor(section_heads),       divisor(last == 0 ? section_heads : last),
                                   divisor(section_heads * rows)};
-    return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_each ? static_cast<int>(tasks) : grid, time};
+    return Sm90Schedule{order, dealing, dealing == Sm90Dealing::one_each ? static_cast<int>(tasks) : grid, grid, time};
   };
   constexpr int most_rows_in_turn = 4;  // of one head that run at a time
   const std::int64_t wanted = std::max<std::int64_t>(in_turns ? teams.count / most_rows_in_turn : 1, t.sequences_inside ? t.batch : 1);

@@ -59,9 +59,15 @@ struct Sm90Schedule {
   device::TaskOrder order;
   Sm90Dealing dealing;
   int teams;                 ///< of the grid
+  int at_a_time;             ///< of these
   double time;               ///< of the busiest, in tiles
   std::string text() const;  ///< "512 tasks in rounds over 132 blocks, 4 heads at a time"
 };
+/// The same for explain(): which CTA or cluster takes which row of `row_tokens` tokens when. packed_heads: query heads of a task's head;
+/// splits: tasks of a row.
+TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
+                                std::int64_t splits);
+
 /// Sections of heads are chosen so that tasks even out and what they read stays in L2: in rounds a few are played through, and the quickest
 /// is taken; with a CTA for each task these even out by themselves, so that bytes alone decide. in_turns: Sm90Dealing::turns, whatever else
 /// were quicker.
