@@ -153,8 +153,7 @@ def read(text: str) -> Description:
 class Bound:
     """What a call needs of its attention: the compiled program, and the arrays that its parameters are."""
 
-    program: _core.Program
-    key: str  # finds the program again from text, as operators of torch.compile need
+    program: _core.Program  # whose key finds it again from text, as operators of torch.compile need
     names: tuple[str, ...]
     arrays: list[Any]
 
@@ -176,7 +175,7 @@ def wanted_gradients(gradients: tuple[str, ...], names: Sequence[str]) -> tuple[
 
 
 def program(key: str) -> _core.Program:
-    """The program of a Bound's key, also of another process's."""
+    """The program with this key, also of another process's."""
     found = _programs.get(key)
     if found is None:
         text, how = key.rsplit(SEPARATOR, 1)
@@ -191,7 +190,7 @@ def program(key: str) -> _core.Program:
 
 def _made(key: str, description: Description, options: Sequence[Any], heads_first: bool) -> _core.Program:
     backend, target, threads, exclude = options
-    made = _programs[key] = _core.Program(description.attention, description.params, backend, target, threads, exclude, heads_first)
+    made = _programs[key] = _core.Program(key, description.attention, description.params, backend, target, threads, exclude, heads_first)
     while len(_programs) > _MAX_PROGRAMS:
         _programs.popitem(last=False)
     logging.compile.debug("%s", key.replace(SEPARATOR, "; "))
@@ -204,7 +203,7 @@ def bind(description: Description, options: Options, heads_first: bool = False) 
     how = (options.backend, options.target, int(options.threads), options.exclude), heads_first
     key = f"{description.text}{SEPARATOR}{how!r}"
     found = program(key) if key in _programs else _made(key, description, options, heads_first)
-    return Bound(found, key, tuple(param.name for param in description.params), list(description.arrays))
+    return Bound(found, tuple(param.name for param in description.params), list(description.arrays))
 
 
 def trace(
@@ -234,7 +233,7 @@ def trace(
                 return bound
             found = [given[source] if type(source) is str else source() for source in sources]
             if not any([array is None for array in found]):
-                return Bound(bound.program, bound.key, bound.names, found)
+                return Bound(bound.program, bound.names, found)
         with_scalars = _with_scalars(score_mod, mask, options, arguments, tracer, heads_first, (found_key or ())[1:], given)
         if with_scalars is not None:
             return with_scalars
@@ -246,7 +245,7 @@ def trace(
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
                 _traces.pop(next(iter(_traces)))
-            _traces[found_key] = (Bound(bound.program, bound.key, bound.names, []), sources)
+            _traces[found_key] = (Bound(bound.program, bound.names, []), sources)
     return bound
 
 
@@ -299,7 +298,7 @@ def _with_scalars(
     found = known.bound.get(constants)
     arrays = None if found is None else [_array_of(source, given, numbers, tracer) for source in found[1]]
     if found is not None and arrays is not None and not any([array is None for array in arrays]):
-        return Bound(found[0].program, found[0].key, found[0].names, arrays)
+        return Bound(found[0].program, found[0].names, arrays)
     made = _traced_with(scalars, score_mod, mask, arguments, tracer, numbers)
     if made is None:  # some of them are needed while tracing
         alone = {place for place in scalars if _traced_with({place}, score_mod, mask, arguments, tracer, numbers) is None}
@@ -311,7 +310,7 @@ def _with_scalars(
     if None not in sources:
         if len(known.bound) >= _MAX_CHANGING:
             known.bound.clear()
-        known.bound[constants] = (Bound(bound.program, bound.key, bound.names, []), sources)
+        known.bound[constants] = (Bound(bound.program, bound.names, []), sources)
     return bound
 
 

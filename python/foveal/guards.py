@@ -126,6 +126,7 @@ def _writes(code: types.CodeType) -> bool:
 _WRITES = {f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("ATTR", "GLOBAL", "SUBSCR")}
 
 _codes: dict[int, _Code] = {}
+_structures: dict[int, tuple[Expr, bytes]] = {}  # of expressions, which do not change, by their identities
 
 
 def _code_of(code: types.CodeType) -> _Code:
@@ -169,6 +170,8 @@ trust((functools.partial, functools.reduce))
 class _Walk:
     """Collects the parts of a key. tensors: the type of arrays that tracing notices wherever they come from; others only where they are
     put in place of the captured ones (Tracer), not as attributes."""
+
+    __slots__ = ("arrays", "parts", "seen", "tensors")
 
     def __init__(self, tensors: type | None):
         self.tensors = tensors
@@ -259,8 +262,13 @@ class _Walk:
         self.parts.append(value.dtype)
 
     def expression(self, value: Expr, attributes: tuple[str, ...], captured: bool) -> None:
+        known = _structures.get(id(value))
+        if known is None:
+            if len(_structures) >= _MAX_CODES:
+                _structures.clear()
+            known = _structures[id(value)] = value, value.structure()
         self.parts.append(Expr)
-        self.parts.append(value.structure())
+        self.parts.append(known[1])
 
     def itself(self, value: Any, attributes: tuple[str, ...], captured: bool) -> None:
         """Immutable, and compared by identity."""
@@ -582,10 +590,12 @@ def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
     walk = _Walk(tensors)
     try:
         for function in functions:
-            walk.value(as_called(function))
-    except _Unknown:
-        return None
-    except RecursionError:
+            handle = _EXACT.get(type(function))
+            if handle is None:
+                walk.value(as_called(function))
+            else:  # a function, an expression, a text or None: called as it is
+                handle(walk, function, (), True)
+    except (_Unknown, RecursionError):
         return None
     return Key(tuple(walk.parts), walk.arrays)
 

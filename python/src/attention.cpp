@@ -159,13 +159,14 @@ void bind_attention(nb::module_& m) {
   nb::class_<Program>(m, "Program", "One attention with its parameters; finds or makes the planned call for the arrays it is given.")
       .def(
           "__init__",
-          [](Program* self, const Attention& attention, const std::vector<Param>& params, const std::string& backend,
+          [](Program* self, std::string key, const Attention& attention, const std::vector<Param>& params, const std::string& backend,
              const std::string& target, int threads, const std::string& exclude, bool heads_first) {
-            new (self)
-                Program(attention, params, {.backend = backend, .target = target, .exclude = exclude, .threads = threads}, heads_first);
+            new (self) Program(std::move(key), attention, params,
+                               {.backend = backend, .target = target, .exclude = exclude, .threads = threads}, heads_first);
           },
-          nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0,
+          nb::arg("key"), nb::arg("attention"), nb::arg("params"), nb::arg("backend") = "", nb::arg("target") = "", nb::arg("threads") = 0,
           nb::arg("exclude") = "", nb::arg("heads_first") = false)
+      .def_prop_ro("key", &Program::key, "All that there is to it, as text: describe.program() makes it again of its key.")
       .def_prop_ro("heads_first", &Program::heads_first)
       .def_prop_ro("attention", &Program::attention)
       .def_prop_ro("params", &Program::params)

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
 #include <functional>
 
 #include "ahead.h"
 #include "array.h"
+#include "plan/signature.h"
 
 namespace nb = nanobind;
 
@@ -19,34 +19,17 @@ namespace {
 
 constexpr std::size_t first_gradient = 3;  // among the results of a backward pass: dq, dk, dv come before the parameters'
 
-template <class T>
-void append(std::string& text, const T& value) {
-  text.append(reinterpret_cast<const char*>(&value), sizeof(value));
-}
-
 /// Equal for calls of a program that share a plan and the way their results are made.
-std::string signature_of(std::int64_t program, const Program::Arguments& arguments, const std::vector<TensorView>& tensors) {
-  std::string text;
-  text.reserve(72 + 72 * tensors.size());
-  append(text, program);
-  append(text, arguments.pass);
-  append(text, arguments.arrays[slots::q].type().ptr());
-  append(text, arguments.max_seqlen_q);
-  append(text, arguments.max_seqlen_kv);
-  append(text, arguments.rounded);
-  for (const bool wanted : arguments.wanted) text.push_back(wanted ? '1' : '0');
-  for (const TensorView& tensor : tensors) {
-    text.push_back(tensor.present() ? static_cast<char>(tensor.rank) : '\x7f');
-    if (!tensor.present()) continue;
-    append(text, tensor.dtype);
-    append(text, tensor.device.kind);
-    append(text, tensor.device.index);
-    text.push_back(reinterpret_cast<std::uintptr_t>(tensor.data) % alignment == 0 ? 'a' : 'u');
-    const std::size_t bytes = static_cast<std::size_t>(tensor.rank) * sizeof(std::int64_t);
-    text.append(reinterpret_cast<const char*>(tensor.sizes.data()), bytes);
-    text.append(reinterpret_cast<const char*>(tensor.strides.data()), bytes);
-  }
-  return text;
+void write_signature(std::int64_t program, const Program::Arguments& arguments, const std::vector<TensorView>& tensors, std::string& out) {
+  planning::Signature signature(out);
+  signature.add(program);
+  signature.add(arguments.pass);
+  signature.add(arguments.arrays[slots::q].type().ptr());
+  signature.add(arguments.max_seqlen_q);
+  signature.add(arguments.max_seqlen_kv);
+  signature.add(arguments.rounded);
+  for (const bool wanted : arguments.wanted) signature.add(wanted);
+  for (const TensorView& tensor : tensors) signature.add(tensor);
 }
 
 DType accumulated(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
@@ -199,7 +182,8 @@ nb::object& Program::observer() {
 }
 
 std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, const std::vector<TensorView>& tensors) {
-  std::string signature = signature_of(number_, arguments, tensors);
+  thread_local std::string signature;
+  write_signature(number_, arguments, tensors, signature);
   std::shared_ptr<const Site>& last = last_[static_cast<std::size_t>(arguments.pass)];
   if (last && last->signature == signature) return last;
   if (auto found = sites().find(signature)) return last = std::move(found);
@@ -223,7 +207,7 @@ std::shared_ptr<const Program::Site> Program::find(const Arguments& arguments, c
   if (device.kind != DeviceKind::cpu && scratch_bytes > 0)
     site->scratch = maker(contiguous_view(DType::u8, device, &scratch_bytes, 1), like);
   site->signature = signature;
-  sites().insert(std::move(signature), site);
+  sites().insert(signature, site);
   ++planned_;
   return last = site;
 }

@@ -16,10 +16,15 @@ namespace foveal::python {
 
 class Program {
  public:
-  /// heads_first: arrays are [batch, heads, seqlen, dim], as torch's own attention takes them, results too (in memory seqlen comes first).
-  Program(Attention attention, std::vector<Param> params, PlanOptions options, bool heads_first)
-      : attention_(std::move(attention)), params_(std::move(params)), options_(std::move(options)), heads_first_(heads_first) {}
+  /// key: all that the rest says, as text. heads_first: arrays are [batch, heads, seqlen, dim], as torch's own attention takes them, results too (in memory seqlen comes first).
+  Program(std::string key, Attention attention, std::vector<Param> params, PlanOptions options, bool heads_first)
+      : key_(std::move(key)),
+        attention_(std::move(attention)),
+        params_(std::move(params)),
+        options_(std::move(options)),
+        heads_first_(heads_first) {}
 
+  const std::string& key() const { return key_; }
   bool heads_first() const { return heads_first_; }
   const Attention& attention() const { return attention_; }
   const std::vector<Param>& params() const { return params_; }
@@ -58,6 +63,7 @@ class Program {
   void plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const;
   std::shared_ptr<const Site> find(const Arguments& arguments, const std::vector<TensorView>& tensors);
 
+  const std::string key_;
   const Attention attention_;
   const std::vector<Param> params_;
   const PlanOptions options_;

@@ -63,10 +63,12 @@ std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attentio
   planning::write_signature(attention, problem::call_of(inputs, outputs), options, signature);
   if (auto state = plan_cache().find(signature)) return state;
   problem::Problem problem = problem::make_problem(attention, inputs, outputs);
-  const std::string key = planning::options_key(options) + problem.key;
-  if (auto state = plan_cache().find(key)) return state;
+  std::string meaning;
+  planning::Signature of_meaning(meaning);
+  of_meaning.add(options), of_meaning.add(problem.key);
+  if (auto state = plan_cache().find(meaning)) return state;
   auto state = planning::choose(std::move(problem), options, api::backends());
-  plan_cache().insert(key, state);
+  plan_cache().insert(std::move(meaning), state);
   plan_cache().insert(signature, state);
   return state;
 }

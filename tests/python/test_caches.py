@@ -63,8 +63,8 @@ def test_a_forgotten_program_is_made_again():
     bound = describe.bind(description, describe.Options(threads=1))
     before = bound.program.forward(q, k, v, bound.arrays, True)
     describe._programs.clear()
-    again = describe.program(bound.key)
-    assert again is not bound.program and describe.program(bound.key) is again
+    again = describe.program(bound.program.key)
+    assert again is not bound.program and describe.program(bound.program.key) is again
     for a, b in zip(before, again.forward(q, k, v, bound.arrays, True)):
         assert a.tobytes() == b.tobytes()
     assert describe.read(description.text).text == description.text

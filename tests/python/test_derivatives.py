@@ -74,7 +74,7 @@ def test_sinks_gqa_packed_batches_and_offsets():
 def test_the_composite_is_the_forward_pass():
     """Outputs beside the kernels': dropout, rows without keys, an index outside, values shared by name, both layouts."""
     from foveal.torch import composite
-    from foveal.torch.operators import bound, program
+    from foveal.torch.operators import bound
 
     q, k, v = tensors(2, 9, 4, 8, n=3)
     table = torch.randn(4, 3, dtype=torch.float64)
@@ -89,10 +89,10 @@ def test_the_composite_is_the_forward_pass():
         for heads_first in (False, True):
             run = None, None, 0, 0, rest.get("seed", 0), rest.get("offset", 0), None
             arguments = {"params": {"table": table}, **{name: x for name, x in rest.items() if name not in ("seed", "offset")}}
-            key, params = bound(score_mod, mask, foveal.Options(), arguments, heads_first)
+            program, params = bound(score_mod, mask, foveal.Options(), arguments, heads_first)
             inputs = [t.detach().transpose(1, 2) if heads_first else t.detach() for t in (q, k, v)]
-            expected = program(key).forward(*inputs, params, True, *run)
-            found = composite.attend(program(key), *inputs, params, run)
+            expected = program.forward(*inputs, params, True, *run)
+            found = composite.attend(program, *inputs, params, run)
             for a, b in zip(found, expected):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 

@@ -7,7 +7,7 @@ from torch.nn.attention.varlen import AuxRequest
 
 import foveal
 import foveal.torch
-from foveal.describe import Options, program
+from foveal.describe import Options
 from foveal.evaluation import MaterializedWarning
 from foveal.torch.operators import bound
 
@@ -152,7 +152,7 @@ def test_module_compile_and_functorch():
 def test_one_plan_for_all_tables_and_lengths():
     _, (k, v), table, lengths = cache(dtype=torch.float32)
     q = queries(1, dtype=torch.float32)
-    planner = program(bound(None, None, Options(), {}, heads_first=False)[0])
+    planner = bound(None, None, Options(), {}, heads_first=False)[0]
     foveal.torch.attention(q, k, v, block_table=table, seqlens_kv=lengths)
     before = planner.planned
     for n in (1, 16, 30):

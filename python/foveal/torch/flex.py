@@ -9,12 +9,12 @@ import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
 from .._core import Expr
-from ..describe import Options, program
+from ..describe import Options
 from ..doors import public
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError
-from .operators import bound, call
+from .operators import Found, bound, call, key_of, program_of
 
 TorchScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str
 TorchMask = torch_flex.BlockMask | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str | None
@@ -76,29 +76,33 @@ def flex_attention(
         key, value = key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
     arguments = {"scale": scale, "checked": bool(kernel_options and kernel_options.get("checked"))}
     if isinstance(block_mask, torch_flex.BlockMask):
-        find = _bound_outside if torch.compiler.is_compiling() else _bound
-        program_key, captured = find(score_mod, block_mask, arguments, query, key.shape[2])
+        find = _key_outside if torch.compiler.is_compiling() else _bound
+        found, captured = find(score_mod, block_mask, arguments, query, key.shape[2])
     else:
-        program_key, captured = bound(score_mod, block_mask, Options(), arguments, heads_first=True, like=query)
-    out, lse = call(program_key, captured, query, key, value)
+        found, captured = bound(score_mod, block_mask, Options(), arguments, heads_first=True, like=query)
+    out, lse = call(found, captured, query, key, value)
     if return_aux is not None:
-        highest = _row_maxima(program_key, query, key, captured) if return_aux.max_scores else None
+        highest = _row_maxima(found, query, key, captured) if return_aux.max_scores else None
         return out, torch_flex.AuxOutput(lse=lse if return_aux.lse else None, max_scores=highest)
     return (out, lse) if return_lse else out
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _row_maxima(program_key: str, query: Tensor, key: Tensor, captured: list[Tensor]) -> Tensor:
-    return row_maxima(program(program_key), query, key, captured)
+def _row_maxima(found: Found, query: Tensor, key: Tensor, captured: list[Tensor]) -> Tensor:
+    return row_maxima(program_of(found), query, key, captured)
 
 
 def _bound(
     score_mod: Any, block_mask: torch_flex.BlockMask, arguments: dict[str, Any], query: Tensor, seqlen_kv: int
-) -> tuple[str, list[Tensor]]:
+) -> tuple[Found, list[Tensor]]:
     return bound(score_mod, as_mask(block_mask, query, seqlen_kv), Options(), arguments, heads_first=True, like=query)
 
 
-_bound_outside = torch.compiler.disable(_bound)  # lists are read and functions run: a graph break
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
+    """Lists are read and functions run: a graph break."""
+    found, captured = _bound(*traced)
+    return key_of(found), captured
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:

@@ -46,12 +46,12 @@ class Attention(torch.nn.Module):
         self._bind()
 
     def _bind(self) -> None:
-        """Finds the programs, from text: the same in every process."""
+        """The keys of its programs, from text: the same in every process."""
         given = {"params": {name: getattr(self, name) for name in self.names}, "sink": None if self._sink is None else getattr(self, self._sink)}
         keys = []
         for dropout_p in (self._arguments.get("dropout_p", 0.0), 0.0):
             described = describe(*self._texts, tracer=TorchTracer(), **{**self._arguments, **given, "dropout_p": dropout_p})
-            keys.append(bind(described, self._options).key)
+            keys.append(bind(described, self._options).program.key)
         self._dropping_key, self.key = keys
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -137,10 +137,10 @@ def attention(
     """
     if arguments:
         check_names("attention", arguments, _ACCEPTED)
-    key, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
+    found, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
     lengths = cu_seqlens
     if block_table is not None or seqlens_kv is not None:
         lengths = tokens("attention", cu_seqlens, block_table, seqlens_kv)
-    out, lse = call(key, captured, q, k, v, lengths, max_seqlens, rng)
+    out, lse = call(found, captured, q, k, v, lengths, max_seqlens, rng)
     return (out, lse) if return_lse else out

@@ -7,7 +7,7 @@ from typing import Any, Callable, Iterable
 import torch
 from torch import Tensor
 
-from .._core import Expr
+from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod
 from ..torch_trace import TorchTracer
@@ -196,33 +196,50 @@ def _not_plain(tensors: Iterable[Tensor]) -> bool:
     return False
 
 
-def _negated(tensors: Iterable[Tensor]) -> bool:
-    """Whether one is a view that negates when it is read."""
+def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool]:
+    """In one pass: whether one is a view that negates when it is read, of a class with a dispatch of its own, or to get a gradient."""
+    negated = dispatching = trained = False
     for t in tensors:
         if t.is_neg():
-            return True
-    return False
+            negated = True
+        if t.requires_grad:
+            trained = True
+        if type(t) not in _PLAIN and type(t).__torch_dispatch__ is not _NO_DISPATCH:
+            dispatching = True
+    return negated, dispatching, trained
+
+
+# How a door names what it calls: in eager code the program itself; where torch.compile traces, its key, a constant.
+Found = Program | str
+
+
+def program_of(found: Found) -> Program:
+    return program(found) if isinstance(found, str) else found
+
+
+def key_of(found: Found) -> str:
+    return found if isinstance(found, str) else found.key
 
 
 def call(
-    key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
+    found: Found, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any = None, max_seqlens: Any = (0, 0), rng: Rng = Rng()
 ) -> tuple[Tensor, Tensor]:
     if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
-        return _nothing(program(key), q, k, v, params)
+        return _nothing(program_of(found), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
     if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     compiling = torch.compiler.is_compiling()
     tensors = (q, k, v, *params)
-    if not compiling and _negated(tensors):
+    negated, dispatching, trained = (False, _not_plain(tensors), False) if compiling else _looks(tensors)
+    if negated:
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:
-        of_shards: tuple[Tensor, Tensor] = context.attend(key, params, q, k, v, cu_seqlens, rng)
+        of_shards: tuple[Tensor, Tensor] = context.attend(key_of(found), params, q, k, v, cu_seqlens, rng)
         return of_shards
-    dispatching = _not_plain(tensors)
     if dispatching and sharded.is_sharded(tensors):
-        return sharded.attend(call, key, params, q, k, v, program(key).attention.dropout_p > 0, cu_seqlens is not None)
+        return sharded.attend(call, key_of(found), params, q, k, v, cu_seqlens is not None)
     transformed = not compiling and torch._C._are_functorch_transforms_active()
     # Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
     # classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants.
@@ -231,17 +248,18 @@ def call(
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         of_q, of_kv = cu_seqlens or (None, None)
         cu_kv, block_table = (of_kv.seqlens_kv, of_kv.block_table) if isinstance(of_kv, Paged) else (of_kv, None)
-        seen: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key)
+        seen: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, of_q, cu_kv, block_table, *max_seqlens, *seeds, rng.state, key_of(found))
         return seen
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
+    made = program_of(found)
     if composite.in_forward_mode(tensors) or (transformed and below):
-        return composite.attend(program(key), q, k, v, params, run)
+        return composite.attend(made, q, k, v, params, run)
     if transformed:
-        recorded: tuple[Tensor, Tensor] = _Attention.apply(program(key), run, q, k, v, *params)  # type: ignore[no-untyped-call]
+        recorded: tuple[Tensor, Tensor] = _Attention.apply(made, run, q, k, v, *params)  # type: ignore[no-untyped-call]
         return recorded
-    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
-        return _record(program(key), run, q, k, v, *params)
-    return program(key).forward(q, k, v, params, True, *run)
+    if trained and torch.is_grad_enabled():
+        return _record(made, run, q, k, v, *params)
+    return made.forward(q, k, v, params, True, *run)
 
 
 def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -264,7 +282,7 @@ def _constant_key(score_mod: Expr | str | None, mask: Expr | str | None, looks: 
     """For torch.compile, which calls this while it traces: all arguments are constants. looks: of the tensors given by name."""
     given = {name: torch.empty(shape, dtype=dtype, device="meta") for name, shape, dtype in looks}
     arguments = {**dict(rest), "sink": given.pop("sink", None), "params": given}
-    return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).key
+    return trace(score_mod, mask, Options(), arguments, TorchTracer, heads_first).program.key
 
 
 def draw_rng(device: torch.device) -> Rng:
@@ -285,16 +303,21 @@ def _trace_like(
     return trace(score_mod, mask, options, arguments, tracer, heads_first)
 
 
-_trace_outside = torch.compiler.disable(_trace_like)  # functions are run on symbols: a graph break
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
+    """Functions are run on symbols: a graph break."""
+    found = _trace_like(*traced)
+    return found.program.key, found.arrays
+
+
 # torch.compile takes objects like Expr for constants from 2.13 on (not yet in 2.11); before, they cost a graph break too.
 _CONSTANT = (Expr, str, type(None)) if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else (str, type(None))
 
 
 def bound(
     score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool, like: Tensor | None = None
-) -> tuple[str, list[Tensor]]:
-    """For q like this one: the program's key, and the tensors that are its parameters."""
-    find = _trace_like
+) -> tuple[Found, list[Tensor]]:
+    """For q like this one: the program, and the tensors that are its parameters."""
     if torch.compiler.is_compiling():
         if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
             given = {**(arguments.get("params") or {}), **({} if arguments.get("sink") is None else {"sink": arguments["sink"]})}
@@ -302,6 +325,7 @@ def bound(
             looks = tuple([(name, tuple([len(range(extent)) for extent in t.shape]), t.dtype) for name, t in given.items()])
             rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
             return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
-        find = _trace_outside
-    found = find(score_mod, mask, options, arguments, heads_first, like)
-    return found.key, found.arrays
+        outside: tuple[str, list[Tensor]] = _key_outside(score_mod, mask, options, arguments, heads_first, like)
+        return outside
+    found = _trace_like(score_mod, mask, options, arguments, heads_first, like)
+    return found.program, found.arrays

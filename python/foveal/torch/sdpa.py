@@ -83,8 +83,8 @@ def _attend(
     rng = Rng()
     if dropout_p > 0.0:
         arguments["dropout_p"], rng = dropout_p, draw_rng(query.device)
-    program_key, captured = bound(score_mod, mask, Options(), arguments, heads_first=True)
-    return call(program_key, captured, query, key, value, rng=rng)[0]
+    found, captured = bound(score_mod, mask, Options(), arguments, heads_first=True)
+    return call(found, captured, query, key, value, rng=rng)[0]
 
 
 def _number(name: str, value: Any) -> float:

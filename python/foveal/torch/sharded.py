@@ -23,7 +23,7 @@ def is_sharded(tensors: Sequence[Tensor]) -> bool:
 
 
 def attend(
-    call: Callable[..., tuple[Tensor, Tensor]], key: str, params: Sequence[Any], q: Any, k: Any, v: Any, drops: bool, packed: bool
+    call: Callable[..., tuple[Tensor, Tensor]], key: str, params: Sequence[Any], q: Any, k: Any, v: Any, packed: bool
 ) -> tuple[Tensor, Tensor]:
     """(out, lse), split as q is; call: the door's own, for what each rank holds."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -35,7 +35,7 @@ def attend(
             raise TypeError(f"{name}: found a torch.Tensor beside distributed ones; expected a DTensor, as the others are")
         if t.device_mesh != q.device_mesh or t.placements != q.placements:
             raise ValueError(f"{name}: placed as {t.placements} on {t.device_mesh}; expected {q.placements} on {q.device_mesh}, as q is: redistribute()")
-    if packed or drops:
+    if packed or made.attention.dropout_p > 0:
         found = "cu_seqlens: packed sequences" if packed else "dropout_p: dropout"
         raise NotImplementedError(f"{found} of distributed tensors; expected {'a batch' if packed else 'dropout_p=0'}, or to_local() tensors")
     mesh = q.device_mesh
@@ -101,4 +101,4 @@ def _of_a_shard(key: str, shares: tuple[tuple[str, int, bool], ...]) -> tuple[st
         *exprs, tracer=TorchTracer(), params=given, sink=None if whole.sink is None else given[whole.sink.name], **whole.settings
     )
     options, heads_first = ast.literal_eval(how)
-    return bind(described, Options(*options), heads_first).key, seen
+    return bind(described, Options(*options), heads_first).program.key, seen
