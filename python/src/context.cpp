@@ -2,6 +2,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "array.h"
@@ -81,6 +82,36 @@ std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::l
   return bound;
 }
 
+using Lengths = std::vector<std::int64_t>;
+
+/// batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v of self attention; lengths: of packed sequences, which stand for batch and seqlen.
+dist::WholeShapes whole_shapes(DType dtype, const std::vector<std::int64_t>& sizes, const Lengths& lengths) {
+  dist::WholeShapes shapes{.dtype = dtype,
+                           .batch = sizes.at(0),
+                           .heads_q = sizes.at(1),
+                           .heads_kv = sizes.at(2),
+                           .seqlen_q = sizes.at(3),
+                           .seqlen_kv = sizes.at(3),
+                           .head_dim = sizes.at(4),
+                           .head_dim_v = sizes.at(5)};
+  for (const std::int64_t length : lengths) shapes.lengths.emplace_back(length, length);
+  return shapes;
+}
+
+/// An attention, its parameters and their arrays.
+using Use = std::tuple<Attention, std::vector<Param>, nb::list>;
+
+std::shared_ptr<dist::ContextLayout> make_layout(const std::vector<Use>& uses, DType dtype, const std::vector<std::int64_t>& sizes,
+                                                 const Lengths& lengths, int ranks, const std::string& deal, int head_groups,
+                                                 std::int64_t unit) {
+  std::vector<dist::LayoutUse> of_uses;
+  for (const auto& [attention, params, arrays] : uses) of_uses.push_back({attention, bindings(params, arrays)});
+  dist::ContextOptions options;
+  options.deal = deal, options.head_groups = head_groups, options.unit = unit;
+  const nb::gil_scoped_release release;
+  return std::make_shared<dist::ContextLayout>(of_uses, whole_shapes(dtype, sizes, lengths), ranks, options);
+}
+
 /// By slot; None is absent. heads_first: [batch, heads, seqlen, dim] becomes [batch, seqlen, heads, dim].
 TensorView tensor(const nb::list& arrays, std::size_t slot, bool heads_first) {
   if (slot >= arrays.size() || arrays[slot].is_none()) return {};
@@ -110,34 +141,36 @@ void bind_context(nb::module_& m) {
       },
       nb::arg("id"), nb::arg("rank"), nb::arg("size"), nb::arg("device"), nb::arg("time_limit"), nb::arg("multiprocessors"),
       "Collective. time_limit: seconds of a transfer. multiprocessors: at most so many carry transfers; 0: NCCL's choice.");
+  nb::class_<dist::ContextLayout>(m, "ContextLayout", "Who holds which tokens, for several attentions over the same sequences.")
+      .def("q_tokens", &dist::ContextLayout::q_tokens, nb::arg("rank"))
+      .def("kv_tokens", &dist::ContextLayout::kv_tokens, nb::arg("rank"))
+      .def_prop_ro("deal", &dist::ContextLayout::deal)
+      .def_prop_ro("head_groups", &dist::ContextLayout::head_groups);
+  m.def("context_layout", &make_layout, nb::arg("uses"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"), nb::arg("ranks"),
+        nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"),
+        "The layout of least predicted time for all uses together: (attention, params, arrays) of each. sizes, lengths: as of "
+        "ContextAttention.");
   nb::class_<ContextAttention>(m, "ContextAttention", "One attention over tensors whose tokens are dealt to ranks.")
       .def(
           "__init__",
           [](ContextAttention* self, int rank, int size, nb::object group, const Attention& attention, DType dtype,
-             const std::vector<std::int64_t>& sizes, const std::vector<Param>& params, const nb::list& arrays, const std::string& deal,
-             int head_groups, std::int64_t unit, int threads) {
-            dist::WholeShapes shapes{.dtype = dtype,
-                                     .batch = sizes.at(0),
-                                     .heads_q = sizes.at(1),
-                                     .heads_kv = sizes.at(2),
-                                     .seqlen_q = sizes.at(3),
-                                     .seqlen_kv = sizes.at(4),
-                                     .head_dim = sizes.at(5),
-                                     .head_dim_v = sizes.at(6)};
+             const std::vector<std::int64_t>& sizes, const Lengths& lengths, const std::vector<Param>& params, const nb::list& arrays,
+             const std::string& deal, int head_groups, std::int64_t unit, std::shared_ptr<dist::ContextLayout> layout, int threads) {
             dist::ContextOptions options;
             options.deal = deal, options.head_groups = head_groups, options.unit = unit, options.plan.threads = threads;
+            options.layout = std::move(layout);
             const std::vector<ParamBinding> bound = bindings(params, arrays);
             auto transport = transport_of(rank, size, std::move(group));
             const nb::gil_scoped_release release;
-            new (self) ContextAttention(std::move(transport), attention, shapes, bound, options);
+            new (self) ContextAttention(std::move(transport), attention, whole_shapes(dtype, sizes, lengths), bound, options);
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("params"),
-          nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("threads"),
+          nb::arg("rank"), nb::arg("size"), nb::arg("group"), nb::arg("attention"), nb::arg("dtype"), nb::arg("sizes"), nb::arg("lengths"),
+          nb::arg("params"), nb::arg("arrays"), nb::arg("deal"), nb::arg("head_groups"), nb::arg("unit"), nb::arg("layout").none(),
+          nb::arg("threads"),
           "Collective. group: a Transport, or start([(rank, memoryview)...], [...]) -> ticket, wait(ticket), fail(why). sizes: of the "
-          "whole: batch, "
-          "heads_q, "
-          "heads_kv,\n"
-          "seqlen_q, seqlen_kv, head_dim, head_dim_v.")
+          "whole: batch,\nheads_q, heads_kv, seqlen, head_dim, head_dim_v; lengths: of packed sequences. layout: with it deal, head_groups "
+          "and "
+          "unit\nare its own.")
       .def("q_tokens", [](const ContextAttention& c) { return c.q_tokens(); })
       .def("explain", &ContextAttention::explain)
       .def(

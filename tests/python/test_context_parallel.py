@@ -135,6 +135,90 @@ def test_every_door_dropout_and_training_are_those_of_one_process():
     run(DOORS + DROPOUT + TRAINING)
 
 
+PACKED = """
+lengths = [37, 0, 5, 120, 64, 9]
+total, cu = sum(lengths), torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+table = torch.randn(4, 120, requires_grad=True)
+relative = lambda s, b, h, i, j: s + table[h, (i - j).clamp(0, 119)]
+for options in ({}, {"deal": "pieces"}, {"deal": "contiguous", "head_groups": 2}, {"masks": ["causal()", "window(16)"]}):
+    context = ft.context_parallel(dist.group.WORLD, lengths, seq_dim=0, unit=8, threads=1, **options)
+    whole = [*tensors(total, 4, 16, count=1), *tensors(total, 2, 16, count=2)]
+    attend = lambda q, k, v: ft.attention(q, k, v, relative, "causal()", cu_seqlens=(cu, cu))
+    compare(context, attend, whole, [table], dim=0)
+    compare(context, lambda q, k, v: ft.varlen_attn(q, k, v, cu, cu, 120, 120, window_size=(8, 0), enable_gqa=True), whole, dim=0)
+    compare(context, torch.compile(attend, backend="aot_eager", fullgraph=False), whole, [table], dim=0)
+q, k, v = [context.shard(t.detach()) for t in whole]
+dropped = ft.attention(*whole, None, "causal()", cu_seqlens=(cu, cu), dropout_p=0.3, seed=5)
+with context:
+    torch.testing.assert_close(context.unshard(ft.attention(q, k, v, None, "causal()", cu_seqlens=(cu, cu), dropout_p=0.3, seed=5)), dropped)
+    out, lse = ft.attention(q, k, v, None, "causal()", cu_seqlens=(cu, cu), return_lse=True)
+_, whole_lse = ft.attention(*whole, None, "causal()", cu_seqlens=(cu, cu), return_lse=True)
+torch.testing.assert_close(context.unshard(lse, 1), whole_lse)
+
+want = attend(*whole).detach()
+
+def refused(word, call, of=ValueError):
+    try:
+        call()
+    except of as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(word)
+
+with context:
+    refused("with a batch dimension", lambda: ft.attention(q[None], k[None], v[None]))
+    wrong = cu if rank == 0 else torch.tensor([0, total], dtype=torch.int32)  # all ranks hear of it
+    refused(f"sequences of [{total}] tokens", lambda: ft.attention(q, k, v, cu_seqlens=(wrong, wrong)))
+    torch.testing.assert_close(context.unshard(ft.attention(q, k, v, relative, "causal()", cu_seqlens=(cu, cu)).detach()), want)
+refused("expected 0 for packed", lambda: ft.context_parallel(dist.group.WORLD, lengths))
+refused("each 0 or more", lambda: ft.context_parallel(dist.group.WORLD, [3, -1], seq_dim=0))
+plain = ft.context_parallel(dist.group.WORLD, total, seq_dim=1, unit=8)
+with plain:
+    refused("to be their lengths", lambda: ft.attention(plain.shard(whole[0].detach(), 0), *[plain.shard(t.detach(), 0) for t in whole[1:]], cu_seqlens=(cu, cu)))
+"""
+
+LAYOUTS = """
+# Documents of unequal lengths, which no deal that does not look at masks evens out, and a window.
+documents = torch.repeat_interleave(torch.arange(5), torch.tensor([300, 10, 20, 40, 142]))
+same = lambda b, h, q, k: (documents[q] == documents[k]) & (k <= q)
+of_documents = create_block_mask(same, 1, 1, 512, 512, device="cpu")
+masks = [of_documents, "window(32)", lambda b, h, q, k: same(b, h, q, k), None]
+context = ft.context_parallel(dist.group.WORLD, 512, seq_dim=2, unit=8, threads=1, masks=masks, heads=(4, 4, 16))
+whole = tensors(1, 4, 512, 16)
+for mask in (of_documents, None):
+    compare(context, lambda q, k, v: ft.flex_attention(q, k, v, None, mask), whole)
+rows = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
+compare(context, lambda q, k, v: ft.attention(q, k, v, None, "window(32)"), rows, dim=1)
+
+def pairs(context):  # of each rank
+    mine = torch.tensor(float(sum((same(0, 0, q, torch.arange(512))).sum() for q in context.positions)))
+    all_pairs = [torch.zeros(()) for _ in range(dist.get_world_size())]
+    dist.all_gather(all_pairs, mine)
+    return max(all_pairs) / (sum(all_pairs) / len(all_pairs))
+even = ft.context_parallel(dist.group.WORLD, 512, seq_dim=2, unit=8, threads=1, masks=[of_documents], deal="pieces")
+zigzag = ft.context_parallel(dist.group.WORLD, 512, seq_dim=2, unit=8, threads=1)
+assert pairs(even) < 1.08 < 1.2 < pairs(zigzag), (pairs(even), pairs(zigzag))
+
+for word, options in (("expected contiguous or zigzag", {"deal": "pieces"}), ("a list of one or more", {"masks": "causal()"}),
+                      ("a list of one or more", {"masks": []}), ("each 1 or more", {"masks": [None], "heads": (0, 1, 2)}),
+                      ("deal", {"masks": [None], "deal": "spiral"})):
+    try:
+        ft.context_parallel(dist.group.WORLD, 512, **options)
+    except ValueError as error:
+        assert word in str(error), error
+    else:
+        raise AssertionError(word)
+"""
+
+
+def test_packed_sequences_at_every_door():
+    run(PACKED)
+
+
+def test_one_layout_for_layers_of_different_masks():
+    run(LAYOUTS)
+
+
 COMPILED = """
 from torch.utils.checkpoint import checkpoint
 class Block(torch.nn.Module):

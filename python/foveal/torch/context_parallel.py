@@ -7,16 +7,20 @@ import gc
 import itertools
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as distributed
 import torch.distributed.distributed_c10d as c10d
+import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
 
 from .. import _core, doors
-from ..describe import Rng, program
+from ..describe import Options, Rng, program
+from ..signatures import Paged
 from . import operators
+from .block_masks import as_mask
 
 _MAX_PLANS = 64
 _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -24,10 +28,12 @@ _DTYPES = {torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", t
 
 def context_parallel(
     group: Any,
-    seqlen: int,
+    seqlen: int | Sequence[int],
     *,
     seq_dim: int = 1,
-    deal: str = "zigzag",
+    masks: Sequence[Any] | None = None,
+    heads: tuple[int, int, int] = (16, 16, 128),
+    deal: str | None = None,
     head_groups: int = 1,
     unit: int = 128,
     threads: int = 0,
@@ -42,16 +48,20 @@ def context_parallel(
 
     group: a process group of torch.distributed, or a DeviceMesh of one dimension. With NCCL tensors are on the GPU that is current when this is
     called, and travel by a communicator of its own, loaded from the libnccl that torch has loaded; with Gloo or MPI they go through host memory,
-    those of a GPU, too. seqlen: of the whole sequence, of any length; q, k and v are shards of it, self attention. seq_dim: where shard() and unshard() find it. Scores and masks see global
-    positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
-    already: they must not be summed over the group again. deal: zigzag, which is even for causal masks, or contiguous, for windows. head_groups:
-    shares of the heads. unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a
+    those of a GPU, too. seqlen: of the whole sequence, of any length; q, k and v are shards of it, self attention. For packed sequences their
+    lengths, one after the other: then q, k and v are [tokens, heads, head_dim], calls give the cu_seqlens of the whole, and seq_dim is 0.
+    seq_dim: where shard() and unshard() find the tokens. Scores and masks see global positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
+    already: they must not be summed over the group again.
+    masks: those of the model's layers, as the doors take them (None: everything is kept; a mask of more layers may come more often); tokens are
+    dealt by the predicted time of all of them together, for heads = (query heads, kv heads, head dim). Calls may have other masks, which are as
+    right, but less even. deal: automatic, contiguous, zigzag or pieces; without masks zigzag (even for causal masks) or contiguous (for windows),
+    which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked. unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a
     wait for other ranks may take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
-    ValueError that names the difference. Raises NotImplementedError for packed sequences and second derivatives.
+    ValueError that names the difference. Raises NotImplementedError for keys in pages and second derivatives.
     """
-    return ContextParallel(group, seqlen, seq_dim, deal, head_groups, unit, threads, time_limit, multiprocessors)
+    return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors)
 
 
 class ContextParallel:
@@ -60,9 +70,11 @@ class ContextParallel:
     def __init__(
         self,
         group: Any,
-        seqlen: int,
+        seqlen: int | Sequence[int],
         seq_dim: int,
-        deal: str,
+        masks: Sequence[Any] | None,
+        heads: tuple[int, int, int],
+        deal: str | None,
         head_groups: int,
         unit: int,
         threads: int,
@@ -73,16 +85,29 @@ class ContextParallel:
         self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
         if self.rank < 0:
             raise ValueError("context_parallel: group: this process is not in it; expected a group that it belongs to")
-        if seqlen < 1:
-            raise ValueError(f"context_parallel: seqlen: {seqlen}; expected 1 or more")
-        if head_groups < 1 or self.size % head_groups != 0:
+        self.lengths = _lengths(seqlen)
+        self.seqlen: int = sum(self.lengths) if self.lengths else seqlen  # type: ignore[assignment]  # checked below
+        if type(self.seqlen) is not int or self.seqlen < 1:
+            raise ValueError(f"context_parallel: seqlen: {seqlen}; expected 1 or more, or the lengths of packed sequences")
+        if self.lengths and seq_dim != 0:
+            raise ValueError(f"context_parallel: seq_dim: {seq_dim}; expected 0 for packed sequences, whose tensors are [tokens, heads, head_dim]")
+        self.seq_dim = seq_dim
+        chosen = masks is not None or bool(self.lengths)  # by predicted times
+        deal = ("automatic" if chosen else "zigzag") if deal is None else deal
+        if head_groups < (0 if chosen else 1) or (head_groups > 0 and self.size % head_groups != 0):
             raise ValueError(f"context_parallel: head_groups: {head_groups}; expected a number that divides the {self.size} ranks")
-        self.seqlen, self.seq_dim = seqlen, seq_dim
-        self._options = deal, head_groups, unit, threads
+        if not chosen and deal not in ("zigzag", "contiguous"):
+            raise ValueError(f"context_parallel: deal: '{deal}'; expected contiguous or zigzag, or the masks= that others are chosen by")
+        self.layout = self._layout(["causal()"] if masks is None else masks, heads, deal, head_groups, unit) if chosen else None
+        self._options = deal, head_groups, unit, self.layout, threads
         self._plans: dict[Any, tuple[_core.ContextAttention, list[Tensor]]] = {}
         self._on_devices: dict[Any, Tensor] = {}
         self._outer: list[Any] = []
-        of_ranks = [_core.context_tokens(seqlen, self.size, rank, deal, unit, head_groups) for rank in range(self.size)]
+        self._checked: dict[str, tuple[int, int, Tensor]] = {}
+        of_ranks = [
+            _core.context_tokens(self.seqlen, self.size, rank, deal, unit, head_groups) if self.layout is None else self.layout.q_tokens(rank)
+            for rank in range(self.size)
+        ]
         self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
         if any(len(tokens) == 0 for tokens in of_ranks):
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
@@ -91,6 +116,26 @@ class ContextParallel:
         self._tokens(self.rank, torch.device("cpu"))
         self.number = next(_numbers)
         _contexts[self.number] = self
+
+    def _layout(self, masks: Sequence[Any], heads: tuple[int, int, int], deal: str, head_groups: int, unit: int) -> _core.ContextLayout:
+        if isinstance(masks, str) or not isinstance(masks, Sequence) or len(masks) == 0:
+            raise ValueError(f"context_parallel: masks: {masks!r}; expected a list of one or more, each as attention() or flex_attention() takes it")
+        if len(heads) != 3 or not all([type(count) is int and count > 0 for count in heads]):
+            raise ValueError(f"context_parallel: heads: {heads!r}; expected (query heads, kv heads, head dim), each 1 or more")
+        uses = []
+        for mask in masks:
+            if isinstance(mask, torch_flex.BlockMask):
+                like = torch.empty((*mask.kv_num_blocks.shape[:2], self.seqlen, 0), device=mask.kv_num_blocks.device)
+                mask = as_mask(mask, like, self.seqlen)
+            key, captured = operators.bound(None, mask, Options(), {}, heads_first=False)
+            found = program(key)
+            uses.append((found.attention, found.params, [p.detach().cpu() for p in captured]))
+        heads_q, heads_kv, head_dim = heads
+        sizes = [1, heads_q, heads_kv, self.seqlen, head_dim, head_dim]
+        made = _core.context_layout(uses, _core.DType.bf16, sizes, self.lengths, self.size, deal, head_groups, unit)
+        if any([made.q_tokens(rank) != made.kv_tokens(rank) for rank in range(self.size)]):
+            raise NotImplementedError(f"context_parallel: head_groups: the layout has {made.head_groups}, with other rows of k and v than of q; expected 1")
+        return made
 
     @property
     def positions(self) -> Tensor:
@@ -176,19 +221,40 @@ class ContextParallel:
         return known
 
     def attend(self, key: str, params: list[Tensor], q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Any, rng: Rng) -> tuple[Tensor, Tensor]:
-        if cu_seqlens is not None or q.dim() != 4:
-            raise NotImplementedError("context_parallel: packed sequences, or keys in pages; expected tensors with a batch dimension")
+        if isinstance(cu_seqlens, Paged) or (cu_seqlens is not None and isinstance(cu_seqlens[1], Paged)):
+            raise NotImplementedError("context_parallel: block_table: keys in pages; expected k and v as this rank's rows")
+        if self.lengths and (cu_seqlens is None or q.dim() != 3):
+            raise ValueError(
+                "context_parallel: q: with a batch dimension; expected [tokens, heads, head_dim] and cu_seqlens, as seqlen names packed sequences"
+            )
+        if not self.lengths and (cu_seqlens is not None or q.dim() != 4):
+            raise ValueError("context_parallel: cu_seqlens: packed sequences; expected context_parallel(seqlen=) to be their lengths")
         if q.device.type == "cpu" and not self._by_host:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
-        seq = 2 if operators.is_heads_first(key) else 1
+        seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         try:
-            result: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, *seeds, rng.state, key, self.number)
+            result: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, list(cu_seqlens or ()), *seeds, rng.state, key, self.number)
             return result
         except Exception as error:
-            error.of_all_ranks = True  # type: ignore[attr-defined]
+            error.of_all_ranks = getattr(error, "of_all_ranks", True)  # type: ignore[attr-defined]
             raise
+
+    def _check_packed(self, cu_seqlens: list[Tensor]) -> None:
+        """Once for each version of each tensor: values of a GPU are waited for."""
+        for name, given in zip(("q", "kv"), cu_seqlens):
+            state = (id(given), given._version)
+            if state == self._checked.get(name, (None,))[:2]:
+                continue
+            lengths = given.cpu().diff().tolist()
+            if lengths != self.lengths:
+                error = ValueError(
+                    f"context_parallel: cu_seqlens: of {name}, sequences of {_few(lengths)} tokens; expected those of the whole, {_few(self.lengths)}"
+                )
+                error.of_all_ranks = False  # type: ignore[attr-defined]  # the others do not know
+                raise error
+            self._checked[name] = (*state, given)  # which keeps its identity
 
     def explain(self) -> list[str]:
         """The plans made so far."""
@@ -196,23 +262,38 @@ class ContextParallel:
 
     def plan(self, key: str, heads: tuple[int, int], q: Tensor, v: Tensor, params: list[Tensor]) -> _core.ContextAttention:
         found = program(key)
-        looks = key, tuple(q.shape[:1]), heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
+        batch = 1 if self.lengths else q.shape[0]
+        looks = key, batch, heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
         # Integer and boolean tensors may decide the mask, and with it the plan: equal ones are told by identity and version.
         reads = tuple((id(p), p._version) for p in params if not p.is_floating_point())
         known = self._plans.get((looks, reads))
         if known is None:
-            deal, head_groups, unit, threads = self._options
-            sizes = [q.shape[0], *heads, self.seqlen, self.seqlen, q.shape[-1], v.shape[-1]]
+            sizes = [batch, *heads, self.seqlen, q.shape[-1], v.shape[-1]]
             dtype = getattr(_core.DType, _DTYPES[q.dtype])
             made = _core.ContextAttention(
-                self.rank, self.size, self._transport, found.attention, dtype, sizes, found.params, [p.detach().cpu() for p in params], deal, head_groups, unit, threads
-            )
+                self.rank, self.size, self._transport, found.attention, dtype, sizes, self.lengths, found.params,
+                [p.detach().cpu() for p in params], *self._options,
+            )  # fmt: skip
             if made.q_tokens() != self.positions.tolist():
                 raise RuntimeError("context_parallel: the plan holds other tokens than shard() gave")
             while len(self._plans) >= _MAX_PLANS:
                 self._plans.pop(next(iter(self._plans)))
             self._plans[(looks, reads)] = known = (made, list(params))  # which keeps their identities
         return known[0]
+
+
+def _lengths(seqlen: Any) -> list[int]:
+    """Of packed sequences; empty for one sequence."""
+    if isinstance(seqlen, Sequence) and not isinstance(seqlen, str):
+        lengths = list(seqlen)
+        if not lengths or not all([type(length) is int and length >= 0 for length in lengths]):
+            raise ValueError(f"context_parallel: seqlen: {seqlen!r}; expected the lengths of packed sequences, each 0 or more")
+        return lengths
+    return []
+
+
+def _few(lengths: list[int]) -> str:
+    return f"{lengths[:8]}" if len(lengths) <= 8 else f"{lengths[:8]} and {len(lengths) - 8} more"
 
 
 def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int) -> Any:
@@ -342,19 +423,28 @@ def _context(number: int) -> ContextParallel:
 
 def _rows_of(q: Tensor, heads_first: bool) -> tuple[int, int]:
     """Heads and rows."""
+    if q.dim() == 3:
+        return q.shape[1], q.shape[0]
     return (q.shape[1], q.shape[2]) if heads_first else (q.shape[2], q.shape[1])
+
+
+def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
+    """Packed: [heads, tokens]."""
+    return (*q.shape[:-3], *_rows_of(q, heads_first))
 
 
 @torch.library.custom_op("foveal::context_forward", mutates_args=())
 def _forward_op(
-    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], seed: int, offset: int, rng_state: Tensor | None, key: str, context: int
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_seqlens: list[Tensor], seed: int, offset: int, rng_state: Tensor | None,
+    key: str, context: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     found = program(key)
-    (heads, rows), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    _context(context)._check_packed(cu_seqlens)
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
     plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse = q.new_empty((q.shape[0], heads, rows), dtype=_wide(q))
+    lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
     plan.forward([q, k, v, out, lse], found.params, params, found.heads_first, seed % 2**64, offset % 2**64, rng_state)
     return out, lse
 
@@ -378,9 +468,8 @@ def _backward_op(
 
 
 @_forward_op.register_fake
-def _(q: Any, k: Any, v: Any, params: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
-    heads, rows = _rows_of(q, program(key).heads_first)
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty((q.shape[0], heads, rows), dtype=_wide(q))
+def _(q: Any, k: Any, v: Any, params: Any, cu_seqlens: Any, seed: Any, offset: Any, rng_state: Any, key: Any, context: Any) -> Any:
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(_lse_shape(q, program(key).heads_first), dtype=_wide(q))
 
 
 @_backward_op.register_fake
@@ -396,7 +485,8 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, params, *run = inputs
+    q, k, v, params, cu_seqlens, *run = inputs
+    ctx.sequences = len(cu_seqlens)
     seed, offset, rng_state, ctx.key, ctx.number = run
     ctx.seeds, ctx.want = (seed, offset), [t.requires_grad for t in (q, k, v, *params)]
     ctx.save_for_backward(q, k, v, *output, rng_state, *params)
@@ -409,7 +499,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, 
     dlse = torch.zeros_like(lse) if dlse is None else dlse
     found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *ctx.seeds, rng_state, ctx.key, ctx.number, ctx.want))
     gradients = [next(found) if wanted else None for wanted in ctx.want]
-    return (*gradients[:3], gradients[3:], *(None,) * 5)
+    return (*gradients[:3], gradients[3:], [None] * ctx.sequences, *(None,) * 5)
 
 
 _forward_op.register_autograd(_backward, setup_context=_setup)
