@@ -127,8 +127,8 @@ class ContextParallel:
             if isinstance(mask, torch_flex.BlockMask):
                 like = torch.empty((*mask.kv_num_blocks.shape[:2], self.seqlen, 0), device=mask.kv_num_blocks.device)
                 mask = as_mask(mask, like, self.seqlen)
-            key, captured = operators.bound(None, mask, Options(), {}, heads_first=False)
-            found = program(key)
+            bound, captured = operators.bound(None, mask, Options(), {}, heads_first=False)
+            found = operators.program_of(bound)
             uses.append((found.attention, found.params, [p.detach().cpu() for p in captured]))
         heads_q, heads_kv, head_dim = heads
         sizes = [1, heads_q, heads_kv, self.seqlen, head_dim, head_dim]
