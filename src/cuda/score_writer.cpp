@@ -31,10 +31,10 @@ scoring::Box whole_problem(const Problem& p) {
   const auto length = [](bool varies, std::int64_t n) { return Interval{varies ? 0.0 : static_cast<double>(n), static_cast<double>(n)}; };
   return {.batch = {0, last(p.batch)},
           .head = {0, last(p.heads_q)},
-          .q_idx = {offset_q, offset_q + last(p.seqlen_q)},
+          .q_idx = {p.any_length ? std::min(offset_q, 0.0) : offset_q, offset_q + last(p.seqlen_q)},
           .kv_idx = {offset_kv, offset_kv + last(p.seqlen_kv)},
           .seqlen_q = length(p.varlen, p.seqlen_q),
-          .seqlen_kv = length(p.ragged_kv(), p.seqlen_kv)};
+          .seqlen_kv = length(p.ragged_kv() || p.any_length, p.seqlen_kv)};
 }
 
 /// Whatever the process's locale is.

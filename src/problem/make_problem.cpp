@@ -448,6 +448,8 @@ void check_something_is_wanted(const Problem& p) {
   FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams");
 }
 
+}  // namespace
+
 std::string key_of(const Problem& p) {
   std::string key = p.line();
   const auto add = [&key](std::int64_t number) { key += ' ' + std::to_string(number); };
@@ -470,6 +472,8 @@ std::string key_of(const Problem& p) {
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;
 }
+
+namespace {
 
 Problem make(const Attention& attention, const Call& call) {
   Problem p;

@@ -46,6 +46,7 @@ struct Problem {
   bool gathered = false;                        ///< keys were paged: those of a sequence lie together, seqlen_kv rows for each
   bool segments = false;                        ///< each of `batch` segments says itself which sequence it is a part of
   std::int64_t sequences = 0;                   ///< the symbol `batch` is less
+  bool any_length = false;                      ///< stands for all problems with fewer keys, too, and with queries at earlier places
   bool part = false;                            ///< results are wide and merged into what is there; symbols of the whole stand in the score
   std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
@@ -73,6 +74,9 @@ struct Problem {
   std::string line() const;
   std::string key;  ///< line() plus strides, dtypes and everything else that a plan depends on
 };
+
+/// What Problem::key is.
+std::string key_of(const Problem& problem);
 
 /// All tensors of one call, in the same roles and order as the Problem's specs (rank-4 views of packed tensors).
 struct Buffers {

@@ -1,8 +1,10 @@
 #include "cuda/launch/forward_sm90.h"
 
+#include <bit>
 #include <numeric>
 
 #include "base/check.h"
+#include "base/recent.h"
 #include "cuda/launch/attention_args.h"
 #include "cuda/launch/sm90_args.h"
 #include "cuda/launch/tile_tables.h"
@@ -15,12 +17,84 @@ namespace {
 
 constexpr int merge_rows = 4;  ///< of a block, a warp each
 
+/// What a plan is beside its lengths.
+struct Design {
+  Sm90Tiles tiles;
+  std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
+  std::vector<jit::KernelSource> whole, split;      ///< the kernels for tasks on all keys and on parts of them
+};
+
+std::vector<jit::KernelSource> kernels_for(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
+  if (config.split_kv) sources.push_back(merge_splits_sm90_source(p));
+  return sources;
+}
+
+/// Does a program know nothing of the places that it reads from where lengths change?
+bool reads_follow_heads(const scoring::Program& program) {
+  constexpr std::uint8_t places = scoring::depends_q | scoring::depends_kv | scoring::depends_score;
+  for (const scoring::Instr& instr : program.code)
+    for (const scoring::ValueId index : instr.index)
+      if (program.depends_of(index) & places) return false;
+  return true;
+}
+
+/// With as many keys as the next power of two says. An offset of queries, behind the keys of a cache, moves along.
+problem::Problem any_length(const problem::Problem& p) {
+  problem::Problem any = p;
+  any.any_length = true;
+  any.seqlen_kv = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(p.seqlen_kv)));
+  if (p.attention.q_offset > 0) any.attention.q_offset += any.seqlen_kv - p.seqlen_kv;
+  any.total_kv = any.batch * any.seqlen_kv;
+  for (problem::TensorSpec* keys : {&any.k, &any.v}) keys->sizes[1] = any.seqlen_kv, keys->strides = {};
+  any.key = problem::key_of(any);
+  return any;
+}
+
+Design design_of(const problem::Problem& any, const std::string& device) {
+  Design design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}};
+  if (design.choice && !design.choice->config.few_queries()) design.choice.reset();
+  if (!design.choice) return design;
+  Sm90ForwardConfig config = design.choice->config;
+  design.whole = kernels_for(any, config);
+  config.split_kv = true;
+  design.split = kernels_for(any, config);
+  return design;
+}
+
+/// The design that a problem shares with those of other lengths: a cache that grows by a key a step has plans that differ in arguments of launches alone.
+/// Null where kernels may follow lengths.
+std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std::string& device) {
+  constexpr std::int64_t most_queries = 128;
+  if (p.seqlen_q >= most_queries || p.ragged_kv() || p.part || !reads_follow_heads(p.score->forward) || !reads_follow_heads(p.score->mask))
+    return nullptr;
+  const auto tuned = tuned_config(p, device, "sm90.forward");
+  const auto key_for = [&](const problem::Problem& problem) {
+    return base::join(device, " | ", tuned ? tuned->config : "", " | ", problem.key, " | ", problem.score->text);
+  };
+  thread_local std::pair<std::string, std::shared_ptr<const Design>> latest;  // while a problem is planned it is asked for again and again
+  std::string key = key_for(p);
+  if (latest.first == key) return latest.second;
+  static base::Recent<Design> designs(64);
+  const problem::Problem any = any_length(p);
+  const std::string key_of_any = key_for(any);
+  auto design = designs.find(key_of_any);
+  if (!design) {
+    design = std::make_shared<const Design>(design_of(any, device));
+    designs.insert(key_of_any, design);
+  }
+  if (!design->choice || design->tiles != sm90_mask(p).tiles) design = nullptr;
+  latest = {std::move(key), design};
+  return design;
+}
+
 class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
       : problem_(problem),
         device_(problem.device.index),
-        choice_(*sm90_forward_choice(problem, facts.name)),
+        design_(shared_design(problem, facts.name)),
+        choice_(design_ ? *design_->choice : *sm90_forward_choice(problem, facts.name)),
         config_(choice_.config),
         mask_(sm90_mask(problem)),
         tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
@@ -46,8 +120,7 @@ class ForwardSm90 : public GpuExecutable {
                               {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
-    sources_.push_back(forward_sm90_source(p, config_));
-    if (config_.split_kv) sources_.push_back(merge_splits_sm90_source(p));
+    sources_ = !design_ ? kernels_for(p, config_) : config_.split_kv ? design_->split : design_->whole;
     if (uses_tables()) sources_.insert(sources_.end(), tables_.sources().begin(), tables_.sources().end());
   }
 
@@ -126,6 +199,7 @@ class ForwardSm90 : public GpuExecutable {
 
   problem::Problem problem_;
   int device_;
+  std::shared_ptr<const Design> design_;
   Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
   Sm90Mask mask_;
@@ -143,7 +217,8 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
   if (auto reason = refuses_sm90(p, facts)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
-  const auto choice = sm90_forward_choice(p, facts.name);
+  const auto design = shared_design(p, facts.name);
+  const auto choice = design ? design->choice : sm90_forward_choice(p, facts.name);
   if (!choice) return "no tile fits shared memory";
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);

@@ -33,7 +33,7 @@ Sm90Mask sm90_mask(const problem::Problem& p) {
   mask.band = {-unlimited, unlimited};
   if (!p.has_mask()) return mask;
   const auto length = [](bool varies, std::int64_t n) { return varies ? std::nullopt : std::optional(n); };
-  const auto band = mask::find_band(p.score->mask, length(p.varlen, p.seqlen_q), length(p.ragged_kv(), p.seqlen_kv));
+  const auto band = mask::find_band(p.score->mask, length(p.varlen, p.seqlen_q), length(p.ragged_kv() || p.any_length, p.seqlen_kv));
   if (!band) {
     mask.tiles = Sm90Tiles::list;
     return mask;
