@@ -26,5 +26,13 @@ missing = {name for name in OPTIONAL if importlib.util.find_spec(name) is None}
 collect_ignore = [path.name for path in sorted(pathlib.Path(__file__).parent.glob("test_*.py")) if needs(path) & missing]
 
 
+def pytest_configure(config):
+    """FOVEAL_TEST_DEVICE=cuda: tensors that tests make without a word about the device lie there. Tests that say cpu keep it."""
+    if device := os.environ.get("FOVEAL_TEST_DEVICE"):
+        import torch
+
+        torch.set_default_device(device)
+
+
 def pytest_report_header(config):
     return f"left out, their packages are not installed: {', '.join(collect_ignore)}" if collect_ignore else None
