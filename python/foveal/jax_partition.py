@@ -242,9 +242,14 @@ def partitioned(
     def partition(mesh: Mesh, arguments: Any, result_shapes: Any) -> Any:
         given, params = arguments
         mesh, split, sizes, of = shardings(mesh, given, params)
-        mine = functools.partial(_on_shard, run, described, split, sizes, roles, results)
+
+        def mine(given: Any, params: Any) -> Any:
+            # What is traced here is past all splitting: under explicit mesh axes JAX 0.12 would constrain its values, which XLA refuses by now.
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                return _on_shard(run, described, split, sizes, roles, results, given, params)
+
         in_shardings = (tuple(map(of, roles, given)), tuple(of(i, x) for i, x in enumerate(params)))
-        return mesh, lambda given, params: mine(given, params), [of(key, x) for key, x in results.items()], in_shardings
+        return mesh, mine, [of(key, x) for key, x in results.items()], in_shardings
 
     def infer(mesh: Mesh, arguments: Any, result_shapes: Any) -> Any:
         *_, of = shardings(mesh, *arguments)
