@@ -21,7 +21,7 @@ inline void add_rows(const Work& work, const Task& task, std::int64_t number, Ti
 }
 
 /// A list of tasks that whoever is free takes in order.
-inline void describe_tasks(const Work& work, const std::pmr::vector<Task>& tasks, TileSchedule& schedule) {
+inline void describe_tasks(const Work& work, const Tasks& tasks, TileSchedule& schedule) {
   for (std::size_t t = 0; t < tasks.size(); ++t) add_rows(work, tasks[t], static_cast<std::int64_t>(t), schedule);
 }
 

@@ -146,6 +146,25 @@ void for_each_lane(const LaneTile& tile, Fn&& fn) {
     for (std::int32_t q = 0; q < tile.queries; ++q) fn(lane++, tile.head + h, tile.q + q);
 }
 
+/// The rows of a tile's lanes in a tensor; null for those that padding adds.
+struct LanePointers {
+  LanePointers(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile) {
+    for_each_lane(tile,
+                  [&](int lane, std::int32_t head, std::int32_t q) { row[lane] = tensor.row(sequence.batch, sequence.q_begin + q, head); });
+  }
+  void* row[max_lanes] = {};
+};
+
+/// Rows of a tile on their way to the cache while another is worked on: hardware does not follow long strides.
+inline void fetch_lanes(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile, int dim) {
+  if (tensor.stride != 1) return;
+  const auto bytes = dim * static_cast<int>(size_of(tensor.dtype));
+  for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
+    const char* row = static_cast<const char*>(tensor.row(sequence.batch, sequence.q_begin + q, head));
+    for (int byte = 0; byte < bytes; byte += 64) __builtin_prefetch(row + byte);
+  });
+}
+
 inline int padded_lanes(const LaneTile& tile) { return round_up(tile.lanes(), TileFrame::lane_multiple); }
 
 /// The symbols of a tile's lanes; padding repeats the last lane.

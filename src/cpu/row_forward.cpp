@@ -7,7 +7,8 @@
 #include <atomic>
 #include <cmath>
 
-#include "cpu/describe.h"
+#include "base/check.h"
+#include "cpu/pass.h"
 
 namespace foveal::cpu {
 namespace {
@@ -16,79 +17,60 @@ constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
 /// Maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest.
 constexpr float too_far = 16777216;
 
-class RowPass final : public planning::Executable {
+constexpr int max_spans = 64, max_ranges = 16;  ///< of a visit
+
+struct RowMemory : CallMemory {
+  void *packed_k = nullptr, *packed_v = nullptr;
+  std::int64_t* first_block = nullptr;  ///< of each group, in the packed keys
+};
+
+struct RowCall : CallOf<RowMemory> {
+  RowCall(const problem::Buffers& b, const Setup<float>& s)
+      : CallOf(b), q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse) {
+    if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
+  }
+  HeadRows q, out;
+  KeyBlocks k, v;
+  LaneScalars<float> lse;
+  const TensorView* sink = nullptr;
+};
+
+struct RowTile : TileWalk {
+  const mask::Run *run, *run_end;  ///< the first run that is not behind it
+  void* q;
+  float *acc, *max, *sums;
+};
+
+struct RowSlot : SlotOf<RowTile> {
+  KeySpan* spans;
+  std::int32_t* ranges;       ///< first and last of all lanes, max_ranges times
+  void *scratch, *key_block;  ///< key_block: of keys in pages, together
+};
+
+class RowForward final : public TiledPass<float, RowCall, RowSlot, Tasks> {
+  using Call = RowCall;
+  using Slot = RowSlot;
+
  public:
-  RowPass(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options,
-          std::unique_ptr<planning::Executable> otherwise)
-      : ops_(*ops.rows),
-        block_(ops_.block(static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v))),
-        s_(problem, target, ops, options, {ops_.rows, block_}),
-        otherwise_(std::move(otherwise)),
+  RowForward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options, int block,
+             Otherwise otherwise)
+      : TiledPass(problem, target, ops, options, {ops.rows->rows, block}, std::move(otherwise)),
+        ops_(*ops.rows),
+        block_(block),
         tiles_per_task_(choose_tiles_per_task()) {
-    if (s_.work) tasks_ = s_.work->tasks(tiles_per_task_);
-    Carver carver(nullptr);
-    carve(carver, nullptr);
-    workspace_bytes_ = std::max(carver.used(), otherwise_->workspace_bytes());
-  }
-
-  std::size_t workspace_bytes() const override { return workspace_bytes_; }
-  std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".forward.rows"; }
-  void describe(Explanation& explanation) const override {
-    describe_work(s_, explanation, 1.0);
-    if (s_.work) describe_tasks(*s_.work, tasks_, explanation.schedule);
-    explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
-  }
-
-  void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
-    Call call(buffers, s_);
-    Carver carver(workspace);
-    Slot* slots = carve(carver, &call);
-    bool done = false;
-    if (s_.work) {
-      done = run_work(call, *s_.work, tasks_, slots);
-    } else {
-      std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
-      call.data = s_.tape.bind(buffers.params, call.param_memory);
-      const Work work = s_.planner.plan(buffers, &memory);
-      done = run_work(call, work, work.tasks(tiles_per_task_), slots);
-    }
-    if (!done) otherwise_->run(buffers, workspace, stream);
+    lay_out();
+    plan(tiles_per_task_, static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64);
   }
 
  private:
-  struct Call {
-    Call(const problem::Buffers& b, const Setup<float>& s)
-        : buffers(b), q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse) {
-      if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
-    }
-    const problem::Buffers& buffers;
-    HeadRows q, out;
-    KeyBlocks k, v;
-    LaneScalars<float> lse;
-    const TensorView* sink = nullptr;
-    void *param_memory = nullptr, *list_memory = nullptr;
-    char *packed_k = nullptr, *packed_v = nullptr;
-    std::int64_t* first_block = nullptr;  ///< of each group, in the packed keys
-    TapeData data;
-  };
+  // ---------------------------------------------------------------------------------------------------------------- planning
 
-  /// A tile on its way past the chunks.
-  struct TileState {
-    const LaneTile* tile;
-    const mask::Run *run, *run_end;  ///< the first run that is not behind it
-    LaneSymbols* symbols;
-    void* q;
-    float *acc, *max, *sums;
-  };
-
-  static constexpr int max_spans = 64, max_ranges = 16;  ///< of a visit
-  struct Slot {
-    TileState* states;
-    KeySpan* spans;
-    std::int32_t* ranges;  ///< first and last of all lanes, max_ranges times
-    void *scratch, *tape_scratch;
-    void* key_block;  ///< of keys in pages, together
-  };
+  std::string path() const override { return "forward.rows"; }
+  double products() const override { return 1.0; }
+  void describe_strategy(Explanation& explanation) const override {
+    explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
+  }
+  Tasks make_lists(const Work& work) const override { return work.tasks(tiles_per_task_); }
 
   int choose_tiles_per_task() const {
     // Tiles share a chunk's way through the caches; what they carry along should stay in L2 beside it.
@@ -97,84 +79,60 @@ class RowPass final : public planning::Executable {
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();
     return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / (4 * s_.slots())), 1, 32));
   }
-  std::size_t list_bytes() const {
-    return s_.work ? 0 : s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64;
-  }
   std::size_t lanes() const { return static_cast<std::size_t>(ops_.rows); }
   std::size_t sums_count() const { return 2 * 16 * lanes(); }
   std::size_t k_block_bytes() const { return ops_.k_bytes(block_, s_.dim); }
   std::size_t v_block_bytes() const { return ops_.v_bytes(block_, s_.dim_v); }
   std::int32_t chunk_blocks() const { return std::max(1, static_cast<int>(std::size_t{512} * 1024 / (k_block_bytes() + v_block_bytes()))); }
 
-  Slot* carve(Carver& carver, Call* call) const {
-    void* param_memory = carver.bytes(s_.tape.data_bytes());
-    void* list_memory = carver.bytes(list_bytes());
+  void lay_out() {
     const auto blocks = static_cast<std::size_t>(s_.planner.max_blocks());
-    char* packed_k = static_cast<char*>(carver.bytes(blocks * k_block_bytes()));
-    char* packed_v = static_cast<char*>(carver.bytes(blocks * v_block_bytes()));
-    std::int64_t* first_block = carver.take<std::int64_t>(static_cast<std::size_t>(s_.planner.max_groups()));
-    if (call) {
-      call->param_memory = param_memory, call->list_memory = list_memory;
-      call->packed_k = packed_k, call->packed_v = packed_v, call->first_block = first_block;
-    }
-    Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
-    for (int i = 0; i < s_.slots(); ++i) {
-      Slot slot;
-      slot.states = carver.take<TileState>(static_cast<std::size_t>(tiles_per_task_));
-      for (int t = 0; t < tiles_per_task_; ++t) {
-        TileState state{};
-        state.symbols = carver.take<LaneSymbols>(1);
-        state.q = carver.bytes(ops_.q_bytes(s_.dim));
-        state.acc = static_cast<float*>(carver.bytes(ops_.acc_bytes(s_.dim_v)));
-        state.max = carver.take<float>(lanes());
-        state.sums = carver.take<float>(sums_count());
-        if (call) slot.states[t] = state;
-      }
-      slot.spans = carver.take<KeySpan>(max_spans);
-      slot.ranges = carver.take<std::int32_t>(2 * max_lanes * max_ranges);
-      slot.scratch = carver.bytes(ops_.scratch_bytes(block_));
-      slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(block_, ops_.rows));
-      slot.key_block = carver.bytes(KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)));
-      if (call) slots[i] = slot;
-    }
-    return slots;
+    memory_.bytes(&RowMemory::packed_k, blocks * k_block_bytes());
+    memory_.bytes(&RowMemory::packed_v, blocks * v_block_bytes());
+    memory_.array(&RowMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
+
+    tile_.bytes(&RowTile::q, ops_.q_bytes(s_.dim));
+    tile_.array(&RowTile::acc, ops_.acc_bytes(s_.dim_v) / sizeof(float));
+    tile_.array(&RowTile::max, lanes());
+    tile_.array(&RowTile::sums, sums_count());
+
+    slot_.array(&Slot::spans, max_spans);
+    slot_.array(&Slot::ranges, 2 * max_lanes * max_ranges);
+    slot_.bytes(&Slot::scratch, ops_.scratch_bytes(block_));
+    slot_.bytes(&Slot::key_block, KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)));
   }
 
-  /// False where this pass must not be the one: what was written by then counts for nothing.
-  bool run_work(Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
-    std::int64_t blocks = 0, longest = 0;
-    for (std::size_t g = 0; g < work.groups.size(); ++g) {
-      call.first_block[g] = blocks;
-      const std::int64_t of_group = blocks_of(work, work.groups[g]);
-      blocks += of_group, longest = std::max(longest, of_group);
-    }
+  // ------------------------------------------------------------------------------------------------------------------ running
+
+  bool run_lists(const Call& call, const Tasks& tasks, Slot* slots) const override {
+    const Work& work = *call.work;
+    const std::int64_t longest = work.number_blocks(block_, call.first_block);
     constexpr std::int64_t keys_worth_a_task = 1024;
     const std::int64_t parts = std::max<std::int64_t>(1, longest * block_ / keys_worth_a_task);
     std::atomic<bool> finite = true;
     base::parallel_for(s_.executor, static_cast<std::int64_t>(work.groups.size()) * parts, [&](std::int64_t i, int slot) {
-      if (!pack(call, work, static_cast<std::size_t>(i / parts), i % parts, parts, slots[slot])) finite = false;
+      if (!pack(call, static_cast<std::size_t>(i / parts), i % parts, parts, slots[slot])) finite = false;
     });
     if (!finite && s_.tape.has_mask()) return false;
-    if (s_.work) call.data = s_.tape.bind(call.buffers.params, call.param_memory);
     std::atomic<bool> near = true;
-    base::parallel_for(s_.executor, static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
-      const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      if (near && !run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot])) near = false;
+    each(tasks.size(), slots, [&](std::size_t i, Slot& slot) {
+      if (near && !run_task(call, tasks[i], slot)) near = false;
     });
     return near;
   }
 
-  std::int64_t blocks_of(const Work& work, const TileGroup& group) const {
-    return (work.sequences[static_cast<std::size_t>(group.sequence)].seqlen_kv + block_ - 1) / block_;
+  char* packed_k(const Call& call, std::int64_t block) const {
+    return static_cast<char*>(call.packed_k) + static_cast<std::size_t>(block) * k_block_bytes();
   }
-  char* packed_k(const Call& call, std::int64_t block) const { return call.packed_k + static_cast<std::size_t>(block) * k_block_bytes(); }
-  char* packed_v(const Call& call, std::int64_t block) const { return call.packed_v + static_cast<std::size_t>(block) * v_block_bytes(); }
+  char* packed_v(const Call& call, std::int64_t block) const {
+    return static_cast<char*>(call.packed_v) + static_cast<std::size_t>(block) * v_block_bytes();
+  }
 
   /// A part of a group's blocks; whether all of v is finite.
-  bool pack(const Call& call, const Work& work, std::size_t g, std::int64_t part, std::int64_t parts, const Slot& slot) const {
-    const TileGroup& group = work.groups[g];
-    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
-    const std::int64_t blocks = blocks_of(work, group);
+  bool pack(const Call& call, std::size_t g, std::int64_t part, std::int64_t parts, const Slot& slot) const {
+    const TileGroup& group = call.work->groups[g];
+    const Sequence& sequence = call.work->sequence(group);
+    const std::int64_t blocks = sequence.blocks(block_);
     bool finite = true;
     for (std::int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
       const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(b));
@@ -189,9 +147,9 @@ class RowPass final : public planning::Executable {
   }
 
   /// False where a maximum is too far for exponents that are one multiply-add.
-  bool run_task(const Call& call, const Work& work, const Task& task, Slot& slot) const {
-    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
-    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
+  bool run_task(const Call& call, const Task& task, Slot& slot) const {
+    const Work& work = *call.work;
+    const Sequence& sequence = work.sequence(work.group(task));
     const std::int64_t first_block = call.first_block[task.group];
     RowVisit visit{};
     visit.k = packed_k(call, first_block), visit.v = packed_v(call, first_block);
@@ -200,34 +158,23 @@ class RowPass final : public planning::Executable {
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
     std::int32_t blocks = 0;
     for (int t = 0; t < count; ++t) {
-      TileState& state = slot.states[t];
-      if (t + 1 < count) fetch_queries(call, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t + 1)]);
-      start(call, work, sequence, work.tiles[static_cast<std::size_t>(task.tile_begin + t)], state);
+      RowTile& state = slot.tiles[t];
+      if (t + 1 < count) fetch_lanes(call.q, sequence, work.tile(task.tile_begin + t + 1), s_.dim);
+      start(call, sequence, work.tile(task.tile_begin + t), state);
       if (state.run != state.run_end) blocks = std::max(blocks, state.run_end[-1].end);
     }
     for (std::int32_t chunk = 0; chunk < blocks; chunk += chunk_blocks())
-      for (int t = 0; t < count; ++t) pass(call, sequence, chunk, std::min(chunk + chunk_blocks(), blocks), slot.states[t], slot, visit);
+      for (int t = 0; t < count; ++t) pass(call, sequence, chunk, std::min(chunk + chunk_blocks(), blocks), slot.tiles[t], slot, visit);
     bool near = true;
-    for (int t = 0; t < count; ++t) near &= finish(call, sequence, slot.states[t]);
+    for (int t = 0; t < count; ++t) near &= finish(call, sequence, slot.tiles[t]);
     return near;
   }
 
-  /// The rows of the next tile on their way to the cache: hardware does not follow long strides.
-  void fetch_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
-    for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
-      const char* row = static_cast<const char*>(call.q.row(sequence.batch, sequence.q_begin + q, head));
-      for (int d = 0; d < s_.dim && call.q.stride == 1; d += 32) __builtin_prefetch(row + 2 * d);
-    });
-  }
-
-  void start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
-    state.tile = &tile;
-    state.run = work.runs.data() + tile.run_begin, state.run_end = work.runs.data() + tile.run_end;
-    state.symbols->fill(tile, sequence, s_.problem);
-    const void* rows[max_lanes] = {};
-    for_each_lane(
-        tile, [&](int lane, std::int32_t head, std::int32_t q) { rows[lane] = call.q.row(sequence.batch, sequence.q_begin + q, head); });
-    ops_.pack_q({rows, tile.lanes(), call.q.stride, call.q.dtype}, s_.dim, s_.sign, state.q);
+  void start(const Call& call, const Sequence& sequence, const LaneTile& tile, RowTile& state) const {
+    state.start(*call.work, sequence, tile, s_.problem);
+    state.run = call.work->runs.data() + tile.run_begin, state.run_end = call.work->runs.data() + tile.run_end;
+    const LanePointers rows(call.q, sequence, tile);
+    ops_.pack_q({rows.row, tile.lanes(), call.q.stride, call.q.dtype}, s_.dim, s_.sign, state.q);
     std::fill_n(state.acc, ops_.acc_bytes(s_.dim_v) / sizeof(float), 0.0f);
     std::fill_n(state.max, lanes(), std::numeric_limits<float>::lowest());
     std::fill_n(state.sums, 16 * lanes(), 0.0f);
@@ -241,7 +188,7 @@ class RowPass final : public planning::Executable {
   }
 
   /// A tile past the blocks of a chunk.
-  void pass(const Call& call, const Sequence& sequence, std::int32_t begin, std::int32_t end, TileState& state, const Slot& slot,
+  void pass(const Call& call, const Sequence& sequence, std::int32_t begin, std::int32_t end, RowTile& state, const Slot& slot,
             RowVisit& visit) const {
     constexpr int granule = KeySpan::granule;
     const std::int32_t granules = block_ / granule, whole = sequence.seqlen_kv / block_;
@@ -282,44 +229,36 @@ class RowPass final : public planning::Executable {
   }
 
   /// The keys of a block that each lane keeps, and the range that any does.
-  KeyRange block_ranges(const Call& call, const Sequence& sequence, const TileState& state, std::int32_t block, bool full,
+  KeyRange block_ranges(const Call& call, const Sequence& sequence, const RowTile& state, std::int32_t block, bool full,
                         std::int32_t* first, std::int32_t* last, const Slot& slot) const {
     const KeyRange all{0, s_.block_keys(sequence, block)};
     std::fill_n(first, max_lanes, 0);
     std::fill_n(last, max_lanes, full ? all.end : 0);
     if (full) return all;
-    const LaneView view{state.tile->lanes(), state.symbols->head, state.symbols->q_idx};
-    s_.tape.lane_ranges(s_.frame(sequence, view, block, all), call.data, first, last, slot.tape_scratch);
-    return trim({first, last}, view.count, 1, all);
+    s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, first, last, slot.tape_scratch);
+    return trim({first, last}, state.lanes.count, 1, all);
   }
 
-  bool finish(const Call& call, const Sequence& sequence, const TileState& state) const {
+  bool finish(const Call& call, const Sequence& sequence, const RowTile& state) const {
     alignas(64) float sum[max_lanes], factor[max_lanes] = {};
-    void* rows[max_lanes] = {};
+    const LanePointers rows(call.out, sequence, *state.tile);
     bool near = true;
     ops_.add_sums(state.sums, sum);
     for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
-      const std::int64_t token = sequence.q_begin + q;
-      rows[lane] = call.out.row(sequence.batch, token, head);
       const bool empty = sum[lane] == 0;
       near &= state.max[lane] == -std::numeric_limits<float>::max() || !(std::abs(state.max[lane]) > too_far);
       factor[lane] = empty ? 0.0f : 1 / sum[lane];
       if (call.lse.present())
-        call.lse.at(sequence.batch, head, token) =
+        call.lse.at(sequence.batch, head, sequence.q_begin + q) =
             empty ? -std::numeric_limits<float>::infinity()
                   : static_cast<float>((static_cast<double>(state.max[lane]) + std::log2(static_cast<double>(sum[lane]))) * ln2);
     });
-    ops_.write(state.acc, s_.dim_v, factor, {rows, state.tile->lanes(), call.out.stride, call.out.dtype});
+    ops_.write(state.acc, s_.dim_v, factor, {rows.row, state.tile->lanes(), call.out.stride, call.out.dtype});
     return near;
   }
 
   const RowOps& ops_;
-  int block_;
-  Setup<float> s_;
-  std::unique_ptr<planning::Executable> otherwise_;
-  int tiles_per_task_;
-  std::pmr::vector<Task> tasks_;
-  std::size_t workspace_bytes_ = 0;
+  const int block_, tiles_per_task_;
 };
 
 }  // namespace
@@ -337,7 +276,11 @@ bool row_forward_serves(const problem::Problem& problem, const BlockOps<float>& 
 
 std::unique_ptr<planning::Executable> make_row_forward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
                                                        const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
-  return std::make_unique<RowPass>(problem, target, ops, options, std::move(otherwise));
+  const int block = ops.rows->block(static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v));
+  return std::make_unique<RowForward>(
+      problem, target, ops, options, block,
+      Otherwise{std::move(otherwise),
+                base::join("where ", problem.has_mask() ? "v holds infinity or NaN, or " : "", "a maximum exceeds 2^24")});
 }
 
 }  // namespace foveal::cpu

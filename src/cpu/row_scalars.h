@@ -18,12 +18,15 @@ class RowScalars {
   Real *lse = nullptr, *delta = nullptr;
   Real* far = nullptr;  ///< in units: what scores of a far row are less before lse, which is log(sum) then. 0 elsewhere
 
-  void carve(Carver& carver, const problem::Problem& problem) {
-    total_q_ = problem.total_q, seqlen_q_ = problem.seqlen_q, varlen_ = problem.varlen;
+  RowScalars() = default;
+  explicit RowScalars(const problem::Problem& problem) : total_q_(problem.total_q), seqlen_q_(problem.seqlen_q), varlen_(problem.varlen) {}
+  static Layout<RowScalars> layout(const problem::Problem& problem) {
     const auto rows = static_cast<std::size_t>(problem.heads_q * problem.total_q);
-    lse = carver.take<Real>(rows);
-    delta = carver.take<Real>(rows);
-    far = carver.take<Real>(rows);
+    Layout<RowScalars> layout;
+    layout.array(&RowScalars::lse, rows);
+    layout.array(&RowScalars::delta, rows);
+    layout.array(&RowScalars::far, rows);
+    return layout;
   }
 
   std::int64_t index(const Sequence& sequence, std::int32_t head, std::int32_t q) const {

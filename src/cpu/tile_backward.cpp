@@ -9,7 +9,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "cpu/describe.h"
+#include "cpu/pass.h"
 #include "cpu/row_scalars.h"
 
 namespace foveal::cpu {
@@ -22,89 +22,76 @@ constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes o
 constexpr int max_tiles_per_step = 16;
 constexpr int max_keys = 128;  ///< of a block
 
-class TilePass final : public planning::Executable {
+/// Accumulators of some blocks, and which of them hold anything.
+struct Sums {
+  float *dk = nullptr, *dv = nullptr;
+  bool* used = nullptr;
+};
+
+struct TileMemory : CallMemory {
+  RowScalars<float> rows;
+  std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
+  Sums sums;                            ///< of all shares, when there are several
+};
+
+struct TileCall : CallOf<TileMemory> {
+  TileCall(const problem::Buffers& b, const Setup<float>& s)
+      : CallOf(b), q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {
+    rows = RowScalars<float>(s.problem);
+  }
+  HeadRows q, k, v, out, dout, dq, dk, dv;
+};
+
+struct BackwardTile : TileWalk {
+  void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
+  float *lse, *delta, *dq;
+  std::int32_t *first, *last;  ///< keys of this block
+
+  QueryTile meets(bool all_keys) const {
+    return {q_panel, dout_panel, q_pairs, dout_pairs, lse, delta, dq, all_keys ? LaneRanges{} : LaneRanges{first, last}};
+  }
+};
+
+struct TileSlot : SlotOf<BackwardTile> {
+  QueryTile* met;  ///< that the block meets
+  void *k, *v, *k_columns, *scratch;
+  Sums sums;  ///< of this task, when they are no one else's
+};
+
+using KeyPointers = std::array<const void*, max_keys>;
+
+class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
+  using Call = TileCall;
+  using Slot = TileSlot;
+
  public:
-  TilePass(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options,
-           std::unique_ptr<planning::Executable> otherwise)
-      : ops_(*ops.backward),
-        s_(problem, target, ops, options, {ops_.lanes, ops_.keys}),
-        otherwise_(std::move(otherwise)),
+  TileBackward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options,
+               Otherwise otherwise)
+      : TiledPass(problem, target, ops, options, {ops.backward->lanes, ops.backward->keys}, std::move(otherwise)),
+        ops_(*ops.backward),
         shares_(choose_shares()),
         tiles_per_step_(choose_tiles_per_step()) {
-    if (s_.work) tasks_ = make_tasks(*s_.work);
-    Carver carver(nullptr);
-    carve(carver, nullptr);
-    workspace_bytes_ = std::max(carver.used(), otherwise_->workspace_bytes());
+    lay_out();
+    plan(tiles_per_step_, static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64);
   }
 
-  std::size_t workspace_bytes() const override { return workspace_bytes_; }
-  std::string kernel() const override { return std::string("cpu.") + s_.ops.name + ".backward.tiles"; }
-  void describe(Explanation& explanation) const override {
-    describe_work(s_, explanation, 2.5);
-    if (s_.work) describe_tasks(*s_.work, tasks_, explanation.schedule);
+ private:
+  // ---------------------------------------------------------------------------------------------------------------- planning
+
+  std::string path() const override { return "backward.tiles"; }
+  double products() const override { return 2.5; }
+  void describe_strategy(Explanation& explanation) const override {
     explanation.strategy = to_string(BackwardStrategy::fused);
     explanation.details.emplace_back("shares of a kv head", std::to_string(shares_));
     explanation.details.emplace_back("tiles in a step", std::to_string(tiles_per_step_));
   }
-
-  void run(const problem::Buffers& buffers, void* workspace, Stream stream) const override {
-    Call call(buffers);
-    Carver carver(workspace);
-    Slot* slots = carve(carver, &call);
-    call.data = s_.tape.bind(buffers.params, call.param_memory);
-    bool done = false;
-    if (s_.work) {
-      done = run_work(call, *s_.work, tasks_, slots);
-    } else {
-      std::pmr::monotonic_buffer_resource memory(call.list_memory, list_bytes());
-      const Work work = s_.planner.plan(buffers, &memory);
-      done = run_work(call, work, make_tasks(work), slots);
-    }
-    if (!done) otherwise_->run(buffers, workspace, stream);
+  Tasks make_lists(const Work& work) const override {
+    Tasks tasks = work.shares(shares_);
+    std::sort(tasks.begin(), tasks.end(), [](const Task& x, const Task& y) {
+      return x.cost != y.cost ? x.cost > y.cost : x.group != y.group ? x.group < y.group : x.share < y.share;
+    });
+    return tasks;
   }
-
- private:
-  /// Accumulators of some blocks, and which of them hold anything.
-  struct Sums {
-    float *dk = nullptr, *dv = nullptr;
-    bool* used = nullptr;
-  };
-
-  struct Call {
-    explicit Call(const problem::Buffers& b) : buffers(b), q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {}
-    const problem::Buffers& buffers;
-    HeadRows q, k, v, out, dout, dq, dk, dv;
-    void *param_memory = nullptr, *list_memory = nullptr;
-    TapeData data;
-    RowScalars<float> rows;
-    std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
-    Sums sums;                            ///< of all shares, when there are several
-  };
-
-  /// A tile with all that its products read.
-  struct TileState {
-    const LaneTile* tile;
-    BlockCursor cursor;
-    std::int32_t block;
-    LaneSymbols* symbols;
-    void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
-    float *lse, *delta, *dq;
-    std::int32_t *first, *last;  ///< keys of this block
-
-    QueryTile meets(bool all_keys) const {
-      return {q_panel, dout_panel, q_pairs, dout_pairs, lse, delta, dq, all_keys ? LaneRanges{} : LaneRanges{first, last}};
-    }
-  };
-
-  struct Slot {
-    TileState* states;
-    QueryTile* tiles;  ///< that the block meets
-    void *k, *v, *k_columns, *scratch, *tape_scratch;
-    Sums sums;  ///< of this task, when they are no one else's
-  };
-  using KeyPointers = std::array<const void*, max_keys>;
-
-  // ---------------------------------------------------------------------------------------------------------------- planning
 
   std::int64_t choose_shares() const {
     const problem::Problem& p = s_.problem;
@@ -118,115 +105,75 @@ class TilePass final : public planning::Executable {
     const std::size_t tile_bytes = 2 * tile_bytes_of(s_.dim) + 2 * tile_bytes_of(s_.dim_v) + dq_bytes();
     return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
   }
-  std::pmr::vector<Task> make_tasks(const Work& work) const {
-    std::pmr::vector<Task> tasks = work.shares(shares_);
-    std::sort(tasks.begin(), tasks.end(), [](const Task& x, const Task& y) {
-      return x.cost != y.cost ? x.cost > y.cost : x.group != y.group ? x.group < y.group : x.share < y.share;
-    });
-    return tasks;
-  }
-  std::size_t list_bytes() const {
-    if (s_.work) return 0;
-    return s_.planner.run_bytes() + static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64;
-  }
   std::size_t tile_bytes_of(int dim) const { return ops_.packed_bytes(ops_.lanes, dim); }
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
   std::size_t dq_bytes() const { return ops_.acc_bytes(ops_.lanes, s_.dim); }
   std::size_t block_bytes() const { return ops_.acc_bytes(ops_.keys, s_.dim) + ops_.acc_bytes(ops_.keys, s_.dim_v); }
   std::int64_t dk_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim) / sizeof(float)); }
   std::int64_t dv_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim_v) / sizeof(float)); }
-  std::int64_t blocks_of(const Sequence& sequence) const { return (sequence.seqlen_kv + ops_.keys - 1) / ops_.keys; }
   std::int64_t max_blocks_of_group() const {
     const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
     return (keys + ops_.keys - 1) / ops_.keys;
   }
 
-  Sums carve_sums(Carver& carver, std::int64_t blocks) const {
-    Sums sums;
-    sums.dk = carver.take<float>(static_cast<std::size_t>(blocks * dk_floats()));
-    sums.dv = carver.take<float>(static_cast<std::size_t>(blocks * dv_floats()));
-    sums.used = carver.take<bool>(static_cast<std::size_t>(blocks));
+  Layout<Sums> sums_of(std::int64_t blocks) const {
+    Layout<Sums> sums;
+    sums.array(&Sums::dk, static_cast<std::size_t>(blocks * dk_floats()));
+    sums.array(&Sums::dv, static_cast<std::size_t>(blocks * dv_floats()));
+    sums.array(&Sums::used, static_cast<std::size_t>(blocks));
     return sums;
   }
-  Slot* carve(Carver& carver, Call* call) const {
-    const problem::Buffers none;
-    Call measured(none);
-    Call& c = call ? *call : measured;
-    c.param_memory = carver.bytes(s_.tape.data_bytes());
-    c.list_memory = carver.bytes(list_bytes());
-    c.rows.carve(carver, s_.problem);
-    c.first_block = carver.take<std::int64_t>(static_cast<std::size_t>(s_.planner.max_groups()));
-    if (shares_ > 1) c.sums = carve_sums(carver, shares_ * s_.planner.max_blocks());
-    Slot* slots = carver.take<Slot>(static_cast<std::size_t>(s_.slots()));
+  void lay_out() {
+    memory_.part(&TileMemory::rows, RowScalars<float>::layout(s_.problem));
+    memory_.array(&TileMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
+    if (shares_ > 1) memory_.part(&TileMemory::sums, sums_of(shares_ * s_.planner.max_blocks()));
+
     const auto lanes = static_cast<std::size_t>(ops_.lanes);
-    for (int i = 0; i < s_.slots(); ++i) {
-      Slot slot{};
-      slot.states = carver.take<TileState>(static_cast<std::size_t>(tiles_per_step_));
-      for (int t = 0; t < tiles_per_step_; ++t) {
-        TileState state{};
-        state.symbols = carver.take<LaneSymbols>(1);
-        state.q_panel = carver.bytes(tile_bytes_of(s_.dim));
-        state.dout_panel = carver.bytes(tile_bytes_of(s_.dim_v));
-        state.q_pairs = carver.bytes(tile_bytes_of(s_.dim));
-        state.dout_pairs = carver.bytes(tile_bytes_of(s_.dim_v));
-        state.lse = carver.take<float>(lanes);
-        state.delta = carver.take<float>(lanes);
-        state.dq = static_cast<float*>(carver.bytes(dq_bytes()));
-        state.first = carver.take<std::int32_t>(max_lanes);
-        state.last = carver.take<std::int32_t>(max_lanes);
-        if (call) slot.states[t] = state;
-      }
-      slot.tiles = carver.take<QueryTile>(static_cast<std::size_t>(tiles_per_step_));
-      slot.k = carver.bytes(block_bytes_of(s_.dim));
-      slot.v = carver.bytes(block_bytes_of(s_.dim_v));
-      slot.k_columns = carver.bytes(block_bytes_of(s_.dim));
-      slot.scratch = carver.bytes(ops_.scratch_bytes);
-      slot.tape_scratch = carver.bytes(s_.tape.scratch_bytes(ops_.keys, ops_.lanes));
-      if (shares_ == 1) slot.sums = carve_sums(carver, max_blocks_of_group());
-      if (call) slots[i] = slot;
-    }
-    return slots;
+    tile_.bytes(&BackwardTile::q_panel, tile_bytes_of(s_.dim));
+    tile_.bytes(&BackwardTile::dout_panel, tile_bytes_of(s_.dim_v));
+    tile_.bytes(&BackwardTile::q_pairs, tile_bytes_of(s_.dim));
+    tile_.bytes(&BackwardTile::dout_pairs, tile_bytes_of(s_.dim_v));
+    tile_.array(&BackwardTile::lse, lanes);
+    tile_.array(&BackwardTile::delta, lanes);
+    tile_.array(&BackwardTile::dq, dq_bytes() / sizeof(float));
+    tile_.array(&BackwardTile::first, max_lanes);
+    tile_.array(&BackwardTile::last, max_lanes);
+
+    slot_.array(&Slot::met, static_cast<std::size_t>(tiles_per_step_));
+    slot_.bytes(&Slot::k, block_bytes_of(s_.dim));
+    slot_.bytes(&Slot::v, block_bytes_of(s_.dim_v));
+    slot_.bytes(&Slot::k_columns, block_bytes_of(s_.dim));
+    slot_.bytes(&Slot::scratch, ops_.scratch_bytes);
+    if (shares_ == 1) slot_.part(&Slot::sums, sums_of(max_blocks_of_group()));
   }
 
   // ------------------------------------------------------------------------------------------------------------------ running
 
-  template <class Fn>
-  void each(std::int64_t tasks, const Fn& fn) const {
-    base::parallel_for(s_.executor, tasks, [&](std::int64_t i, int slot) {
-      const TaskMode mode(s_.ops.enter, s_.ops.leave);
-      fn(i, slot);
-    });
-  }
-
-  /// False where a tensor holds infinity or NaN: what was written by then counts for nothing.
-  bool run_work(Call& call, const Work& work, const std::pmr::vector<Task>& tasks, Slot* slots) const {
-    std::int64_t blocks = 0, longest = 0;
-    for (std::size_t g = 0; g < work.groups.size(); ++g) {
-      call.first_block[g] = blocks;
-      const std::int64_t of_group = blocks_of(work.sequences[static_cast<std::size_t>(work.groups[g].sequence)]);
-      blocks += of_group, longest = std::max(longest, of_group);
-    }
+  /// False where a tensor holds infinity or NaN.
+  bool run_lists(const Call& call, const Tasks& tasks, Slot* slots) const override {
+    const Work& work = *call.work;
+    const std::int64_t longest = work.number_blocks(ops_.keys, call.first_block);
     std::atomic<bool> finite = true;
-    each(static_cast<std::int64_t>(tasks.size()), [&](std::int64_t i, int slot) {
-      if (finite && !run_task(call, work, tasks[static_cast<std::size_t>(i)], slots[slot])) finite = false;
+    each(tasks.size(), slots, [&](std::size_t i, Slot& slot) {
+      if (finite && !run_task(call, tasks[i], slot)) finite = false;
     });
     if (!finite) return false;
     call.rows.write_dsink(s_, call.buffers);
-    const auto groups = static_cast<std::int64_t>(work.groups.size());
     constexpr std::int64_t at_once = 16;
     const std::int64_t chunks = (longest + at_once - 1) / at_once;
     if (shares_ > 1) {
-      each(groups * chunks, [&](std::int64_t i, int) {
-        const auto g = static_cast<std::size_t>(i / chunks);
-        const Sequence& sequence = work.sequences[static_cast<std::size_t>(work.groups[g].sequence)];
-        for (std::int64_t block = i % chunks * at_once; block < std::min(blocks_of(sequence), (i % chunks + 1) * at_once); ++block)
+      each(work.groups.size() * static_cast<std::size_t>(chunks), slots, [&](std::size_t i, Slot&) {
+        const std::size_t g = i / static_cast<std::size_t>(chunks);
+        const std::int64_t chunk = static_cast<std::int64_t>(i) % chunks;
+        const Sequence& sequence = work.sequence(work.groups[g]);
+        for (std::int64_t block = chunk * at_once; block < std::min(sequence.blocks(ops_.keys), (chunk + 1) * at_once); ++block)
           write_block(call, sequence, work.groups[g].kv_head, block, call.sums, call.first_block[g] + block, shares_);
       });
     }
     // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
     for (const Sequence& sequence : work.sequences)
       for (std::int32_t head = 0; sequence.seqlen_q == 0 && head < s_.problem.heads_kv; ++head)
-        for (std::int64_t block = 0; block < blocks_of(sequence); ++block) write_block(call, sequence, head, block, {}, 0, 0);
+        for (std::int64_t block = 0; block < sequence.blocks(ops_.keys); ++block) write_block(call, sequence, head, block, {}, 0, 0);
     return true;
   }
 
@@ -238,10 +185,10 @@ class TilePass final : public planning::Executable {
     return {rows.data(), ops_.keys, tensor.stride, tensor.dtype};
   }
 
-  bool run_task(const Call& call, const Work& work, const Task& task, const Slot& slot) const {
-    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
-    const Sequence& sequence = work.sequences[static_cast<std::size_t>(group.sequence)];
-    const std::int64_t blocks = blocks_of(sequence);
+  bool run_task(const Call& call, const Task& task, const Slot& slot) const {
+    const TileGroup& group = call.work->group(task);
+    const Sequence& sequence = call.work->sequence(group);
+    const std::int64_t blocks = sequence.blocks(ops_.keys);
     Sums sums = slot.sums;
     if (shares_ > 1) {
       const std::int64_t at = task.share * s_.planner.max_blocks() + call.first_block[task.group];
@@ -249,32 +196,31 @@ class TilePass final : public planning::Executable {
     }
     std::fill_n(sums.used, blocks, false);
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
-      if (!run_step(call, work, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
+      if (!run_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
     for (std::int64_t block = 0; shares_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
     return true;
   }
 
-  bool run_step(const Call& call, const Work& work, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin,
-                std::int64_t tile_end, const Sums& sums, const Slot& slot) const {
+  bool run_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end,
+                const Sums& sums, const Slot& slot) const {
     const int count = static_cast<int>(tile_end - tile_begin);
     bool finite = true;
     for (int t = 0; t < count; ++t) {
-      const std::int64_t tile = tile_begin + t;
-      if (t + 1 < count) fetch_queries(call, sequence, work.tiles[static_cast<std::size_t>(tile + 1)]);
-      finite &= start(call, work, sequence, work.tiles[static_cast<std::size_t>(tile)], slot.states[t]);
+      if (t + 1 < count) fetch_queries(call, sequence, call.work->tile(tile_begin + t + 1));
+      finite &= start(call, sequence, call.work->tile(tile_begin + t), slot.tiles[t]);
     }
     KeyVisit visit{};
-    visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.tiles;
+    visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.met;
     visit.multiplier = s_.sign * s_.scale.log2 * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
     for (std::int32_t from = 0;;) {
-      const std::int32_t block = next_block(slot.states, count, from);
+      const std::int32_t block = next_block(slot.tiles, count, from);
       if (block == BlockCursor::none) break;
       visit.count = 0;
       for (int t = 0; t < count; ++t) {
-        const TileState& state = slot.states[t];
+        const BackwardTile& state = slot.tiles[t];
         if (state.block != block) continue;
         const bool all_keys = state.cursor.full() && s_.block_keys(sequence, block) == ops_.keys;
-        if (all_keys || find_ranges(call, sequence, state, slot)) slot.tiles[visit.count++] = state.meets(all_keys);
+        if (all_keys || find_ranges(call, sequence, state, slot)) slot.met[visit.count++] = state.meets(all_keys);
       }
       from = block + 1;
       if (visit.count == 0) continue;
@@ -288,15 +234,13 @@ class TilePass final : public planning::Executable {
       sums.used[block] = true;
       ops_.visit(visit);
     }
-    for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.states[t]);
+    for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.tiles[t]);
     return finite;
   }
 
   /// Whether all is finite and no row far. Rows with nothing to attend count as zeros: they may hold anything.
-  bool start(const Call& call, const Work& work, const Sequence& sequence, const LaneTile& tile, TileState& state) const {
-    state.tile = &tile;
-    state.cursor = BlockCursor(work.runs.data() + tile.run_begin, work.runs.data() + tile.run_end);
-    state.symbols->fill(tile, sequence, s_.problem);
+  bool start(const Call& call, const Sequence& sequence, const LaneTile& tile, BackwardTile& state) const {
+    state.start(*call.work, sequence, tile, s_.problem);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
@@ -317,26 +261,20 @@ class TilePass final : public planning::Executable {
   }
 
   /// The keys of its block that each query of a tile keeps; whether any keeps one.
-  bool find_ranges(const Call& call, const Sequence& sequence, const TileState& state, const Slot& slot) const {
+  bool find_ranges(const Call& call, const Sequence& sequence, const BackwardTile& state, const Slot& slot) const {
     const KeyRange all{0, s_.block_keys(sequence, state.block)};
-    const LaneView lanes{state.tile->lanes(), state.symbols->head, state.symbols->q_idx};
     std::fill_n(state.first, max_lanes, 0);
     std::fill_n(state.last, max_lanes, all.end);
     if (state.cursor.full()) return true;
-    s_.tape.lane_ranges(s_.frame(sequence, lanes, state.block, all), call.data, state.first, state.last, slot.tape_scratch);
-    const KeyRange kept = trim({state.first, state.last}, lanes.count, 1, all);
+    s_.tape.lane_ranges(s_.frame(sequence, state.lanes, state.block, all), call.data, state.first, state.last, slot.tape_scratch);
+    const KeyRange kept = trim({state.first, state.last}, state.lanes.count, 1, all);
     return kept.begin < kept.end;
   }
 
-  /// Rows that come next on their way to the cache: hardware does not follow long strides.
   void fetch_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
-    for_each_lane(tile, [&](int, std::int32_t head, std::int32_t q) {
-      const auto fetch = [&](const HeadRows& tensor, int dim) {
-        const char* row = static_cast<const char*>(tensor.row(sequence.batch, sequence.q_begin + q, head));
-        for (int d = 0; d < dim && tensor.stride == 1; d += 32) __builtin_prefetch(row + 2 * d);
-      };
-      fetch(call.q, s_.dim), fetch(call.dout, s_.dim_v), fetch(call.out, s_.dim_v);
-    });
+    fetch_lanes(call.q, sequence, tile, s_.dim);
+    fetch_lanes(call.dout, sequence, tile, s_.dim_v);
+    fetch_lanes(call.out, sequence, tile, s_.dim_v);
   }
   void fetch_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {
     const std::int64_t token = sequence.kv_begin + std::int64_t{block} * ops_.keys;
@@ -345,12 +283,9 @@ class TilePass final : public planning::Executable {
     NextRows(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v).fetch(0, 1);
   }
 
-  void write_dq(const Call& call, const Sequence& sequence, const TileState& state) const {
-    void* rows[max_lanes] = {};
-    for_each_lane(*state.tile, [&](int lane, std::int32_t head, std::int32_t q) {
-      rows[lane] = call.dq.row(sequence.batch, sequence.q_begin + q, head);
-    });
-    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale), {rows, ops_.lanes, call.dq.stride, call.dq.dtype});
+  void write_dq(const Call& call, const Sequence& sequence, const BackwardTile& state) const {
+    const LanePointers rows(call.dq, sequence, *state.tile);
+    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale), {rows.row, ops_.lanes, call.dq.stride, call.dq.dtype});
   }
 
   /// The sum of the first `shares` of a block's accumulators, in order, of those that hold anything. `at`: the block, in the first.
@@ -375,12 +310,8 @@ class TilePass final : public planning::Executable {
   }
 
   const TileBackwardOps& ops_;
-  Setup<float> s_;
-  std::unique_ptr<planning::Executable> otherwise_;
-  std::int64_t shares_;
-  int tiles_per_step_;
-  std::pmr::vector<Task> tasks_;
-  std::size_t workspace_bytes_ = 0;
+  const std::int64_t shares_;
+  const int tiles_per_step_;
 };
 
 }  // namespace
@@ -400,7 +331,8 @@ bool tile_backward_serves(const problem::Problem& problem, const BlockOps<float>
 
 std::unique_ptr<planning::Executable> make_tile_backward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
                                                          const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
-  return std::make_unique<TilePass>(problem, target, ops, options, std::move(otherwise));
+  return std::make_unique<TileBackward>(problem, target, ops, options,
+                                        Otherwise{std::move(otherwise), "where a tensor holds infinity or NaN, or a row is far"});
 }
 
 }  // namespace foveal::cpu

@@ -272,7 +272,17 @@ Work WorkPlanner::plan(const problem::Buffers* buffers, std::pmr::memory_resourc
   return Planning(*this, buffers, memory)();
 }
 
-std::pmr::vector<Task> Work::tasks(int tiles_per_task) const {
+std::int64_t Work::number_blocks(int block_kv, std::int64_t* first) const {
+  std::int64_t blocks = 0, longest = 0;
+  for (const TileGroup& group : groups) {
+    *first++ = blocks;
+    const std::int64_t of_group = sequence(group).blocks(block_kv);
+    blocks += of_group, longest = std::max(longest, of_group);
+  }
+  return longest;
+}
+
+Tasks Work::tasks(int tiles_per_task) const {
   std::pmr::vector<Task> tasks(memory());
   std::int64_t count = 0;
   for (const TileGroup& group : groups) count += ceil_div(group.tile_end - group.tile_begin, tiles_per_task);
@@ -288,7 +298,7 @@ std::pmr::vector<Task> Work::tasks(int tiles_per_task) const {
   return tasks;
 }
 
-std::pmr::vector<Task> Work::shares(std::int64_t shares) const {
+Tasks Work::shares(std::int64_t shares) const {
   std::pmr::vector<Task> tasks(memory());
   tasks.reserve(groups.size() * static_cast<std::size_t>(shares));
   for (std::size_t g = 0; g < groups.size(); ++g) {

@@ -19,6 +19,8 @@ struct Sequence {
   std::int32_t seqlen_q = 0, seqlen_kv = 0;  ///< tokens here
   std::int64_t q_first = 0, kv_first = 0;    ///< positions of the first ones
   std::int32_t whole_q = 0, whole_kv = 0;    ///< the symbols seqlen_q and seqlen_kv
+
+  std::int64_t blocks(int block_kv) const { return (seqlen_kv + block_kv - 1) / block_kv; }
 };
 
 /// The lanes of a tile: `heads` query heads of one kv head, times `queries` queries; lane = (head - head_begin) * queries + (q - q_begin).
@@ -43,6 +45,8 @@ struct Task {
   std::int64_t cost;
 };
 
+using Tasks = std::pmr::vector<Task>;
+
 /// Tile shape, fixed by the table of operations.
 struct Geometry {
   int lanes, block_kv;
@@ -57,12 +61,19 @@ struct Work {
   std::pmr::vector<mask::Run> runs;
   std::int64_t full = 0, partial = 0, empty = 0;  ///< tiles x blocks
 
+  const TileGroup& group(const Task& task) const { return groups[static_cast<std::size_t>(task.group)]; }
+  const Sequence& sequence(const TileGroup& of) const { return sequences[static_cast<std::size_t>(of.sequence)]; }
+  const LaneTile& tile(std::int64_t number) const { return tiles[static_cast<std::size_t>(number)]; }
+
+  /// first[group]: how many blocks of keys come before it. The result is the most of a group.
+  std::int64_t number_blocks(int block_kv, std::int64_t* first) const;
+
   /// Where lists about this work live, too.
   std::pmr::memory_resource* memory() const { return tiles.get_allocator().resource(); }
   /// Tasks of up to `tiles_per_task` tiles, dearest first.
-  std::pmr::vector<Task> tasks(int tiles_per_task) const;
+  Tasks tasks(int tiles_per_task) const;
   /// Each group cut into `shares` tasks of about equal cost, in order of group and share; some may be empty.
-  std::pmr::vector<Task> shares(std::int64_t shares) const;
+  Tasks shares(std::int64_t shares) const;
 };
 
 /// Cuts a problem up: once where tiles and runs follow from the problem alone (fixed lengths, a mask that reads no parameter), otherwise in

@@ -1,29 +1,72 @@
 #pragma once
-// Cuts one piece of memory into aligned arrays. Run over a null base it only measures, so the same code plans and runs.
+// What lies where in a workspace. The arrays that a struct points to are declared once, at planning, as its members and their lengths; each
+// run places the struct over memory of its own.
 #include <cstddef>
-#include <cstdint>
+#include <cstring>
+#include <new>
+#include <type_traits>
+#include <vector>
 
 namespace foveal::cpu {
 
-class Carver {
- public:
-  explicit Carver(void* base) : base_(reinterpret_cast<std::uintptr_t>(base)) {}
+constexpr std::size_t field_alignment = 128;  // two cache lines: what processors fetch together
+constexpr std::size_t aligned_bytes(std::size_t bytes) { return (bytes + field_alignment - 1) / field_alignment * field_alignment; }
 
-  template <class T>
-  T* take(std::size_t count) {
-    return static_cast<T*>(bytes(count * sizeof(T)));
+/// Bytes: where a member lies in its struct, and its array in memory.
+struct Field {
+  std::size_t member, offset;
+};
+
+/// View: a plain struct of pointers, also in its bases.
+template <class View>
+class Layout {
+ public:
+  template <class T, class Base>
+  void array(T* Base::*member, std::size_t count) {
+    add(offset_of(member), count * sizeof(T));
   }
-  void* bytes(std::size_t size) {
-    void* p = base_ ? reinterpret_cast<void*>(base_ + offset_) : nullptr;
-    offset_ += (size + alignment - 1) / alignment * alignment;
-    return p;
+  template <class T, class Base>
+  void bytes(T* Base::*member, std::size_t size) {
+    add(offset_of(member), size);
   }
-  std::size_t used() const { return offset_; }
+  /// Points to what `other` does.
+  template <class A, class B, class Base>
+  void share(A* Base::*member, B* Base::*other) {
+    const std::size_t at = offset_of(other);
+    for (std::size_t i = 0; i < fields_.size(); ++i)
+      if (fields_[i].member == at) return fields_.push_back({offset_of(member), fields_[i].offset});
+  }
+  /// A member that has a layout of its own.
+  template <class Part, class Base>
+  void part(Part Base::*member, const Layout<Part>& layout) {
+    for (const Field& field : layout.fields()) fields_.push_back({offset_of(member) + field.member, size_ + field.offset});
+    size_ += layout.size();
+  }
+
+  std::size_t size() const { return size_; }
+  void place(char* memory, View& view) const {
+    for (const Field& field : fields_) {
+      void* array = memory + field.offset;
+      std::memcpy(reinterpret_cast<char*>(&view) + field.member, &array, sizeof(array));
+    }
+  }
+
+  const std::vector<Field>& fields() const { return fields_; }
 
  private:
-  static constexpr std::size_t alignment = 128;  // two cache lines: what processors fetch together
-  std::uintptr_t base_;
-  std::size_t offset_ = 0;
+  template <class T, class Base>
+  static std::size_t offset_of(T Base::*member) {
+    static_assert(std::is_base_of_v<Base, View>);
+    const View view{};
+    return static_cast<std::size_t>(reinterpret_cast<const char*>(&(view.*member)) - reinterpret_cast<const char*>(&view));
+  }
+  void add(std::size_t member, std::size_t size) {
+    fields_.push_back({member, size_});
+    size_ += aligned_bytes(size);
+  }
+
+  std::vector<Field> fields_;
+  std::size_t size_ = 0;
 };
 
 }  // namespace foveal::cpu

@@ -73,15 +73,39 @@ class AmxModel : public testing::TestWithParam<Shape> {
 
 TEST_P(AmxModel, ForwardIsExact) {
   expect_right(base::join("forward bf16 ", GetParam().text),
-               GetParam().tiles ? "cpu.amx_model.bf16.forward.rows" : "cpu.amx_model.bf16.forward");
+               GetParam().tiles ? "cpu.amx_model.bf16.forward.rows|forward" : "cpu.amx_model.bf16.forward");
 }
 
 TEST_P(AmxModel, BackwardIsExact) {
   expect_right(base::join("backward bf16 ", GetParam().text, " dlse"),
-               GetParam().tiles ? "cpu.amx_model.bf16.backward.tiles" : "cpu.amx_model.bf16.backward.fused");
+               GetParam().tiles ? "cpu.amx_model.bf16.backward.tiles|backward.fused" : "cpu.amx_model.bf16.backward.fused");
   for (const char* strategy : {"fused", "split"}) {
     expect_right(base::join("backward bf16 ", GetParam().text, " dlse strategy=", strategy),
                  base::join("cpu.amx_model.bf16.backward.", strategy));
+  }
+}
+
+/// A pass that may hand a call to another says so, and where.
+TEST(AmxModelFallback, IsNamed) {
+  for (const char* line : {"forward bf16 b1 h2 q130 d64 mask=causal()", "backward bf16 b1 h2 q130 d64 mask=causal()"}) {
+    problem::CaseData data(problem::parse_line(line));
+    const Attention& attention = data.line().attention;
+    const bool forward = data.line().pass == foveal::Pass::forward;
+    const problem::Problem problem = forward ? problem::make_problem(attention, data.forward_inputs(), data.forward_outputs())
+                                             : problem::make_problem(attention, data.backward_inputs(), data.backward_outputs());
+    const auto pass =
+        forward ? make_forward(problem, amx_model_target, amx_model, {}) : make_backward(problem, amx_model_target, amx_model, {});
+    Explanation explanation;
+    pass->describe(explanation);
+    ASSERT_FALSE(explanation.details.empty());
+    const auto& [name, text] = explanation.details.back();
+    EXPECT_EQ(name, "otherwise");
+    EXPECT_EQ(text.find(forward ? "cpu.amx_model.bf16.forward, where v holds infinity or NaN"
+                                : "cpu.amx_model.bf16.backward.fused, where a tensor"),
+              0u)
+        << text;
+    EXPECT_NE(pass->kernel().find(forward ? ".forward.rows|forward" : ".backward.tiles|backward.fused"), std::string::npos)
+        << pass->kernel();
   }
 }
 
@@ -123,7 +147,7 @@ TEST(AmxModelThreads, DoNotShowBackward) {
     for (const int threads : {1, 3, 2}) {
       const std::string kernel =
           run_amx_model_pass(attention, data.backward_inputs(), data.backward_outputs(), make_backward<float>, threads);
-      EXPECT_EQ(kernel, "cpu.amx_model.bf16.backward.tiles");
+      EXPECT_EQ(kernel, "cpu.amx_model.bf16.backward.tiles|backward.fused");
       found.emplace_back();
       for (const char* role : {"dq", "dk", "dv"}) {
         const std::vector<double> values = problem::values_of(data.view(role));

@@ -1,0 +1,55 @@
+#pragma once
+// The tasks of a backward pass by blocks, in lists that follow from the shape alone.
+#include <cstdint>
+#include <utility>
+
+#include "cpu/describe.h"
+#include "cpu/tape.h"
+#include "cpu/work.h"
+
+namespace foveal::cpu {
+
+constexpr int blocks_per_key_task = 4;  ///< the packing of a tile's panels is shared by so many kv blocks
+
+/// Blocks of keys of one group past all its tiles.
+struct KeyTask {
+  std::int64_t group;
+  std::int32_t block_begin, block_end;
+  std::int64_t cost;
+};
+
+/// Query tasks [begin, end) that run one after the other.
+struct QueryUnit {
+  std::size_t begin, end;
+  std::int64_t partition, cost;
+};
+
+/// What the lists depend on, besides the work.
+struct BackwardShape {
+  BackwardStrategy strategy;
+  std::int64_t shares;        ///< of the tiles of a kv head
+  bool wants_dq, wants_keys;  ///< keys: dk or dv
+  int tiles_per_step, block_kv;
+  const ParamGradPlan* grads;
+
+  bool fused() const { return strategy == BackwardStrategy::fused; }
+};
+
+struct BackwardTasks {
+  BackwardTasks(const BackwardShape& shape, const Work& work);
+
+  /// Of the lists, at most.
+  static std::size_t bytes(const WorkPlanner& planner, std::int64_t shares);
+
+  Tasks query_tasks;
+  std::pmr::vector<QueryUnit> units;
+  std::pmr::vector<KeyTask> key_tasks;
+
+ private:
+  void make_units(const BackwardShape& shape, const Work& work, bool by_share);
+  void make_key_tasks(const BackwardShape& shape, const Work& work);
+};
+
+void describe_tasks(const Work& work, const BackwardTasks& tasks, TileSchedule& schedule);
+
+}  // namespace foveal::cpu
