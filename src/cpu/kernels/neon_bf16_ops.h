@@ -1,6 +1,7 @@
 #pragma once
-// BlockOps for bf16 by BFDOT: both products of a pair of bf16 are added to an fp32, four lanes at a time. A pair is broadcast from one
-// operand against pairs of the other:
+// BlockOps for bf16 by BFMMLA: two rows of one operand by two of the other, four bf16 of each, are added to 2 x 2 fp32; that is what two BFDOT
+// after each other add, to the bit, in half of the instructions. A last odd row takes BFDOT itself. Operands lie as pairs, of which two steps
+// are zipped in registers:
 //
 //   dot     broadcast (d, d + 1) of a key's row                  against panel[d / 2][lane]
 //   mix     broadcast (key, key + 1) of column d, pairs of rows  against weights[key / 2][lane]
@@ -76,20 +77,20 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
 
   static void dot(const Operand& keys, const void* panel, KeyRange range, int lanes, int dim, float* tile) {
     const char* rows = static_cast<const char*>(keys.dot) + range.begin * keys.dot_stride * 2;
-    multiply<false>(
+    multiply<false, false>(
         {rows, keys.dot_stride * 2, 4, static_cast<const Pair*>(panel), kLanes, (dim + 1) / 2, tile + range.begin * kLanes, kLanes},
         range.end - range.begin, lanes);
   }
   static void mix(const Operand& keys, const void* weights, KeyRange range, int lanes, int dim, float* acc) {
     const char* columns = static_cast<const char*>(keys.mix) + range.begin / 2 * keys.mix_stride * 4;
     const Pair* pairs = static_cast<const Pair*>(weights) + range.begin / 2 * kLanes;
-    multiply<true>({columns, 4, keys.mix_stride * 4, pairs, kLanes, (range.end - range.begin + 1) / 2, acc, kLanes}, dim, lanes);
+    multiply<true, true>({columns, 4, keys.mix_stride * 4, pairs, kLanes, (range.end - range.begin + 1) / 2, acc, kLanes}, dim, lanes);
   }
   static void spread(const void* weights, const void* rows, KeyRange range, int lanes, int dim, float* acc) {
     const int padded = padded_dim(dim);
     const char* keys = static_cast<const char*>(weights) + range.begin * kLanes * 2;
-    multiply<true>({keys, kLanes * 2, 4, static_cast<const Pair*>(rows), padded, lanes / 2, acc + range.begin * padded, padded},
-                   range.end - range.begin, padded);
+    multiply<true, false>({keys, kLanes * 2, 4, static_cast<const Pair*>(rows), padded, lanes / 2, acc + range.begin * padded, padded},
+                          range.end - range.begin, padded);
   }
 
   static bool softmax(float* tile, KeyRange range, int lanes, const ScoreScale<float>& scale, LaneRanges ranges, const float* lane_max,
@@ -153,55 +154,108 @@ struct NeonBf16Ops : LaneOps<NeonF32, 64> {
     std::int64_t c_row;
   };
 
+  /// The pairs of two steps of row 0, then of row 1; zeros for the second step where there is none. kRowsTogether: rows lie side by side, not
+  /// steps.
+  template <bool kRowsTogether, bool kWhole>
+  static bfloat16x8_t two_rows(const char* a, std::int64_t row, std::int64_t step) {
+    const auto pairs = [](const char* at) { return vreinterpret_u32_u8(vld1_u8(reinterpret_cast<const std::uint8_t*>(at))); };
+    const auto word = [](const char* at) {
+      Pair pair;
+      __builtin_memcpy(&pair, at, sizeof pair);
+      return vset_lane_u32(pair, vdup_n_u32(0), 0);
+    };
+    uint32x4_t words;
+    if constexpr (kRowsTogether) {
+      const uint32x2_t first = pairs(a), second = kWhole ? pairs(a + step) : vdup_n_u32(0);
+      words = vcombine_u32(vzip1_u32(first, second), vzip2_u32(first, second));
+    } else {
+      words = kWhole ? vcombine_u32(pairs(a), pairs(a + row)) : vcombine_u32(word(a), word(a + row));
+    }
+    return vreinterpretq_bf16_u32(words);
+  }
+
+  /// Two steps, or with `kWhole` false the last one: acc[r][v] are the rows 2 r and 2 r + 1 of the columns 2 v and 2 v + 1.
+  template <bool kRowsTogether, bool kWhole, int kRowPairs>
+  static void multiply_step(const Product& p, const char* a, const Pair* b, float32x4_t (&acc)[kRowPairs][8]) {
+    bfloat16x8_t rows[kRowPairs];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRowPairs; ++r) rows[r] = two_rows<kRowsTogether, kWhole>(a + 2 * r * p.a_row, p.a_row, p.a_step);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) {
+      const uint32x4_t first = vld1q_u32(b + 4 * v), second = kWhole ? vld1q_u32(b + p.b_step + 4 * v) : vdupq_n_u32(0);
+      const bfloat16x8_t low = vreinterpretq_bf16_u32(vzip1q_u32(first, second)), high = vreinterpretq_bf16_u32(vzip2q_u32(first, second));
+#pragma GCC unroll 4
+      for (int r = 0; r < kRowPairs; ++r) {
+        acc[r][2 * v] = vbfmmlaq_f32(acc[r][2 * v], rows[r], low);
+        acc[r][2 * v + 1] = vbfmmlaq_f32(acc[r][2 * v + 1], rows[r], high);
+      }
+    }
+  }
+
+  /// 2 kRowPairs rows by 16 columns.
+  template <bool kAccumulate, bool kRowsTogether, int kRowPairs>
+  [[gnu::noinline]] static void matrix_tile(const Product& p) {
+    float32x4_t acc[kRowPairs][8];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRowPairs; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        const float32x4_t top = kAccumulate ? V::load(p.c + 2 * r * p.c_row + 4 * v) : V::zero();
+        const float32x4_t bottom = kAccumulate ? V::load(p.c + (2 * r + 1) * p.c_row + 4 * v) : V::zero();
+        acc[r][2 * v] = vcombine_f32(vget_low_f32(top), vget_low_f32(bottom));
+        acc[r][2 * v + 1] = vcombine_f32(vget_high_f32(top), vget_high_f32(bottom));
+      }
+    const char* a = p.a;
+    const Pair* b = p.b;
+    for (int step = 0; step + 2 <= p.steps; step += 2, a += 2 * p.a_step, b += 2 * p.b_step)
+      multiply_step<kRowsTogether, true>(p, a, b, acc);
+    if (p.steps % 2 != 0) multiply_step<kRowsTogether, false>(p, a, b, acc);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRowPairs; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) {
+        V::store(p.c + 2 * r * p.c_row + 4 * v, vcombine_f32(vget_low_f32(acc[r][2 * v]), vget_low_f32(acc[r][2 * v + 1])));
+        V::store(p.c + (2 * r + 1) * p.c_row + 4 * v, vcombine_f32(vget_high_f32(acc[r][2 * v]), vget_high_f32(acc[r][2 * v + 1])));
+      }
+  }
+
   static bfloat16x8_t broadcast(const char* at) {
     Pair word;
     __builtin_memcpy(&word, at, sizeof word);
     return vreinterpretq_bf16_u32(vdupq_n_u32(word));
   }
 
-  template <bool kAccumulate, int kRows, int kVectors>
-  [[gnu::noinline]] static void register_tile(const Product& p) {
-    float32x4_t acc[kRows][kVectors];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) acc[r][v] = kAccumulate ? V::load(p.c + r * p.c_row + 4 * v) : V::zero();
+  /// One row by 16 columns.
+  template <bool kAccumulate>
+  [[gnu::noinline]] static void row_tile(const Product& p) {
+    float32x4_t acc[4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) acc[v] = kAccumulate ? V::load(p.c + 4 * v) : V::zero();
     const char* a = p.a;
     const Pair* b = p.b;
-#pragma GCC unroll 2
-    for (int step = 0; step < p.steps; ++step) {
-      bfloat16x8_t column[kVectors];
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) column[v] = vreinterpretq_bf16_u32(vld1q_u32(b + 4 * v));
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const bfloat16x8_t x = broadcast(a + r * p.a_row);
-#pragma GCC unroll 8
-        for (int v = 0; v < kVectors; ++v) acc[r][v] = vbfdotq_f32(acc[r][v], x, column[v]);
-      }
-      a += p.a_step, b += p.b_step;
+    for (int step = 0; step < p.steps; ++step, a += p.a_step, b += p.b_step) {
+      const bfloat16x8_t x = broadcast(a);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; ++v) acc[v] = vbfdotq_f32(acc[v], x, vreinterpretq_bf16_u32(vld1q_u32(b + 4 * v)));
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) V::store(p.c + r * p.c_row + 4 * v, acc[r][v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; ++v) V::store(p.c + 4 * v, acc[v]);
   }
 
-  /// Columns in register tiles of 16, rows of 6 and then 4, 2 and 1.
-  template <bool kAccumulate>
+  /// Columns in register tiles of 16, rows of 4 and then 2 and 1: 6 would not leave enough registers.
+  template <bool kAccumulate, bool kRowsTogether>
   static void multiply(const Product& whole, int rows, int columns) {
     for (int column = 0; column < columns; column += 16) {
       Product p = whole;
       p.b += column, p.c += column;
       int left = rows;
-      const auto take = [&]<int kRows>() {
-        register_tile<kAccumulate, kRows, 4>(p);
-        p.a += kRows * p.a_row, p.c += kRows * p.c_row, left -= kRows;
+      const auto take = [&](int count, void (*tile)(const Product&)) {
+        tile(p);
+        p.a += count * p.a_row, p.c += count * p.c_row, left -= count;
       };
-      while (left >= 6) take.template operator()<6>();
-      if (left >= 4) take.template operator()<4>();
-      if (left >= 2) take.template operator()<2>();
-      if (left >= 1) take.template operator()<1>();
+      while (left >= 4) take(4, matrix_tile<kAccumulate, kRowsTogether, 2>);
+      if (left >= 2) take(2, matrix_tile<kAccumulate, kRowsTogether, 1>);
+      if (left >= 1) take(1, row_tile<kAccumulate>);
     }
   }
 };
