@@ -157,7 +157,8 @@ class _Reader:
         return _select(Call(self.tracer, "select_n", jax.lax.select_n, (flag, *cases), {}, look), {})
 
     def scan(self, params: dict[str, Any], values: list[Any], looks: Sequence[Any]) -> list[Any]:
-        consts, carried, length = params["num_consts"], params["num_carry"], params["length"]
+        consts, carried = _scan_counts(params)
+        length = params["length"]
         if length > MAX_STEPS:
             raise NotImplementedError(f"a loop of {length} steps in a score or mask; at most {MAX_STEPS} are unrolled")
         fixed, carry, over = values[:consts], values[consts : consts + carried], values[consts + carried :]
@@ -181,6 +182,14 @@ class _Reader:
             return value[at]
         inner = math.prod(value._shape[1:])
         return self.tracer.symbol(value._items[at * inner : (at + 1) * inner], value._shape[1:], value._dtype)
+
+
+def _scan_counts(params: dict[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many are carried."""
+    if "ft_in" in params:  # JAX 0.12: trees of constants, carry and what is scanned
+        consts, carried, _ = [len(list(tree)) for tree in params["ft_in"].unpack()]
+        return consts, carried
+    return params["num_consts"], params["num_carry"]
 
 
 def _depends(value: Any) -> bool:

@@ -96,7 +96,7 @@ const std::vector<Target>& all_targets() {
     list.push_back(make_target("avx512", missing_for_avx512(), "AVX-512 F, BW, DQ, VL", &targets::avx512_f32, &targets::avx512_f64));
     list.push_back(make_target("avx2", missing_for_avx2(), "AVX2, FMA, F16C", &targets::avx2_f32, &targets::avx2_f64));
 #elif defined(__aarch64__)
-    list.push_back(make_target("neonbf16", missing_for_neonbf16(), "BFDOT for bf16, Advanced SIMD for the rest", &targets::neon_f32,
+    list.push_back(make_target("neonbf16", missing_for_neonbf16(), "BFMMLA for bf16, Advanced SIMD for the rest", &targets::neon_f32,
                                &targets::neon_f64));
     list.back().bf16 = &targets::neonbf16_bf16;
     list.push_back(make_target("neon", {}, "Advanced SIMD", &targets::neon_f32, &targets::neon_f64));
