@@ -30,7 +30,7 @@ class Assembler {
   TapeOperand result_of(NodeId id, NodeId strip_position);
   TapeOperand operand(NodeId id, bool in_strip);
   TapeOperand spread(NodeId id);
-  TapeOperand new_slot(Rank rank);
+  TapeOperand new_slot(Varies rank);
   int address(int place, bool in_strip);
 
   std::vector<NodeId>& order(Section section) { return order_[static_cast<std::size_t>(section)]; }
@@ -53,7 +53,7 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
     if (uses[id] == 0 || node.space != Space::none) continue;
     bool summed = false;
     nodes_.each_operand(node, [&](NodeId arg) { summed |= is_sum(nodes_[arg].op) || section[arg] == Section::after; });
-    section[id] = summed ? Section::after : node.rank == Rank::full || is_sum(node.op) ? Section::strip : Section::before;
+    section[id] = summed ? Section::after : node.rank == Varies::pair || is_sum(node.op) ? Section::strip : Section::before;
     order(section[id]).push_back(id);
   }
   std::vector<NodeId>& strip = order(Section::strip);
@@ -68,18 +68,18 @@ void Assembler::sort_into_sections(const base::IdVector<int>& uses) {
   }
 }
 
-TapeOperand Assembler::new_slot(Rank rank) {
+TapeOperand Assembler::new_slot(Varies rank) {
   TapeProgram& program = tape_.program;
   switch (rank) {
-    case Rank::uniform:
+    case Varies::uniform:
       return {Space::uniform, program.uniforms++};
-    case Rank::lane:
+    case Varies::row:
       return {Space::lane, program.lanes++};
-    case Rank::key:
+    case Varies::column:
       return {Space::key, program.keys++};
-    case Rank::diagonal:
+    case Varies::diagonal:
       return {Space::diagonal, program.diagonals++};
-    case Rank::full:
+    case Varies::pair:
       break;
   }
   if (free_strips_.empty()) return {Space::strip, program.strips++};
@@ -95,7 +95,7 @@ TapeOperand Assembler::spread(NodeId id) {
     ++tape_.program.key_spreads;
     TapeStep step;
     step.op = TapeOp::spread;
-    step.rank = Rank::full;
+    step.rank = Varies::pair;
     step.wide = nodes_[id].wide;
     step.integer_bytes = gives_real(nodes_[id].op) ? 0 : nodes_.element_of(nodes_[id]);
     step.out = at->second;
@@ -109,7 +109,7 @@ TapeOperand Assembler::operand(NodeId id, bool in_strip) {
   if (id == no_node) return {};
   const Node& node = nodes_[id];
   if (node.space != Space::none) return {node.space, 0};
-  return in_strip && node.rank == Rank::key ? spread(id) : slots_[id];
+  return in_strip && node.rank == Varies::column ? spread(id) : slots_[id];
 }
 
 int Assembler::address(int place, bool in_strip) {
@@ -123,7 +123,7 @@ int Assembler::address(int place, bool in_strip) {
   for (std::size_t d = 0; d < from.index.size(); ++d) {
     const std::int64_t size = from.layout.sizes[d], stride = from.layout.strides[d];
     address.dims[d] = {operand(from.index[d], in_strip), static_cast<std::int32_t>(std::min<std::int64_t>(size, highest_integer)), stride};
-    if (nodes_[from.index[d]].rank != Rank::uniform) span += static_cast<double>(size - 1) * std::abs(static_cast<double>(stride));
+    if (nodes_[from.index[d]].rank != Varies::uniform) span += static_cast<double>(size - 1) * std::abs(static_cast<double>(stride));
   }
   address.narrow = span < 2147483648.0;
   tape_.places.push_back(address);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "foveal/tensor.h"
+#include "score/varies.h"
 
 namespace foveal::cpu {
 
@@ -90,9 +91,10 @@ enum class TapeOp : std::uint8_t {
 #undef FOVEAL_X
 };
 
-/// How a value varies over a tile. Values of lower rank live in arrays of their own; element (row, lane) of a diagonal value is number
-/// lane - row + keys - 1 of its array, so that a row is a contiguous piece of it.
-enum class Rank : std::uint8_t { uniform, lane, key, diagonal, full };
+/// How a value varies over a tile, whose lanes are rows of pairs and whose keys are columns. What varies less than pairs lies in arrays of
+/// its own; element (row, lane) of a diagonal value is number lane - row + keys - 1 of its array, so that a row of the tile is a contiguous
+/// piece of it.
+using scoring::Varies;
 
 /// Where an operand lives. A strip is a few rows of the tile, small enough that all values of a program over it stay in the L1 cache.
 enum class Space : std::uint8_t {
@@ -130,7 +132,7 @@ struct TapePlace {
 
 struct TapeStep {
   TapeOp op{};
-  Rank rank{};             ///< of the result; of the value that accumulate adds
+  Varies rank{};           ///< of the result; of the value that accumulate adds
   bool wide = false;       ///< reals are double whatever the tile holds
   std::int32_t place = 0;  ///< read_*, accumulate
   TapeOperand out, a, b, c;

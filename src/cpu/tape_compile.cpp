@@ -22,25 +22,25 @@ class GradientSum {
  public:
   GradientSum(TapeNodes& nodes, NodeId factor, bool factor_is_one) : nodes_(nodes), factor_(factor), factor_is_one_(factor_is_one) {}
 
-  NodeId over(NodeId ds, Rank rank) {
-    const Rank of_factor = nodes_[factor_].rank;
-    if (rank == Rank::full) return times_factor(ds);
-    if (rank == Rank::uniform) return over_tile(ds, of_factor);
-    const bool afterwards = of_factor == Rank::uniform || of_factor == rank;
+  NodeId over(NodeId ds, Varies rank) {
+    const Varies of_factor = nodes_[factor_].rank;
+    if (rank == Varies::pair) return times_factor(ds);
+    if (rank == Varies::uniform) return over_tile(ds, of_factor);
+    const bool afterwards = of_factor == Varies::uniform || of_factor == rank;
     const NodeId sum = nodes_.make_ranked(sum_to(rank), rank, afterwards ? ds : times_factor(ds));
     return afterwards ? times_factor(sum) : sum;
   }
 
  private:
-  NodeId over_tile(NodeId ds, Rank of_factor) {
-    const bool by_pair = of_factor != Rank::uniform && of_factor != Rank::lane;
-    NodeId sum = nodes_.make_ranked(TapeOp::sum_keys, Rank::lane, by_pair ? times_factor(ds) : ds);
-    if (of_factor == Rank::lane) sum = times_factor(sum);
-    sum = nodes_.make_ranked(TapeOp::sum_all, Rank::uniform, sum);
-    return of_factor == Rank::uniform ? times_factor(sum) : sum;
+  NodeId over_tile(NodeId ds, Varies of_factor) {
+    const bool by_pair = of_factor != Varies::uniform && of_factor != Varies::row;
+    NodeId sum = nodes_.make_ranked(TapeOp::sum_keys, Varies::row, by_pair ? times_factor(ds) : ds);
+    if (of_factor == Varies::row) sum = times_factor(sum);
+    sum = nodes_.make_ranked(TapeOp::sum_all, Varies::uniform, sum);
+    return of_factor == Varies::uniform ? times_factor(sum) : sum;
   }
-  static TapeOp sum_to(Rank rank) {
-    return rank == Rank::lane ? TapeOp::sum_keys : rank == Rank::key ? TapeOp::sum_lanes : TapeOp::sum_diagonals;
+  static TapeOp sum_to(Varies rank) {
+    return rank == Varies::row ? TapeOp::sum_keys : rank == Varies::column ? TapeOp::sum_lanes : TapeOp::sum_diagonals;
   }
   NodeId times_factor(NodeId value) { return factor_is_one_ ? value : nodes_.make(TapeOp::guarded_mul, value, factor_); }
 
@@ -53,7 +53,7 @@ NodeId accumulate(TapeNodes& nodes, const Lowering& lowering, const TrainableRea
   std::vector<NodeId> index;
   for (scoring::ValueId value : read.index) index.push_back(lowering.plain(value));
   const int place = nodes.place(read.param, std::move(index), contiguous(score.params[static_cast<std::size_t>(read.param)].shape));
-  const Rank rank = nodes.rank_of_place(place);
+  const Varies rank = nodes.rank_of_place(place);
   GradientSum sum(nodes, lowering.plain(read.factor), lowering.is_constant(read.factor, 1));
   return nodes.make_ranked(TapeOp::accumulate, rank, sum.over(nodes.ds(), rank), place);
 }
@@ -72,7 +72,8 @@ CompiledTape compile_forward(const TapeSource& source, bool masked) {
     const NodeId dropped = nodes.real(-std::numeric_limits<double>::infinity(), false);
     score = nodes.make(TapeOp::select_r, lowering.plain(source.score->mask.outputs[0]), score, dropped);
   }
-  if (nodes[score].space != Space::none || nodes[score].rank != Rank::full) score = nodes.make_ranked(TapeOp::copy_r, Rank::full, score);
+  if (nodes[score].space != Space::none || nodes[score].rank != Varies::pair)
+    score = nodes.make_ranked(TapeOp::copy_r, Varies::pair, score);
   return assemble(nodes, {}, score);
 }
 

@@ -278,11 +278,11 @@ NodeId Lowering::symbol(ValueId id) {
     case Op::seqlen_kv:
       return nodes_.add({.op = TapeOp::seqlen_kv});
     case Op::head:
-      return one_head ? nodes_.add({.op = TapeOp::head}) : nodes_.given(Space::lane_head, Rank::lane);
+      return one_head ? nodes_.add({.op = TapeOp::head}) : nodes_.given(Space::lane_head, Varies::row);
     case Op::q_idx:
-      return nodes_.given(Space::lane_q, Rank::lane);
+      return nodes_.given(Space::lane_q, Varies::row);
     default:
-      return nodes_.add({.op = TapeOp::kv_idx, .rank = Rank::key});
+      return nodes_.add({.op = TapeOp::kv_idx, .rank = Varies::column});
   }
 }
 
@@ -327,9 +327,9 @@ NodeId Lowering::compare(ValueId id) {
   const Instr& instr = program_[id];
   if (stays_apart(id) || has_wide_operand(instr)) return elementwise(id, false);
   const Sums sums = sums_by_rank(scoring::combine(linear_[instr.arg[0]], linear_[instr.arg[1]], -1));
-  const NodeId left = total({sums[Rank::key], sums[Rank::diagonal], sums[Rank::full]});
-  const NodeId right = negated(total({sums[Rank::lane], sums[Rank::uniform]}));
-  if (nodes_[left].rank == Rank::full) return elementwise(id, false);
+  const NodeId left = total({sums[Varies::column], sums[Varies::diagonal], sums[Varies::pair]});
+  const NodeId right = negated(total({sums[Varies::row], sums[Varies::uniform]}));
+  if (nodes_[left].rank == Varies::pair) return elementwise(id, false);
   const int step = steps[static_cast<std::size_t>(instr.op)][static_cast<std::size_t>(Type::integer)];
   return nodes_.make(static_cast<TapeOp>(step), left, right);
 }
@@ -419,14 +419,14 @@ Lowering::Sums Lowering::sums_by_rank(const Linear& linear) {
   }
   const bool diagonal = nodes_.source().one_head && of_kv != 0 && of_kv == -of_q;
   Sums sums;
-  if (diagonal) sums[Rank::diagonal] = multiple(nodes_.add({.op = TapeOp::distance, .rank = Rank::diagonal}), of_kv);
+  if (diagonal) sums[Varies::diagonal] = multiple(nodes_.add({.op = TapeOp::distance, .rank = Varies::diagonal}), of_kv);
   for (const Linear::Term& term : linear.terms) {
     if (diagonal && (term.atom == q_ || term.atom == kv_)) continue;
     const NodeId node = atoms_.at(term.atom);
     NodeId& of_rank = sums[nodes_[node].rank];
     of_rank = plus(of_rank, multiple(node, term.coefficient));
   }
-  if (linear.constant != 0) sums[Rank::uniform] = plus(sums[Rank::uniform], nodes_.integer(linear.constant));
+  if (linear.constant != 0) sums[Varies::uniform] = plus(sums[Varies::uniform], nodes_.integer(linear.constant));
   return sums;
 }
 
@@ -439,11 +439,11 @@ NodeId Lowering::total(std::initializer_list<NodeId> parts) {
 NodeId Lowering::sum(const Linear& linear) {
   const Sums s = sums_by_rank(linear);
   // Uniform parts join the array that is smallest.
-  for (Rank rank : {Rank::lane, Rank::key, Rank::diagonal})
+  for (Varies rank : {Varies::row, Varies::column, Varies::diagonal})
     if (s[rank] != no_node)
-      return total({plus(s[rank], s[Rank::uniform]), rank == Rank::lane ? s[Rank::key] : no_node,
-                    rank != Rank::diagonal ? s[Rank::diagonal] : no_node, s[Rank::full]});
-  return total({s[Rank::full], s[Rank::uniform]});
+      return total({plus(s[rank], s[Varies::uniform]), rank == Varies::row ? s[Varies::column] : no_node,
+                    rank != Varies::diagonal ? s[Varies::diagonal] : no_node, s[Varies::pair]});
+  return total({s[Varies::pair], s[Varies::uniform]});
 }
 
 // ---- constant factors ----
@@ -456,7 +456,7 @@ NodeId Lowering::scaled(ValueId id, double factor, int depth) {
   const NodeId value = plain(id);
   if (factor == 1 && value != no_node) return value;
   const auto multiplied = [&] { return nodes_.make(TapeOp::mul_r, value, nodes_.real(factor, false)); };
-  if (nodes_[value].rank != Rank::full || depth > 32) return multiplied();
+  if (nodes_[value].rank != Varies::pair || depth > 32) return multiplied();
   const auto part = [&](std::size_t k, double by) { return scaled(instr.arg[k], by, depth + 1); };
   switch (instr.op) {
     case Op::add:
@@ -474,7 +474,7 @@ NodeId Lowering::scaled(ValueId id, double factor, int depth) {
     case Op::mul: {
       for (std::size_t k : {0, 1})
         if (program_[instr.arg[k]].op == Op::real_const) return part(1 - k, factor * program_[instr.arg[k]].real);
-      const std::size_t to = nodes_[plain(instr.arg[0])].rank != Rank::full || program_[instr.arg[0]].op == Op::score ? 0 : 1;
+      const std::size_t to = nodes_[plain(instr.arg[0])].rank != Varies::pair || program_[instr.arg[0]].op == Op::score ? 0 : 1;
       return nodes_.make(TapeOp::mul_r, part(to, factor), plain(instr.arg[1 - to]));
     }
     case Op::div: {

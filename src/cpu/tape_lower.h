@@ -37,8 +37,8 @@ class Lowering {
   /// The part of a sum that has each rank.
   struct Sums {
     std::array<NodeId, 5> of{no_node, no_node, no_node, no_node, no_node};
-    NodeId& operator[](Rank rank) { return of[static_cast<std::size_t>(rank)]; }
-    NodeId operator[](Rank rank) const { return of[static_cast<std::size_t>(rank)]; }
+    NodeId& operator[](Varies rank) { return of[static_cast<std::size_t>(rank)]; }
+    NodeId operator[](Varies rank) const { return of[static_cast<std::size_t>(rank)]; }
   };
 
   bool is_real(ValueId id) const { return program_[id].type == Type::real; }

@@ -30,8 +30,8 @@ int TapeNodes::place(int param, std::vector<NodeId> index, const TapeLayout& lay
   return static_cast<int>(places_.size()) - 1;
 }
 
-Rank TapeNodes::rank_of_place(int number) const {
-  Rank rank = Rank::uniform;
+Varies TapeNodes::rank_of_place(int number) const {
+  Varies rank = Varies::uniform;
   for (NodeId index : place(number).index) rank = join(rank, nodes_[index].rank);
   return rank;
 }

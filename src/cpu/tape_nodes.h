@@ -17,12 +17,6 @@ constexpr NodeId no_node = -1;
 /// What 32 bits hold: also "no key is too low" and "no key is too high".
 constexpr std::int32_t lowest_integer = INT32_MIN, highest_integer = INT32_MAX;
 
-/// The rank of a value made of values of these ranks.
-constexpr Rank join(Rank a, Rank b) {
-  if (a == Rank::uniform || a == b) return b;
-  return b == Rank::uniform ? a : Rank::full;
-}
-
 enum class Result : std::uint8_t { real, word, word64 };
 
 constexpr Result result_of(TapeOp op) {
@@ -41,7 +35,7 @@ constexpr bool is_sum(TapeOp op) { return op == TapeOp::sum_keys || op == TapeOp
 /// A step that has no slots yet, or a value that is there already.
 struct Node {
   TapeOp op{};
-  Rank rank{};
+  Varies rank{};
   bool wide = false;          ///< double in a tile of floats
   Space space = Space::none;  ///< of a value that is there already: the caller's tiles and the arrays of the frame
   std::array<NodeId, 3> arg{no_node, no_node, no_node};
@@ -70,9 +64,9 @@ class TapeNodes {
   const PlaceNode& place(int number) const { return places_[static_cast<std::size_t>(number)]; }
 
   NodeId add(const Node& node);
-  NodeId given(Space space, Rank rank) { return add({.rank = rank, .space = space}); }
-  NodeId dots() { return given(Space::input, Rank::full); }
-  NodeId ds() { return given(Space::output, Rank::full); }
+  NodeId given(Space space, Varies rank) { return add({.rank = rank, .space = space}); }
+  NodeId dots() { return given(Space::input, Varies::pair); }
+  NodeId ds() { return given(Space::output, Varies::pair); }
 
   NodeId real(double value, bool wide) { return add({.op = TapeOp::constant_r, .wide = wide && !source_.f64, .real = value}); }
   NodeId integer(std::int64_t value);
@@ -80,15 +74,15 @@ class TapeNodes {
   NodeId boolean(bool value) { return add({.op = TapeOp::constant_i, .integer = value ? -1 : 0}); }
 
   NodeId make(TapeOp op, NodeId a, NodeId b = no_node, NodeId c = no_node, bool wide = false);
-  NodeId make_ranked(TapeOp op, Rank rank, NodeId a, int place = -1) {
+  NodeId make_ranked(TapeOp op, Varies rank, NodeId a, int place = -1) {
     return add({.op = op, .rank = rank, .arg = {a, no_node, no_node}, .place = place});
   }
   /// A node of its own, shared with nothing: what goes to the caller's tile is written last, after everything that others read.
-  NodeId make_output(TapeOp op, NodeId a, NodeId b) { return nodes_.add({.op = op, .rank = Rank::full, .arg = {a, b, no_node}}); }
+  NodeId make_output(TapeOp op, NodeId a, NodeId b) { return nodes_.add({.op = op, .rank = Varies::pair, .arg = {a, b, no_node}}); }
 
   /// The number of an address; `layout` says how the parameter (or the accumulator) lies in memory.
   int place(int param, std::vector<NodeId> index, const TapeLayout& layout);
-  Rank rank_of_place(int number) const;
+  Varies rank_of_place(int number) const;
   NodeId read(TapeOp op, int number, bool wide) {
     return add({.op = op, .rank = rank_of_place(number), .wide = wide && !source_.f64, .place = number});
   }

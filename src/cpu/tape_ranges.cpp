@@ -25,7 +25,7 @@ class RangeFinder {
   std::optional<Ranges> either(ValueId a, ValueId b);
   std::optional<Ranges> comparison(ValueId id);
   bool add_half_lines(Linear linear, Op op, bool in_64_bits, Ranges& out);
-  bool is_lane_value(NodeId node) const { return nodes_[node].rank == Rank::uniform || nodes_[node].rank == Rank::lane; }
+  bool is_lane_value(NodeId node) const { return nodes_[node].rank == Varies::uniform || nodes_[node].rank == Varies::row; }
 
   TapeNodes& nodes_;
   Lowering& lowering_;
@@ -126,7 +126,7 @@ std::optional<CompiledTape> compile_ranges(const TapeSource& source) {
   const auto fold = [&](const std::vector<NodeId>& bounds, TapeOp op, std::int32_t start) {
     NodeId result = bounds.empty() ? nodes.integer(start) : bounds[0];
     for (std::size_t i = 1; i < bounds.size(); ++i) result = nodes.make(op, result, bounds[i]);
-    return nodes.make_ranked(TapeOp::copy_i, Rank::lane, result);
+    return nodes.make_ranked(TapeOp::copy_i, Varies::row, result);
   };
   const NodeId first = fold(ranges->first, TapeOp::max_i, lowest_integer), last = fold(ranges->last, TapeOp::min_i, highest_integer);
   base::IdVector<TapeOperand> slots;

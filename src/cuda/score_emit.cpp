@@ -36,10 +36,9 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
     int rows = 0, columns = 0;
     bool mixed = false;
     for (const ValueId index : instr.index) {
-      const std::uint8_t depends = program.depends[static_cast<std::size_t>(index)];
-      const bool row = depends & scoring::depends_q, column = depends & scoring::depends_kv;
-      rows += row, columns += column;
-      mixed = mixed || (row && column) || (depends & scoring::depends_score);
+      const Varies over = scoring::varies(program, index);
+      rows += over == Varies::row, columns += over == Varies::column;
+      mixed = mixed || over == Varies::diagonal || over == Varies::pair;
     }
     if (rows != 1 || columns != 1 || mixed) continue;
     const ColumnForm form = form_of_element(forms, instr.index);

@@ -16,11 +16,10 @@ bool result_depends_on_head(const Program& program) {
 bool evaluates_special_functions(const problem::Problem& p) {
   using scoring::Op;
   constexpr Op special[] = {Op::exp, Op::exp2, Op::log, Op::log2, Op::sqrt, Op::rsqrt, Op::tanh, Op::sigmoid};
-  constexpr unsigned pair = scoring::depends_q | scoring::depends_kv;
   const scoring::Program& program = p.score->forward;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
-    const unsigned depends = program.depends[i];
-    if (((depends & scoring::depends_score) || (depends & pair) == pair) &&
+    const Varies over = scoring::varies(program, static_cast<ValueId>(i));
+    if ((over == Varies::diagonal || over == Varies::pair) &&
         std::find(std::begin(special), std::end(special), program.code[i].op) != std::end(special))
       return true;
   }
@@ -93,9 +92,9 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
   std::vector<ReadTable> tables;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Instr& instr = program.code[i];
-    constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv;
     const auto same = [&](const PairTile& tile) { return tile.read == static_cast<ValueId>(i); };
-    const bool at_pairs = (program.depends[i] & (pair | scoring::depends_score)) == pair && !program.along_diagonals[i];
+    const bool at_pairs =
+        scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair && !(program.depends[i] & scoring::depends_score);
     if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
     if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
     const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
@@ -131,10 +130,9 @@ std::vector<bool> straight_values(const Problem& p) {
 bool is_long(const Problem& p) {
   constexpr int limit = 500;  // instructions, about
   const scoring::Program& program = program_of(p);
-  constexpr std::uint8_t varies = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
   int instructions = 0;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
-    if ((program.depends[i] & varies) == 0) continue;
+    if (scoring::varies(program, static_cast<ValueId>(i)) == Varies::uniform) continue;
     switch (program.code[i].op) {
       case Op::sin:
       case Op::cos:

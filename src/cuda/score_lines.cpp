@@ -2,17 +2,20 @@
 
 #include <algorithm>
 
+#include "score/varies.h"
+
 namespace foveal::cuda {
 namespace {
 
 using scoring::Program;
 using scoring::ValueId;
+using scoring::Varies;
 
 constexpr std::size_t most = 4;  ///< of each kind: they take shared memory and registers
 
 class Search {
  public:
-  Search(const problem::Problem& problem, const Program& program, const std::vector<bool>& stepped, std::uint8_t along_walk)
+  Search(const problem::Problem& problem, const Program& program, const std::vector<bool>& stepped, Varies along_walk)
       : problem_(problem), program_(program), stepped_(stepped), along_walk_(along_walk), seen_(program.code.size(), false) {}
 
   void visit(ValueId id) {
@@ -31,13 +34,10 @@ class Search {
 
  private:
   std::vector<ValueId>* kind_of(std::size_t at) {
-    constexpr std::uint8_t positions = scoring::depends_score | scoring::depends_q | scoring::depends_kv;
-    const std::uint8_t depends = program_.depends[at] & positions;
+    const Varies over = scoring::varies(program_, static_cast<ValueId>(at));
     const Type type = program_.code[at].type;
-    if (type == Type::integer && depends == along_walk_ && is_read(at)) return &found.walk;
-    if (type != Type::real || depends == 0) return nullptr;
-    if (depends == along_walk_) return &found.walk;
-    return depends == (scoring::depends_q | scoring::depends_kv) && program_.along_diagonals[at] ? &found.diagonal : nullptr;
+    if (over == along_walk_ && (type == Type::real || (type == Type::integer && is_read(at)))) return &found.walk;
+    return over == Varies::diagonal && type == Type::real ? &found.diagonal : nullptr;
   }
 
   /// Of an integer: one that a word holds. What is computed from a position takes few instructions.
@@ -49,7 +49,7 @@ class Search {
   const problem::Problem& problem_;
   const Program& program_;
   const std::vector<bool>& stepped_;
-  std::uint8_t along_walk_;
+  Varies along_walk_;
   std::vector<bool> seen_;
 };
 
@@ -59,11 +59,11 @@ LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& 
   if (!p.has_score_mod()) return {};
   const scoring::ScoreProgram& score = *p.score;
   if (p.pass == Pass::forward) {
-    Search search(p, score.forward, stepped, scoring::depends_kv);
+    Search search(p, score.forward, stepped, Varies::column);
     search.visit(score.forward.outputs[0]);
     return search.found;
   }
-  Search search(p, score.backward, stepped, scoring::depends_q);
+  Search search(p, score.backward, stepped, Varies::row);
   search.visit(score.modified);
   search.visit(score.dscore);
   for (const scoring::TrainableRead& read : score.reads) {

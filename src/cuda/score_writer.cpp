@@ -235,9 +235,7 @@ std::string Writer::given_text(std::size_t i) const {
   return given_.tanh == static_cast<ValueId>(i) ? "at.tanh" : "";
 }
 
-bool Writer::is_uniform(ValueId id) const {
-  return (program_.depends[at(id)] & (scoring::depends_score | scoring::depends_q | scoring::depends_kv)) == 0;
-}
+bool Writer::is_uniform(ValueId id) const { return scoring::varies(program_, id) == Varies::uniform; }
 
 std::vector<ValueId> Writer::factors_of(const Product& product) {
   std::vector<ValueId> ids;
@@ -543,10 +541,10 @@ std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
   append(row, sum.q, "at.q", size(box.q_idx));
   append(column, sum.kv, "at.kv", size(box.kv_idx));
   for (const auto& [atom, factor] : sum.terms) {
-    const unsigned depends = program_.depends[at(atom)] & (scoring::depends_q | scoring::depends_kv | scoring::depends_score);
-    if (depends != 0 && depends != scoring::depends_q && depends != scoring::depends_kv) return {};
-    of_places = of_places && depends == 0;
-    append(depends == scoring::depends_kv ? column : row, factor, base::join("v", atom), size(bounds_[at(atom)]));
+    const Varies over = scoring::varies(program_, atom);
+    if (over == Varies::diagonal || over == Varies::pair) return {};
+    of_places = of_places && over == Varies::uniform;
+    append(over == Varies::column ? column : row, factor, base::join("v", atom), size(bounds_[at(atom)]));
   }
   if (of_places || row.empty() || column.empty() || !(reach <= limit)) return {};
   if (sum.constant != 0) row += base::join(" + ", sum.constant);
@@ -560,15 +558,15 @@ std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr) c
   SumOfLines element;
   std::int64_t step = 1;
   for (std::size_t d = instr.index.size(); d-- > 0;) {
-    const unsigned depends = program_.depends[at(instr.index[d])] & (scoring::depends_q | scoring::depends_kv | scoring::depends_score);
-    if (depends == 0) continue;
+    const Varies over = scoring::varies(program_, instr.index[d]);
+    if (over == Varies::uniform) continue;
     const std::string index = index_text(instr.index[d], param, d);
     const auto add = [&](std::string& text, const std::string& value) {
       text += base::join(text.empty() ? "(" : " + (", value, ")", step == 1 ? "" : base::join(" * ", step));
     };
-    if (depends == scoring::depends_q) {
+    if (over == Varies::row) {
       add(element.row, index);
-    } else if (depends == scoring::depends_kv) {
+    } else if (over == Varies::column) {
       add(element.column, index);
     } else {
       const auto lines = sum_of_lines(instr.index[d]);

@@ -13,6 +13,7 @@
 #include "cuda/column_forms.h"
 #include "cuda/score_facts.h"
 #include "score/interval.h"
+#include "score/varies.h"
 
 namespace foveal::cuda {
 
@@ -22,6 +23,7 @@ using scoring::Interval;
 using scoring::Op;
 using scoring::Program;
 using scoring::ValueId;
+using scoring::Varies;
 
 /// The type of a parameter's elements in CUDA.
 const char* device_type(DType dtype);
@@ -30,10 +32,7 @@ const char* device_type(DType dtype);
 inline const Program& program_of(const Problem& p) { return p.pass == Pass::forward ? p.score->forward : p.score->backward; }
 
 /// Does an index differ between pairs of one batch and head?
-inline bool is_pair_dimension(const Program& program, ValueId index) {
-  constexpr std::uint8_t pair = scoring::depends_q | scoring::depends_kv | scoring::depends_score;
-  return (program.depends[static_cast<std::size_t>(index)] & pair) != 0;
-}
+inline bool is_pair_dimension(const Program& program, ValueId index) { return scoring::varies(program, index) != Varies::uniform; }
 
 /// Of each value of a program, over all pairs of a problem and all values that the types of parameters hold.
 std::vector<Interval> bounds_of(const Program& program, const Problem& p);

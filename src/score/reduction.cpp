@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "score/op_table.h"
+#include "score/varies.h"
 
 namespace foveal::scoring {
 namespace {
@@ -71,16 +72,8 @@ Reduction classify_reduction(const Graph& graph, const std::vector<ValueId>& ind
   std::uint8_t depends = 0;
   for (ValueId id : index) depends |= graph.depends(id);
   if (depends & depends_score) return Reduction::scatter;
-  switch (depends & (depends_q | depends_kv)) {
-    case 0:
-      return Reduction::uniform;
-    case depends_q:
-      return Reduction::row;
-    case depends_kv:
-      return Reduction::column;
-    default:
-      break;
-  }
+  if (const Varies over = varies(depends, false); over != Varies::pair)
+    return over == Varies::uniform ? Reduction::uniform : over == Varies::row ? Reduction::row : Reduction::column;
   int rows = 0, columns = 0, others = 0;
   for (ValueId id : index) {
     if ((graph.depends(id) & (depends_q | depends_kv)) == 0) continue;

@@ -161,19 +161,19 @@ class TapeRun {
   void execute_alone(const TapeStep& step) {
     rows_ = 1;
     switch (step.rank) {
-      case Rank::uniform:
+      case Varies::uniform:
         columns_ = 16;
         break;
-      case Rank::lane:
+      case Varies::row:
         columns_ = call_.lanes;
         break;
-      case Rank::key:
+      case Varies::column:
         columns_ = (frame_.keys + 15) / 16 * 16;
         break;
-      case Rank::diagonal:
+      case Varies::diagonal:
         columns_ = (frame_.keys + 15) / 16 * 16 + call_.lanes;
         break;
-      case Rank::full:
+      case Varies::pair:
         return;
     }
     execute(step);
@@ -782,17 +782,17 @@ class TapeRun {
     }
     int valid = 0;
     switch (step.rank) {
-      case Rank::uniform:
+      case Varies::uniform:
         valid = 1;
         break;
-      case Rank::key:
+      case Varies::column:
         valid = frame_.keys;
         break;
-      case Rank::diagonal:
+      case Varies::diagonal:
         valid = frame_.keys + call_.valid_lanes - 1;
         break;
-      case Rank::lane:
-      case Rank::full:
+      case Varies::row:
+      case Varies::pair:
         valid = call_.valid_lanes;
         break;
     }
