@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string_view>
 
+#include "score/discrete.h"
 #include "score/op_table.h"
 
 namespace foveal::cpu {
@@ -93,31 +94,11 @@ constexpr bool every_operation_has_a_step() {
 }
 static_assert(every_operation_has_a_step(), "tape_code.h: a step NAME_r, NAME_i, NAME_l or NAME_b for each operation with operands");
 
-/// Steps from reals to something discrete, where a rounding error would not stay small.
-bool is_discrete(const scoring::Program& program, const Instr& instr) {
-  switch (instr.op) {
-    case Op::floor:
-      return true;
-    case Op::floor_div:
-    case Op::mod:
-      return instr.type == Type::real;
-    case Op::eq:
-    case Op::ne:
-    case Op::lt:
-    case Op::le:
-    case Op::to_integer:
-    case Op::to_boolean:
-      return program[instr.arg[0]].type == Type::real;
-    default:
-      return false;
-  }
-}
-
 }  // namespace
 
 Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(nodes), program_(program) {
   const auto count = static_cast<ValueId>(program.code.size());
-  const base::IdVector<char> wide = find_wide();
+  const base::IdVector<char> wide = scoring::deciding_reals(program, true);  // in double
   narrow_.assign(count, no_node);
   wide_.assign(count, no_node);
   linear_.assign(count, {});
@@ -141,23 +122,6 @@ Lowering::Lowering(TapeNodes& nodes, const scoring::Program& program) : nodes_(n
 }
 
 bool Lowering::is_constant(ValueId id, double value) const { return program_[id].op == Op::real_const && program_[id].real == value; }
-
-bool Lowering::depends_on_score(ValueId id) const { return program_.depends[static_cast<std::size_t>(id)] & scoring::depends_score; }
-
-/// Reals of positions and parameters that feed something discrete are computed exactly as the reference does: in double, nothing
-/// rearranged.
-base::IdVector<char> Lowering::find_wide() const {
-  base::IdVector<char> wide(program_.code.size(), false);
-  for (ValueId id = wide.size(); id-- > 0;) {
-    const Instr& instr = program_[id];
-    const bool discrete = is_discrete(program_, instr);
-    if (discrete && instr.type == Type::real && !depends_on_score(id)) wide[id] = true;
-    if (!discrete && !wide[id]) continue;
-    for (ValueId arg : instr.arg)
-      if (arg >= 0 && is_real(arg) && !depends_on_score(arg)) wide[arg] = true;
-  }
-  return wide;
-}
 
 bool Lowering::has_wide_operand(const Instr& instr) const {
   return std::any_of(instr.arg.begin(), instr.arg.end(),

@@ -42,8 +42,6 @@ class Lowering {
   };
 
   bool is_real(ValueId id) const { return program_[id].type == Type::real; }
-  bool depends_on_score(ValueId id) const;
-  base::IdVector<char> find_wide() const;
 
   bool is_wide(ValueId id) const { return !flags_.empty() && flags_[static_cast<std::size_t>(id)]; }
   bool has_wide_operand(const scoring::Instr& instr) const;

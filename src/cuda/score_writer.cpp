@@ -81,7 +81,7 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       given_(given),
       bounds_(bounds_of(program, problem)),
       forms_(column_forms(problem, program)),
-      decides_(find_deciders(program)),
+      decides_(scoring::deciding_reals(program, false)),
       regroups_(size_of(problem.dtype) == 2) {}
 
 std::string Writer::body(const std::vector<ValueId>& outputs) const {
@@ -207,20 +207,6 @@ std::string Writer::index_text(ValueId index, std::size_t param, std::size_t dim
   return base::join("fv_clamp(v", index, ", args.param[", param, "].size[", dimension, "])");
 }
 
-std::vector<bool> Writer::find_deciders(const Program& program) {
-  std::vector<bool> decides(program.code.size(), false);
-  for (std::size_t i = program.code.size(); i-- > 0;) {
-    const Instr& instr = program.code[i];
-    const bool rounds = instr.op == Op::floor || instr.op == Op::floor_div || instr.op == Op::mod;
-    const bool chooses = instr.type != Type::real || rounds || decides[i];
-    // Comparisons with the score itself are as inexact as the score.
-    if (!chooses || (program.depends[i] & scoring::depends_score)) continue;
-    for (const ValueId arg : instr.arg)
-      if (arg >= 0) decides[at(arg)] = true;
-  }
-  return decides;
-}
-
 std::string Writer::given_text(std::size_t i) const {
   const auto find = [&](const char* name, const std::vector<ValueId>& values) {
     const auto found = std::find(values.begin(), values.end(), static_cast<ValueId>(i));
@@ -254,7 +240,7 @@ void Writer::multiply(Product& product, ValueId id, bool whole) const {
   const auto [a, b, unused] = instr.arg;
   const bool divides = instr.op == Op::div, multiplies = instr.op == Op::mul && instr.type == Type::real;
   // NOLINTNEXTLINE(bugprone-branch-clone): the branches stand in the order in which they are asked
-  if (!regroups_ || decides_[at(id)] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
+  if (!regroups_ || decides_[id] || is_uniform(id) || !(whole || given_text(at(id)).empty())) {
     product.rest.push_back(id);
   } else if (instr.type == Type::real && instr.op == Op::neg) {
     product.constant = -product.constant;
@@ -493,7 +479,7 @@ std::string Writer::value_text(std::size_t i) const {
     case Op::exp:
     case Op::sigmoid:
     case Op::tanh:
-      if (regroups_ && !decides_[i] && !is_uniform(static_cast<ValueId>(i))) {
+      if (regroups_ && !decides_[static_cast<ValueId>(i)] && !is_uniform(static_cast<ValueId>(i))) {
         const auto [rest, factor] = rest_and_factor(product_of(instr.arg[0]));
         if (!factor.empty()) return base::join("fv_", scoring::row(instr.op).text, "(", rest, ", ", factor, ")");
       }
@@ -633,7 +619,8 @@ std::string Writer::operation_text(std::size_t i) const {
   bool wide = is_wide(i);
   for (int a = first; a < row.arity; ++a) wide = wide || is_wide(at(instr.arg[static_cast<std::size_t>(a)]));
   constexpr Op approximated[] = {Op::div, Op::exp, Op::exp2, Op::log, Op::log2, Op::tanh, Op::sigmoid};
-  const bool exact = decides_[i] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
+  const bool exact =
+      decides_[static_cast<ValueId>(i)] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
   std::string text;
   for (std::size_t c = 0; c < form.size(); ++c) {
     if (form[c] != '$') {

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "cuda/column_forms.h"
 #include "cuda/score_facts.h"
+#include "score/discrete.h"
 #include "score/interval.h"
 #include "score/varies.h"
 
@@ -121,10 +122,6 @@ class Writer {
  private:
   static std::size_t at(ValueId id) { return static_cast<std::size_t>(id); }
 
-  /// Real values that an index, a comparison or a rounding is made from: they are computed exactly, because a small error there is a wrong
-  /// answer.
-  static std::vector<bool> find_deciders(const Program& program);
-
   /// Where a value is found that the kernel has already; otherwise empty.
   std::string given_text(std::size_t i) const;
 
@@ -198,7 +195,7 @@ class Writer {
   const Given given_;
   std::vector<Interval> bounds_;
   std::vector<ColumnForm> forms_;
-  std::vector<bool> decides_;
+  base::IdVector<char> decides_;
   bool regroups_;
 };
 

@@ -1,0 +1,43 @@
+#include "score/discrete.h"
+
+namespace foveal::scoring {
+namespace {
+
+/// From reals to something discrete.
+bool is_discrete(const Program& program, const Instr& instr) {
+  switch (instr.op) {
+    case Op::floor:
+      return true;
+    case Op::floor_div:
+    case Op::mod:
+      return instr.type == Type::real;
+    case Op::eq:
+    case Op::ne:
+    case Op::lt:
+    case Op::le:
+    case Op::to_integer:
+    case Op::to_boolean:
+      return program[instr.arg[0]].type == Type::real;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+base::IdVector<char> deciding_reals(const Program& program, bool beside_score) {
+  base::IdVector<char> decides(program.code.size(), false);
+  const auto of_score = [&](ValueId id) { return (program.depends_of(id) & depends_score) != 0; };
+  for (ValueId id = decides.size(); id-- > 0;) {
+    const Instr& instr = program[id];
+    if (of_score(id) && !beside_score) continue;
+    const bool discrete = is_discrete(program, instr);
+    if (discrete && instr.type == Type::real && !of_score(id)) decides[id] = true;
+    if (!discrete && !decides[id]) continue;
+    for (const ValueId arg : instr.arg)
+      if (arg >= 0 && program[arg].type == Type::real && !of_score(arg)) decides[arg] = true;
+  }
+  return decides;
+}
+
+}  // namespace foveal::scoring
