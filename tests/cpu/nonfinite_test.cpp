@@ -9,21 +9,15 @@
 #endif
 #include "check/check.h"
 #include "check/run.h"
+#include "poison.h"
 
 namespace foveal::cpu {
 namespace {
 
 using problem::CaseData;
+using test::Poison;
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN(), infinity = std::numeric_limits<double>::infinity();
-
-/// Sets some elements of one token of one head: all of them, or every third.
-struct Poison {
-  const char* role;
-  int token;
-  double value;
-  bool whole;
-};
 
 struct Case {
   const char* name;
@@ -63,15 +57,6 @@ const std::vector<Case>& cases() {
       {"pieces", "q2:3000 d16 mask=\"kv_idx <= q_idx + 2500\"", {{"v", 2501, nan, true}, {"k", 2900, nan, true}}},
   };
   return all;
-}
-
-void poison(CaseData& data, const Poison& p) {
-  const TensorView view = data.view(p.role);
-  std::vector<double> values = problem::values_of(view);
-  const std::int64_t heads = view.sizes[2], dim = view.sizes[3];
-  for (std::int64_t d = 0; d < dim; ++d)
-    if (p.whole || d % 3 == 0) values[static_cast<std::size_t>((p.token * heads + heads - 1) * dim + d)] = p.value;
-  problem::set_values(view, values);
 }
 
 void judge(const Case& c, const std::string& dtype, const std::string& words, const std::string& target, const check::Report& report) {

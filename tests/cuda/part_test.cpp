@@ -58,7 +58,9 @@ void expect_compiled(const problem::Problem& p, const std::string& arch, const s
   for (jit::KernelSource source : kernels_of(p, arch, target)) {
     source.arch = arch;
     const auto image = jit::compile(source);
-    EXPECT_LE(image->facts.spill_bytes, target == "sm90" && !p.has_score_mod() ? 16 : 1 << 16) << p.line() << ' ' << source.stem;
+    const bool mends =
+        source.stem == "backward_convert_sm90" && p.has_mask();  // with the registers that its loads leave (tile/mend_dq.cuh)
+    EXPECT_LE(image->facts.spill_bytes, target == "sm90" && !p.has_score_mod() && !mends ? 16 : 1 << 16) << p.line() << ' ' << source.stem;
   }
 }
 

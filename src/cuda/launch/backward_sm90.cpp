@@ -288,12 +288,13 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
   return source;
 }
-// It knows rows, not pairs, and little of what a call is: most calls share it.
+// Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it.
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  const bool cuts_tiles = p.has_mask() || p.ragged_kv();
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .entry = "backward_convert_sm90",
                            .constants = attention_constants(p),
-                           .score = slope_has_unit(p) ? emit_score(p) : emit_sink(p, true),
+                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p) : emit_sink(p, true),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q);
   return source;

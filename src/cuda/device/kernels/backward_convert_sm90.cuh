@@ -1,15 +1,26 @@
 // After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
-// of the score leaves to it.
+// of the score leaves to it. Sums of infinity or NaN that may not belong there are made anew (tile/mend_dq.cuh).
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
+#include "tile/mend_dq.cuh"
 #include "tile/part.cuh"
 
+namespace foveal::device {
+
+/// May a tile hold keys that some of its queries keep and others do not? Then 0 met whatever stands there.
+constexpr bool kCutsKeys = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
+/// At least so many blocks on a multiprocessor: what is called where a sum is lost would like more registers, of which all would have less warps at their loads.
+constexpr int kBlocks = kPart ? 8 : 12;
+
+}  // namespace foveal::device
+
 /// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); a block does one part.
-extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
+    backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   const int tile = blockIdx.x / kSumParts, part = blockIdx.x % kSumParts;
   const int head = blockIdx.y, batch = blockIdx.z;
@@ -20,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
 
   const float* from =
       args.dq_sum + (stat_row<kVarlen>(args, sequence, head) + tile * kBlockQ) * kSumColumns + part * 64 * kPartColumns + 4 * threadIdx.x;
-  float acc[kPartColumns / 2] = {};
+  float acc[kPartColumns / 2];
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 4) {
     const float4 value = *reinterpret_cast<const float4*>(from + i * 128);
@@ -29,6 +40,11 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
     acc[i + 2] = value.z;
     acc[i + 3] = value.w;
   }
+  bool strange[2] = {};
+  if constexpr (kCutsKeys) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) strange[r] = row + 8 * r < sequence.len_q && has_strange(acc, r);
+  }
   const float scale = args.scale;
   if constexpr (kHasScore) {
     const float unit = slope_unit({1, scale}, {batch, head, 0, 0, sequence.len_q, sequence.len_kv}, args.attention.score);
@@ -36,19 +52,20 @@ extern "C" __global__ void __launch_bounds__(128) backward_convert_sm90(const __
     for (int i = 0; i < kPartColumns / 2; ++i) acc[i] = sum_in_whole(acc[i], unit);
   }
   const Tensor& dq = args.attention.dq;
-  if constexpr (kPart) {
-    float* sum = static_cast<float*>(dq.data) + batch * dq.batch + head * dq.head + static_cast<i64>(row) * dq.seq + column;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int columns = row + 8 * r < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
-      add_row(sum + 8 * r * dq.seq, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, columns, threadIdx.x % 32);
-    }
-    return;
-  }
-  u16* to = static_cast<u16*>(dq.data) + batch * dq.batch + head * dq.head + (sequence.first_q + row) * dq.seq + column;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int columns = row + 8 * r < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
-    store_row<Element>(to + 8 * r * dq.seq, acc, r, scale, columns, threadIdx.x % 32);
+    const int here = row + 8 * r, columns = here < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
+    const i64 first = batch * dq.batch + head * dq.head + (sequence.first_q + here) * dq.seq + column;
+    if constexpr (kPart) {
+      add_row(static_cast<float*>(dq.data) + first, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, strange[r] ? 0 : columns,
+              threadIdx.x % 32);
+    } else {
+      store_row<Element>(static_cast<u16*>(dq.data) + first, acc, r, scale, columns, threadIdx.x % 32);
+    }
+  }
+  if constexpr (kCutsKeys) {
+    if (!__any_sync(~0u, strange[0] || strange[1])) return;
+    __syncwarp();
+    mend_dq(args, batch, head, row - lane_id() / 4, column, strange[0], strange[1]);
   }
 }

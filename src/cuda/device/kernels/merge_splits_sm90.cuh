@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   for (int other = kWarp / 2; other > 0; other /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, other));
   const auto weight_of = [&](int split) {
     const SplitRow part = part_of(split);
-    return part.reference == -infinity() ? 0.0f : part.sum * exp2_real((part.reference - top) * exponent);
+    return part.sum == 0 ? 0.0f : part.sum * exp2_real((part.reference - top) * exponent);
   };
   float total = 0;
   for (int split = lane; split < args.splits.value; split += kWarp) total += weight_of(split);

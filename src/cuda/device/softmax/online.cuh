@@ -92,14 +92,14 @@ struct OnlineSoftmax {
   /// tensor cores, where nothing would hide them.
   FOVEAL_DEVICE void complete() const { store_if_negative(sum[0] + sum[1]); }
 
-  /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials.
+  /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials. No maximum and yet a sum: all scores are NaN.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float total = quad_sum(sum[r]);
       const bool empty = reference[r] == -infinity();
       inverse[r] = empty ? 0.0f : 1.0f / total;
-      lse[r] = empty ? -infinity() : natural(reference[r], scale_log2, log2_approx(total));
+      lse[r] = empty ? total - infinity() : natural(reference[r], scale_log2, log2_approx(total));
     }
   }
 
@@ -111,7 +111,7 @@ struct OnlineSoftmax {
       const bool empty = reference[r] == -infinity();
       inverse[r] = empty ? 0.0f : 1.0f / total;
       const double top = empty ? -static_cast<double>(infinity()) : static_cast<double>(reference[r]) * scale_log2;
-      lse[r] = (top + log2_approx(empty ? 1.0f : total)) * 0.69314718055994531;
+      lse[r] = (top + log2_approx(empty ? 1.0f + total : total)) * 0.69314718055994531;
     }
   }
 

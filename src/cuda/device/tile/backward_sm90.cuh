@@ -676,15 +676,18 @@ struct BackwardGroup {
   /// Gradients of parameters that follow from dk, while the keys are there.
   FOVEAL_DEVICE void add_gradients_of_dk(const BackwardTask& work, const float (&dk)[kDim / 2]) const {
     if constexpr (kCollects && any_follows_from_dk(0)) {
-      float sum[2] = {};  // of the thread's two keys
+      float sum[2] = {};                                   // of the thread's two keys
+      const auto add = [](float dk, u32 key, float sum) {  // a key that nobody keeps may hold NaN
+        return dk == 0 ? sum : fmaf(dk, to_real(Element{static_cast<u16>(key)}), sum);
+      };
 #pragma unroll
       for (int i = 0; i < kDim / 2; i += 2) {
         const int row = first_key + fragment_first_row(thread) + 8 * fragment_row(i);
         const u32 two = load_word(rings.key_tile().block_of_row(row, fragment_column(i)) + 2 * fragment_first_column(thread));
-        sum[fragment_row(i)] =
-            fmaf(dk[i], to_real(Element{u16(two)}), fmaf(dk[i + 1], to_real(Element{u16(two >> 16)}), sum[fragment_row(i)]));
+        float& of_key = sum[fragment_row(i)];
+        of_key = add(dk[i], two, add(dk[i + 1], two >> 16, of_key));
       }
-      const auto exists = [&](int row) { return key_of(work) + 8 * row < work.sequence.len_kv; };  // others may hold NaN
+      const auto exists = [&](int row) { return key_of(work) + 8 * row < work.sequence.len_kv; };
       add_reads_of_dk(args.attention, base_of_group(work), (exists(0) ? sum[0] : 0.0f) + (exists(1) ? sum[1] : 0.0f));
     }
   }

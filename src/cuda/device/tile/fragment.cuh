@@ -20,6 +20,15 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
   for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
+/// Does row `r` (0 or 1) of the thread's two accumulator rows hold infinity or NaN? Also said of numbers whose products with their neighbours overflow.
+template <int count>
+FOVEAL_DEVICE bool has_strange(const float (&acc)[count], int r) {
+  float look[2] = {};
+#pragma unroll
+  for (int i = 2 * r; i < count; i += 4) look[i / 4 % 2] = fmaf(acc[i], acc[i + 1], look[i / 4 % 2]);
+  return !(fabsf(look[0] + look[1]) < infinity());
+}
+
 /// Transposes 4 x 4 words over the four lanes of a quad: lane t gets word t of lanes 0..3.
 FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;

@@ -1,0 +1,164 @@
+#pragma once
+// dQ of queries whose sum is lost: keys of a tile that is kept in part held infinity or NaN, and 0 of a pair that is not kept met them. Rare; so from memory, by products
+// of 16 queries and 16 keys.
+//
+// config.cuh: as for kernels/backward_convert_sm90.cuh.
+#include "philox.cuh"
+#include "ptx/mma.cuh"
+#include "schedule/tasks.cuh"
+#include "score/far_row.cuh"
+#include "score/score.cuh"
+#include "tile/dq_sum.cuh"
+#include "tile/line_values.cuh"
+#include "tile/part.cuh"
+
+namespace foveal::device {
+
+/// Elements of one head of a sequence, the nearest row that exists; 0 beyond the columns.
+template <int columns>
+struct HeadElements {
+  const u16* data;
+  i64 row_stride;
+  int rows;
+  FOVEAL_DEVICE HeadElements(const Tensor& tensor, int batch, i64 first_row, int rows, int head)
+      : data(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head + first_row * tensor.seq),
+        row_stride(tensor.seq),
+        rows(rows) {}
+  FOVEAL_DEVICE const u16* at(int row, int column) const { return data + min(row, rows - 1) * row_stride + column; }
+  FOVEAL_DEVICE u32 one(int row, int column) const { return column < columns ? *at(row, column) : 0; }
+  FOVEAL_DEVICE u32 two(int row, int column) const { return column < columns ? *reinterpret_cast<const u32*>(at(row, column)) : 0; }
+};
+
+/// product[16 x 16] of rows of a from row_a on and of b from row_b on: fragments of 8 rows of b each.
+template <int columns>
+FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<columns>& a, int row_a, const HeadElements<columns>& b,
+                                     int row_b) {
+  const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
+#pragma unroll 1
+  for (int k = pair; k < columns; k += 16) {
+    const u32 left[4] = {a.two(row_a + group, k), a.two(row_a + group + 8, k), a.two(row_a + group, k + 8),
+                         a.two(row_a + group + 8, k + 8)};
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const int row = row_b + 8 * block + group;
+      mma(Element{}, product[block], left, b.two(row, k), b.two(row, k + 8));
+    }
+  }
+}
+
+/// Writes dQ of 16 queries from `first` on, columns from `column` on, by a warp. strange: of the thread's two rows, which are the ones that are written. A row whose
+/// statistics are NaN is so as well, and stays, but for parts, to which nothing was added yet.
+FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_strange, bool second_strange) {
+  const AttentionArgs& attention = args.attention;
+  const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
+  const Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
+  const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
+  float log_sum[2], largest[2], delta[2];
+  bool mends[2] = {first_strange, second_strange};
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const i64 stat = stat_row<kVarlen>(args, sequence, head) + first + group + 8 * r;
+    log_sum[r] = static_cast<const float*>(attention.lse2.data)[stat];
+    largest[r] = static_cast<const float*>(attention.largest.data)[stat];
+    delta[r] = static_cast<const float*>(attention.delta.data)[stat];
+    if (!kPart) mends[r] = mends[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
+  }
+  if (!__any_sync(~0u, mends[0] || mends[1])) return;
+
+  const HeadElements<kHeadDim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kHeadDimV> grad_out(attention.dout, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kHeadDim> keys(attention.k, batch, sequence.first_kv, sequence.len_kv, head / attention.group_size);
+  const HeadElements<kHeadDimV> values(attention.v, batch, sequence.first_kv, sequence.len_kv, head / attention.group_size);
+  const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
+  const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
+  float acc[kPartColumns / 2] = {};
+#pragma unroll 1
+  for (int first_key = 0; first_key < sequence.len_kv; first_key += 16) {
+    // Number i of the thread's eight pairs: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
+    const auto position = [&](int i) {
+      return position_at(attention, base, first + group + i / 2 % 2 * 8, first_key + 8 * (i / 4) + pair + i % 2);
+    };
+    u32 kept = 0;
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      bool keep = first + group + i / 2 % 2 * 8 < sequence.len_q && first_key + 8 * (i / 4) + pair + i % 2 < sequence.len_kv;
+      if constexpr (kHasMask) keep = keep && mask_keep(position(i), attention.score);
+      if (keep) kept |= 1u << i;
+    }
+    if (!__any_sync(~0u, kept != 0)) continue;
+
+    float scores[2][4] = {}, grads[2][4] = {};
+    multiply_elements(scores, queries, first, keys, first_key);
+    multiply_elements(grads, grad_out, first, values, first_key);
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) {
+      const int r = i / 2 % 2;
+      const Position at = position(i);
+      const Score raw{scores[i / 4][i % 4], args.scale};
+      const float logarithm = fmaf(less(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]), exponent,
+                                   r == 0 ? -log_sum[0] : -log_sum[1]);
+      if (logarithm == -infinity()) kept &= ~(1u << i);
+      float grad = grads[i / 4][i % 4];
+      if constexpr (kDropout) {
+        const bool stays = dropout.keep(static_cast<u32>(at.q), static_cast<u32>(at.kv));
+        grad = stays ? grad * attention.dropout.keep_scale : 0.0f;
+      }
+      grad = exp2_real(logarithm) * (grad - (r == 0 ? delta[0] : delta[1]));
+      if constexpr (kHasScore) grad *= slope_in_units(raw, at, attention.score);
+      grads[i / 4][i % 4] = kept >> i & 1 ? grad : 0.0f;
+    }
+    const u32 left[4] = {pack(Element{}, grads[0][0], grads[0][1]), pack(Element{}, grads[0][2], grads[0][3]),
+                         pack(Element{}, grads[1][0], grads[1][1]), pack(Element{}, grads[1][2], grads[1][3])};
+    u32 kept_keys[2];  // of the row, a bit for each of the 16
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
+      kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 1);
+      kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 2);
+    }
+#pragma unroll
+    for (int n = 0; n < kPartColumns / 2; n += 4) {
+      u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int key = 8 * (i / 2) + pair + i % 2;
+        const u32 element = keys.one(first_key + key, column + 2 * n + group);
+        if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
+          right[i / 2] |= element << 16 * (i % 2);
+        } else {
+          strange |= 1u << key;
+        }
+      }
+      float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
+      mma(Element{}, block, left, right[0], right[1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
+      if (!__any_sync(~0u, strange != 0)) continue;
+      strange |= __shfl_xor_sync(~0u, strange, 1);
+      strange |= __shfl_xor_sync(~0u, strange, 2);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
+        const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
+        if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
+      }
+    }
+  }
+  const float unit = kHasScore ? slope_unit({1, args.scale}, base, attention.score) : 1.0f;
+  const Tensor& dq = attention.dq;
+#pragma unroll
+  for (int i = 0; i < kPartColumns / 2; i += 2) {
+    const int r = i / 2 % 2, here = column + i / 4 * 8 + pair;
+    if (!mends[r] || here >= kHeadDim) continue;
+    const i64 at = batch * dq.batch + head * dq.head + (sequence.first_q + first + group + 8 * r) * dq.seq + here;
+    float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
+    if constexpr (kPart) {
+      float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
+      const float2 before = attention.part.adds_to_q ? *to : make_float2(0, 0);
+      *to = make_float2(before.x + two[0], before.y + two[1]);
+    } else {
+      *reinterpret_cast<u32*>(static_cast<u16*>(dq.data) + at) = pack(Element{}, two[0], two[1]);
+    }
+  }
+}
+
+}  // namespace foveal::device
