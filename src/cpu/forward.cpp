@@ -4,7 +4,7 @@
 //
 // and at the end out = O / sum, lse = max + log(sum). Nothing passes between tasks, so the result does not depend on who runs what.
 //
-// Where there are few tiles and many keys (decoding) the keys are cut into pieces, as many as the shape says, that are merged in order.
+// Decode, with few tiles and many keys, is split-KV: the keys are cut into as many splits as the shape says, which are merged in order.
 #include "cpu/forward.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace foveal::cpu {
 namespace {
 
 struct ForwardMemory : CallMemory {
-  void* pieces = nullptr;  ///< acc, max and sum of each tile and piece, when there are several
+  void* splits = nullptr;  ///< acc, max and sum of each tile and split, when there are several
 };
 
 template <class Real>
@@ -76,7 +76,7 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
 
  public:
   Forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
-      : Base(problem, target, ops, options), pieces_(choose_pieces()), tiles_per_task_(choose_tiles_per_task()) {
+      : Base(problem, target, ops, options), splits_(choose_splits()), tiles_per_task_(choose_tiles_per_task()) {
     lay_out(this->memory_, this->slot_, this->tile_);
     this->plan(tiles_per_task_, static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64);
   }
@@ -90,11 +90,11 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
   double products() const override { return 1.0; }
   void describe_strategy(Explanation& explanation) const override {
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
-    if (pieces_ > 1) explanation.details.emplace_back("split-KV", std::to_string(pieces_) + " pieces of the keys");
+    if (splits_ > 1) explanation.details.emplace_back("split-KV", std::to_string(splits_) + " splits of the keys");
   }
   Tasks make_lists(const Work& work) const override { return work.tasks(tiles_per_task_); }
 
-  int choose_pieces() const {
+  int choose_splits() const {
     constexpr std::int64_t wanted_tasks = 32, blocks_worth_a_task = 8;
     if (!s_.work && !s_.problem.paged) return 1;
     const std::int64_t blocks = s_.problem.seqlen_kv / s_.ops.block_kv;
@@ -102,10 +102,10 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
     return static_cast<int>(
         std::clamp<std::int64_t>(std::min(wanted_tasks / std::max<std::int64_t>(tiles, 1), blocks / blocks_worth_a_task), 1, 32));
   }
-  /// Of tiles that are cut into pieces.
+  /// Of tiles that are cut into splits.
   std::int64_t tile_places() const { return s_.work ? static_cast<std::int64_t>(s_.work->tiles.size()) : s_.planner.max_tiles(); }
   int choose_tiles_per_task() const {
-    if (pieces_ > 1) return 1;
+    if (splits_ > 1) return 1;
     // Several tiles share the conversion of a kv block and its way through the caches; their panels and accumulators should stay in L2.
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + acc_count() * sizeof(Real);
     const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();
@@ -116,7 +116,8 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
 
   void lay_out(Layout<ForwardMemory>& memory, Layout<Slot>& slot, Layout<Tile>& tile) const {
     const auto lanes = static_cast<std::size_t>(s_.ops.tile_lanes), cells = lanes * static_cast<std::size_t>(s_.ops.block_kv);
-    if (pieces_ > 1) memory.bytes(&ForwardMemory::pieces, static_cast<std::size_t>(tile_places() * pieces_) * piece_count() * sizeof(Real));
+    if (splits_ > 1)
+      memory.bytes(&ForwardMemory::splits, static_cast<std::size_t>(tile_places() * splits_) * floats_of_split() * sizeof(Real));
 
     tile.bytes(&Tile::panel, s_.ops.panel_bytes(s_.dim));
     tile.array(&Tile::acc, acc_count());
@@ -141,10 +142,10 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
     slot.array(&Slot::kept, 1);
   }
 
-  std::size_t piece_count() const { return acc_count() + 2 * static_cast<std::size_t>(s_.ops.tile_lanes); }
-  /// Lets a tile keep its sums where its piece has its place.
-  void place(const Call& call, std::int64_t number, int piece, Tile& tile) const {
-    tile.acc = static_cast<Real*>(call.pieces) + static_cast<std::size_t>(number * pieces_ + piece) * piece_count();
+  std::size_t floats_of_split() const { return acc_count() + 2 * static_cast<std::size_t>(s_.ops.tile_lanes); }
+  /// Lets a tile keep its sums where its split has its place.
+  void place(const Call& call, std::int64_t number, int split, Tile& tile) const {
+    tile.acc = static_cast<Real*>(call.splits) + static_cast<std::size_t>(number * splits_ + split) * floats_of_split();
     tile.max = tile.acc + acc_count();
     tile.sum = tile.max + s_.ops.tile_lanes;
   }
@@ -152,24 +153,24 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
   // ------------------------------------------------------------------------------------------------------------------ running
 
   bool run_lists(const Call& call, const Tasks& tasks, Slot* slots) const override {
-    const auto pieces = static_cast<std::size_t>(pieces_);
-    this->each(tasks.size() * pieces, slots,
-               [&](std::size_t i, Slot& slot) { run_task(call, tasks[i / pieces], static_cast<int>(i % pieces), slot); });
-    if (pieces_ > 1) this->each(tasks.size(), slots, [&](std::size_t i, Slot& slot) { merge_pieces(call, tasks[i], slot); });
+    const auto splits = static_cast<std::size_t>(splits_);
+    this->each(tasks.size() * splits, slots,
+               [&](std::size_t i, Slot& slot) { run_task(call, tasks[i / splits], static_cast<int>(i % splits), slot); });
+    if (splits_ > 1) this->each(tasks.size(), slots, [&](std::size_t i, Slot& slot) { merge_splits(call, tasks[i], slot); });
     return true;
   }
 
-  void run_task(const Call& call, const Task& task, int piece, Slot& slot) const {
+  void run_task(const Call& call, const Task& task, int split, Slot& slot) const {
     const TileGroup& group = call.work->group(task);
     const Sequence& sequence = call.work->sequence(group);
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
     for (int t = 0; t < count; ++t) {
-      if (pieces_ > 1) place(call, task.tile_begin + t, piece, slot.tiles[t]);
-      start(call, sequence, call.work->tile(task.tile_begin + t), piece == 0, slot.tiles[t]);
+      if (splits_ > 1) place(call, task.tile_begin + t, split, slot.tiles[t]);
+      start(call, sequence, call.work->tile(task.tile_begin + t), split == 0, slot.tiles[t]);
     }
     const std::int64_t blocks = sequence.blocks(s_.ops.block_kv);
-    const auto end = static_cast<std::int32_t>(blocks * (piece + 1) / pieces_);
-    for (auto from = static_cast<std::int32_t>(blocks * piece / pieces_);;) {
+    const auto end = static_cast<std::int32_t>(blocks * (split + 1) / splits_);
+    for (auto from = static_cast<std::int32_t>(blocks * split / splits_);;) {
       const std::int32_t block = next_block(slot.tiles, count, from);
       if (block >= end) break;
       bool drops = s_.drops_anywhere();
@@ -192,7 +193,7 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
         if (slot.tiles[t].block == block) visit(call, sequence, slot.tiles[t], keys, k, v, slot);
       }
     }
-    if (pieces_ > 1) return;
+    if (splits_ > 1) return;
     for (int t = 0; t < count; ++t) finish(call, sequence, slot.tiles[t], slot);
   }
 
@@ -239,14 +240,14 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
     if (nonfinite) slot.nonfinite_v->mix(range, *slot.kept, slot.scores, ld, valid, s_.dim_v, dropout, state.acc);
   }
 
-  /// Adds the pieces of a tile into the first, in order.
-  void merge_pieces(const Call& call, const Task& task, Slot& slot) const {
+  /// Adds the splits of a tile into the first, in order.
+  void merge_splits(const Call& call, const Task& task, Slot& slot) const {
     const int lanes = s_.ops.tile_lanes;
     Tile &sum = slot.tiles[0], part = sum;
     sum.tile = &call.work->tile(task.tile_begin);
     place(call, task.tile_begin, 0, sum);
-    for (int piece = 1; piece < pieces_; ++piece) {
-      place(call, task.tile_begin, piece, part);
+    for (int split = 1; split < splits_; ++split) {
+      place(call, task.tile_begin, split, part);
       const auto rescale = [&](Tile& state, const Real* max) {
         for (int lane = 0; lane < lanes; ++lane) {
           slot.factor[lane] = std::exp2(-s_.rise(state.max[lane], max[lane]));
@@ -278,7 +279,7 @@ class Forward final : public TiledPass<Real, ForwardCall<Real>, ForwardSlot<Real
     s_.ops.write_lanes(state.acc, s_.dim_v, slot.factor, {rows.row, padded_lanes(tile), call.out.stride, call.out.dtype});
   }
 
-  const int pieces_, tiles_per_task_;
+  const int splits_, tiles_per_task_;
 };
 
 }  // namespace

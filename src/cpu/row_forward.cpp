@@ -13,7 +13,7 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr double log2e = 1.4426950408889634074, ln2 = 0.69314718055994530942;
+constexpr double log2e = ScoreScale<float>::kLog2e, ln2 = ScoreScale<float>::kLn2;
 /// Maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest.
 constexpr float too_far = 16777216;
 
@@ -266,7 +266,7 @@ class RowForward final : public TiledPass<float, RowCall, RowSlot, Tasks> {
 bool row_forward_serves(const problem::Problem& problem, const BlockOps<float>& ops) {
   const Attention& attention = problem.attention;
   if (!ops.rows || problem.dtype != DType::bf16 || attention.checked || attention.dropout_p > 0 || problem.has_score_mod()) return false;
-  // Decoding reads keys once: packing would not pay, and pieces of the keys can be shared out.
+  // Decoding reads keys once: packing would not pay, and split-KV shares them out.
   const std::int64_t rows =
       problem.group_size * (problem.varlen ? problem.total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seqlen_q);
   const std::int64_t tiles = problem.batch * problem.heads_kv * (rows / ops.rows->rows);

@@ -15,7 +15,7 @@
 namespace foveal::cpu {
 namespace {
 
-constexpr double log2e = 1.4426950408889634074;
+constexpr double log2e = ScoreScale<float>::kLog2e;
 constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more tasks would cost accumulators
 constexpr std::size_t share_limit = std::size_t{128} << 20;         ///< bytes of accumulators that shares may take
 constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step

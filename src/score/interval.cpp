@@ -64,7 +64,7 @@ std::optional<SymbolSum> symbol_sum(const Program& program, const Linear& sum) {
   SymbolSum result;
   result.constant = sum.constant;
   for (const Linear::Term& term : sum.terms) {
-    const auto symbol = std::find(std::begin(symbols), std::end(symbols), program.code[static_cast<std::size_t>(term.atom)].op);
+    const auto symbol = std::find(std::begin(symbols), std::end(symbols), program[term.atom].op);
     if (symbol == std::end(symbols)) return std::nullopt;
     result.coefficients[static_cast<std::size_t>(symbol - std::begin(symbols))] = term.coefficient;
   }
@@ -78,11 +78,11 @@ std::vector<SymbolSum> facts_of(const Program& mask) {
   const std::vector<Linear> forms = linear_forms(mask);
   std::vector<ValueId> true_values{mask.outputs.front()};
   while (!true_values.empty()) {
-    const Instr& instr = mask.code[static_cast<std::size_t>(true_values.back())];
+    const Instr& instr = mask[true_values.back()];
     true_values.pop_back();
     if (instr.op == Op::logical_and) {
       true_values.insert(true_values.end(), {instr.arg[0], instr.arg[1]});
-    } else if ((instr.op == Op::le || instr.op == Op::lt) && mask.code[static_cast<std::size_t>(instr.arg[0])].type == Type::integer) {
+    } else if ((instr.op == Op::le || instr.op == Op::lt) && mask[instr.arg[0]].type == Type::integer) {
       const Linear gap = combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1);
       if (std::optional<SymbolSum> fact = symbol_sum(mask, gap)) {
         fact->constant += instr.op == Op::lt;
@@ -113,7 +113,7 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
   const std::vector<Linear> forms = linear_forms(program);
   for (std::size_t id = 0; id < program.code.size(); ++id) {
     const Instr& instr = program.code[id];
-    if (!is_comparison(instr.op) || program.code[static_cast<std::size_t>(instr.arg[0])].type != Type::integer) continue;
+    if (!is_comparison(instr.op) || program[instr.arg[0]].type != Type::integer) continue;
     gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
     gaps_.push_back(combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1));
   }

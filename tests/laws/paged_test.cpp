@@ -149,7 +149,7 @@ TEST_P(PagedKeys, SharedPagesSumTheirGradientsWhateverTheThreads) {
 
 TEST_P(PagedKeys, KeepTheToleranceRule) {
   for (const char* text : {
-           "forward f32 b1 h8:2 q1:4096 d64 pages=64 seqlens_kv=3999 mask=\"causal_bottom_right()\"",  // pieces of the keys
+           "forward f32 b1 h8:2 q1:4096 d64 pages=64 seqlens_kv=3999 mask=\"causal_bottom_right()\"",  // split-KV
            "forward bf16 b2 h8:1 q1:2048 d128 pages=64 seqlens_kv=2048,70 score=\"score * 0.5 + head\"",
            "forward bf16 b1 h4:2 q200:300 d64 pages=48 mask=\"causal()\"",  // prefill
            "forward f16 b1 h2 q130:129 d64:96 pages=16:40 layout=bhsd",
