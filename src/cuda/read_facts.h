@@ -37,9 +37,12 @@ struct ReadFacts {
   bool covers;  ///< the pairs of a problem touch every element of the parameter, and each of them once for each batch and head
 
   bool is_added() const { return storage == GradientStorage::added; }
-  /// Terms are summed along lines of a tile, by other warps.
-  bool staged() const { return kind == scoring::Reduction::row || kind == scoring::Reduction::diagonal; }
   bool has_terms() const { return !is_added() && !follows_from_dk; }
+};
+/// How many have terms that are summed along lines of a tile, by other warps.
+struct StagedReads {
+  int rows = 0, diagonals = 0;
+  bool any() const { return rows + diagonals > 0; }
 };
 /// Where the terms of a scatter are summed in shared memory (device/tile/read_bins.cuh).
 struct ReadBins {

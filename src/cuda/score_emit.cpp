@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cuda/score_writer.h"
+#include "cuda/tame_factors.h"
 
 namespace foveal::cuda {
 namespace {
@@ -112,7 +113,7 @@ std::string emit_pair_reads(const Problem& p, const Program& program, const std:
   for (std::size_t r = 0; r < reads.size(); ++r) {
     const DType dtype = p.params[static_cast<std::size_t>(instr(r).param)].tensor.dtype;
     text += base::join("template <>\nstruct PairElementOf<", r, "> {\n  using type = ", device_type(dtype), ";\n};\n");
-    const auto [origin, step] = writer.offset_from_origin(instr(r));
+    const auto [origin, step] = writer.bytes_from_origin(instr(r));
     origins.push_back(writer.body(instr(r).index) + base::join("  return ", origin, ";\n"));
     steps.push_back(base::join("  return ", step, ";\n"));
   }
@@ -217,6 +218,20 @@ std::string emit_row_reads(const Problem& p, const std::vector<RowRead>& rows) {
   return text + numbered("template <int i>\nFOVEAL_DEVICE int row_bin(const Position& at, const ScoreArgs& args)", bins, "  return 0;\n");
 }
 
+/// A function for each of some values, found from where a pair is; integers as their bits.
+std::string emit_values(const char* name, const std::vector<ValueId>& values, const char* count, const Problem& p) {
+  const Program& program = program_of(p);
+  std::vector<std::string> bodies;
+  bodies.reserve(values.size());
+  for (const ValueId value : values) {
+    const bool integer = program.code[static_cast<std::size_t>(value)].type == Type::integer;
+    bodies.push_back(Writer(p, program).body({value}) + base::join("  return ", integer ? "__int_as_float(v" : "(v", value, ");\n"));
+  }
+  return base::join("constexpr int ", count, " = ", values.size(), ";\n") +
+         numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
+                  "  return 0;\n");
+}
+
 std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead) {
   const auto& reads = p.score->reads;
   const Program& program = p.score->backward;
@@ -249,8 +264,12 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
   const std::vector<Interval> bounds = bounds_of(program, p);
   text += list("constexpr bool kFactorIsFinite", count, [&](std::size_t r) {
     const Interval& factor = bounds[static_cast<std::size_t>(reads[r].factor)];
-    return truth(std::isfinite(factor.low) && std::isfinite(factor.high) && !factor.maybe_nan);
+    constexpr double most = 1e30;  // of fp32
+    return truth(factor.low >= -most && factor.high <= most && !factor.maybe_nan);
   });
+  const TameFactors tame = tame_factors(p, ahead.lines);
+  text += list("constexpr bool kFactorIsTame", count, [&](std::size_t r) { return truth(r < tame.reads.size() && tame.reads[r]); });
+  text += emit_values("key_value", tame.keys, "kKeyValues", p);
   text += "template <int r>\nstruct ReadGradientOf {\n  using type = real;\n};\n";
   for (std::size_t r = 0; r < count; ++r) {
     if (facts[r].storage != GradientStorage::stored) continue;
@@ -294,22 +313,13 @@ std::string emit_reads(const Problem& p, const Given& given, const Ahead& ahead)
 }
 
 std::string emit_lines(const Problem& p, const LineValues& lines) {
-  std::string text =
-      base::join("constexpr int kWalkValues = ", lines.walk.size(), ";\nconstexpr int kDiagonalValues = ", lines.diagonal.size(), ";\n");
-  const auto functions = [&](const char* name, const std::vector<ValueId>& values) {
-    std::vector<std::string> bodies;
-    bodies.reserve(values.size());
-    for (const ValueId value : values) {
-      const bool integer = program_of(p).code[static_cast<std::size_t>(value)].type == Type::integer;  // its bits
-      bodies.push_back(Writer(p, program_of(p)).body({value}) +
-                       base::join("  return ", integer ? "__int_as_float(v" : "(v", value, ");\n"));
-    }
-    text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real ", name, "(const Position& at, const ScoreArgs& args)"), bodies,
-                     "  return 0;\n");
-  };
-  functions("walk_value", lines.walk);
-  functions("diagonal_value", lines.diagonal);
-  return text;
+  const std::vector<ValueId> checked = tame_factors(p, lines).walk;
+  return emit_values("walk_value", lines.walk, "kWalkValues", p) + emit_values("diagonal_value", lines.diagonal, "kDiagonalValues", p) +
+         base::join("constexpr bool kChecksLines = ", lines.checked ? "true" : "false", ";\n") +
+         list("constexpr bool kWalkIsChecked", lines.walk.size(), [&](std::size_t v) {
+           const bool is = std::find(checked.begin(), checked.end(), lines.walk[v]) != checked.end();
+           return std::string(is ? "true" : "false");
+         });
 }
 
 /// An index that may leave its parameter.

@@ -10,10 +10,13 @@ namespace foveal::cuda {
 /// the walk of a task (a key in the forward pass, a query in the backward pass), or for all pairs of one diagonal.
 struct LineValues {
   std::vector<scoring::ValueId> walk, diagonal;
+  bool checked = false;  ///< those of the walk are looked at: are all of a tile tame (tame_factors.h)?
   bool empty() const { return walk.empty() && diagonal.empty(); }
   /// For one tile.
   std::size_t count(int rows, int walked) const {
-    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked);
+    constexpr std::size_t answer = 4;  // one word, and places of 16 bytes
+    return walk.size() * static_cast<std::size_t>(walked) + diagonal.size() * static_cast<std::size_t>(rows + walked) +
+           (checked ? answer : 0);
   }
 };
 /// stepped: for each value of the pass's program, do kernels step through it instead (score_emit.h: straight_values)?

@@ -149,11 +149,14 @@ Writer::Apart Writer::factor_apart_from_uniform(ValueId id) const {
 
 std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
   const Instr& sum = program_.code[at(id)];
-  if (!regroups_ || sum.op != Op::add || sum.type != Type::real || !given_text(at(id)).empty()) return {};
+  const bool less = sum.op == Op::sub && problem_.pass == Pass::backward;  // whose registers last; forward passes spill
+  if (!regroups_ || (sum.op != Op::add && !less) || sum.type != Type::real || !given_text(at(id)).empty()) return {};
   for (const auto& [scaled, offset] : {std::pair{sum.arg[0], sum.arg[1]}, std::pair{sum.arg[1], sum.arg[0]}}) {
     const Product product = product_of(scaled);
-    if (!is_score(product) || (program_.depends[at(offset)] & scoring::depends_score)) continue;
-    return ScoreSum{{"", rest_and_factor(product).second, factors_of(product)}, apart_from_uniform(offset), offset};
+    if (!is_score(product) || (program_.depends[at(offset)] & scoring::depends_score) || (less && offset == sum.arg[0])) continue;
+    ScoreSum found{{"", rest_and_factor(product).second, factors_of(product)}, apart_from_uniform(offset), offset};
+    if (less) found.offset.uniform = base::join("-(", found.offset.uniform, ")");
+    return found;
   }
   return {};
 }
@@ -406,24 +409,27 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool stairs) const {
   return tile;
 }
 
-std::pair<std::string, std::string> Writer::offset_from_origin(const Instr& instr) const {
+std::pair<std::string, std::string> Writer::bytes_from_origin(const Instr& instr) const {
   const auto param = static_cast<std::size_t>(instr.param);
   const problem::TensorSpec& tensor = problem_.params[param].tensor;
+  const std::size_t size = size_of(tensor.dtype);
+  const std::string scale = size == 1 ? "" : base::join(" * ", size);
   std::string origin, step;
   for (std::size_t d = 0; d < instr.index.size(); ++d) {
     const std::string index = index_text(instr.index[d], param, d);
     const auto sum = sum_of_places(instr.index[d]);
-    if (index.compare(0, 4, "int(") != 0) return {base::join("i64(", offset_text(instr), ")"), "0"};
+    if (index.compare(0, 4, "int(") != 0) return {base::join("i64(", offset_text(instr), ")", scale), "0"};
     const std::string stride = base::join("args.param[", param, "].stride[", d, "]");
     const auto add = [&](std::string& text, const std::string& value, bool narrow) {
       if (!text.empty()) text += " + ";
       if (tensor.strides[d] == 1) {
-        text += base::join("i64(", value, ")");
+        text += narrow ? base::join("i64((", value, ")", scale, ")") : base::join("i64(", value, ")", scale);
       } else {
-        text += narrow ? base::join("i64((", value, ") * int(", stride, "))") : base::join("i64(", value, ") * ", stride);
+        text += narrow ? base::join("i64((", value, ") * (int(", stride, ")", scale, "))")
+                       : base::join("i64(", value, ") * (", stride, scale, ")");
       }
     };
-    constexpr std::int64_t most = 1 << 22;  // a step within a tile times this fits into 32 bits
+    constexpr std::int64_t most = 1 << 20;  // a step within a tile times this and eight bytes fits into 32 bits
     add(origin, sum ? sum->origin : base::join("v", instr.index[d]), false);
     if (sum) add(step, sum->step, std::abs(tensor.strides[d]) <= most);
   }

@@ -73,6 +73,9 @@ class Writer {
   /// Of the factor of a read. A sum whose second term has a constant leaves it to the sum over pairs.
   Apart factor_apart_from_uniform(ValueId id) const;
 
+  /// The factors of a value that are not the same for all pairs of a head.
+  std::vector<ValueId> varying_factors(ValueId id) const { return product_of(id).rest; }
+
   /// Is a value the raw score times what is the same for all pairs of a head?
   bool is_scaled_score(ValueId id) const { return is_score(product_of(id)); }
 
@@ -116,8 +119,8 @@ class Writer {
   /// A read as tiles, if it can be had so; stairs: where its index of kv is such.
   std::optional<PairTile> tile_of(ValueId id, bool stairs = false) const;
 
-  /// The same as the offset of the place that a thread's pairs share, and the step from there; no step where an index may be clamped.
-  std::pair<std::string, std::string> offset_from_origin(const Instr& instr) const;
+  /// The same in bytes, as the offset of the place that a thread's pairs share and the step from there; no step where an index may be clamped.
+  std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
 
  private:
   static std::size_t at(ValueId id) { return static_cast<std::size_t>(id); }

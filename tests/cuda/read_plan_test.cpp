@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "base/check.h"
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
@@ -131,6 +132,31 @@ TEST(ReadPlan, LinesOfATileNeedNoBins) {
   for (const char* dim : {"d64", "d128", "d192", "d256"})
     EXPECT_EQ(collector_of(std::string(dim) + " score=\"score + b[head, q_idx, kv_idx]\" param=\"b: real[4, 4096, 4096] grad\""),
               Collector::pairs);
+}
+
+TEST(ReadPlan, RowsTakeLessSharedMemoryThanDiagonals) {
+  const auto of_reads = [&](int rows, int diagonals) {
+    std::string score = "score", params;
+    for (int i = 0; i < rows; ++i) {
+      score += base::join(" + a", i, "[q_idx] * b", i, "[kv_idx]");
+      params += base::join(" param=\"a", i, ": real[4096] grad\" param=\"b", i, ": real[4096]\"");
+    }
+    for (int i = 0; i < diagonals; ++i) {
+      score += base::join(" + r", i, "[clamp(q_idx - kv_idx, -", 8 + i, ", ", 8 + i, ") + ", 8 + i, "]");
+      params += base::join(" param=\"r", i, ": real[40] grad\"");
+    }
+    const problem::Problem p = problem_of("backward bf16 b4 h4 q4096 d128 score=\"" + score + "\"" + params);
+    const ReadPlan plan = sm90_read_plan(p);
+    if (plan.hopper) {
+      EXPECT_LE(sm90_backward_candidates(p, plan).front().shared_bytes(p), 232448u);
+    }
+    return plan.reads.front().collector;
+  };
+  EXPECT_EQ(of_reads(3, 0), Collector::lines);
+  EXPECT_EQ(of_reads(0, 2), Collector::lines);
+  EXPECT_EQ(of_reads(1, 1), Collector::lines);
+  EXPECT_EQ(of_reads(4, 0), Collector::walk);
+  EXPECT_EQ(of_reads(2, 1), Collector::walk);
 }
 
 TEST(ReadPlan, ThePortableKernelsHaveOneToo) {

@@ -65,7 +65,9 @@ bool hopper_collects(const problem::Problem& p, const ReadPlan& plan, bool has_t
   if (dim > 128 && !has_terms) return true;
   if (plan.count([](const ReadFacts& read) { return read.index_of_score; }) > 0) return false;
   if (plan.early() > 2) return false;  // what registers hold, and then shared memory
-  return dim > 128 ? collect.has_value() : plan.staged() <= (dim > 64 ? 2 : 3);
+  if (dim > 128) return collect.has_value();
+  const StagedReads staged = plan.staged();
+  return dim > 64 ? 2 * staged.rows + 3 * staged.diagonals <= 6 : staged.rows + staged.diagonals <= 3;  // what shared memory holds
 }
 
 void plan_sm90(const problem::Problem& p, const ReadPlan& plan, PlannedRead& planned) {

@@ -53,8 +53,9 @@ struct ReadPlan {
     for (const PlannedRead& read : reads) found += has(read.facts);
     return found;
   }
-  int staged() const {
-    return count([](const ReadFacts& read) { return read.staged(); });
+  StagedReads staged() const {
+    return {count([](const ReadFacts& read) { return read.kind == scoring::Reduction::row; }),
+            count([](const ReadFacts& read) { return read.kind == scoring::Reduction::diagonal; })};
   }
   int early() const {
     return count([](const ReadFacts& read) { return read.early; });

@@ -71,7 +71,10 @@ std::size_t bytes_of_bins(const std::vector<ReadBins>& reads) {
   return 4 * static_cast<std::size_t>(words);
 }
 
-int bytes_of_staged(int reads, int block_q, int block_kv) { return 4 * reads * device::ReadStageShape::floats(block_q, block_kv); }
+int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
+  using Shape = device::ReadStageShape;
+  return 4 * (reads.rows * Shape::floats(block_q, block_kv, false) + reads.diagonals * Shape::floats(block_q, block_kv, true));
+}
 
 }  // namespace
 
@@ -132,7 +135,7 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
                                        .grad_score_tiles = 2,
                                        .pairs = sm90_pair_ring(tiles, pair_stages, block_q, block_kv),
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
-                                       .read_stage_bytes = bytes_of_staged(staged_reads, block_q, block_kv),
+                                       .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
                                        .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
                                        .table_bytes = static_cast<int>(bytes_of_tables(tables))});
   return static_cast<std::size_t>(layout.bytes);
@@ -232,7 +235,7 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
                                        .grad_score_tiles = 0,
                                        .pairs = {},
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
-                                       .read_stage_bytes = bytes_of_staged(staged_reads, block_q, block_kv),
+                                       .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
                                        .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
                                        .table_bytes = 0});
   return static_cast<std::size_t>(layout.bytes);

@@ -76,7 +76,7 @@ struct Sm90BackwardConfig {
   int pair_stages = 0;               ///< of reads that come as tiles; 0: none does
   int helper_registers = 0;          ///< of a thread of the warps that load and help; the others share the rest
   bool collects = false;             ///< gradients of parameters, but for terms that have a pass of their own
-  int staged_reads = 0;              ///< of trained reads whose terms other warps sum up
+  StagedReads staged{};              ///< trained reads whose terms other warps sum up
   LineValues lines{};                ///< that these evaluate
   std::vector<PairTile> tiles{};     ///< reads that come as tiles, where there are stages for them
   std::vector<ReadBins> bins{};      ///< see sm90_bins
@@ -100,7 +100,7 @@ struct Sm90BackwardConfig {
 struct Sm90CollectConfig {
   static constexpr int block_q = 64, block_kv = 128, threads = 384, helper_registers = 72;
   int stages;
-  int staged_reads;
+  StagedReads staged;
   LineValues lines;
   std::vector<ReadBins> bins{};
   std::vector<RowRead> rows{};  ///< trained reads that rows_sm90 sums

@@ -261,9 +261,9 @@ struct BackwardFacts {
   std::int64_t dim = std::max(p.head_dim, p.head_dim_v);
   bool bare = sm90_mask(p).tiles != Sm90Tiles::list && p.attention.dropout_p == 0 && !p.ragged_kv();
   bool collects = plan.hopper;
-  int staged = collects && p.head_dim <= 128 ? plan.staged() : 0;
-  LineValues lines = sm90_line_values(p, {.block_kv = p.head_dim > 128 ? 64 : 128, .staged_reads = staged});
-  bool helpers = staged > 0 || !lines.empty();  ///< the warps beside the one that loads have work
+  StagedReads staged = collects && p.head_dim <= 128 ? plan.staged() : StagedReads{};
+  LineValues lines = sm90_line_values(p, {.block_kv = p.head_dim > 128 ? 64 : 128, .staged = staged});
+  bool helpers = staged.any() || !lines.empty();  ///< the warps beside the one that loads have work
   bool light = is_light(p);
   std::vector<PairTile> pair_tiles = sm90_pair_tiles(p, collects);
 
@@ -337,7 +337,7 @@ std::optional<Sm90BackwardConfig> complete(const BackwardFacts& f, Sm90BackwardC
   const bool loads_more = f.dim <= 64 && config.pair_stages > 0 && config.block_q == 64;  // the warp that loads is one of the helpers
   config.helper_registers = helper_registers(f, f.helpers || loads_more);
   config.collects = f.collects;
-  config.staged_reads = f.staged;
+  config.staged = f.staged;
   config.lines = f.lines;
   if (f.plan.rows) config.rows = f.plan.rows->reads;
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;

@@ -34,6 +34,9 @@ constexpr bool kCollectsFirst = !kRoomy;
 /// Whether dP is under way beside the probabilities: not where terms that are known with these take its registers.
 constexpr bool kGradPBeside = kRoomy || kEarlyReads == 0;
 
+/// Whether operands of the next scores are found before dQ is added: kernels that fill tables ask lanes for them, which waits behind the additions.
+constexpr bool kOperandsAhead = kTables > 0;
+
 /// Whether the kind of a tile is found beside the last products of the tile before, or beside its own scores: where registers are short, for those that it takes.
 constexpr bool kKindAhead = kBlockQ == 64;
 
@@ -74,6 +77,7 @@ struct Consumer : BackwardGroup {
     sums.clear();
 
     OfHead factors = of_head(work);
+    bool tame_keys = keys_are_tame(work);
     filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
     load_ahead(ahead, work, tile, partial);
     rings.key.wait_full(use);
@@ -96,6 +100,7 @@ struct Consumer : BackwardGroup {
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
+      if constexpr (kTameReads) kind = with_factors(kind, tame_keys, tile);
       take_probabilities(kind, scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
 
       if constexpr (!kGradPBeside) grad_p_product();
@@ -139,6 +144,7 @@ struct Consumer : BackwardGroup {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
           pairs.finish<0>(sums, rings.read_bins());
           sums.clear();
+          if (more) tame_keys = keys_are_tame(work);
         }
       }
       if (more) {
@@ -150,6 +156,8 @@ struct Consumer : BackwardGroup {
         rings.query.wait_full(tile + 1);
         if constexpr (kKindAhead) kind = kind_of(partial, tile + 1);
       }
+      ScoreOperands next{};
+      if constexpr (kOperandsAhead) next = operands_of_scores(tile + 1);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) rings.grad_out.release(tile);
@@ -162,7 +170,7 @@ struct Consumer : BackwardGroup {
       if (leader) rings.query.release(tile);
       ++tile;
       if (!more) break;
-      start_scores(scores, tile);
+      start_scores(scores, kOperandsAhead ? next : operands_of_scores(tile));
     }
     add_gradients_of_dk(work, dk);
     if (leader) rings.key.release(use);

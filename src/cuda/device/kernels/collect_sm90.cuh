@@ -57,6 +57,7 @@ struct TermCollector : BackwardGroup {
     ReadSums sums;
     sums.clear();
     OfHead factors = of_head(work);
+    bool tame_keys = keys_are_tame(work);
     for (bool more = true; more; ++tile) {
       load_ahead(ahead, work, tile, partial);
       rings.query.wait_full(tile);
@@ -66,10 +67,11 @@ struct TermCollector : BackwardGroup {
       wgmma_fence();
       multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, uniform(rings.grad_out_tile(tile)));
       wgmma_commit();
-      const TileKind kind = kind_of(partial, tile);
+      TileKind kind = kind_of(partial, tile);
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) rings.line_values.wait_full(tile);
+      if constexpr (kTameReads) kind = with_factors(kind, tame_keys, tile);
       take_probabilities(kind, scores, unused, dropped, early, factors, ahead, LseAhead{}, work, tile);
       release(rings.query, tile);
       wgmma_wait<0>();
@@ -91,6 +93,7 @@ struct TermCollector : BackwardGroup {
       if (!more || work.head_q(args.attention) != pairs.base.head) {
         pairs.finish<0>(sums, rings.read_bins());
         sums.clear();
+        if (more) tame_keys = keys_are_tame(work);
       }
       if (more) follow_head(factors, work);
     }

@@ -97,12 +97,12 @@ struct BackwardLayout {
         bytes(table + s.table_bytes) {}
 };
 
-/// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them.
+/// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them where these are summed along diagonals.
 struct ReadStageShape {
   static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;
   static constexpr int rows(int block_kv) { return block_kv / 2; }
-  static constexpr int pitch(int block_q) { return block_q + kOverlap + kZeros + kPad; }
-  static constexpr int floats(int block_q, int block_kv) { return kZeros + rows(block_kv) * pitch(block_q); }
+  static constexpr int pitch(int block_q, bool diagonal) { return block_q + kOverlap + (diagonal ? kZeros + kPad : 0); }
+  static constexpr int floats(int block_q, int block_kv, bool diagonal) { return kZeros + rows(block_kv) * pitch(block_q, diagonal); }
 };
 
 struct PairsShape {

@@ -25,7 +25,7 @@
 //   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
 // and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
-// pair, which a kernel loads ahead of the scores: a PairElementOf<v> at pair_origin<v>(at, args) + pair_step<v>(at, args) of parameter kPairParam[v]; the origin
+// pair, which a kernel loads ahead of the scores: a PairElementOf<v>, pair_origin<v>(at, args) + pair_step<v>(at, args) bytes into parameter kPairParam[v]; the origin
 // is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.table[t], t < kTables: where a parameter's elements for one
 // batch and head are in shared memory (tile/read_tables.cuh), those that differ in the dimensions kTableDims[t], a bit each; table_index<t>(at, args, index): those
@@ -116,11 +116,11 @@ struct PairValues {
 template <int v>
 FOVEAL_DEVICE void load_pair_value(PairValues& pairs, const Position& at, const ScoreArgs& args) {
   using PairElement = typename PairElementOf<v>::type;
-  const PairElement* origin = static_cast<const PairElement*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args);
+  const char* element = static_cast<const char*>(args.param[kPairParam[v]].data) + pair_origin<v>(at, args) + pair_step<v>(at, args);
   if constexpr (kIsInteger<PairElement>) {
-    pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(origin, pair_step<v>(at, args)));
+    pairs.value[v] = __int_as_float(fv_load_integer<PairElement>(element, 0));
   } else {
-    pairs.value[v] = fv_load<PairElement>(origin, pair_step<v>(at, args));
+    pairs.value[v] = fv_load<PairElement>(element, 0);
   }
 }
 template <int v = 0>

@@ -370,10 +370,16 @@ struct BackwardGroup {
   }
 
   /// S^T of a tile, to be waited for.
-  FOVEAL_DEVICE void start_scores(float (&scores)[kBlockQ / 2], u32 use) const {
+  FOVEAL_DEVICE void start_scores(float (&scores)[kBlockQ / 2], u32 use) const { start_scores(scores, operands_of_scores(use)); }
+  struct ScoreOperands {
+    KeyTile keys{0};
+    QueryTile queries{0};
+  };
+  FOVEAL_DEVICE ScoreOperands operands_of_scores(u32 use) const { return {uniform(rings.key_tile()), uniform(rings.query_tile(use))}; }
+  FOVEAL_DEVICE void start_scores(float (&scores)[kBlockQ / 2], const ScoreOperands& operands) const {
     wgmma_pin(scores);
     wgmma_fence();
-    multiply_rows<Element, kBlockQ, kDim>(scores, uniform(rings.key_tile()), first_key, uniform(rings.query_tile(use)));
+    multiply_rows<Element, kBlockQ, kDim>(scores, operands.keys, first_key, operands.queries);
     wgmma_commit();
   }
 
@@ -413,6 +419,27 @@ struct BackwardGroup {
       any |= words[0] | words[1] | words[2] | words[3];
     }
     return __any_sync(~0u, any != 0) ? TileKind::far : partial ? TileKind::partial : TileKind::full;
+  }
+
+  /// Are the values of the warp's keys tame that factors of terms are made of? By whole warps, when these or the head are new.
+  FOVEAL_DEVICE bool keys_are_tame(const BackwardTask& work) const {
+    if constexpr (!kTameReads) return false;
+    const Position base = work.base(args.attention);
+    bool tame = true;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) tame = key_is_tame<0>(position_at(args.attention, base, 0, key_of(work) + 8 * row)) & tame;
+    return __all_sync(~0u, tame);
+  }
+  template <int v>
+  FOVEAL_DEVICE bool key_is_tame(const Position& at) const {
+    if constexpr (v < kKeyValues) return is_tame(key_value<v>(at, args.attention.score)) & key_is_tame<v + 1>(at);
+    return true;
+  }
+  /// A tile whose factors may be infinite goes the way of partial ones, where each term is looked at. Once its lines are there.
+  FOVEAL_DEVICE TileKind with_factors(TileKind kind, bool tame_keys, u32 use) const {
+    bool tame = tame_keys;
+    if constexpr (kChecksLines) tame = tame && rings.lines(use).tame();
+    return kind == TileKind::full && !tame ? TileKind::partial : kind;
   }
 
   /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
@@ -611,6 +638,7 @@ struct BackwardGroup {
     const WarpPairs pairs = warp_pairs(work, use, ahead);
     const u32 delta = rings.delta(use) + 4 * fragment_first_column(thread);
     TileSums tile_sums;
+    if constexpr (kFoldsRows) rings.staged.wait_empty(use);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float d[2];
@@ -634,19 +662,21 @@ struct BackwardGroup {
         }
         if constexpr (kSumsTerms) pairs.template sum_up<partial>(grad_p[i + j], early, i + j, tile_sums, sums);
       }
+      if constexpr (kFoldsRows) pairs.template fold_rows<partial>(grad_p, early, i, rings.read_stage());
       packed[i / 2] = pack(Element{}, p[i], p[i + 1]);
       packed[i / 2 + 1] = pack(Element{}, p[i + 2], p[i + 3]);
     }
     if constexpr (kSumsTerms) tile_sums.add_to(sums);
+    if constexpr (kFoldsRows) hand_over(rings.staged, use);
   }
 
   /// Terms of a tile for gradients of parameters, to those who sum them up.
   FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums,
                                    u32 tile) const {
     pairs.add_to_bins(terms, early, sums, rings.read_bins(), tile);
-    if constexpr (kStagedReads > 0) rings.staged.wait_empty(tile);
+    if constexpr (kStagedReads > 0 && !kFoldsRows) rings.staged.wait_empty(tile);
     pairs.collect<0>(terms, early, rings.read_stage());
-    if constexpr (kStagedReads > 0) hand_over(rings.staged, tile);
+    if constexpr (kStagedReads > 0 && !kFoldsRows) hand_over(rings.staged, tile);
   }
 
   /// Adds a part of dQ to the sum of a query tile, from its element `first` on: four registers by four registers, thread after thread.

@@ -49,25 +49,40 @@ constexpr int staged_before(int end) {
 }
 constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
+/// Are factors of staged reads finite where values of lines are tame? Of any reads?
+constexpr bool any_tame(int r, bool staged) {
+  return r < kReads && ((kFactorIsTame[r] && !kFactorIsFinite[r] && !is_early(r) && (!staged || is_staged(r))) || any_tame(r + 1, staged));
+}
+constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
+/// Are terms of rows folded where sums in registers are added, which need the same factors? Otherwise beside the products that follow.
+constexpr bool any_diagonal(int r) { return r < kReads && (kReadKind[r] == kDiagonal || any_diagonal(r + 1)); }
+constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagonal(0);
+
+constexpr int staged_floats_before(int end) {
+  int count = 0;
+  for (int r = 0; r < end; ++r)
+    if (is_staged(r)) count += ReadStageShape::floats(kBlockQ, kBlockKv, kReadKind[r] == kDiagonal);
+  return count;
+}
+
 /// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
 /// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
 /// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
 struct ReadStage {
   static constexpr int kRows = ReadStageShape::rows(kBlockKv), kZeros = ReadStageShape::kZeros;
-  static constexpr int kFloats = ReadStageShape::floats(kBlockQ, kBlockKv);  // of one read
-  static constexpr int kBytes = 4 * kStagedReads * kFloats;
+  static constexpr int kBytes = kStagedReads > 0 ? 4 * staged_floats_before(kReads) : 0;
   float* data;
 
   template <int r>
-  static constexpr int kPitch = kReadKind[r] == kRow ? kBlockQ + ReadStageShape::kOverlap : ReadStageShape::pitch(kBlockQ);
+  static constexpr int kPitch = ReadStageShape::pitch(kBlockQ, kReadKind[r] == kDiagonal);
   template <int r>
   FOVEAL_DEVICE float* row(int row) const {
-    return data + staged_before(r) * kFloats + kZeros + row * kPitch<r>;
+    return data + staged_floats_before(r) + kZeros + row * kPitch<r>;
   }
 
   /// By all threads of the CTA.
   FOVEAL_DEVICE void clear() const {
-    for (int i = threadIdx.x; i < kStagedReads * kFloats; i += blockDim.x) data[i] = 0;
+    for (int i = threadIdx.x; i < kBytes / 4; i += blockDim.x) data[i] = 0;
   }
 };
 
@@ -158,25 +173,25 @@ struct WarpPairs {
     return pair;
   }
 
-  /// What a pair adds to the gradient of a read, in its units. gradient: of the modified score, or of the probability (dP - delta) where early terms have that;
+  /// What a pair adds to the gradient of a read, in its units. guarded: the factor may be infinite or NaN where the pair counts for nothing. gradient: of the modified score, or of the probability (dP - delta) where early terms have that;
   /// 0 where the pair is not kept.
-  template <int r, bool partial>
+  template <int r, bool partial, bool guarded = true>
   FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
     if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
     if constexpr (kFactorIsOne[r]) return gradient;
     const float product = gradient * read_factor_in_units<r>(0.0f, pair<partial>(i), args.score);
-    return kFactorIsFinite[r] || gradient != 0.0f ? product : 0.0f;
+    return kFactorIsFinite[r] || (kFactorIsTame[r] && !guarded) || gradient != 0.0f ? product : 0.0f;
   }
 
-  /// Adds a pair to the sums that registers hold.
+  /// Adds a pair to the sums that registers hold; partial: of a tile that is partial, or whose values of lines are not tame.
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
-      if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) tile.uniform[r][i % 4] += term<r, partial>(gradient, early, i);
-      if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial>(gradient, early, i);
+      if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) tile.uniform[r][i % 4] += term<r, partial, partial>(gradient, early, i);
+      if constexpr (kReadKind[r] == kColumn) sums.column[r][fragment_row(i)] += term<r, partial, partial>(gradient, early, i);
       if constexpr (is_binned(r)) {
         constexpr int b = binned_before(r);
-        sums.largest[b] = larger_size(sums.largest[b], term<r, partial>(gradient, early, i));
+        sums.largest[b] = larger_size(sums.largest[b], term<r, partial, partial>(gradient, early, i));
         if constexpr (kBinWindow[r]) {
           const int bin = read_bin<r>(0.0f, pair<partial>(i), args.score);
           sums.low[b] = min(sums.low[b], bin);
@@ -184,6 +199,24 @@ struct WarpPairs {
         }
       }
       sum_up<partial, r + 1>(gradient, early, i, tile, sums);
+    }
+  }
+
+  /// The place of a thread's first query in the stage.
+  template <int r>
+  FOVEAL_DEVICE static float* staged_row(ReadStage stage) {
+    return stage.row<r>(8 * (warp_id() - 4) + lane_id() / 4) + fragment_first_column(lane_id());
+  }
+
+  /// kFoldsRows: leaves the terms of four registers from i on, of two queries and two keys, to those who sum up rows.
+  template <bool partial, int r = 0>
+  FOVEAL_DEVICE void fold_rows(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, int i, ReadStage stage) const {
+    if constexpr (r < kReads) {
+      if constexpr (kReadKind[r] == kRow) {
+        const auto term = [&](int j) { return this->term<r, partial, partial>(gradients[i + j], early, i + j); };
+        *reinterpret_cast<float2*>(staged_row<r>(stage) + fragment_column(i)) = make_float2(term(0) + term(2), term(1) + term(3));
+      }
+      fold_rows<partial, r + 1>(gradients, early, i, stage);
     }
   }
 
@@ -201,9 +234,9 @@ struct WarpPairs {
         }
       }
     }
-    if constexpr (is_staged(r)) {
+    if constexpr (is_staged(r) && !kFoldsRows) {
       constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
-      float* row = stage.row<r>(8 * (warp_id() - 4) + lane_id() / 4) + fragment_first_column(lane_id());
+      float* row = staged_row<r>(stage);
 #pragma unroll
       for (int block = 0; block < kBlockQ / 8 + shift; ++block) {
         float2 folded = make_float2(0, 0);
@@ -247,12 +280,12 @@ struct WarpPairs {
       if constexpr (is_binned(r)) {
         constexpr int b = binned_before(r), kFacts = kBinWindow[r] ? 3 : 1;
         BinUnit& unit = sums.unit[b];
-        const u32 largest = load_word(bins.fact<r>(tile, 0));
+        const u32 largest = uniform(load_word(bins.fact<r>(tile, 0)));
         bool inside = BinUnit::exponent(largest) != BinUnit::kNotFinite, moves = false;
         int low = 0, high = 0;
         if constexpr (kBinWindow[r]) {
-          low = 0x7fffffff - load_word(bins.fact<r>(tile, 1));
-          high = load_word(bins.fact<r>(tile, 2));
+          low = 0x7fffffff - uniform(load_word(bins.fact<r>(tile, 1)));
+          high = uniform(load_word(bins.fact<r>(tile, 2)));
           inside = inside && high - low < kBinEntries[r];
           moves = low < sums.window[b] || high >= sums.window[b] + kBinEntries[r];
         }
@@ -275,7 +308,7 @@ struct WarpPairs {
     }
   }
 
-  static constexpr int kBinsAtOnce = 8;
+  static constexpr int kBinsAtOnce = 16;
   template <int r>
   FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
                                     ReadBins bins) const {
@@ -294,7 +327,7 @@ struct WarpPairs {
       }
 #pragma unroll
       for (int j = 0; j < kBinsAtOnce; ++j) wraps |= wrap(before[j], value[j]);
-      if (int(wraps) < 0) {
+      if (__any_sync(~0u, int(wraps) < 0)) {
         float turns[kBinsAtOnce];
 #pragma unroll
         for (int j = 0; j < kBinsAtOnce; ++j) {

@@ -11,6 +11,9 @@ namespace foveal::device {
 
 constexpr bool kHasLines = kWalkValues + kDiagonalValues > 0;
 
+/// Is a value far from overflow, with two others as factors and many such products added up?
+FOVEAL_DEVICE bool is_tame(float value) { return fabsf(value) <= 0x1p40f; }
+
 /// The pair at local positions q and key, or the last that exists; base: what is the same for all pairs.
 FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
   Position position = base;
@@ -29,20 +32,29 @@ FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Pos
 template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
-  static constexpr int kFloats = kWalkValues * kWalked + kDiagonalValues * kDiagonals;
+  static constexpr int kValues = kWalkValues * kWalked + kDiagonalValues * kDiagonals;
+  static constexpr int kFloats = kValues + (kChecksLines ? 4 : 0);
   float* data;  // null: no tile
 
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }
   FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * kDiagonals; }
 
+  /// kChecksLines: are all values of columns tame? By whole warps.
+  FOVEAL_DEVICE bool tame() const { return __all_sync(~0u, data[kValues] != 0.0f); }
+
   /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`. `before`: the tile visited before
   /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
   template <class ColumnAt, class DiagonalAt>
   FOVEAL_DEVICE void fill(const ScoreArgs& args, LineTile before, ColumnAt&& column_at, DiagonalAt&& diagonal_at) const {
+    bool tame = true;
 #pragma unroll 3
     for (int first = 0; first < kWalked; first += kWarp) {
       const int column = first + lane_id();
-      if (kWalkValues > 0 && (kWalked % kWarp == 0 || column < kWalked)) fill_walk<0>(column, column_at(column), args);
+      if (kWalkValues > 0 && (kWalked % kWarp == 0 || column < kWalked)) tame = fill_walk<0>(column, column_at(column), args) & tame;
+    }
+    if constexpr (kChecksLines) {
+      tame = __all_sync(~0u, tame);
+      if (lane_id() == 0) data[kValues] = tame ? 1.0f : 0.0f;
     }
     const int known = before.data == nullptr ? kDiagonals : kWalked;
     for (int d = known + lane_id(); d < kDiagonals; d += kWarp) {
@@ -55,9 +67,12 @@ struct LineTile {
 
  private:
   template <int v>
-  FOVEAL_DEVICE void fill_walk(int column, const Position& at, const ScoreArgs& args) const {
-    walk(v)[column] = walk_value<v>(at, args);
-    if constexpr (v + 1 < kWalkValues) fill_walk<v + 1>(column, at, args);
+  FOVEAL_DEVICE bool fill_walk(int column, const Position& at, const ScoreArgs& args) const {
+    const float value = walk_value<v>(at, args);
+    walk(v)[column] = value;
+    bool tame = !kWalkIsChecked[v] || is_tame(value);
+    if constexpr (v + 1 < kWalkValues) tame = fill_walk<v + 1>(column, at, args) & tame;
+    return tame;
   }
   template <int v>
   FOVEAL_DEVICE void fill_diagonal(int d, const Position& at, const ScoreArgs& args) const {

@@ -38,7 +38,7 @@ struct TableFilling {
   FOVEAL_DEVICE void follow(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
     if constexpr (kTables > 0) {
       i64 next[kTableSlots];
-      if (!find<0>(next, base, args)) return;
+      if (!__any_sync(~0u, find<0>(next, base, args))) return;  // said so that the compiler sees that lanes stay together
       named_barrier_sync(barrier, threads);
       fill<0>(tables, next, args, thread, threads);
       named_barrier_sync(barrier, threads);
@@ -63,11 +63,13 @@ struct TableFilling {
   FOVEAL_DEVICE void fill(ReadTables tables, const i64 (&next)[kTableSlots], const ScoreArgs& args, int thread, int threads) {
     using TableElement = typename TableElementOf<t>::type;
     const ParamView& param = args.param[kTableParam[t]];
-    if (next[t] != first[t]) {
+    if (__any_sync(~0u, next[t] != first[t])) {
       first[t] = next[t];
       constexpr int kCount = kTableEntries[t] * kTableCopies[t];
 #pragma unroll 16
-      for (int i = thread; i < kCount; i += threads) {
+      for (int start = 0; start < kCount; start += threads) {
+        const int i = start + thread;
+        if (i >= kCount) continue;
         const float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, i / kTableCopies[t]));
         store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
       }
