@@ -54,7 +54,8 @@ Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts,
   return choice;
 }
 
-std::unique_ptr<GpuExecutable> make(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
+std::unique_ptr<GpuExecutable> make(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts) {
+  problem.numbers = std::make_shared<std::vector<float>>();  // of all its kernels
   if (!gathers(problem, candidate)) return with_checked_reads(problem, candidate.make(problem, facts));
   const problem::Problem inner = gathered(problem);
   return with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts)));

@@ -423,7 +423,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
       slope_unit = writer.body(dscore.uniform_needs) + base::join("  return ", dscore.uniform, ";\n");
     }
   }
-  if (p.has_mask()) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
+  if (p.has_mask() && !ahead.band) keep = Writer(p, score.mask).result(score.mask.outputs[0]);
   if (p.sink >= 0) {
     const problem::TensorSpec& tensor = p.params[static_cast<std::size_t>(p.sink)].tensor;
     sink = base::join("  return fv_load<", device_type(tensor.dtype), ">(args.param[", p.sink, "].data, head * args.param[", p.sink,

@@ -19,6 +19,7 @@ struct Ahead {
   std::vector<ReadBins> bins{};     ///< of each trained read; empty: of none
   std::vector<RowRead> rows{};      ///< trained reads that a kernel of their own sums
   bool sums_rows = false;           ///< which is this one
+  bool band = false;                ///< it asks no program which pairs are kept: windows of any size share it
   bool several_heads = false;       ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 

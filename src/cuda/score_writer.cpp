@@ -6,6 +6,7 @@
 #include <limits>
 #include <span>
 
+#include "cuda/device/args.cuh"
 #include "score/bounds.h"
 #include "score/op_table.h"
 
@@ -43,6 +44,8 @@ std::string number_text(double x) {
   char digits[40];
   return {digits, std::to_chars(digits, digits + sizeof digits, x, std::chars_format::general, 17).ptr};
 }
+
+std::string literal(double x) { return base::join("real(", number_text(x), ")"); }
 
 }  // namespace
 
@@ -271,6 +274,8 @@ void Writer::multiply_uniform(Product& product, ValueId id, bool divides) const 
   const Instr& value = program_.code[at(id)];
   if (value.op == Op::real_const) {
     product.constant = divides ? product.constant / value.real : product.constant * value.real;
+    constexpr double rounding = 4 * std::numeric_limits<double>::epsilon();  // what is multiplied and divided by goes away
+    if (std::abs(product.constant - 1) <= rounding) product.constant = 1;
   } else if (value.op == Op::div && program_.code[at(value.arg[0])].op == Op::real_const) {
     multiply_uniform(product, value.arg[0], divides);
     multiply_uniform(product, value.arg[1], !divides);
@@ -319,10 +324,30 @@ const char* Writer::type_text(std::size_t i) const {
   return "";
 }
 
-std::string Writer::real_text(double x) {
+std::optional<std::size_t> Writer::number_of(double x) const {
+  constexpr double shown[] = {0, 0.5, 1, 2};  // arithmetic with these is short
+  if (!problem_.numbers || !regroups_ || std::find(std::begin(shown), std::end(shown), std::abs(x)) != std::end(shown)) return {};
+  const auto number = static_cast<float>(x);
+  if (!std::isnormal(number)) return {};
+  std::vector<float>& numbers = *problem_.numbers;
+  const auto found = std::find(numbers.begin(), numbers.end(), number);
+  const auto place = static_cast<std::size_t>(found - numbers.begin());
+  if (found != numbers.end()) return place;
+  if (numbers.size() == static_cast<std::size_t>(device::kMaxNumbers)) return {};
+  numbers.push_back(number);
+  return place;
+}
+
+bool Writer::shows(ValueId constant) const {
+  return decides_[constant] || std::any_of(program_.code.begin(), program_.code.end(),
+                                           [&](const Instr& instr) { return instr.op == Op::pow && instr.arg[1] == constant; });
+}
+
+std::string Writer::real_text(double x) const {
   if (std::isnan(x)) return "real(__int_as_float(0x7fc00000))";
   if (std::isinf(x)) return x > 0 ? "real(infinity())" : "real(-infinity())";
-  return base::join("real(", number_text(x), ")");
+  if (const auto place = number_of(x)) return base::join("args.number[", *place, "]");
+  return literal(x);
 }
 
 std::string Writer::read_text(const Instr& instr) const {
@@ -440,7 +465,7 @@ std::string Writer::value_text(std::size_t i) const {
   const Instr& instr = program_.code[i];
   switch (instr.op) {
     case Op::real_const:
-      return real_text(instr.real);
+      return std::isfinite(instr.real) && shows(static_cast<ValueId>(i)) ? literal(instr.real) : real_text(instr.real);
     case Op::integer_const:
       if (instr.integer == std::numeric_limits<std::int64_t>::min())
         return "(-9223372036854775807ll - 1)";  // its digits are too large for C

@@ -165,7 +165,11 @@ class Writer {
 
   const char* type_text(std::size_t i) const;
 
-  static std::string real_text(double x);
+  /// A constant, or where the kernel finds it among its arguments: programs that differ in such numbers alone share kernels.
+  std::string real_text(double x) const;
+  std::optional<std::size_t> number_of(double x) const;
+  /// Is a real constant one that changes what is computed from it: a discrete result, or a power?
+  bool shows(ValueId constant) const;
 
   std::string read_text(const Instr& instr) const;
 

@@ -61,6 +61,7 @@ struct Problem {
   int sink = -1;                  ///< position of the sink in params, or -1
 
   std::shared_ptr<const scoring::ScoreProgram> score;  ///< params in the same order
+  std::shared_ptr<std::vector<float>> numbers;  ///< of kernels: constants that these get as arguments; null: texts show all constants
 
   bool has_score_mod() const { return !score->forward.empty(); }
   bool has_mask() const { return !score->mask.empty(); }

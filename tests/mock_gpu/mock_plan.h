@@ -32,12 +32,11 @@ inline problem::Buffers made_up_buffers(const problem::Problem& p) {
 inline std::vector<std::shared_ptr<const cuda::jit::Image>> made_up_images(const std::vector<cuda::jit::KernelSource>& sources) {
   std::vector<std::shared_ptr<const cuda::jit::Image>> images;
   for (const cuda::jit::KernelSource& source : sources) {
-    images.push_back(std::make_shared<cuda::jit::Image>(cuda::jit::Image{.key = cuda::jit::sha256(cuda::jit::assemble(source)),
-                                                                         .stem = source.stem,
-                                                                         .entry = source.entry,
-                                                                         .arch = source.arch,
-                                                                         .facts = {},
-                                                                         .bytes = "no machine code"}));
+    auto image = std::make_shared<cuda::jit::Image>();
+    image->key = cuda::jit::sha256(cuda::jit::assemble(source));
+    image->stem = source.stem, image->entry = source.entry, image->arch = source.arch;
+    image->bytes = "no machine code";
+    images.push_back(std::move(image));
   }
   return images;
 }

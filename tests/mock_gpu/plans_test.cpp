@@ -1,11 +1,18 @@
-// What a sequence of calls compiles and loads, counted: caches that grow by a key a step.
+// What a sequence of calls compiles and loads, counted: programs that differ in numbers, caches that grow by a key a step.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <fstream>
+#include <regex>
 
+#include "base/check.h"
+#include "cuda/device/outside_args.cuh"
+#include "cuda/device/sm90_args.cuh"
+#include "cuda/device/tile_classes.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
 #include "cuda/launch/forward_sm90.h"
+#include "cuda/score_emit.h"
 #include "foveal/score.h"
 #include "mock_driver.h"
 #include "mock_plan.h"
@@ -74,10 +81,164 @@ TEST_F(Plans, ACacheThatGrowsCompilesAndLoadsNothingNew) {
   }
 }
 
+std::string with(std::string score, const std::string& number) {
+  for (std::size_t at = 0; (at = score.find('#', at)) != std::string::npos;) score.replace(at, 1, number);
+  return score;
+}
+
+TEST_F(Plans, ProgramsThatDifferInNumbersShareKernels) {
+  const char* scores[] = {"tanh(score / #) * #", "score + to_real(kv_idx - q_idx) * exp2(-# * to_real(head + 1) / 24.0)",
+                          "score * # - 0.1 * to_real(abs(q_idx - kv_idx))", "score + clamp(# * score, -#, #)",
+                          "score * sigmoid(score * #)"};
+  for (const char* score : scores) {
+    const auto run = [&](int i) {
+      const std::string line = " bf16 b1 h4 q300 d64 mask=\"kv_idx <= q_idx\" score=\"" + with(score, std::to_string(3 + 0.37 * i)) + "\"";
+      for (const char* pass : {"forward", "backward"}) {
+        const problem::Problem p = problem::problem_of(problem::parse_line(pass + line), {DeviceKind::cuda, 0});
+        const auto executable = cuda::executable_of(p, "sm_90a", "");
+        executable->load(cuda::jit::compile(executable->sources()));
+      }
+    };
+    run(0);
+    const Counted counted = count([&] {
+      for (int i = 1; i <= 100; ++i) run(i);
+    });
+    EXPECT_EQ(counted.compiled, 0) << score;
+    EXPECT_EQ(counted.loaded, 0) << score;
+  }
+}
+
+TEST_F(Plans, WindowsOfAnySizeShareKernels) {
+  const auto run = [](int window) {
+    for (const char* pass : {"forward", "backward"}) {
+      const std::string line = base::join(pass, " f16 b1 h4 q3000 d64 mask=\"(kv_idx <= q_idx) & (q_idx - kv_idx < ", window, ")\"");
+      const auto executable = cuda::executable_of(problem::problem_of(problem::parse_line(line), {DeviceKind::cuda, 0}), "sm_90a", "");
+      executable->load(cuda::jit::compile(executable->sources()));
+    }
+  };
+  run(1000);
+  const Counted counted = count([&] {
+    for (int window = 500; window < 600; ++window) run(window);
+  });
+  EXPECT_EQ(counted.compiled, 100);  // which mends dq where keys that a mask hides hold NaN, by asking its program
+}
+
+TEST_F(Plans, EachPlanHasItsNumbers) {
+  static std::vector<float> seen;
+  for (const float cap : {30.0f, 50.0f}) {
+    seen.clear();
+    mock::call_for_launches([](const cuda::driver::LaunchConfig&, const void* argument, std::size_t bytes) {
+      ASSERT_EQ(bytes, sizeof(device::Sm90Args));
+      const float* numbers = static_cast<const device::Sm90Args*>(argument)->attention.score.number;
+      seen.assign(numbers, numbers + 3);
+    });
+    decode(scored(with("tanh(score / #) * #", std::to_string(cap)).c_str()), 100);
+    mock::call_for_launches(nullptr);
+    EXPECT_EQ(seen, (std::vector<float>{cap, static_cast<float>(1.0 / static_cast<double>(cap)), 0})) << cap;
+  }
+}
+
+std::vector<std::string> lines_of(const std::string& name) {
+  std::ifstream file(std::string(FOVEAL_SOURCE_DIR) + "/tests/cuda/lines/" + name);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);)
+    if (!line.empty() && line[0] != '#') lines.push_back(line);
+  return lines;
+}
+
+/// With numbers for the places where kernels find them, and these as floats.
+std::string told(const std::string& text, const std::vector<float>& numbers) {
+  static const std::regex number("args\\.number\\[([0-9]+)\\]|real\\((-?[0-9][^()]*)\\)");
+  std::string told;
+  auto rest = text.begin();
+  for (std::sregex_iterator found(text.begin(), text.end(), number), end; found != end; ++found) {
+    told.append(rest, text.begin() + found->position());
+    const float value = (*found)[1].matched ? numbers.at(std::stoul((*found)[1])) : static_cast<float>(std::stod((*found)[2]));
+    told += base::join("<", std::bit_cast<unsigned>(value), ">");
+    rest = text.begin() + found->position() + found->length();
+  }
+  return told.append(rest, text.end());
+}
+
+TEST_F(Plans, TextsWithNumbersSayWhatTextsWithoutDo) {
+  int with_numbers = 0;
+  const std::vector<std::string> lines = lines_of("programs.txt");
+  for (std::size_t i = 0; i < lines.size(); i += 2) {
+    const problem::Problem plain = problem::problem_of(problem::parse_line(lines[i]), {DeviceKind::cuda, 0});
+    problem::Problem p = plain;
+    p.numbers = std::make_shared<std::vector<float>>();
+    for (const cuda::Ahead& ahead : {cuda::Ahead{}, cuda::Ahead{.pairs = true, .tanh = true}}) {
+      const std::string text = cuda::emit_score(p, ahead);
+      EXPECT_TRUE(told(text, *p.numbers) == told(cuda::emit_score(plain, ahead), {})) << lines[i];
+    }
+    with_numbers += !p.numbers->empty();
+  }
+  EXPECT_GT(with_numbers, 50);
+}
+
+/// Of a launch whose kernel may evaluate a score; otherwise null.
+const float* numbers_of(const void* argument, std::size_t bytes) {
+  const auto is = [&](std::size_t size) { return bytes == size; };
+  if (is(sizeof(device::Sm90Args))) return static_cast<const device::Sm90Args*>(argument)->attention.score.number;
+  if (is(sizeof(device::PairsArgs))) return static_cast<const device::PairsArgs*>(argument)->sm90.attention.score.number;
+  const bool first = is(sizeof(device::AttentionArgs)) || is(sizeof(device::ClassifyArgs)) || is(sizeof(device::OutsideArgs));
+  return first ? static_cast<const device::AttentionArgs*>(argument)->score.number : nullptr;
+}
+
+TEST_F(Plans, EachLaunchHasTheNumbersOfItsText) {
+  static std::vector<std::vector<float>> launched;
+  int with_numbers = 0;
+  for (const char* name : {"programs.txt", "trained_dims.txt", "few_queries.txt"}) {
+    const std::vector<std::string> lines = lines_of(name);
+    for (std::size_t i = 0; i < lines.size(); i += 5)
+      for (const char* arch : {"sm_90a", "sm_80"}) {
+        std::unique_ptr<test::MockPlan> plan;
+        try {
+          plan = std::make_unique<test::MockPlan>(problem::parse_line(lines[i]), arch);
+        } catch (const Error& error) {
+          EXPECT_EQ(error.code(), ErrorCode::unsupported) << lines[i] << ": " << error.what();
+          continue;
+        }
+        launched.clear();
+        mock::call_for_launches([](const cuda::driver::LaunchConfig&, const void* argument, std::size_t bytes) {
+          if (const float* numbers = numbers_of(argument, bytes)) launched.emplace_back(numbers, numbers + device::kMaxNumbers);
+        });
+        plan->run();
+        mock::call_for_launches(nullptr);
+        int used = 0;
+        for (const cuda::jit::KernelSource& source : plan->executable->sources())
+          for (int k = 0; k < device::kMaxNumbers; ++k)
+            if (source.score.find(base::join("args.number[", k, "]")) != std::string::npos) used = std::max(used, k + 1);
+        ASSERT_FALSE(launched.empty()) << lines[i];
+        for (const std::vector<float>& numbers : launched) {
+          EXPECT_EQ(numbers, launched[0]) << arch << ": " << lines[i];
+          for (int k = 0; k < used; ++k) EXPECT_NE(numbers[static_cast<std::size_t>(k)], 0) << arch << ": " << lines[i];
+        }
+        with_numbers += used > 0;
+      }
+  }
+  EXPECT_GT(with_numbers, 40);
+}
+
+TEST_F(Plans, NumbersThatChangeWhatIsComputedStayInTheText) {
+  const auto score_of = [](const std::string& score) {
+    const problem::Problem p =
+        problem::problem_of(problem::parse_line("forward bf16 b1 h4 q300 d64 score=\"" + score + "\""), {DeviceKind::cuda, 0});
+    return cuda::executable_of(p, "sm_90a", "")->sources().front().score;
+  };
+  const auto differ = [&](const std::string& a, const std::string& b) { return score_of(a) != score_of(b); };
+  EXPECT_FALSE(differ("score + tanh(score * 3.5)", "score + tanh(score * 4.5)"));
+  EXPECT_TRUE(differ("score + tanh(score * 3.5)", "score + tanh(score * -3.5) * 3.25"));
+  EXPECT_TRUE(differ("score * 2", "score * 3"));                                                            // short arithmetic
+  EXPECT_TRUE(differ("pow(abs(score), 3.0)", "pow(abs(score), 4.0)"));                                      // a power
+  EXPECT_TRUE(differ("score + floor(to_real(q_idx) * 0.3)", "score + floor(to_real(q_idx) * 0.4)"));        // a discrete result
+  EXPECT_TRUE(differ("score + to_real((q_idx - kv_idx) // 3)", "score + to_real((q_idx - kv_idx) // 5)"));  // of integers
+}
+
 TEST_F(Plans, WhatCountsIsCounted) {
   const Counted counted = count([] { decode(scored("score * 3.5 + tanh(score)"), 777); });
   EXPECT_GE(counted.compiled, 1);  // its own, and that which merges splits, unless another test took it before
-  EXPECT_EQ(counted.loaded, counted.compiled);
+  EXPECT_GE(counted.loaded, counted.compiled);
 }
 
 std::vector<std::string> decode_lines() {
@@ -92,15 +253,16 @@ std::vector<std::string> decode_lines() {
 TEST_F(Plans, LengthsTakeTheKernelsThatTheyHadByThemselves) {
   int kernels = 0;
   for (const std::string& line : decode_lines()) {
-    const problem::Problem p = problem::problem_of(problem::parse_line(line), {DeviceKind::cuda, 0});
+    problem::Problem p = problem::problem_of(problem::parse_line(line), {DeviceKind::cuda, 0});
     const auto executable = cuda::executable_of(p, "sm_90a", "");
+    p.numbers = std::make_shared<std::vector<float>>();
     auto config = cuda::sm90_forward_choice(p, "sm_90a");
     const cuda::jit::KernelSource& taken = executable->sources().front();
     if (!config || taken.stem != "forward_sm90") continue;
     config->config.split_kv = taken.constants.text().find("kSplit = true") != std::string::npos;
     const cuda::jit::KernelSource own = cuda::forward_sm90_source(p, config->config);
     EXPECT_EQ(taken.constants.text(), own.constants.text()) << line;
-    EXPECT_EQ(taken.score, own.score) << line;
+    EXPECT_TRUE(taken.score == own.score) << line;
     ++kernels;
   }
   EXPECT_GT(kernels, 100);

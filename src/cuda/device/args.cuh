@@ -47,8 +47,11 @@ struct ParamGradient {
   long long stride[kMaxParamRank];  ///< of values, in elements
 };
 
+constexpr int kMaxNumbers = 16;
+
 struct ScoreArgs {
   ParamView param[kMaxParams];
+  float number[kMaxNumbers];  ///< constants of the score that its text calls by their place here
 };
 
 /// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated. covered: each key of these tiles is kept by some query

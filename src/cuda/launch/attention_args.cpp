@@ -1,5 +1,8 @@
 #include "cuda/launch/attention_args.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "base/philox.h"
 
 namespace foveal::cuda {
@@ -106,6 +109,7 @@ device::AttentionArgs attention_args(const problem::Problem& p, const problem::B
                .head_offset = static_cast<int>(p.head_offset),
                .heads = static_cast<int>(p.heads_all),
                .number = b.part.number};
+  if (p.numbers) std::copy(p.numbers->begin(), p.numbers->end(), std::begin(args.score.number));
   for (std::size_t i = 0; i < b.params.size(); ++i) {
     device::ParamView& param = args.score.param[i];
     param.data = b.params[i].data;

@@ -277,13 +277,14 @@ jit::KernelSource backward_sm90_source(const problem::Problem& p, const Sm90Back
                                   .tables = config.tables,
                                   .tanh = true,
                                   .bins = config.bins,
-                                  .rows = config.rows}));
+                                  .rows = config.rows,
+                                  .band = sm90_mask(p).tiles != Sm90Tiles::list}));
 }
 jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = config.lines}),
+                           .score = emit_score(p, {.lines = config.lines, .band = true}),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
   return source;

@@ -37,7 +37,12 @@ void CollectSm90::describe(Explanation& e) const {
 
 jit::KernelSource collect_sm90_source(const problem::Problem& p, const Sm90CollectConfig& config) {
   jit::KernelSource source{.stem = "collect_sm90", .entry = "collect_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
-  source.score = emit_score(p, {.lines = config.lines, .pairs = true, .tanh = true, .bins = config.bins, .rows = config.rows});
+  source.score = emit_score(p, {.lines = config.lines,
+                                .pairs = true,
+                                .tanh = true,
+                                .bins = config.bins,
+                                .rows = config.rows,
+                                .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kBlockQ", config.block_q).set("kStages", config.stages).set("kPairStages", 0).set("kReproducible", false);
   source.constants.set("kCollects", true).set("kCollectsTerms", true).set("kHelperRegisters", config.helper_registers);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));

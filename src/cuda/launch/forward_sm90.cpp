@@ -22,12 +22,19 @@ struct Design {
   Sm90Tiles tiles;
   std::optional<Chosen<Sm90ForwardConfig>> choice;  ///< none: kernels for many queries, whose choice looks at lengths
   std::vector<jit::KernelSource> whole, split;      ///< the kernels for tasks on all keys and on parts of them
+  std::vector<float> numbers;                       ///< of these
 };
 
 std::vector<jit::KernelSource> kernels_for(const problem::Problem& p, const Sm90ForwardConfig& config) {
   std::vector<jit::KernelSource> sources{forward_sm90_source(p, config)};
   if (config.split_kv) sources.push_back(merge_splits_sm90_source(p));
   return sources;
+}
+
+/// Of a plan, whose other kernels add their own.
+problem::Problem with_numbers_of(const std::shared_ptr<const Design>& design, problem::Problem problem) {
+  if (design) problem.numbers = std::make_shared<std::vector<float>>(design->numbers);
+  return problem;
 }
 
 /// Does a program know nothing of the places that it reads from where lengths change?
@@ -43,6 +50,7 @@ bool reads_follow_heads(const scoring::Program& program) {
 problem::Problem any_length(const problem::Problem& p) {
   problem::Problem any = p;
   any.any_length = true;
+  any.numbers = std::make_shared<std::vector<float>>();
   any.seqlen_kv = static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint64_t>(p.seqlen_kv)));
   if (p.attention.q_offset > 0) any.attention.q_offset += any.seqlen_kv - p.seqlen_kv;
   any.total_kv = any.batch * any.seqlen_kv;
@@ -52,13 +60,14 @@ problem::Problem any_length(const problem::Problem& p) {
 }
 
 Design design_of(const problem::Problem& any, const std::string& device) {
-  Design design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}};
+  Design design{sm90_mask(any).tiles, sm90_forward_choice(any, device), {}, {}, {}};
   if (design.choice && !design.choice->config.few_queries()) design.choice.reset();
   if (!design.choice) return design;
   Sm90ForwardConfig config = design.choice->config;
   design.whole = kernels_for(any, config);
   config.split_kv = true;
   design.split = kernels_for(any, config);
+  design.numbers = *any.numbers;
   return design;
 }
 
@@ -91,13 +100,13 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
 class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
-      : problem_(problem),
+      : design_(shared_design(problem, facts.name)),
+        problem_(with_numbers_of(design_, problem)),
         device_(problem.device.index),
-        design_(shared_design(problem, facts.name)),
         choice_(design_ ? *design_->choice : *sm90_forward_choice(problem, facts.name)),
         config_(choice_.config),
         mask_(sm90_mask(problem)),
-        tables_(problem, config_.queries(), config_.block_kv, false, workspace_) {
+        tables_(problem_, config_.queries(), config_.block_kv, false, workspace_) {
     const problem::Problem& p = problem_;
     kv_splits_ = sm90_kv_splits(p, config_, facts.multiprocessors);
     config_.split_kv = kv_splits_.value > 1;
@@ -197,9 +206,9 @@ class ForwardSm90 : public GpuExecutable {
   /// Rows that come with one load: device::kBoxRows.
   int box_keys() const { return problem_.paged ? std::gcd(static_cast<int>(problem_.page_size()), config_.block_kv) : config_.block_kv; }
 
+  std::shared_ptr<const Design> design_;
   problem::Problem problem_;
   int device_;
-  std::shared_ptr<const Design> design_;
   Chosen<Sm90ForwardConfig> choice_;
   Sm90ForwardConfig config_;
   Sm90Mask mask_;
@@ -248,6 +257,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
                                                          .tiles = config.tiles,
                                                          .tables = config.tables,
                                                          .tanh = true,
+                                                         .band = sm90_mask(problem).tiles != Sm90Tiles::list,
                                                          .several_heads = config.packed_heads > 1}),
                            .arch = {}};
   config.set(source.constants);

@@ -115,7 +115,7 @@ jit::KernelSource pairs_sm90_source(const problem::Problem& p, int number, bool 
   const scoring::TrainableRead& read = p.score->reads[static_cast<std::size_t>(number)];
   jit::KernelSource source{.stem = "pairs_sm90", .entry = "pairs_sm90", .constants = sm90_constants(p), .score = {}, .arch = {}};
   const Sm90PairsConfig config = sm90_pairs_config(p);
-  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles});
+  source.score = emit_score(p, {.pairs = true, .tiles = config.tiles, .band = sm90_mask(p).tiles != Sm90Tiles::list});
   source.constants.set("kBlockKv", config.block_kv).set("kConsumers", config.consumers).set("kStages", config.stages);
   source.constants.set("kPairStages", config.pair_stages).set("kTasksAhead", config.tasks_ahead).set("kPairsRead", number);
   source.constants.set("kSharedBytes", static_cast<int>(config.shared_bytes(p)));
