@@ -229,6 +229,26 @@ def first_call():
     return "\n".join(lines)
 
 
+def first_call_gpu():
+    """What is waited for, by program and cores; the latest rows that say how many cores there were."""
+    rows = [row for row in rows_of("h200-first-call", "first-call-gpu") if " on " in row["case"]]
+    names = {"": "plain", "tanh": "softcap 30", "exp2": "ALiBi"}
+    waits = collections.defaultdict(dict)
+    for row in rows:
+        call, _, cores = row["case"].rpartition(" on ")
+        head_dim = int(re.search(r" d(\d+)", call)[1])
+        name = next(name for key, name in reversed(names.items()) if key in call.partition("score=")[2])
+        waits[head_dim, name][cores] = row["phases_ms"]["first_both"] / 1e3
+    lines = [f"{rows[-1]['machine']}, bf16 B4 H16 S4096, causal, commit `{rows[-1]['commit'][:7]}`, no kernel in any cache; seconds until the first forward and backward are done:", "",
+             "| head dim | program | 8 cores | 2 cores |", "|---|---|---|---|"]  # fmt: skip
+    lines += [f"| {head_dim} | {name} | {found['8 cores']:.2f} | {found['2 cores']:.2f} |" for (head_dim, name), found in sorted(waits.items())]
+    def least(phase):
+        return 1e3 * min(row["phases_ms"][phase] for row in rows)
+    return "\n".join(lines) + (
+        f"\n\nDecode, host time of a call, \u00b5s, least of {len(rows)} means of 500: with one more key than before {least('decode_one_more_key'):.0f} (softcap "
+        f"{least('softcap_decode_one_more_key'):.0f}), with as many {least('decode'):.0f}.")
+
+
 def scores():
     """Each score's time and FlexAttention's, in ms, from one run for each score: the latest that has it."""
     cases = by_case(rows_of("h200", "scores-gpu"))
@@ -392,7 +412,7 @@ PAGES = {
     "docs/reliability.md": (fuzz, programs, soak),
     "docs/distributed.md": (distributed,),
     "docs/benchmarks.md": (verbs, suites, fields),
-    "docs/lab/gpu.md": (grid, trained, shapes, first_call),
+    "docs/lab/gpu.md": (grid, trained, shapes, first_call, first_call_gpu),
 }
 
 

@@ -55,7 +55,7 @@ FIELDS = {
     "findings": "how many disagreed", "finding": "what the fuzzer found, or nothing", "counts": "comparisons of each kind", "executions": "inputs tried",
     "inputs_kept": "in the corpus", "peak_mb": "MB of memory", "memory_judged": "whether the run was long enough for that",
     "first_mb": "MB in use at first", "least_mb": "at least", "most_mb": "at most", "last_mb": "at the end", "compared": "repeated results", "changed": "of them",
-    "phases_ms": "milliseconds of each part of a first call", "kernels_on_disk_before": "how many",
+    "phases_ms": "milliseconds of each part of a first call, and of a call of decode (`decode_one_more_key`: than at the call before)", "kernels_on_disk_before": "how many",
 }  # fmt: skip
 
 SUITES = {
