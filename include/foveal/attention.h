@@ -169,7 +169,6 @@ struct Refusal {
   std::string reason;
 };
 
-/// What a plan will do. Figures are for the whole problem.
 /// The tiles of a plan's main kernel, and who takes which row of them when.
 struct TileSchedule {
   /// Tiles of the tokens [begin, end) and query heads [head, head + heads) of a sequence, of which a task takes all, or a split.
@@ -185,10 +184,11 @@ struct TileSchedule {
   std::vector<Row> rows;                   ///< empty when a run deals its tasks
 };
 
+/// What a plan will do. Figures are for the whole problem.
 struct Explanation {
   std::string problem;       ///< one line
   std::string backend;       ///< "cpu"
-  std::string kernel;        ///< "cpu.avx512.f32.backward.fused"
+  std::string kernel;        ///< "cpu.avx512.f32.backward.fused"; "a|b": b takes over where a finds data that it cannot serve
   std::string strategy;      ///< backward strategy that runs, "" in a forward plan
   std::string reduction;     ///< how parameter gradients are reduced, "" without
   double flops = 0;          ///< floating-point operations of the tiles that are visited
