@@ -5,13 +5,17 @@
 //   gpu_conformance --time FILE --out times.json                                                 milliseconds of each line
 //   gpu_conformance --catalogue bf16,f32 ...                                                     rows of the catalogue, both passes
 //
-// `--seconds N` begins no check after N seconds: lines that were not begun are reported as "not run", so that a limited time on a device leaves a report.
+// `--seconds N` begins no check after N seconds. The report is written again every second: when the program is ended, too, it says what passed, what failed (which is
+// printed at once), and what did not end ("under way") or begin ("not run").
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -110,7 +114,14 @@ void on_threads(int threads, std::size_t count, Fn&& fn) {
   for (std::thread& thread : pool) thread.join();
 }
 
-json check_all(const Options& options) {
+json summary(const std::vector<json>& results) {
+  std::map<std::string, int> counts;
+  for (const json& result : results) ++counts[result["status"]];
+  return {{"counts", counts}, {"results", results}};
+}
+
+/// save: writes a report, to be called by one thread at a time.
+json check_all(const Options& options, const std::function<void(const json&)>& save) {
   std::vector<problem::Line> lines;
   if (!options.check.empty())
     for (const std::string& text : read_lines(options.check)) lines.push_back(on_gpu(problem::parse_line(text), options.target));
@@ -132,21 +143,31 @@ json check_all(const Options& options) {
     lines.push_back(on_gpu(problem::random_line(random), options.target));
   }
   set_num_threads(1);
-  std::vector<json> results(lines.size());
+  std::vector<json> results;
+  for (const problem::Line& line : lines) results.push_back({{"line", problem::to_string(line)}, {"status", "not run"}});
+  std::mutex mutex;
   const auto begin = Clock::now();
-  on_threads(options.threads, lines.size(), [&](std::size_t i) {
-    const bool in_time = std::chrono::duration<double>(Clock::now() - begin).count() < options.seconds;
-    results[i] = in_time ? check_one(lines[i]) : json{{"line", problem::to_string(lines[i])}, {"status", "not run"}};
-  });
-  std::map<std::string, int> counts;
-  for (const json& result : results) {
-    ++counts[result["status"]];
-    if (result["status"] == "fail" || result["status"] == "error")
+  auto saved = begin;
+  const auto put = [&](std::size_t i, const json& result) {
+    const std::lock_guard lock(mutex);
+    results[i] = result;
+    if (result["status"] == "fail" || result["status"] == "error") {
       std::printf("%s: %s\n    %s\n", result["status"].get<std::string>().c_str(), result["line"].get<std::string>().c_str(),
                   result["failure"].get<std::string>().substr(0, 600).c_str());
-  }
-  for (const auto& [status, count] : counts) std::printf("%s: %d\n", status.c_str(), count);
-  return {{"counts", counts}, {"results", results}};
+      std::fflush(stdout);
+    }
+    if (Clock::now() - saved < std::chrono::seconds(1)) return;
+    save(summary(results));
+    saved = Clock::now();
+  };
+  on_threads(options.threads, lines.size(), [&](std::size_t i) {
+    if (std::chrono::duration<double>(Clock::now() - begin).count() >= options.seconds) return;
+    put(i, {{"line", problem::to_string(lines[i])}, {"status", "under way"}});
+    put(i, check_one(lines[i]));
+  });
+  const json found = summary(results);
+  for (const auto& [status, count] : found["counts"].items()) std::printf("%s: %d\n", status.c_str(), count.get<int>());
+  return found;
 }
 
 /// A backward pass is given out and lse of its forward pass: what terms of gradients are like decides how they are summed.
@@ -259,15 +280,25 @@ int main(int argc, char** argv) {
   report["device"] = cuda::driver::device_facts(0).name;
   report["nvrtc"] = cuda::jit::nvrtc_identity();
   for (int i = 1; i < argc; ++i) report["command"].push_back(argv[i]);
-  if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) report["check"] = check_all(options);
+  const auto save = [&] {
+    if (options.out.empty()) return;
+    std::ofstream(options.out + ".unfinished") << report.dump(1) << "\n";
+    std::filesystem::rename(options.out + ".unfinished", options.out);
+  };
+  if (!options.check.empty() || options.fuzz > 0 || !options.catalogue.empty()) {
+    report["check"] = check_all(options, [&](const json& so_far) {
+      report["check"] = so_far;
+      save();
+    });
+  }
   if (!options.repeat.empty()) {
     for (const std::string& text : read_lines(options.repeat))
-      report["repeat"].push_back(repeat_one(on_gpu(problem::parse_line(text), options.target), options.runs));
+      report["repeat"].push_back(repeat_one(on_gpu(problem::parse_line(text), options.target), options.runs)), save();
   }
   if (!options.time.empty()) {
     for (const std::string& text : read_lines(options.time))
-      report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target)));
+      report["time"].push_back(time_one(on_gpu(problem::parse_line(text), options.target))), save();
   }
-  if (!options.out.empty()) std::ofstream(options.out) << report.dump(1) << "\n";
+  save();
   return 0;
 }
