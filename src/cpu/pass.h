@@ -101,7 +101,7 @@ class TiledPass : public planning::Executable {
   TiledPass(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
       : s_(problem, target, ops, options) {}
   TiledPass(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options, Geometry geometry,
-       Otherwise otherwise)
+            Otherwise otherwise)
       : s_(problem, target, ops, options, geometry), otherwise_(std::move(otherwise)) {}
 
   /// The end of planning: tiles of a slot, and bytes of the lists that are made in each run where the work depends on the data.
