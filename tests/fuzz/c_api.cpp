@@ -178,7 +178,8 @@ void disturb(Case& c, Bytes& bytes) {
     case 0:
       return void(tensor.data = nullptr);
     case 1:
-      return void(tensor.data = static_cast<char*>(tensor.data) + bytes.pick(17));
+      if (tensor.data != nullptr) tensor.data = static_cast<char*>(tensor.data) + bytes.pick(17);
+      return;
     case 2:
       return void(tensor.dtype = number());
     case 3:
