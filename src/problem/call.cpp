@@ -105,7 +105,8 @@ TensorView logical_view(const TensorView& view, bool varlen) {
   for (int d = logical.rank - 1; d >= 0; --d) {
     const auto i = static_cast<std::size_t>(d);
     if (logical.sizes[i] == 1) logical.strides[i] = inner;
-    inner = logical.sizes[i] * logical.strides[i];
+    // Not checked yet: products that leave 64 bits wrap, and make_problem refuses such tensors.
+    inner = static_cast<std::int64_t>(static_cast<std::uint64_t>(logical.sizes[i]) * static_cast<std::uint64_t>(logical.strides[i]));
   }
   for (auto d = static_cast<std::size_t>(logical.rank); d < TensorView::max_rank; ++d) logical.sizes[d] = logical.strides[d] = 0;
   return logical;
