@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/strided.h"
+#include "problem/problem.h"
 
 namespace foveal::api {
 namespace {
@@ -69,6 +70,9 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
     if (output.device.kind != DeviceKind::cpu)
       base::fail(ErrorCode::unsupported,
                  "accumulate: gradients on a GPU; expected on the CPU, or overwritten gradients that you add yourself");
+    for (int d = 0; d < output.rank; ++d)
+      FOVEAL_CHECK(output.sizes[static_cast<std::size_t>(d)] >= 0, "accumulate: a gradient has a negative size");
+    problem::check_reach("accumulate: a gradient", output);
     part = base::contiguous_like(output, part.rank > 0 ? nullptr : part.data, output.dtype);  // a scalar without data would count as absent
   });
 }

@@ -24,7 +24,8 @@ std::string shape_text(const std::int64_t* sizes, int rank) {
 }
 std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
-/// Everything that is computed from sizes and strides later fits into 64 bits: elements, offsets in bytes, workspaces of a few such tensors.
+}  // namespace
+
 void check_reach(const char* name, const TensorView& view) {
   constexpr std::int64_t max_elements = std::int64_t{1} << 48, max_bytes = std::int64_t{1} << 60;
   std::int64_t elements = 1, reach = static_cast<std::int64_t>(size_of(view.dtype));
@@ -41,6 +42,8 @@ void check_reach(const char* name, const TensorView& view) {
                  name, ": strides ", shape_text(view.strides.data(), view.rank), " reach too far; expected at most 2^60 bytes");
   }
 }
+
+namespace {
 
 TensorSpec spec_of(const TensorView& logical) {
   return {.present = true,

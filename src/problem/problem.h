@@ -96,6 +96,10 @@ struct Buffers {
 Problem make_problem(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
+/// Part of that, for who computes with sizes and strides before: all that follows from them fits into 64 bits, elements, offsets in bytes,
+/// workspaces of a few such tensors.
+void check_reach(const char* name, const TensorView& view);
+
 /// Gathers the views of a call for a problem; throws invalid_argument when one differs from the spec, has no data, or overlaps an output.
 /// Buffers that were filled before are reused, so that a repeated call allocates nothing.
 void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers);
