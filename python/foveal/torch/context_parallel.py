@@ -5,10 +5,11 @@ from __future__ import annotations
 import datetime
 import gc
 import itertools
+import operator
 import time
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 import torch.distributed as distributed
@@ -50,13 +51,14 @@ def context_parallel(
     called, and travel by a communicator of its own, loaded from the libnccl that torch has loaded; with Gloo or MPI they go through host memory,
     those of a GPU, too. seqlen: of the whole sequence, of any length; q, k and v are shards of it, self attention. For packed sequences their
     lengths, one after the other: then q, k and v are [tokens, heads, head_dim], calls give the cu_seqlens of the whole, and seq_dim is 0.
-    seq_dim: where shard() and unshard() find the tokens. Scores and masks see global positions and read whole tensors, the same on every rank; gradients of tensors that they captured are those of the whole on every rank, summed
-    already: they must not be summed over the group again.
+    seq_dim: where shard() and unshard() find the tokens. Scores and masks see global positions and read whole tensors, the same on every rank;
+    gradients of tensors that they captured are those of the whole on every rank, summed already: they must not be summed over the group again.
     masks: those of the model's layers, as the doors take them (None: everything is kept; a mask of more layers may come more often); tokens are
     dealt by the predicted time of all of them together, for heads = (query heads, kv heads, head dim). Calls may have other masks, which are as
     right, but less even. deal: automatic, contiguous, zigzag or pieces; without masks zigzag (even for causal masks) or contiguous (for windows),
-    which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked. unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a
-    wait for other ranks may take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
+    which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked.
+    unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a wait for other ranks may
+    take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
     ValueError that names the difference. Raises NotImplementedError for keys in pages and second derivatives.
@@ -86,8 +88,8 @@ class ContextParallel:
         if self.rank < 0:
             raise ValueError("context_parallel: group: this process is not in it; expected a group that it belongs to")
         self.lengths = _lengths(seqlen)
-        self.seqlen: int = sum(self.lengths) if self.lengths else seqlen  # type: ignore[assignment]  # checked below
-        if type(self.seqlen) is not int or self.seqlen < 1:
+        self.seqlen = sum(self.lengths) if self.lengths else operator.index(seqlen) if isinstance(seqlen, SupportsIndex) else 0
+        if self.seqlen < 1:
             raise ValueError(f"context_parallel: seqlen: {seqlen}; expected 1 or more, or the lengths of packed sequences")
         if self.lengths and seq_dim != 0:
             raise ValueError(f"context_parallel: seq_dim: {seq_dim}; expected 0 for packed sequences, whose tensors are [tokens, heads, head_dim]")
@@ -120,7 +122,7 @@ class ContextParallel:
     def _layout(self, masks: Sequence[Any], heads: tuple[int, int, int], deal: str, head_groups: int, unit: int) -> _core.ContextLayout:
         if isinstance(masks, str) or not isinstance(masks, Sequence) or len(masks) == 0:
             raise ValueError(f"context_parallel: masks: {masks!r}; expected a list of one or more, each as attention() or flex_attention() takes it")
-        if len(heads) != 3 or not all([type(count) is int and count > 0 for count in heads]):
+        if not isinstance(heads, tuple) or len(heads) != 3 or not all([type(count) is int and count > 0 for count in heads]):
             raise ValueError(f"context_parallel: heads: {heads!r}; expected (query heads, kv heads, head dim), each 1 or more")
         uses = []
         for mask in masks:
@@ -286,9 +288,9 @@ def _lengths(seqlen: Any) -> list[int]:
     """Of packed sequences; empty for one sequence."""
     if isinstance(seqlen, Sequence) and not isinstance(seqlen, str):
         lengths = list(seqlen)
-        if not lengths or not all([type(length) is int and length >= 0 for length in lengths]):
+        if not lengths or not all([isinstance(length, SupportsIndex) and operator.index(length) >= 0 for length in lengths]):
             raise ValueError(f"context_parallel: seqlen: {seqlen!r}; expected the lengths of packed sequences, each 0 or more")
-        return lengths
+        return [operator.index(length) for length in lengths]
     return []
 
 
