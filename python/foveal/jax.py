@@ -563,4 +563,4 @@ def _read(name: str, array: Any, full: tuple[int, ...], params: dict[str, Any]) 
     return f"{name}[{', '.join([symbol if extent > 1 else '0' for extent, symbol in zip(array.shape, symbols)])}]"
 
 
-from .jax_context import context_attention, context_order, context_positions  # noqa: E402, F401 - they call what is above
+from .jax_context import context_attention, context_order, context_places, context_positions  # noqa: E402, F401 - they call what is above

@@ -1,11 +1,13 @@
 """Context parallelism inside shard_map: tokens of a sequence are shared among the devices of a mesh axis; keys and values are gathered by jax.lax.
 
-A device computes its rows of the scores for all keys: score and mask see global positions, as q_idx + the first token of a stretch of rows, which
-is a parameter, so one program serves all devices, and tiles that the mask empties there are skipped when it runs.
+A device computes its rows of the scores for the keys that the mask may keep there: all of them, or those of its neighbours. Score and mask see
+global positions, as q_idx + the first token of a stretch of rows, which is a parameter, so one program serves all devices, and tiles that the mask
+empties there are skipped when it runs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .describe import Options, describe
+from . import _core
+from .describe import Description, Options, describe
 from .jax_trace import JaxTracer
 from .signatures import Mask, ScoreMod, Settings, check_names
 
@@ -21,18 +24,35 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _DEALS = {"contiguous": 1, "zigzag": 2}  # stretches of tokens that a device holds
-_FIRST = "q_first_"
+_FIRST, _FIRST_KEY = "q_first_", "kv_first_"  # parameters: the token of row 0 and of column 0
+
+_MOST_MASKS = 4096  # of batches and heads that are looked at to see how far a mask reaches
+
+Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
-def context_order(seqlen: int, ranks: int, deal: str = "zigzag") -> np.ndarray[Any, np.dtype[np.int64]]:
-    """The tokens in the order of the shards, int64 [seqlen]: x[:, order], split evenly along the axis, gives each device its rows; argsort of it
-    leads back. deal: zigzag, where device r of n holds the stretches r and 2n - 1 - r of 2n, which is even for causal masks; or contiguous."""
+def context_order(seqlen: int, ranks: int, deal: str = "zigzag", pad: bool = False) -> Tokens:
+    """The tokens in the order of the shards, int64 [seqlen]: x[:, order], split evenly along the axis, gives each device its rows; x[:, context_places()]
+    leads back. deal: zigzag, where device r of n holds the stretches r and 2n - 1 - r of 2n, which is even for causal masks; or contiguous.
+
+    pad: takes every length. The shards are those of the next multiple, the places behind the last token hold that token again, and context_attention
+    must be told `seqlen`, so that it leaves them out. Raises ValueError for other lengths without it."""
     stretches = _stretches("context_order", deal)
-    if ranks < 1 or seqlen < 1 or seqlen % (ranks * stretches) != 0:
-        raise ValueError(f"context_order: seqlen: {seqlen} for {ranks} ranks; expected a multiple of {stretches} x ranks for deal {deal!r}")
-    rows = seqlen // (ranks * stretches)
-    tokens = np.arange(seqlen, dtype=np.int64).reshape(-1, rows)
-    return tokens[[stretch for rank in range(ranks) for stretch in _held(rank, ranks, stretches)]].reshape(-1)
+    if ranks < 1 or seqlen < 1 or (seqlen % (ranks * stretches) != 0 and not pad):
+        raise ValueError(
+            f"context_order: seqlen: {seqlen} for {ranks} ranks; expected a multiple of {stretches} x ranks for deal {deal!r}, or pad=True and"
+            " context_attention(seqlen=)"
+        )
+    rows = -(-seqlen // (ranks * stretches))
+    tokens = np.arange(rows * ranks * stretches, dtype=np.int64).reshape(-1, rows)
+    dealt = tokens[[stretch for rank in range(ranks) for stretch in _held(rank, ranks, stretches)]].reshape(-1)
+    return np.minimum(dealt, seqlen - 1)
+
+
+def context_places(seqlen: int, ranks: int, deal: str = "zigzag") -> Tokens:
+    """Where context_order(pad=True) puts each token, int64 [seqlen]: x[:, context_places(...)] of what the devices give is in the order of the tokens."""
+    padded = -(-seqlen // (ranks * _stretches("context_places", deal))) * ranks * _stretches("context_places", deal)
+    return np.argsort(context_order(padded, ranks, deal))[:seqlen]
 
 
 def context_positions(rows: int, axis_name: str, deal: str = "zigzag") -> jax.Array:
@@ -53,6 +73,8 @@ def context_attention(
     *,
     axis_name: str,
     deal: str = "zigzag",
+    seqlen: int | None = None,
+    seqlen_kv: int | None = None,
     return_lse: bool = False,
     options: Options = Options(),
     **arguments: Unpack[Settings],
@@ -62,13 +84,18 @@ def context_attention(
         order = foveal.jax.context_order(seqlen, ranks)
         attend = functools.partial(foveal.jax.context_attention, mask=foveal.causal(), axis_name="context")
         sharded = jax.shard_map(attend, mesh=mesh, in_specs=P(None, "context"), out_specs=P(None, "context"))
-        out = sharded(q[:, order], k[:, order], v[:, order])[:, np.argsort(order)]
+        out = sharded(q[:, order], k[:, order], v[:, order])[:, foveal.jax.context_places(seqlen, ranks)]
 
     q, k, v: [batch, rows, heads, head_dim], this device's rows in the order of context_order(); queries and keys may differ in number. Gives this
     device's rows of out, and of lse [batch, heads_q, rows] with return_lse. Score and mask see global positions and lengths; tensors that they
-    capture, and the sink, are whole, the same on every device, and their gradients are summed over the devices. Keys and values of all devices are
-    gathered by every device (an all-gather; their gradients return by a reduce-scatter), so a device holds all of them while it computes. Differentiable
-    as attention() is; other arguments and errors as there. Raises NotImplementedError for dropout and for packed sequences.
+    capture, and the sink, are whole, the same on every device, and their gradients are summed over the devices.
+
+    seqlen, seqlen_kv: tokens of the whole sequence, where the shards hold padding behind them (context_order(pad=True)); rows of padding give out 0 and
+    lse -inf (with a sink, the sink), and keys of padding are not seen. By default all rows are tokens; seqlen_kv is seqlen where queries and keys are as many.
+
+    With the contiguous deal and a mask that shows its reach (a window, say), a device gets the keys and values of the neighbours within it
+    (jax.lax.ppermute); else every device gathers those of all (jax.lax.all_gather) and holds them while it computes. Their gradients return the same way.
+    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for dropout and for packed sequences.
     """
     from .jax import _array, attention
 
@@ -86,29 +113,109 @@ def context_attention(
         if x.ndim != 4:
             raise ValueError(f"{name}: {role}: rank {x.ndim}; expected [batch, rows, heads, head_dim]")
     stretches, ranks = _stretches(name, deal), _axis_size(name, axis_name)
-    rows = _rows(name, q.shape[1], deal)
-    seqlen_q = q.shape[1] * ranks
+    rows, rows_kv = _rows(name, q.shape[1], deal), _rows(name, k.shape[1], deal)
+    whole = _Whole(
+        _length(name, "seqlen", seqlen, q.shape[1] * ranks),
+        _length(name, "seqlen_kv", seqlen if seqlen_kv is None and k.shape[1] == q.shape[1] else seqlen_kv, k.shape[1] * ranks),
+        max(q.shape[1], k.shape[1]) * ranks,
+        int(settings.get("q_offset", 0)),
+        int(settings.get("kv_offset", 0)),
+    )
     described = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**settings, "scale": 1.0})
     params = {param.name: array for param, array in zip(described.params, described.arrays)}
-    if _FIRST in params:
-        raise ValueError(f"{name}: params: {_FIRST}; expected another name, for this is what the first token of a stretch is called")
+    for taken in (_FIRST, _FIRST_KEY):
+        if taken in params:
+            raise ValueError(f"{name}: params: {taken}; expected another name, for this is what the first token of a stretch is called")
     settings["sink"] = None if described.sink is None else params.pop(described.sink.name)
-    k, v = (_gathered(x, axis_name, ranks, _rows(name, x.shape[1], deal), stretches) for x in (k, v))
 
-    def whole(expr: Any) -> str | None:
-        if expr is None:
-            return None
-        text = re.sub(r"\bseqlen_q\b", str(seqlen_q), repr(expr))
-        return re.sub(r"\bq_idx\b", f"(q_idx + clamp({_FIRST}[0], 0, {seqlen_q}))", text)
+    steps = whole.steps(described, ranks, rows, rows_kv, q.shape[0], q.shape[2]) if deal == "contiguous" else range(ranks)
+    if len(steps) < ranks:
+        k, v = (_of_neighbours(x, axis_name, ranks, steps) for x in (k, v))
+        first_key = ((jax.lax.axis_index(axis_name) + steps.start) * rows_kv).astype(jnp.int32).reshape(1)
+        params[_FIRST_KEY] = first_key
+    else:
+        k, v = (_gathered(x, axis_name, ranks, rows_kv, stretches)[:, : whole.seqlen_kv] for x in (k, v))
+    part_mask = whole.mask(described.mask, padded=whole.seqlen_q < q.shape[1] * ranks, neighbours=_FIRST_KEY in params)
+    part_score = None if described.score_mod is None else whole.text(described.score_mod, _FIRST_KEY in params)
 
     parts = []
     for i in range(stretches):
         first = (_first(i, axis_name, ranks, stretches) * rows).astype(jnp.int32).reshape(1)
         part = {**settings, "params": {**params, _FIRST: first}}
         of_rows = q[:, i * rows : (i + 1) * rows]
-        parts.append(attention(of_rows, k, v, whole(described.score_mod), whole(described.mask), return_lse=True, options=options, **part))
+        parts.append(attention(of_rows, k, v, part_score, part_mask, return_lse=True, options=options, **part))
     out, lse = jnp.concatenate([out for out, _ in parts], 1), jnp.concatenate([lse for _, lse in parts], 2)
     return (out, lse) if return_lse else out
+
+
+@dataclasses.dataclass(frozen=True)
+class _Whole:
+    """The whole sequence, seen from a stretch of its rows."""
+
+    seqlen_q: int
+    seqlen_kv: int
+    most: int  # rows of all devices, padding included
+    q_offset: int
+    kv_offset: int
+
+    def text(self, expr: Any, neighbours: bool) -> str:
+        """Of a score or a mask, for rows that begin at token `_FIRST`, and with `neighbours` columns that begin at token `_FIRST_KEY`."""
+        text = self._with_lengths(expr)
+        text = re.sub(r"\bq_idx\b", f"(q_idx + {self._first(_FIRST)})", text)
+        return re.sub(r"\bkv_idx\b", f"(kv_idx + {self._first(_FIRST_KEY)})", text) if neighbours else text
+
+    def mask(self, expr: Any, padded: bool, neighbours: bool) -> str | None:
+        """Without the rows of padding, and the columns of neighbours that are not there or of padding."""
+        terms = [] if expr is None else [f"({self.text(expr, neighbours)})"]
+        if padded:
+            terms.append(f"(q_idx + {self._first(_FIRST)} < {self.seqlen_q + self.q_offset})")
+        if neighbours:
+            token = f"kv_idx + {self._first(_FIRST_KEY)}"
+            terms.append(f"({token} >= {self.kv_offset}) & ({token} < {self.seqlen_kv + self.kv_offset})")
+        return " & ".join(terms) or None
+
+    def steps(self, described: Description, ranks: int, rows: int, rows_kv: int, batch: int, heads: int) -> range:
+        """Which stretches of keys the mask may keep for device r: r + those. All that it does not show are kept."""
+        all_keys = range(ranks)
+        text = "" if described.mask is None else repr(described.mask)
+        batches = range(batch if re.search(r"\bbatch\b", text) else 1)
+        each_head = range(heads if re.search(r"\bhead\b", text) else 1)
+        if described.mask is None or len(batches) * len(each_head) > _MOST_MASKS:
+            return all_keys
+        text = self._with_lengths(described.mask)
+        text = re.sub(r"\bq_idx\b", f"(q_idx + {self.q_offset})", re.sub(r"\bkv_idx\b", f"(kv_idx + {self.kv_offset})", text))
+        sizes, unknown = (self.seqlen_q, self.seqlen_kv, rows, rows_kv), [None] * len(described.params)
+        mask, kept = _core.parse(text, described.params), {0}
+        for b in batches:
+            for h in each_head:
+                classes = np.frombuffer(_core.tile_classes(mask, described.params, unknown, *sizes, b, h), np.uint8)
+                stretch_q, stretch_kv = np.nonzero(classes.reshape(-1, -(-self.seqlen_kv // rows_kv)))
+                kept.update((stretch_kv - stretch_q).tolist())
+        return range(min(kept), max(kept) + 1)
+
+    def _with_lengths(self, expr: Any) -> str:
+        return re.sub(r"\bseqlen_kv\b", str(self.seqlen_kv), re.sub(r"\bseqlen_q\b", str(self.seqlen_q), repr(expr)))
+
+    def _first(self, param: str) -> str:
+        return f"clamp({param}[0], {0 if param == _FIRST else -self.most}, {self.most})"
+
+
+def _length(name: str, argument: str, given: int | None, rows: int) -> int:
+    if given is None:
+        return rows
+    if not 1 <= given <= rows:
+        raise ValueError(f"{name}: {argument}: {given}; expected 1 to {rows}, the rows of all devices")
+    return int(given)
+
+
+def _of_neighbours(x: jax.Array, axis_name: str, ranks: int, steps: range) -> jax.Array:
+    """The rows of the devices at these steps from this one, in the order of their tokens; zeros where there is no such device."""
+
+    def of(step: int) -> jax.Array:
+        pairs = [(rank + step, rank) for rank in range(ranks) if 0 <= rank + step < ranks]
+        return x if step == 0 else jax.lax.ppermute(x, axis_name, pairs)
+
+    return jnp.concatenate([of(step) for step in steps], 1)
 
 
 def _gathered(x: jax.Array, axis_name: str, ranks: int, rows: int, stretches: int) -> jax.Array:

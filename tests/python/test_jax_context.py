@@ -28,7 +28,7 @@ def normal(key, *shape, dtype=jnp.float32):
 def sharded(attend, ranks, deal, captured=0, lse=False):
     """attend(q, k, v, *captured, **how) on shards, as a function of whole tensors."""
     mesh, rows = Mesh(np.array(DEVICES[:ranks]), ("context",)), P(None, "context")
-    order = lambda x: foveal.jax.context_order(x, ranks, deal)  # noqa: E731
+    order = lambda x: foveal.jax.context_order(x, ranks, deal, pad=True)  # noqa: E731
     local = functools.partial(attend, axis_name="context", deal=deal)
     inner = jax.shard_map(
         lambda *x: local(*x), mesh=mesh, in_specs=(rows,) * 3 + (P(),) * captured, out_specs=(rows, P(None, None, "context")) if lse else rows
@@ -36,7 +36,7 @@ def sharded(attend, ranks, deal, captured=0, lse=False):
 
     def run(q, k, v, *rest):
         found = inner(q[:, order(q.shape[1])], k[:, order(k.shape[1])], v[:, order(k.shape[1])], *rest)
-        back = np.argsort(order(q.shape[1]))
+        back = foveal.jax.context_places(q.shape[1], ranks, deal)
         return (found[0][:, back], found[1][:, :, back]) if lse else found[:, back]
 
     return run
@@ -104,6 +104,58 @@ def test_lse_cross_attention_types_and_captured_tensors():
     np.testing.assert_allclose(jax.grad(loss_of)(bias, True), jax.grad(loss_of)(bias, False), rtol=1e-4, atol=1e-4)
 
 
+REACH = {  # of masks: what one device of four gets by ppermute; None: all by all_gather
+    "window": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal() & foveal.window(7)), 2),
+    "both sides": (lambda q, k, v, **how: how["door"](q, k, v, mask="abs(q_idx - kv_idx) <= 9"), 3),
+    "ahead": (lambda q, k, v, **how: how["door"](q, k, v, mask="(kv_idx > q_idx + 12) & (kv_idx < q_idx + 24)"), 3),
+    "by head": (lambda q, k, v, **how: how["door"](q, k, v, mask="(kv_idx <= q_idx) & (q_idx - kv_idx < 3 * (head + 1))"), 2),
+    "offsets": (lambda q, k, v, **how: how["door"](q, k, v, "score + 0.01 * to_real(q_idx + kv_idx)", "(kv_idx <= q_idx) & (q_idx - kv_idx < 9)", q_offset=9, kv_offset=4), 3),
+    "table": (
+        lambda q, k, v, **how: how["door"](q, k, v, lambda s, b, h, i, j: s + jnp.sin(jnp.arange(S * 1.0))[i - j], foveal.causal() & foveal.window(7)),
+        2,
+    ),
+    "sink": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal() & foveal.window(7), sink=jnp.arange(4.0)), 2),
+    "documents": (lambda q, k, v, **how: how["door"](q, k, v, mask=lambda b, h, i, j: (DOCUMENTS[i] == DOCUMENTS[j]) & (j <= i)), None),
+    "causal": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal()), None),
+    "first token": (lambda q, k, v, **how: how["door"](q, k, v, mask="(kv_idx == 0) | (q_idx == kv_idx)"), None),
+}
+
+
+@pytest.mark.parametrize("name,seqlen", [*((name, S) for name in REACH), ("window", S - 1), ("ahead", S - 1), ("documents", S - 7)])
+def test_only_neighbours_within_reach_are_fetched(name, seqlen):
+    attend, devices = REACH[name]
+    tensors = [normal(i, 1, seqlen, 4 if i == 1 else 2, 8) for i in (1, 2, 3)]
+
+    def of_shards(*x, **how):
+        return attend(*x, door=functools.partial(foveal.jax.context_attention, seqlen=seqlen, **how))
+
+    many = sharded(of_shards, 4, "contiguous")
+    text = str(jax.make_jaxpr(many)(*tensors))
+    assert (text.count("all_gather["), text.count("ppermute[")) == ((2, 0) if devices is None else (0, 2 * (devices - 1)))
+    both = [lambda *x, f=f: (f(*x), jax.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2))(*x)) for f in (many, functools.partial(attend, door=foveal.jax.attention))]
+    for found, expected in zip(jax.tree.leaves(jax.jit(both[0])(*tensors)), jax.tree.leaves(both[1](*tensors))):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("deal", ["zigzag", "contiguous"])
+@pytest.mark.parametrize("length,length_kv", [(S - 5, S - 5), (9, 45), (1, 1)])
+def test_lengths_that_are_no_multiples(deal, length, length_kv):
+    """Padding holds the last token again, which would be seen in every lse."""
+
+    def of_shards(*x, **how):
+        return foveal.jax.context_attention(*x, "score + 0.01 * to_real(seqlen_q - q_idx + seqlen_kv)", seqlen=length, seqlen_kv=length_kv, return_lse=True, **how)
+
+    def alone(*x):
+        return foveal.jax.attention(*x, "score + 0.01 * to_real(seqlen_q - q_idx + seqlen_kv)", return_lse=True)
+
+    tensors = [normal(1, 2, length, 4, 16), normal(2, 2, length_kv, 2, 16), normal(3, 2, length_kv, 2, 16)]
+    many = sharded(of_shards, 4, deal, lse=True)
+    loss = lambda f: lambda *x: sum((y**2).sum() for y in f(*x))  # noqa: E731
+    for f, g in ((many, alone), (jax.grad(loss(many), (0, 1, 2)), jax.grad(loss(alone), (0, 1, 2)))):
+        for found, expected in zip(f(*tensors), g(*tensors)):
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_order_and_positions():
     for deal, want in (("zigzag", [0, 1, 6, 7, 2, 3, 4, 5]), ("contiguous", list(range(8)))):
         order = foveal.jax.context_order(8, 2, deal)
@@ -141,6 +193,8 @@ def test_refusals():
         (lambda: inside(causal=True), TypeError, "causal"),
         (lambda: inside(params={"q_first_": q}, mask="q_first_[0, 0, 0, 0] > 0"), ValueError, "params: q_first_"),
         (lambda: foveal.jax.context_order(10, 4), ValueError, "seqlen: 10 for 4 ranks"),
+        (lambda: inside(seqlen=49), ValueError, "seqlen: 49; expected 1 to 48"),
+        (lambda: inside(seqlen_kv=0), ValueError, "seqlen_kv: 0; expected 1 to 48"),
     ]:
         with pytest.raises(error, match=".*") as found:
             call()
