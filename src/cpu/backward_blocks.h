@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/block_scores.h"
 #include "cpu/nonfinite.h"
 #include "cpu/pass.h"
 #include "cpu/row_scalars.h"
@@ -38,14 +39,13 @@ struct LaneState : TileWalk {
   NonfiniteRows *nonfinite_q, *nonfinite_dout;  ///< of the tile's rows, where packed for dk and dv
   Real *lse, *delta, *far, *dq;
 
-  /// dim: of q; dim_v: of dout.
-  LaneState slice(int begin, int end, int dim, int dim_v) const {
+  LaneState slice(const Setup<Real>& s, int begin, int end) const {
     LaneState part = *this;
     part.lanes = lanes.slice(begin, end);
     part.first += begin;
     part.q_panel = static_cast<Real*>(q_panel) + begin, part.dout_panel = static_cast<Real*>(dout_panel) + begin;
-    part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(dim);
-    part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(dim_v);
+    part.q_rows = static_cast<Real*>(q_rows) + begin * padded_dim(s.dim);
+    part.dout_rows = static_cast<Real*>(dout_rows) + begin * padded_dim(s.dim_v);
     part.lse += begin, part.delta += begin, part.far += begin, part.dq += begin;
     return part;
   }
@@ -199,17 +199,7 @@ class BackwardBlocks {
         lanes.nonfinite_q->spread(lanes.first, range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, dk);
       if (with_dq && tiles.nonfinite_k->any()) tiles.nonfinite_k->mix(range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, lanes.dq);
     };
-    const int count = state.lanes.count;
-    int lower = count;
-    if (!state.cursor.full() && s_.tape.mask_is_ranges()) {
-      const KeyRange all{0, keys};
-      s_.tape.lane_ranges(s_.frame(sequence, state.lanes, state.block, all), call.data, slot.first, slot.last, slot.tape_scratch);
-      if (s_.ops.weights_in_tile) lower = first_slice({slot.first, slot.last}, count, s_.ops.tile_lanes / 2, all);
-    }
-    if (lower == count) return visit_lanes(state, slot);
-    visit_lanes(state.slice(0, lower, s_.dim, s_.dim_v), slot);
-    Slot rest = slot.slice(lower);
-    visit_lanes(state.slice(lower, count, s_.dim, s_.dim_v), rest);
+    for_each_slice(s_, sequence, call.data, state, keys, slot, visit_lanes);
   }
 
  private:

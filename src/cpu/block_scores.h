@@ -52,18 +52,33 @@ BlockScores<Real> score_block(const Setup<Real>& s, const Sequence& sequence, co
   return found;
 }
 
-/// Maxima and sums before the first key: the sink is a score that is there before all others. `sink` may be null.
+/// fn(tile, slot) for the lanes of a tile that meets a block: at once, or for its halves apart where they need fewer keys so. Finds the
+/// ranges of keys where they are the mask.
+template <class Real, class Tile, class Slot, class Fn>
+void for_each_slice(const Setup<Real>& s, const Sequence& sequence, const TapeData& data, const Tile& tile, int keys, Slot& slot, Fn&& fn) {
+  const int count = tile.lanes.count;
+  int lower = count;
+  if (!tile.cursor.full() && s.tape.mask_is_ranges()) {
+    const KeyRange all{0, keys};
+    s.tape.lane_ranges(s.frame(sequence, tile.lanes, tile.block, all), data, slot.first, slot.last, slot.tape_scratch);
+    if (s.ops.weights_in_tile) lower = first_slice({slot.first, slot.last}, count, s.ops.tile_lanes / 2, all);
+  }
+  if (lower == count) return fn(tile, slot);
+  fn(tile.slice(s, 0, lower), slot);
+  Slot rest = slot.slice(lower);
+  fn(tile.slice(s, lower, count), rest);
+}
+
+/// Maxima and sums before the first key. `sink` may be null.
 template <class Real>
 void start_sums(const Setup<Real>& s, const LaneTile& tile, const TensorView* sink, Real* max, Real* sum) {
   std::fill_n(max, s.ops.tile_lanes, std::numeric_limits<Real>::lowest());
   std::fill_n(sum, s.ops.tile_lanes, Real(0));
-  if (!sink) return;
-  for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {
-    const double logit = base::load(sink->data, sink->dtype, head * sink->strides[0]);
-    if (logit == -std::numeric_limits<double>::infinity()) return;
-    max[lane] = s.in_units(logit);
-    sum[lane] = 1;
-  });
+  if (sink)
+    for_each_sink(*sink, tile, [&](int lane, double logit) {
+      max[lane] = s.in_units(logit);
+      sum[lane] = 1;
+    });
 }
 
 }  // namespace foveal::cpu

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/dtype.h"
 #include "cpu/float_mode.h"
 #include "cpu/kernels/block_ops.h"
 #include "cpu/tape.h"
@@ -120,6 +121,16 @@ class KeyBlocks {
   std::int64_t page_size_ = 0, dim_ = 0, row_stride_ = 0, entry_stride_ = 0;
 };
 
+/// Rows of k and v on their way to L2.
+struct NextKeys {
+  NextRows k, v;
+  /// The share of visit i of n.
+  void fetch(int i, int n) const {
+    k.fetch(i, n);
+    v.fetch(i, n);
+  }
+};
+
 /// lse and dlse: [batch, heads_q, seqlen_q].
 template <class Real>
 class LaneScalars {
@@ -146,13 +157,27 @@ void for_each_lane(const LaneTile& tile, Fn&& fn) {
     for (std::int32_t q = 0; q < tile.queries; ++q) fn(lane++, tile.head + h, tile.q + q);
 }
 
+/// Calls fn(lane, logit) for the lanes with a sink: a score that is there before the first key.
+template <class Fn>
+void for_each_sink(const TensorView& sinks, const LaneTile& tile, Fn&& fn) {
+  for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t) {
+    const double logit = base::load(sinks.data, sinks.dtype, head * sinks.strides[0]);
+    if (logit != -std::numeric_limits<double>::infinity()) fn(lane, logit);
+  });
+}
+
 /// The rows of a tile's lanes in a tensor; null for those that padding adds.
 struct LanePointers {
-  LanePointers(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile) {
+  LanePointers(const HeadRows& tensor, const Sequence& sequence, const LaneTile& tile) : stride(tensor.stride), dtype(tensor.dtype) {
     for_each_lane(tile,
                   [&](int lane, std::int32_t head, std::int32_t q) { row[lane] = tensor.row(sequence.batch, sequence.q_begin + q, head); });
   }
+  LaneRows in(int lanes) const { return {row, lanes, stride, dtype}; }
+  LaneRowsOut out(int lanes) const { return {row, lanes, stride, dtype}; }
+
   void* row[max_lanes] = {};
+  std::int64_t stride;
+  DType dtype;
 };
 
 /// Rows of a tile on their way to the cache while another is worked on: hardware does not follow long strides.
@@ -208,14 +233,19 @@ class BlockCursor {
 };
 
 /// The first block >= from that one of some tiles visits, or none. Each tile's own next block stands in its state.
-template <class State>
-std::int32_t next_block(State* states, int count, std::int32_t from) {
+template <class Tile>
+std::int32_t next_block(Tile* tiles, int count, std::int32_t from) {
   std::int32_t first = BlockCursor::none;
   for (int t = 0; t < count; ++t) {
-    states[t].block = states[t].cursor.next(from);
-    if (states[t].block < first) first = states[t].block;
+    tiles[t].block = tiles[t].cursor.next(from);
+    if (tiles[t].block < first) first = tiles[t].block;
   }
   return first;
+}
+/// Whether one of them visits a part of the block only.
+template <class Tile>
+bool any_partial(const Tile* tiles, int count, std::int32_t block) {
+  return std::any_of(tiles, tiles + count, [&](const Tile& tile) { return tile.block == block && !tile.cursor.full(); });
 }
 
 /// The state that kernels want of a thread. Denormals are zeros: an operation that makes one costs a hundred cycles, and nothing here needs

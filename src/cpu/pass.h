@@ -3,6 +3,7 @@
 // says what a call, a thread and a tile hold, which lists of tasks there are, and what is done with them.
 //
 //   workspace = Call::Memory, then for each thread a Slot and its Tiles, each followed by the arrays that it points to
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <memory_resource>

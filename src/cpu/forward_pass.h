@@ -1,0 +1,64 @@
+#pragma once
+// What the forward passes have in common: their tensors, tasks of a few tiles that share the way of keys through the caches, and what sums
+// of exponentials come to.
+#include <algorithm>
+#include <limits>
+
+#include "cpu/pass.h"
+
+namespace foveal::cpu {
+
+template <class Real, class Memory>
+struct ForwardCallOf : CallOf<Memory> {
+  ForwardCallOf(const problem::Buffers& b, const Setup<Real>& s)
+      : CallOf<Memory>(b), q(b.q), out(b.out), k(s.problem, b, b.k), v(s.problem, b, b.v), lse(b.lse) {
+    if (s.problem.sink >= 0) sink = &b.params[static_cast<std::size_t>(s.problem.sink)];
+  }
+  HeadRows q, out;
+  KeyBlocks k, v;
+  LaneScalars<Real> lse;
+  const TensorView* sink = nullptr;
+};
+
+template <class Real, class Call, class Slot>
+class ForwardPass : public TiledPass<Real, Call, Slot, Tasks> {
+  using Base = TiledPass<Real, Call, Slot, Tasks>;
+
+ protected:
+  using Base::Base;
+  using Base::s_;
+
+  void plan_tasks(int tiles_per_task) {
+    tiles_per_task_ = tiles_per_task;
+    this->plan(tiles_per_task, static_cast<std::size_t>(s_.planner.max_tiles()) * sizeof(Task) + 64);
+  }
+  /// As many, up to `most`, as stay in L2 with what they carry along, while `tasks` are left.
+  int tiles_per_task(std::size_t tile_bytes, std::int64_t tasks, std::int64_t most) const {
+    const auto fit = static_cast<std::int64_t>(std::size_t{512} * 1024 / tile_bytes);
+    const std::int64_t tiles = s_.problem.batch * s_.problem.heads_kv * s_.planner.max_tiles_per_group();
+    return static_cast<int>(std::clamp<std::int64_t>(std::min(fit, tiles / tasks), 1, most));
+  }
+
+  double products() const final { return 1.0; }
+  void describe_strategy(Explanation& explanation) const override {
+    explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
+  }
+  Tasks make_lists(const Work& work) const final { return work.tasks(tiles_per_task_); }
+
+  /// factor: 1 / sum of each lane, 0 for one with nothing to attend. Writes lse, which is lse(lane) for the others.
+  template <class Lse>
+  void finish_sums(const Call& call, const Sequence& sequence, const LaneTile& tile, const Real* sum, Real* factor, Lse&& lse) const {
+    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+      const bool empty = sum[lane] == 0;
+      factor[lane] = empty ? Real(0) : Real(1) / sum[lane];
+      if (call.lse.present())
+        call.lse.at(sequence.batch, head, sequence.q_begin + q) =
+            empty ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(lse(lane));
+    });
+  }
+
+ private:
+  int tiles_per_task_ = 1;
+};
+
+}  // namespace foveal::cpu

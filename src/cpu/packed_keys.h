@@ -1,0 +1,70 @@
+#pragma once
+// Keys and values of all groups, packed once for all their queries.
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/setup.h"
+
+namespace foveal::cpu {
+
+class PackedKeys {
+ public:
+  struct Memory {
+    void *k = nullptr, *v = nullptr;
+    std::int64_t* first_block = nullptr;  ///< of each group
+  };
+
+  PackedKeys(const Setup<float>& setup, const RowOps& ops)
+      : s_(setup),
+        ops_(ops),
+        block_(setup.geometry.block_kv),
+        k_bytes_(ops.k_bytes(block_, setup.dim)),
+        v_bytes_(ops.v_bytes(block_, setup.dim_v)) {}
+
+  Layout<Memory> layout() const {
+    const auto blocks = static_cast<std::size_t>(s_.planner.max_blocks());
+    Layout<Memory> layout;
+    layout.bytes(&Memory::k, blocks * k_bytes_);
+    layout.bytes(&Memory::v, blocks * v_bytes_);
+    layout.array(&Memory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
+    return layout;
+  }
+  /// Of a thread that packs: keys in pages, together.
+  std::size_t scratch_bytes() const { return KeyBlocks::copy_bytes(s_.problem, block_, std::max(s_.dim, s_.dim_v)); }
+  /// Blocks that stay in L2 while tiles pass them.
+  std::int32_t chunk() const { return std::max(1, static_cast<int>(std::size_t{512} * 1024 / (k_bytes_ + v_bytes_))); }
+
+  char* k(const Memory& memory, std::int64_t block) const {
+    return static_cast<char*>(memory.k) + static_cast<std::size_t>(block) * k_bytes_;
+  }
+  char* v(const Memory& memory, std::int64_t block) const {
+    return static_cast<char*>(memory.v) + static_cast<std::size_t>(block) * v_bytes_;
+  }
+
+  /// A part of a group's blocks; whether all of v is finite.
+  bool pack(const Memory& memory, const KeyBlocks& k, const KeyBlocks& v, const Work& work, std::size_t g, std::int64_t part,
+            std::int64_t parts, void* scratch) const {
+    const TileGroup& group = work.groups[g];
+    const Sequence& sequence = work.sequence(group);
+    const std::int64_t blocks = sequence.blocks(block_);
+    bool finite = true;
+    for (std::int64_t b = blocks * part / parts; b < blocks * (part + 1) / parts; ++b) {
+      const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(b));
+      const auto rows = [&](const KeyBlocks& from) { return from.block(sequence, b * block_, keys, group.kv_head, scratch); };
+      const NextKeys following = s_.next_keys(k, v, sequence, group.kv_head, static_cast<std::int32_t>(b + 1));
+      following.k.fetch(0, 1);
+      ops_.pack_k(rows(k), keys, block_, s_.dim, this->k(memory, memory.first_block[g] + b));
+      following.v.fetch(0, 1);
+      finite &= ops_.pack_v(rows(v), keys, block_, s_.dim_v, this->v(memory, memory.first_block[g] + b));
+    }
+    return finite;
+  }
+
+ private:
+  const Setup<float>& s_;
+  const RowOps& ops_;
+  const int block_;
+  const std::size_t k_bytes_, v_bytes_;
+};
+
+}  // namespace foveal::cpu
