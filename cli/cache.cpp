@@ -5,12 +5,22 @@
 #include "command.h"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
+#include "cuda/jit/shipped.h"
 #include "cuda/kernels_of.h"
 #include "lines.h"
 #include "problem/line_problem.h"
 
 namespace foveal::cli {
 namespace {
+
+void list_shipped() {
+  const cuda::jit::ShippedKernels& shipped = cuda::jit::shipped_kernels();
+  if (shipped.usable()) {
+    fmt::print("shipped: {}: {} kernels, compiled by NVRTC {}\n", shipped.folder, shipped.count, shipped.compiler);
+  } else {
+    fmt::print("shipped: not used, {}: {}\n", shipped.unusable, shipped.folder.empty() ? "FOVEAL_KERNELS_DIR is empty" : shipped.folder);
+  }
+}
 
 void list() {
   fmt::print("{}\n", cuda::jit::cache_folder());
@@ -23,6 +33,7 @@ void list() {
     bytes += entry.bytes;
   }
   fmt::print("{} bytes\n", bytes);
+  list_shipped();
 }
 
 struct Warm {

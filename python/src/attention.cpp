@@ -11,6 +11,7 @@
 #include "ahead.h"
 #include "array.h"
 #include "call.h"
+#include "cuda/jit/shipped.h"
 #include "module.h"
 #include "program.h"
 
@@ -254,6 +255,13 @@ void bind_attention(nb::module_& m) {
         return rows;
       },
       "(backend, target, can it run here?, detail) for everything that this build knows.");
+  m.def(
+      "shipped_kernels",
+      [] {
+        const cuda::jit::ShippedKernels& shipped = cuda::jit::shipped_kernels();
+        return nb::make_tuple(shipped.folder, shipped.count, shipped.compiler, shipped.unusable);
+      },
+      "(folder, how many, the NVRTC that compiled them, why they are not used or \"\"): GPU kernels that came with the library.");
 }
 
 }  // namespace foveal::python

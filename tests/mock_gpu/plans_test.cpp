@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <filesystem>
 #include <fstream>
 #include <regex>
 
@@ -11,11 +12,14 @@
 #include "cuda/device/tile_classes.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/jit/disk_cache.h"
+#include "cuda/jit/image_file.h"
+#include "cuda/jit/shipped.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/score_emit.h"
 #include "foveal/score.h"
 #include "mock_driver.h"
 #include "mock_plan.h"
+#include "own_folder.h"
 
 namespace foveal {
 namespace {
@@ -84,6 +88,43 @@ TEST_F(Plans, ACacheThatGrowsCompilesAndLoadsNothingNew) {
 std::string with(std::string score, const std::string& number) {
   for (std::size_t at = 0; (at = score.find('#', at)) != std::string::npos;) score.replace(at, 1, number);
   return score;
+}
+
+/// Sources of no other test, by a name for a constant that no kernel reads.
+cuda::jit::KernelSource source_named(const std::string& name) {
+  cuda::jit::KernelSource source{.stem = "param_gradient", .entry = "param_gradient", .constants = {}, .score = {}, .arch = "sm_90a"};
+  source.constants.set_type("Gradient", "float").set_type("Value", "float").set("kBinBits", 8).set("k" + name, 1);
+  return source;
+}
+
+TEST_F(Plans, KernelsThatCameWithTheLibraryAreNotCompiled) {
+  const test::OwnFolder own;
+  const auto ship = [&](const std::string& compiler, const cuda::jit::KernelSource& source, const std::string& bytes) {
+    std::ofstream(own / "compiler") << compiler << "\n";
+    cuda::jit::Image image;
+    image.key = cuda::jit::key_of(source, compiler);
+    image.stem = source.stem, image.entry = source.entry, image.arch = source.arch, image.bytes = bytes;
+    std::ofstream(own / (image.key + ".kernel")) << encode(image);
+    cuda::jit::set_shipped_folder(own.path().string());
+    return own / (image.key + ".kernel");
+  };
+  const auto compiled = [](const cuda::jit::KernelSource& source) {
+    const cuda::jit::Compilations before = cuda::jit::compilations();
+    const auto image = cuda::jit::compile(source);
+    const cuda::jit::Compilations after = cuda::jit::compilations();
+    EXPECT_EQ(after.shipped + after.compiled, before.shipped + before.compiled + 1);
+    return std::pair(after.compiled > before.compiled, image->bytes);
+  };
+  ship("12.9 of others", source_named("Shipped"), "shipped");
+  EXPECT_EQ(compiled(source_named("Shipped")), std::pair(false, std::string("shipped")));
+  EXPECT_TRUE(compiled(source_named("NotShipped")).first);
+  const std::string damaged = ship("12.9 of others", source_named("Damaged"), "shipped");
+  std::filesystem::resize_file(damaged, std::filesystem::file_size(damaged) - 1);
+  EXPECT_TRUE(compiled(source_named("Damaged")).first);
+  ship("14.0 of the future", source_named("Newer"), "shipped");
+  EXPECT_EQ(cuda::jit::shipped_kernels().unusable, "compiled by CUDA 14.0, the driver knows CUDA 13.0");
+  EXPECT_TRUE(compiled(source_named("Newer")).first);
+  cuda::jit::set_shipped_folder("");
 }
 
 TEST_F(Plans, ProgramsThatDifferInNumbersShareKernels) {

@@ -1,6 +1,9 @@
 """`python -m foveal` says what is here, tests it, and its exit status tells whether something is wrong."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import foveal
 from foveal import __main__ as main
@@ -33,3 +36,18 @@ def test_a_wrong_result_is_told(monkeypatch, capsys):
 def test_lines_are_problems():
     for line in main.LINES:
         assert not foveal.check(line + " backend=reference").failure, line
+
+
+def test_kernels_that_came_with_the_library_are_told(tmp_path):
+    def said(folder):
+        command = [sys.executable, "-m", "foveal", "--no-test"]
+        text = subprocess.run(command, env={**os.environ, "FOVEAL_KERNELS_DIR": str(folder)}, capture_output=True, text=True, check=True).stdout
+        return next(line for line in text.splitlines() if line.startswith("kernels"))
+
+    (tmp_path / "compiler").write_text("12.9 of a test\n")
+    (tmp_path / "key.kernel").write_text("")
+    tmp_path.chmod(0o755)
+    assert said(tmp_path) == f"kernels  {tmp_path}: 1, compiled by NVRTC 12.9 of a test"
+    tmp_path.chmod(0o777)
+    assert said(tmp_path) == f"kernels  not used, others may write into it: {tmp_path}"
+    assert said("") == "kernels  not used, switched off: FOVEAL_KERNELS_DIR is empty"

@@ -13,6 +13,7 @@
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/nvrtc.h"
 #include "cuda/jit/sha256.h"
+#include "cuda/jit/shipped.h"
 
 namespace foveal::cuda::jit {
 namespace {
@@ -73,16 +74,29 @@ std::string parts_of(const KernelSource& source) {
   return base::join(source.stem, "\n", source.entry, "\n", source.arch, "\n", source.constants.text(), "\n", source.score);
 }
 
-std::shared_ptr<const Image> read_or_compile(const KernelSource& source) {
-  const std::string text = assemble(source);
-  std::string identity = base::join("foveal kernel abi 1\n", nvrtc_identity(), "\n", source.entry, "\n");
+std::string key_for(const KernelSource& source, const std::string& text, const std::string& compiler) {
+  std::string identity = base::join("foveal kernel abi 1\n", compiler, "\n", source.entry, "\n");
   for (const auto& option : options_for(source.arch)) identity += option + "\n";
-  const std::string key = sha256(identity + text);
-  auto cached = cache_read(key);
-  {
-    std::lock_guard lock(images_mutex);
-    ++(cached ? counted.read : counted.compiled);
+  return sha256(identity + text);
+}
+
+void count(int Compilations::*kind) {
+  const std::lock_guard lock(images_mutex);
+  ++(counted.*kind);
+}
+
+std::shared_ptr<const Image> find_or_compile(const KernelSource& source) {
+  const std::string text = assemble(source);
+  if (const ShippedKernels& shipped = shipped_kernels(); shipped.usable()) {
+    if (auto image = shipped_read(key_for(source, text, shipped.compiler))) {
+      count(&Compilations::shipped);
+      return std::make_shared<Image>(std::move(*image));
+    }
   }
+  if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
+  const std::string key = key_for(source, text, nvrtc_identity());
+  auto cached = cache_read(key);
+  count(cached ? &Compilations::read : &Compilations::compiled);
   if (cached) return std::make_shared<Image>(std::move(*cached));
   auto image = std::make_shared<Image>(compile_now(source, text, key));
   cache_write(*image);
@@ -91,13 +105,14 @@ std::shared_ptr<const Image> read_or_compile(const KernelSource& source) {
 
 }  // namespace
 
+std::string key_of(const KernelSource& source, const std::string& compiler) { return key_for(source, assemble(source), compiler); }
+
 Compilations compilations() {
   std::lock_guard lock(images_mutex);
   return counted;
 }
 
 std::shared_ptr<const Image> compile(const KernelSource& source) {
-  if (!nvrtc_unavailable().empty()) base::fail(ErrorCode::device, nvrtc_unavailable());
   const std::string parts = parts_of(source);
   if (auto image = images().find(parts)) return image;
   std::promise<std::shared_ptr<const Image>> promise;
@@ -117,7 +132,7 @@ std::shared_ptr<const Image> compile(const KernelSource& source) {
   };
   try {
     auto image = images().find(parts);  // another thread's, that ended just before
-    if (!image) image = read_or_compile(source);
+    if (!image) image = find_or_compile(source);
     images().insert(parts, image);
     promise.set_value(image);
     ended();

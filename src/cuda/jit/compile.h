@@ -1,5 +1,5 @@
 #pragma once
-// Sources to images: through the memory cache, the disk cache, and NVRTC, in this order. No device is needed.
+// Sources to images: through the memory cache, what is shipped beside the library, the disk cache, and NVRTC, in this order. No device is needed.
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,9 +33,12 @@ std::shared_ptr<const Image> compile(const KernelSource& source);
 /// The same for many, on several threads; the order is kept.
 std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource>& sources);
 
-/// Kernels of this process that were not in memory: read from the disk cache, and compiled.
+/// The key of a kernel that this compiler (nvrtc_identity()) makes of a source.
+std::string key_of(const KernelSource& source, const std::string& compiler);
+
+/// Kernels of this process that were not in memory: shipped with the library, read from the disk cache, and compiled.
 struct Compilations {
-  int read = 0, compiled = 0;
+  int shipped = 0, read = 0, compiled = 0;
 };
 Compilations compilations();
 

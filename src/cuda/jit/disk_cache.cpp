@@ -12,66 +12,18 @@
 #include <ctime>
 #include <filesystem>
 #include <mutex>
-#include <sstream>
-#include <utility>
+#include <tuple>
 
 #include "base/check.h"
-#include "cuda/jit/sha256.h"
+#include "cuda/jit/image_file.h"
 
 namespace foveal::cuda::jit {
 namespace {
 
-constexpr const char* magic = "foveal-kernel 1";
-constexpr const char* extension = ".kernel";
 constexpr std::int64_t cache_limit = std::int64_t{1} << 30;  ///< bytes
 
 std::mutex folder_mutex;
 std::optional<std::string> chosen_folder;
-
-/// The file: `magic \n sha256 of the rest \n key \n stem entry arch \n registers spills stack shared serialized \n bytes \n <bytes>`.
-std::string encode(const Image& image) {
-  const Facts& f = image.facts;
-  const std::string rest =
-      base::join(image.key, "\n", image.stem, " ", image.entry, " ", image.arch, "\n", f.registers, " ", f.spill_bytes, " ", f.stack_bytes,
-                 " ", f.shared_bytes, " ", f.serialized ? 1 : 0, "\n", image.bytes.size(), "\n", image.bytes);
-  return base::join(magic, "\n", sha256(rest), "\n", rest);
-}
-
-std::optional<Image> decode(const std::string& text) {
-  const std::size_t first = text.find('\n');
-  if (first == std::string::npos || text.compare(0, first, magic) != 0) return std::nullopt;
-  const std::size_t second = text.find('\n', first + 1);
-  if (second == std::string::npos) return std::nullopt;
-  const std::string rest = text.substr(second + 1);
-  if (text.substr(first + 1, second - first - 1) != sha256(rest)) return std::nullopt;
-  std::istringstream in(rest);
-  Image image;
-  std::size_t size = 0;
-  int serialized = 0;
-  Facts& f = image.facts;
-  in >> image.key >> image.stem >> image.entry >> image.arch >> f.registers >> f.spill_bytes >> f.stack_bytes >> f.shared_bytes >>
-      serialized >> size;
-  f.serialized = serialized != 0;
-  if (!in || in.get() != '\n') return std::nullopt;
-  const auto at = static_cast<std::size_t>(in.tellg());
-  if (rest.size() - at != size) return std::nullopt;
-  image.bytes = rest.substr(at);
-  return image;
-}
-
-class File {
- public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  File& operator=(File&&) = delete;
-  ~File() { close(); }
-  explicit operator bool() const { return descriptor_ >= 0; }
-  int operator*() const { return descriptor_; }
-  bool close() { return descriptor_ < 0 || ::close(std::exchange(descriptor_, -1)) == 0; }
-
- private:
-  int descriptor_;
-};
 
 /// The folder, when nobody else can have written into it: a directory and no link, the user's own, closed to all others. Kernels of it run with
 /// the user's rights. `why`: what is wrong with it.
@@ -98,17 +50,13 @@ File open_folder(bool make, std::string* why = nullptr) {
   return folder;
 }
 
+/// What stands in one of the user's own files of this name.
 std::optional<std::string> read_file(const File& folder, const std::string& name) {
   const File file(openat(*folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat status {};
-  if (!file || fstat(*file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_uid != geteuid()) return std::nullopt;
-  std::string text(static_cast<std::size_t>(status.st_size), '\0');
-  for (std::size_t at = 0; at < text.size();) {
-    const ssize_t count = read(*file, text.data() + at, text.size() - at);
-    if (count <= 0) return std::nullopt;
-    at += static_cast<std::size_t>(count);
-  }
-  futimens(*file, nullptr);  // used now: the oldest go first
+  if (!file || fstat(*file, &status) != 0 || status.st_uid != geteuid()) return std::nullopt;
+  auto text = read_whole(file, status);
+  if (text) futimens(*file, nullptr);  // used now: the oldest go first
   return text;
 }
 
@@ -137,7 +85,7 @@ std::vector<std::string> names_in(const std::string& path, bool only_entries) {
   std::error_code failed;
   for (std::filesystem::directory_iterator item(path, failed), end; !failed && item != end; item.increment(failed)) {
     const auto kind = item->path().extension();
-    if (kind == extension || (!only_entries && (kind == ".tmp" || kind == ".cu"))) names.push_back(item->path().filename().string());
+    if (kind == image_extension || (!only_entries && (kind == ".tmp" || kind == ".cu"))) names.push_back(item->path().filename().string());
   }
   return names;
 }
@@ -155,7 +103,7 @@ void keep_within_limit(const File& folder) {
     struct stat status {};
     if (fstatat(*folder, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
     const auto used = static_cast<std::int64_t>(status.st_mtime);
-    if (!name.ends_with(extension) && now - used > 24 * 3600) {
+    if (!name.ends_with(image_extension) && now - used > 24 * 3600) {
       unlinkat(*folder, name.c_str(), 0);
       continue;
     }
@@ -202,7 +150,7 @@ std::string cache_unusable() {
 std::optional<Image> cache_read(const std::string& key) {
   const File folder = open_folder(false);
   if (!folder) return std::nullopt;
-  const auto text = read_file(folder, key + extension);
+  const auto text = read_file(folder, key + image_extension);
   if (!text) return std::nullopt;
   auto image = decode(*text);
   if (!image || image->key != key) return std::nullopt;
@@ -211,7 +159,7 @@ std::optional<Image> cache_read(const std::string& key) {
 
 void cache_write(const Image& image) {
   const File folder = open_folder(true);
-  if (!folder || !write_file(folder, image.key + extension, encode(image))) return;
+  if (!folder || !write_file(folder, image.key + image_extension, encode(image))) return;
   constexpr unsigned often = 64;
   static std::atomic<unsigned> writes{0};
   if (writes++ % often == 0) keep_within_limit(folder);
