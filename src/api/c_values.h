@@ -138,7 +138,7 @@ void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run
   if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
     if (accumulate) {
       api::GradientSum sum(outputs);
-      sum.allocate();
+      sum.allocate(inputs);
       run(inputs, sum.parts());
       sum.add();
       return;

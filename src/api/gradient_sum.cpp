@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "base/parallel.h"
 #include "base/strided.h"
+#include "problem/overlap.h"
 #include "problem/problem.h"
 
 namespace foveal::api {
@@ -73,11 +74,16 @@ GradientSum::GradientSum(const BackwardOutputs& outputs) : outputs_(outputs), pa
     for (int d = 0; d < output.rank; ++d)
       FOVEAL_CHECK(output.sizes[static_cast<std::size_t>(d)] >= 0, "accumulate: a gradient has a negative size");
     problem::check_reach("accumulate: a gradient", output);
+    const problem::TensorSpec spec{
+        .present = true, .dtype = output.dtype, .rank = output.rank, .sizes = output.sizes, .strides = output.strides};
+    FOVEAL_CHECK(elements(output) == 0 || !problem::overlaps_itself(spec),
+                 "accumulate: strides of a gradient put two elements in one place; an output's elements must be apart");
     part = base::contiguous_like(output, part.rank > 0 ? nullptr : part.data, output.dtype);  // a scalar without data would count as absent
   });
 }
 
-void GradientSum::allocate() {
+void GradientSum::allocate(const BackwardInputs& inputs) {
+  problem::check_places(inputs, outputs_);
   each(parts_, outputs_, [this](TensorView& part, const TensorView& output) {
     FOVEAL_CHECK(output.data != nullptr || elements(output) == 0, "accumulate: a gradient has no data");
     const std::size_t bytes = static_cast<std::size_t>(elements(part)) * size_of(part.dtype);

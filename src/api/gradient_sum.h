@@ -15,7 +15,8 @@ class GradientSum {
   explicit GradientSum(const BackwardOutputs& outputs);
   const BackwardOutputs& parts() const { return parts_; }
 
-  void allocate();                  ///< memory for the parts
+  /// Memory for the parts. Throws invalid_argument where the outputs are not what a call without parts is given: apart from all other tensors, and aligned.
+  void allocate(const BackwardInputs& inputs);
   void add(int threads = 0) const;  ///< outputs += parts
 
  private:

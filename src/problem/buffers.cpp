@@ -20,6 +20,12 @@ std::string text_of(const TensorSpec& spec) {
   return text + "]";
 }
 
+void check_data(const char* name, const TensorView& view) {
+  FOVEAL_CHECK(view.data != nullptr, name, ": data is null");
+  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, name, ": address is not a multiple of ",
+               size_of(view.dtype), ", the size of ", to_string(view.dtype));
+}
+
 /// Views are compared in their logical form, so a packed tensor of rank 3 meets its spec of rank 4.
 void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool packed, TensorView& view) {
   view = logical_view(given, packed);
@@ -27,9 +33,7 @@ void take(const Problem& problem, const char* name, const TensorSpec& spec, cons
       .present = true, .dtype = view.dtype, .rank = view.rank, .sizes = view.sizes, .strides = view.strides, .aligned = spec.aligned};
   FOVEAL_CHECK(found == spec, name, ": ", text_of(found), "; the plan expects ", text_of(spec));
   FOVEAL_CHECK(view.device == problem.device, name, ": on another device than the plan's");
-  FOVEAL_CHECK(view.data != nullptr, name, ": data is null");
-  FOVEAL_CHECK(reinterpret_cast<std::uintptr_t>(view.data) % size_of(view.dtype) == 0, name, ": address is not a multiple of ",
-               size_of(view.dtype), ", the size of ", to_string(view.dtype));
+  check_data(name, view);
 }
 
 const TensorView& binding_of(const std::vector<ParamBinding>& bindings, const std::string& name, std::size_t hint, const char* list) {
@@ -178,10 +182,12 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
   if (buffers.rng.state.present()) see("rng.state", buffers.rng.state, false);
 }
 
-void check_overlaps(const Problem& problem, const Buffers& buffers) {
-  each_tensor(problem, buffers, [&](const char* output, const TensorView& a, bool a_is_output) {
+/// each(see): calls see(name, view, is_output) for every tensor, the same views each time.
+template <class Each>
+void check_overlaps(const Each& each) {
+  each([&](const char* output, const TensorView& a, bool a_is_output) {
     if (!a_is_output) return;
-    each_tensor(problem, buffers, [&](const char* name, const TensorView& b, bool) {
+    each([&](const char* name, const TensorView& b, bool) {
       if (&a != &b) FOVEAL_CHECK(!overlap(a, b), output, ": overlaps ", name, " in memory; expected a place of its own");
     });
   });
@@ -206,7 +212,7 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
     read_lengths(problem, call, buffers);
     take_part(problem, call, buffers);
     take_rng(problem, call, buffers);
-    check_overlaps(problem, buffers);
+    check_overlaps([&](const auto& see) { each_tensor(problem, buffers, see); });
     read_rng(problem, buffers);
   } catch (const Error& error) {
     base::fail(error.code(), error.what(), " [", headline(problem), "]");
@@ -214,6 +220,34 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
 }
 
 }  // namespace
+
+void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
+  struct Given {
+    const char* name;
+    TensorView view;
+    bool output;
+  };
+  std::vector<Given> all;
+  const auto add = [&](const char* name, const TensorView& view, bool output) {
+    const auto* sizes = view.sizes.data();
+    if (view.data == nullptr || std::any_of(sizes, sizes + view.rank, [](std::int64_t size) { return size < 1; })) return;
+    check_reach(name, view);
+    all.push_back({name, logical_view(view, false), output});
+  };
+  const Call call = call_of(inputs, outputs);
+  for (const Role& role : roles)
+    if (const TensorView* given = call.*role.given; given != nullptr && given->present()) add(role.name, *given, role.output(call.pass));
+  for (const ParamBinding& param : *call.params)
+    if (param.param.present()) add(param.param.name().c_str(), param.tensor, false);
+  for (const ParamBinding& param : *call.dparams)
+    if (param.param.present()) add(param.param.name().c_str(), param.tensor, true);
+  add("rng.state", call.rng->state, false);
+  for (const Given& given : all)
+    if (given.output) check_data(given.name, given.view);
+  check_overlaps([&](const auto& see) {
+    for (const Given& given : all) see(given.name, given.view, given.output);
+  });
+}
 
 void fill_buffers(const Problem& problem, const ForwardInputs& inputs, const ForwardOutputs& outputs, Buffers& buffers) {
   gather(problem, call_of(inputs, outputs), buffers);

@@ -15,7 +15,7 @@
 namespace foveal::problem {
 namespace {
 
-constexpr std::int64_t max_position = std::numeric_limits<std::int32_t>::max();
+constexpr std::int64_t max_position = std::numeric_limits<std::int32_t>::max(), most_elements = std::int64_t{1} << 48;
 
 std::string shape_text(const std::int64_t* sizes, int rank) {
   std::string text = "[";
@@ -27,11 +27,11 @@ std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_te
 }  // namespace
 
 void check_reach(const char* name, const TensorView& view) {
-  constexpr std::int64_t max_elements = std::int64_t{1} << 48, max_bytes = std::int64_t{1} << 60;
+  constexpr std::int64_t max_bytes = std::int64_t{1} << 60;
   std::int64_t elements = 1, reach = static_cast<std::int64_t>(size_of(view.dtype));
   for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
     const std::int64_t size = view.sizes[d], stride = view.strides[d];
-    FOVEAL_CHECK(!__builtin_mul_overflow(elements, std::max<std::int64_t>(size, 1), &elements) && elements <= max_elements, name,
+    FOVEAL_CHECK(!__builtin_mul_overflow(elements, std::max<std::int64_t>(size, 1), &elements) && elements <= most_elements, name,
                  ": shape ", shape_text(view.sizes.data(), view.rank), " has too many elements; expected at most 2^48");
     std::int64_t steps = 0;
     if (size <= 1) continue;
@@ -135,8 +135,8 @@ void read_segments(Problem& p, const Call& call) {
   p.batch = table.sizes[0], p.sequences = segments.sequences;
   p.head_offset = segments.head_offset, p.heads_all = segments.heads_q == 0 ? p.heads_q : segments.heads_q;
   p.seqlen_q = p.seqlen_kv = 0;  // the table tells, in each run
-  FOVEAL_CHECK(p.head_offset >= 0 && p.head_offset + p.heads_q <= p.heads_all, "segments.head_offset: heads ", p.head_offset, " to ",
-               p.head_offset + p.heads_q, " of ", p.heads_all, "; expected heads that there are");
+  FOVEAL_CHECK(p.heads_all >= p.heads_q && p.head_offset >= 0 && p.head_offset <= p.heads_all - p.heads_q,
+               "segments.head_offset: ", p.heads_q, " heads from ", p.head_offset, " of ", p.heads_all, "; expected heads that there are");
   FOVEAL_CHECK(p.sequences <= max_position / p.heads_all, "segments.sequences: ", p.sequences, " times heads ", p.heads_all,
                "; expected at most ", max_position);
 }
@@ -192,6 +192,9 @@ void read_paged(Problem& p, const Call& call) {
   const std::int64_t held = table.sizes[1] * p.page_size();
   p.seqlen_kv = p.varlen && p.seqlen_kv > 0 ? std::min(p.seqlen_kv, held) : held;
   p.total_kv = p.batch * p.seqlen_kv;
+  const std::int64_t row = p.heads_kv * std::max(p.head_dim, p.head_dim_v);
+  FOVEAL_CHECK(p.total_kv <= most_elements / row, "block_table: room for ", p.total_kv, " keys of ", row,
+               " elements; expected at most 2^48 elements");
 }
 
 /// The symbols of the whole take the place of the part's.
@@ -206,8 +209,8 @@ void read_part(Problem& p, const Call& call) {
   p.heads_all = part.heads_q == 0 ? p.heads_q : part.heads_q;
   FOVEAL_CHECK(part.batch_offset >= 0 && part.batch_offset <= max_position - p.batch, "part.batch_offset: ", part.batch_offset,
                "; expected 0 or more");
-  FOVEAL_CHECK(p.head_offset >= 0 && p.head_offset + p.heads_q <= p.heads_all, "part.head_offset: heads ", p.head_offset, " to ",
-               p.head_offset + p.heads_q, " of ", p.heads_all, "; expected heads that there are");
+  FOVEAL_CHECK(p.heads_all >= p.heads_q && p.head_offset >= 0 && p.head_offset <= p.heads_all - p.heads_q, "part.head_offset: ", p.heads_q,
+               " heads from ", p.head_offset, " of ", p.heads_all, "; expected heads that there are");
   FOVEAL_CHECK(part.batch_offset + p.batch <= max_position / p.heads_all, "part.batch_offset: sequences ", part.batch_offset + p.batch,
                " times heads ", p.heads_all, "; expected at most ", max_position);
   std::vector<std::pair<scoring::Op, Expr>> of_whole;
@@ -225,6 +228,11 @@ void read_part(Problem& p, const Call& call) {
   p.attention.mask = scoring::substitute(p.attention.mask, of_whole);
 }
 
+/// Before anything is multiplied by it.
+void check_batch(const Problem& p) {
+  FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
+}
+
 void check_limits(const Problem& p) {
   const Attention& a = p.attention;
   FOVEAL_CHECK(a.q_offset >= 0, "q_offset: ", a.q_offset, "; expected 0 or more");
@@ -234,7 +242,10 @@ void check_limits(const Problem& p) {
                "; expected at most ", max_position);
   FOVEAL_CHECK(last_kv <= max_position && a.kv_offset <= max_position - last_kv, "k: last position ", a.kv_offset, " + ", last_kv,
                "; expected at most ", max_position);
-  FOVEAL_CHECK(p.batch <= max_position / p.heads_q, "q: batch ", p.batch, " times heads ", p.heads_q, "; expected at most ", max_position);
+  // Rows of the longest sequence, which may be told longer than the tensors are: workspaces hold a few times as many.
+  const std::int64_t dims = p.head_dim + p.head_dim_v, rows = std::max(last_q, last_kv);
+  FOVEAL_CHECK(rows <= most_elements / dims, "max_seqlen_q, max_seqlen_kv: sequences of ", rows, " times head_dim ", dims,
+               "; expected at most 2^48");
   FOVEAL_CHECK(std::isfinite(p.scale), "scale: ", p.scale, "; expected a finite number");
   FOVEAL_CHECK(a.dropout_p >= 0 && a.dropout_p < 1, "dropout_p: ", a.dropout_p, "; expected 0 <= p < 1");
 }
@@ -484,6 +495,7 @@ Problem make(const Attention& attention, const Call& call) {
   try {
     read_sizes(p, call);
     read_varlen(p, call);
+    check_batch(p);
     read_paged(p, call);
     read_part(p, call);
     p.scale = attention.scale.value_or(1 / std::sqrt(static_cast<double>(p.head_dim)));

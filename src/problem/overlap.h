@@ -12,4 +12,8 @@ bool overlaps_itself(const TensorSpec& spec);
 /// An element of `a` shares a byte with an element of `b`.
 bool overlap(const TensorView& a, const TensorView& b);
 
+/// Part of fill_buffers(), for gradients that are added to what is there, which no plan sees: each has data, aligned ones, and a place of
+/// its own. Before anything is run.
+void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs);
+
 }  // namespace foveal::problem

@@ -259,6 +259,21 @@ int main(void) {
     CHECK(fabsf(sum_v[i] - (2 + 2 * dv[i])) < 1e-5f);
   }
   for (int h = 0; h < heads; ++h) CHECK(fabsf(sum_bias[h] - ((h == 0 ? 1 : -1) + 2 * dbias[h])) < 1e-4f);
+  /* gradients that are added to have the same rules: aligned, each element and each tensor in a place of its own */
+  foveal_tensor misplaced = added_v;
+  adding.dv = &misplaced;
+  misplaced.data = (char*)sum_v + 2;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "dv: address is not a multiple of 4"));
+  misplaced.data = sum_q;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "overlaps"));
+  misplaced.data = NULL;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "no data"));
+  misplaced.data = sum_v, misplaced.strides[1] = 0;
+  CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT &&
+        strstr(foveal_last_error(), "two elements in one place"));
+  CHECK(foveal_plan_create(&accumulating, &adding, NULL, &adder) == FOVEAL_INVALID_ARGUMENT);
+  adding.dv = &added_v;
   accumulating.accumulate = 2;
   CHECK(foveal_run(&accumulating, &adding, NULL, NULL) == FOVEAL_INVALID_ARGUMENT && strstr(foveal_last_error(), "accumulate 2"));
 

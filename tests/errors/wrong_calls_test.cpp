@@ -420,6 +420,26 @@ const std::vector<Row> rows{
        c.attention.score_mod = score + huge(0, 0), c.params = {{huge, data}}, c.forward();
      },
      "parameter huge: shape [1099511627776, 1099511627776] has too many elements; expected at most 2^48"},
+    {"HugeBatchOfPages",
+     [](Calls& c) {
+       c.page(), c.q.sizes = {std::int64_t{1} << 36, 1, 4, 16}, c.q.strides = {};
+       c.paged->block_table.sizes = {std::int64_t{1} << 36, 1}, c.paged->block_table.strides = {};
+       c.forward();
+     },
+     "q: batch 68719476736 times heads 4; expected at most 2147483647"},
+    {"LongestSequenceTimesHeadDim",
+     [](Calls& c) {
+       c.pack(), c.q.sizes[2] = c.k.sizes[2] = 1 << 18, c.q.strides = c.k.strides = {};
+       c.varlen->max_seqlen_kv = std::numeric_limits<std::int32_t>::max(), c.forward();
+     },
+     "max_seqlen_q, max_seqlen_kv: sequences of 2147483647 times head_dim 262156; expected at most 2^48"},
+    {"RoomOfPages",
+     [](Calls& c) {
+       c.page(), c.q.sizes[3] = c.k.sizes[3] = 1 << 17, c.q.strides = c.k.strides = {};
+       c.paged->block_table.sizes[1] = 1 << 26, c.paged->block_table.strides = {};
+       c.forward();
+     },
+     "block_table: room for 2147483648 keys of 262144 elements; expected at most 2^48 elements"},
     {"HugeSizes",
      [](Calls& c) {
        c.q = {c.at(0), DType::f32, {std::int64_t{1} << 40, std::int64_t{1} << 40}}, c.forward();

@@ -69,7 +69,8 @@ enum Slot {
 struct Case {
   std::array<foveal_tensor, slot_count> tensors{};
   std::array<foveal_param, 2> params{};
-  std::array<std::string, 8> texts;
+  std::array<std::string, 8> texts;  ///< of disturbances: a struct points to each
+  std::size_t text_count = 0;
   foveal_attention attention{};
   foveal_call call{};
   foveal_options options{};
@@ -170,9 +171,11 @@ void disturb(Case& c, Bytes& bytes) {
   foveal_tensor& tensor = c.tensors[bytes.pick(slot_count)];
   const foveal_tensor* const any = &c.tensors[bytes.pick(slot_count)];
   const foveal_tensor* const given = bytes.once_in(2) ? nullptr : any;
-  std::string& text = c.texts[bytes.pick(8)];
   const unsigned at = bytes.pick(FOVEAL_MAX_RANK);
-  const auto words = [&] { return text = bytes.text(64), text.c_str(); };
+  const auto words = [&] {
+    std::string& text = c.texts.at(c.text_count++);
+    return text = bytes.text(64), text.c_str();
+  };
   const auto number = [&] { return static_cast<int32_t>(bytes.once_in(2) ? bytes.wild() : bytes.pick(12)); };
   switch (bytes.pick(30)) {
     case 0:
