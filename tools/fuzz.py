@@ -1,15 +1,24 @@
 #!/usr/bin/env python3
 """Runs the targets of tests/fuzz and writes how many inputs each took: ./dev fuzz.
 
-    tools/fuzz.py BUILD SECONDS [--targets score,line] [--out FILE]
+    tools/fuzz.py BUILD SECONDS [--runs N] [--jobs N] [--targets score,line] [--out FILE]
 
-Inputs that reach something new are kept in BUILD/corpus; those of tests/fuzz/corpus are read too. Fails when a target finds something: the
-input lies beside the log in BUILD/findings."""
+Each target runs for so many seconds; with --runs until it has taken so many inputs, all of them within the seconds together. --jobs processes at once;
+with --runs the inputs of a target are shared out among them in parts, which read what others found. Inputs that reach something new are kept in
+BUILD/corpus; those of tests/fuzz/corpus are read too. Fails when a target finds something: the input lies beside the logs in BUILD/findings. What was done
+so far is in BUILD/fuzz-progress.json; SIGTERM ends the run with what there is."""
 
 import argparse
+import collections
+import concurrent.futures
+import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,41 +28,89 @@ from foveal_bench import machine  # noqa: E402
 from foveal_bench.results import Rows  # noqa: E402
 
 LONGEST = 1024  # bytes of an input
+PARTS = 20  # of the inputs of a target, with --runs
+# Stacks of allocations cost more than they tell; leaks are looked for by the tests that count memory and by the replay of the corpora.
+SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=2:detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
-def run(build: Path, target: str, seconds: int) -> dict:
-    grown, findings = build / "corpus" / target, build / "findings"
-    for folder in (grown, findings):
-        folder.mkdir(parents=True, exist_ok=True)
-    said = subprocess.run(
-        [build / "tests" / "fuzz" / f"fuzz_{target}", grown, ROOT / "tests" / "fuzz" / "corpus" / target, f"-max_total_time={seconds}",
-         f"-max_len={LONGEST}", "-timeout=20", "-rss_limit_mb=3000", "-print_final_stats=1", f"-artifact_prefix={findings}/{target}-"],
-        capture_output=True, text=True, errors="replace",
-    )  # fmt: skip
-    (findings / f"{target}.log").write_text(said.stderr)
-    number = {name: int(value) for name, value in re.findall(r"stat::(\w+):\s+(\d+)", said.stderr)}
-    summary = re.findall(r"SUMMARY: (.*)", said.stderr)
-    return {
-        "executions": number.get("number_of_executed_units", 0),
-        "seconds": seconds,
-        "peak_mb": number.get("peak_rss_mb", 0),
-        "inputs_kept": len(list(grown.iterdir())),
-        "finding": summary[0] if summary else ("" if said.returncode == 0 else f"exit status {said.returncode}"),
-    }
+class Fuzzing:
+    def __init__(self, build: Path, deadline: float):
+        self.build, self.deadline = build, deadline
+        self.stopped = threading.Event()
+        self._children: set[subprocess.Popen] = set()
+        self._parts: dict[str, list[dict]] = collections.defaultdict(list)
+        self._lock = threading.Lock()
+        (build / "findings").mkdir(parents=True, exist_ok=True)
+
+    def part(self, target: str, part: int, runs: int | None, seconds: float) -> None:
+        """One process; its figures are added to those of its target."""
+        seconds = min(seconds, self.deadline - time.monotonic())
+        if self.stopped.is_set() or seconds < 1:
+            return
+        grown, findings = self.build / "corpus" / target, self.build / "findings"
+        grown.mkdir(parents=True, exist_ok=True)
+        log = findings / f"{target}-{part}.log"
+        # Without the entropic schedule, whose bookkeeping takes several times as long as these targets do.
+        command = [self.build / "tests" / "fuzz" / f"fuzz_{target}", grown, ROOT / "tests" / "fuzz" / "corpus" / target, f"-max_total_time={int(seconds)}",
+                   f"-runs={runs or -1}", f"-max_len={LONGEST}", "-timeout=20", "-rss_limit_mb=3000", "-entropic=0", "-detect_leaks=0", "-reload=20",
+                   "-print_final_stats=1", f"-artifact_prefix={findings}/{target}-"]  # fmt: skip
+        begin = time.monotonic()
+        with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **SANITIZERS}) as child:
+            with self._lock:
+                self._children.add(child)
+            status = child.wait()
+            with self._lock:
+                self._children.discard(child)
+        said = log.read_text(errors="replace")
+        number = {name: int(value) for name, value in re.findall(r"stat::(\w+):\s+(\d+)", said)}
+        begun = [int(count) for count in re.findall(r"^#(\d+)\t", said, re.MULTILINE)]
+        summary = re.findall(r"SUMMARY: (.*)", said)
+        ended = status in (0, 72) or self.stopped.is_set()  # 72: interrupted
+        with self._lock:
+            self._parts[target].append({
+                "executions": number.get("number_of_executed_units", max(begun, default=0)), "seconds": round(time.monotonic() - begin),
+                "peak_mb": number.get("peak_rss_mb", 0), "finding": summary[0] if summary else ("" if ended else f"exit status {status}"),
+            })  # fmt: skip
+            progress = {name: self.row(name) for name in self._parts}
+            (self.build / "fuzz-progress.json").write_text(json.dumps(progress, indent=1) + "\n")
+
+    def row(self, target: str) -> dict:
+        parts = self._parts[target]
+        findings = [part["finding"] for part in parts if part["finding"]]
+        return {
+            "executions": sum(part["executions"] for part in parts), "seconds": sum(part["seconds"] for part in parts),
+            "peak_mb": max((part["peak_mb"] for part in parts), default=0), "inputs_kept": len(list((self.build / "corpus" / target).glob("*"))),
+            "finding": "; ".join(dict.fromkeys(findings)),
+        }  # fmt: skip
+
+    def stop(self, *_: object) -> None:
+        self.stopped.set()
+        for child in list(self._children):
+            child.send_signal(signal.SIGINT)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=Path)
-    parser.add_argument("seconds", type=int, help="for each target")
+    parser.add_argument("seconds", type=int, help="for each target; with --runs for all")
+    parser.add_argument("--runs", type=int)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--targets", default="")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     targets = options.targets.split(",") if options.targets else sorted(path.name for path in (ROOT / "tests" / "fuzz" / "corpus").iterdir())
+    limit = options.seconds if options.runs else options.seconds * len(targets) + 60
+    fuzzing = Fuzzing(options.build.resolve(), time.monotonic() + limit)
+    signal.signal(signal.SIGTERM, fuzzing.stop)
+    parts = PARTS if options.runs else 1
+    runs = -(-options.runs // parts) if options.runs else None
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for future in [pool.submit(fuzzing.part, target, part, runs, options.seconds) for part in range(parts) for target in targets]:
+            future.result()
     origin = machine.describe("cpu")
-    origin["command"] = f"./dev fuzz {options.seconds}"
+    origin["command"] = f"./dev fuzz {options.seconds}" + (f" --runs {options.runs} --jobs {options.jobs}" if options.runs else "")
     rows = Rows(options.out or options.build / "fuzz.jsonl", origin)
-    found = [rows.add("fuzz", target, **run(options.build, target, options.seconds)) for target in targets]
+    found = [rows.add("fuzz", target, **fuzzing.row(target)) for target in targets]
     return 1 if any(row["finding"] for row in found) else 0
 
 

@@ -265,20 +265,38 @@ def scores():
     return "\n".join(lines)
 
 
-def errors():
-    """Errors of random problems beside their bounds."""
-    rows = {row["case"]: row for row in rows_of("errors-cpu")}
-    known = rows.pop("all")
+def errors(name="errors-cpu"):
+    """Errors of random problems beside their bounds: of several runs the largest, and the means of the others, weighted by the tensors of each."""
+    rows = collections.defaultdict(list)
+    for row in rows_of(name):
+        rows[row["case"]].append(row)
+    runs = rows.pop("all", [])
+    if not runs:
+        return "Not recorded."
     outputs = ["out", "lse", "dq", "dk", "dv", "parameters"]
-    cells = {tuple(case.split()): f"{row['median']:.2f} / {row['p999']:.2f} / {row['worst']:.2f}" for case, row in rows.items()}
+
+    def mean(found, field):
+        return sum(row[field] * row["tensors"] for row in found) / sum(row["tensors"] for row in found)
+
+    cells = {tuple(case.split()): f"{mean(found, 'median'):.2f} / {mean(found, 'p999'):.2f} / {max(row['worst'] for row in found):.2f}" for case, found in rows.items()}
     lines = ["| type | target | " + " | ".join(outputs) + " |", "|---" * (len(outputs) + 2) + "|"]
     for dtype in ("bf16", "f16", "f32", "f64"):
         for target in sorted({target for kind, target, _ in cells if kind == dtype}):
             lines.append(f"| {dtype} | {target} | " + " | ".join(cells.get((dtype, target, output), "") for output in outputs) + " |")
-    last = known["first_seed"] + known["problems"] - 1
-    return "\n".join(lines) + (
-        f"\n\nSeeds {known['first_seed']} to {last}: {known['problems']:,} problems, {known['checks']:,} checks, {known['failures']} outside of their bound."
-    )
+    for run in sorted(runs, key=lambda run: run["first_seed"]):
+        machine = f" ({named(run['machine'])})" if run["machine"] != "not recorded" else ""
+        kinds = f" of {run['programs']} programs" if "programs" in run else ""
+        refused = f", {run['refusals']:,} refused" if run["refusals"] else ""
+        lines += ["", f"Seeds {run['first_seed']} to {run['first_seed'] + run['problems'] - 1}{machine}: {run['problems']:,} problems{kinds}, {run['checks']:,} checks{refused}, "
+                  f"{run['failures']} outside of their bound. The worst, {run['worst']:.2f} of its bound: `{run['worst_line']}`"]  # fmt: skip
+    if len(runs) > 1:
+        total = {field: sum(run[field] for run in runs) for field in ("problems", "checks", "failures")}
+        lines += ["", f"Together {total['problems']:,} problems, {total['checks']:,} checks, {total['failures']} outside of their bound."]
+    return "\n".join(lines)
+
+
+def errors_gpu():
+    return errors("errors-gpu")
 
 
 def checks():
@@ -301,7 +319,8 @@ def checks():
 
 def fuzz():
     lines = ["| target | inputs | seconds | kept in its corpus | finding |", "|---|---:|---:|---:|---|"]
-    lines += [f"| {row['case']} | {row['executions']:,} | {row['seconds']} | {row['inputs_kept']:,} | {row['finding'] or 'none'} |" for row in rows_of("fuzz")]
+    latest = {row["case"]: row for row in rows_of("fuzz")}  # whatever machine it was
+    lines += [f"| {row['case']} | {row['executions']:,} | {row['seconds']:,} | {row['inputs_kept']:,} | {row['finding'] or 'none'} |" for row in latest.values()]
     return "\n".join(lines)
 
 
@@ -316,10 +335,18 @@ def programs():
 
 
 def soak():
-    (run,) = rows_of("soak")
-    growth = 100 * (run["most_mb"] / run["least_mb"] - 1)
-    return (f"{run['minutes']} minutes, {run['problems']:,} problems, {run['steps']:,} steps: {run['first_mb']:.3f} MB at first, {run['last_mb']:.3f} at the end, "
-            f"at most {growth:.2f} % apart; {run['changed']} of {run['compared']:,} repeated results changed.")
+    def memory(run, what):
+        growth = 100 * (run[f"{what}most_mb"] / run[f"{what}least_mb"] - 1)
+        return f"{run[f'{what}first_mb']:.3f} MB at first, {run[f'{what}last_mb']:.3f} at the end, at most {growth:.2f} % apart"
+
+    said = []
+    for run in rows_of("soak"):
+        text = f"- {named(run['machine'])}: {run['minutes']:g} minutes, {run['problems']:,} problems, {run['steps']:,} steps: {memory(run, '')}"
+        if "device_first_mb" in run:
+            text += (f"; on the device {memory(run, 'device_')}, {run['kernels']} kernels loaded at most, of {run['programs']} programs "
+                     f"({run['refused_problems']:,} problems were refused)")
+        said.append(f"{text}; {run['changed']} of {run['compared']:,} repeated results changed.")
+    return "\n".join(said)
 
 
 def speed():
@@ -408,7 +435,7 @@ PAGES = {
     "README.md": (example, speed),
     "docs/support.md": (support, architectures),
     "docs/performance.md": (models, llmc, cpu, gpu, few, pages, scores),
-    "docs/numerics.md": (errors, checks),
+    "docs/numerics.md": (errors, errors_gpu, checks),
     "docs/reliability.md": (fuzz, programs, soak),
     "docs/distributed.md": (distributed,),
     "docs/benchmarks.md": (verbs, suites, fields),

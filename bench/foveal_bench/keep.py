@@ -3,7 +3,7 @@
     foveal check --suite bench/suites/llmc.txt --json report.json && foveal-bench keep checks report.json --made-by "foveal check --suite bench/suites/llmc.txt"
     foveal-bench keep errors report.json     build/release/tests/fuzz/fuzz_errors FIRST_SEED SECONDS report.json
     foveal-bench keep programs report.json   ./dev programs SEED SECONDS report.json
-    foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json
+    foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json [--device cuda]
     foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
 """
 
@@ -66,7 +66,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    origin = machine.describe("cuda" if options.suite == "first-call-gpu" else "cpu")
+    report = json.loads(options.report.read_text())
+    of_gpu = options.suite == "first-call-gpu" or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
+    origin = machine.describe("cuda" if of_gpu else "cpu")
     if options.made_by:
         origin["command"] = options.made_by
-    REPORTS[options.suite](json.loads(options.report.read_text()), Rows(options.output, origin))
+    REPORTS[options.suite](report, Rows(options.output, origin))

@@ -54,7 +54,9 @@ FIELDS = {
     "median": "of error / bound", "p999": "999 of 1000 are at most this", "worst": "largest error / bound", "worst_line": "where it is",
     "findings": "how many disagreed", "finding": "what the fuzzer found, or nothing", "counts": "comparisons of each kind", "executions": "inputs tried",
     "inputs_kept": "in the corpus", "peak_mb": "MB of memory", "memory_judged": "whether the run was long enough for that",
-    "first_mb": "MB in use at first", "least_mb": "at least", "most_mb": "at most", "last_mb": "at the end", "compared": "repeated results", "changed": "of them",
+    "first_mb": "MB in use at first", "least_mb": "at least", "most_mb": "at most", "last_mb": "at the end",
+    "device_first_mb": "as first_mb, of memory that the library holds on the device", "device_least_mb": "likewise", "device_most_mb": "likewise", "device_last_mb": "likewise",
+    "kernels": "loaded at most", "refused_problems": "by every kernel of the device", "compared": "repeated results", "changed": "of them",
     "phases_ms": "milliseconds of each part of a first call, and of a call of decode (`decode_one_more_key`: than at the call before)", "kernels_on_disk_before": "how many",
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ std::int64_t edge_size(base::Random& random, std::int64_t largest) {
 
 class Generator {
  public:
-  Generator(base::Random& random, const RandomLimits& limits) : random_(random), limits_(limits) {}
+  Generator(base::Random& program, base::Random& sizes, const RandomLimits& limits) : random_(program), sizes_(sizes), limits_(limits) {}
 
   Line operator()() {
     sizes();
@@ -30,7 +30,7 @@ class Generator {
     if (random_.chance(0.55)) score();
     if (random_.chance(0.2)) sink();
     variation();
-    line_.seed = random_.bits() >> 32;
+    line_.seed = sizes_.bits() >> 32;
     if (random_.chance(0.2)) pages();
     return std::move(line_);
   }
@@ -41,13 +41,13 @@ class Generator {
                                                  DType::bf16, DType::f16, DType::f16, DType::f64};
     line_.pass = random_.chance(0.4) ? Pass::forward : Pass::backward;
     line_.dtype = pick(random_, dtypes);
-    line_.heads_kv = random_.integer(1, 3);
-    line_.heads_q = line_.heads_kv * random_.integer(1, 4);
-    line_.batch = random_.integer(1, 3);
+    line_.heads_kv = sizes_.integer(1, 3);
+    line_.heads_q = line_.heads_kv * sizes_.integer(1, 4);
+    line_.batch = sizes_.integer(1, 3);
     line_.head_dim = head_dim();
     line_.head_dim_v = random_.chance(0.7) ? line_.head_dim : head_dim();
-    line_.seqlen_q = edge_size(random_, limits_.seqlen);
-    line_.seqlen_kv = random_.chance(0.5) ? line_.seqlen_q : edge_size(random_, limits_.seqlen);
+    line_.seqlen_q = edge_size(sizes_, limits_.seqlen);
+    line_.seqlen_kv = sizes_.chance(0.5) ? line_.seqlen_q : edge_size(sizes_, limits_.seqlen);
     while (line_.batch * line_.heads_q * line_.seqlen_q * line_.seqlen_kv > limits_.pairs && line_.batch * line_.heads_q > 1) {
       if (line_.batch > 1)
         line_.batch = 1;
@@ -68,14 +68,14 @@ class Generator {
   void layout() {
     static constexpr std::array<Layout, 8> layouts{Layout::bshd, Layout::bshd,   Layout::bhsd,      Layout::bhsd,
                                                    Layout::sbhd, Layout::padded, Layout::dim_first, Layout::packed_qkv};
-    line_.layout = pick(random_, layouts);
+    line_.layout = pick(sizes_, layouts);
     if (random_.chance(0.2)) {
       line_.varlen = true;
-      const bool same = random_.chance(0.5);
-      line_.batch = random_.integer(1, 4);
+      const bool same = sizes_.chance(0.5);
+      line_.batch = sizes_.integer(1, 4);
       for (std::int64_t i = 0; i < line_.batch; ++i) {
-        const std::int64_t q = random_.chance(0.1) && i > 0 ? 0 : edge_size(random_, line_.seqlen_q);
-        const std::int64_t kv = same ? q : random_.chance(0.1) && i > 0 ? 0 : edge_size(random_, line_.seqlen_kv);
+        const std::int64_t q = sizes_.chance(0.1) && i > 0 ? 0 : edge_size(sizes_, line_.seqlen_q);
+        const std::int64_t kv = same ? q : sizes_.chance(0.1) && i > 0 ? 0 : edge_size(sizes_, line_.seqlen_kv);
         line_.lengths.emplace_back(q, kv);
         line_.total_q += q, line_.total_kv += kv;
       }
@@ -86,8 +86,8 @@ class Generator {
     }
     const bool same = line_.varlen ? line_.total_q == line_.total_kv : line_.seqlen_q == line_.seqlen_kv;
     if (line_.layout == Layout::packed_qkv && !same) line_.layout = Layout::bshd;
-    if (random_.chance(0.1)) line_.attention.q_offset = random_.integer(0, 100);
-    if (random_.chance(0.1)) line_.attention.kv_offset = random_.integer(0, 100);
+    if (random_.chance(0.1)) line_.attention.q_offset = sizes_.integer(0, 100);
+    if (random_.chance(0.1)) line_.attention.kv_offset = sizes_.integer(0, 100);
   }
 
   /// Of keys that lie together until now.
@@ -97,11 +97,11 @@ class Generator {
     if (line_.layout == Layout::packed_qkv) line_.layout = Layout::bshd;
     if (!line_.varlen)
       for (std::int64_t i = 0; i < line_.batch; ++i)
-        line_.lengths.emplace_back(line_.seqlen_q, random_.chance(0.1) ? 0 : random_.integer(1, line_.seqlen_kv));
+        line_.lengths.emplace_back(line_.seqlen_q, sizes_.chance(0.1) ? 0 : sizes_.integer(1, line_.seqlen_kv));
     line_.total_kv = 0;
     line_.seqlen_kv = std::max<std::int64_t>(1, (line_.seqlen_kv + line_.page_size - 1) / line_.page_size) * line_.page_size;
     const std::int64_t wanted = line_.batch * line_.table_pages();
-    line_.pages = random_.chance(0.3) ? random_.integer(1, wanted) : wanted + random_.integer(0, 3);
+    line_.pages = sizes_.chance(0.3) ? sizes_.integer(1, wanted) : wanted + sizes_.integer(0, 3);
   }
 
   std::int64_t positions_q() const { return line_.seqlen_q + line_.attention.q_offset; }
@@ -125,6 +125,11 @@ class Generator {
     return param.param;
   }
 
+  /// Of a program's text. Few kinds, where kernels are to be shared.
+  std::int64_t constant(std::int64_t low, std::int64_t high) {
+    return &random_ == &sizes_ ? random_.integer(low, high) : std::min(high, low + random_.integer(0, 15));
+  }
+
   static double as_double(std::int64_t value) { return static_cast<double>(value); }
 
   Expr one_mask(int which) {
@@ -137,26 +142,26 @@ class Generator {
       case 1:
         return causal_bottom_right();
       case 2:
-        return window(random_.integer(0, s));
+        return window(constant(0, s));
       case 3:
-        return causal() & window(random_.integer(1, s));
+        return causal() & window(constant(1, s));
       case 4:
-        return prefix_lm(random_.integer(0, s));
+        return prefix_lm(constant(0, s));
       case 5:
-        return document(add_param("doc" + suffix, {s}, Type::integer, {"segments", {as_double(random_.integer(1, 5))}}));
+        return document(add_param("doc" + suffix, {s}, Type::integer, {"segments", {as_double(sizes_.integer(1, 5))}}));
       case 6:
         return padding(
             add_param("len" + suffix, {line_.batch}, Type::integer, {"integers", {0, as_double(std::min<std::int64_t>(s, 100))}}));
       case 7:
-        return dilated(random_.integer(1, s), random_.integer(1, 4));
+        return dilated(constant(1, s), random_.integer(1, 4));
       case 8:
         return add_param("keep" + suffix, {positions_q(), positions_kv()}, Type::boolean)(q_idx, kv_idx);
       case 9:
         return (q_idx + kv_idx * 3) % random_.integer(2, 5) != 0;
       case 10:
-        return (kv_idx < positions_kv() - random_.integer(0, positions_kv())) | (head == 0);
+        return (kv_idx < positions_kv() - constant(0, positions_kv())) | (head == 0);
       default:
-        return q_idx < random_.integer(0, positions_q());  // rows without keys
+        return q_idx < constant(0, positions_q());  // rows without keys
     }
   }
 
@@ -226,14 +231,14 @@ class Generator {
     static constexpr std::array<BackwardStrategy, 5> strategies{BackwardStrategy::automatic, BackwardStrategy::automatic,
                                                                 BackwardStrategy::fused, BackwardStrategy::split,
                                                                 BackwardStrategy::two_scan};
-    if (random_.chance(0.2)) attention.scale = random_.uniform(0.05, 0.6);
+    if (random_.chance(0.2)) attention.scale = sizes_.uniform(0.05, 0.6);
     if (random_.chance(0.15)) {
-      attention.dropout_p = random_.uniform(0.05, 0.6);
-      line_.rng = {.seed = random_.bits(), .offset = random_.chance(0.5) ? random_.bits() : 0};
+      attention.dropout_p = sizes_.uniform(0.05, 0.6);
+      line_.rng = {.seed = sizes_.bits(), .offset = sizes_.chance(0.5) ? sizes_.bits() : 0};
       line_.rng_in_memory = line_.rng.seed % 4 == 0;
     }
     if (random_.chance(0.2)) attention.determinism = Determinism::reproducible;
-    if (random_.chance(0.1)) line_.fill = Fill::adversarial;
+    if (sizes_.chance(0.1)) line_.fill = Fill::adversarial;
     if (line_.pass == Pass::forward) {
       line_.lse = random_.chance(0.8);
       return;
@@ -246,13 +251,15 @@ class Generator {
     if (!line_.dq && !line_.dk && !line_.dv && !trains) line_.dq = true;
   }
 
-  base::Random& random_;
+  base::Random& random_;  ///< of what kernels are made for
+  base::Random& sizes_;   ///< of the rest
   const RandomLimits limits_;
   Line line_;
 };
 
 }  // namespace
 
-Line random_line(base::Random& random, const RandomLimits& limits) { return Generator(random, limits)(); }
+Line random_line(base::Random& random, const RandomLimits& limits) { return Generator(random, random, limits)(); }
+Line random_line(base::Random& program, base::Random& sizes, const RandomLimits& limits) { return Generator(program, sizes, limits)(); }
 
 }  // namespace foveal::problem

@@ -13,4 +13,8 @@ struct RandomLimits {
 
 Line random_line(base::Random& random, const RandomLimits& limits = {});
 
+/// Of many seeds of `sizes` and few of `program`: lines that share kernels on a GPU. `program` draws the pass, types, head_dim, mask, score and options, `sizes`
+/// how many of everything there are, the layout, the numbers and the data.
+Line random_line(base::Random& program, base::Random& sizes, const RandomLimits& limits = {});
+
 }  // namespace foveal::problem

@@ -1,19 +1,28 @@
-// Random problems on every CPU target, for so many seconds or until it is interrupted: how large errors are beside their bounds. Writes one
-// JSON object; fails where a result is outside of its bound, and prints the line.
+// Random problems on every target of the CPU, or of a GPU: how large errors are beside their bounds. Writes one JSON object, again every few
+// seconds; fails where a result is outside of its bound, and prints the line.
 //
-//   fuzz_errors FIRST_SEED SECONDS [FILE]
+//   fuzz_errors FIRST_SEED SECONDS [FILE] [--problems N] [--threads N] [--device cuda] [--programs N]
 //
-// One problem of 16 has up to 150 tokens and 160 dimensions, the others have up to 40 and 40, which are checked in milliseconds.
+// Ends after so many seconds or problems, or when it is interrupted. One problem of 16 has up to 150 tokens and 160 dimensions, the others
+// have up to 40 and 40, which are checked in milliseconds. On a GPU each program has kernels of its own, whose compilation takes seconds: a
+// problem there has one of `--programs` programs, with types and head_dim, and sizes, layout, numbers and data of its seed.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
 #include <tuple>
+#include <vector>
 
 #include "check/check.h"
 #include "problem/random_line.h"
@@ -33,68 +42,169 @@ std::string output_of(const std::string& name) {
   return "parameters";
 }
 
+/// Of a kernel: cuda.sm90.bf16.forward.
+std::string target_of(const std::string& kernel) {
+  const std::size_t begin = kernel.find('.') + 1;
+  return kernel.substr(begin, kernel.find('.', begin) - begin);
+}
+
 volatile std::sig_atomic_t interrupted = 0;
 
-problem::Line line_of(std::uint64_t seed) {
-  base::Random random(seed);
-  if (seed % 16 == 0) return problem::random_line(random);
-  return problem::random_line(random, {.seqlen = 40, .head_dim = 40, .pairs = 3000});
+struct Options {
+  std::uint64_t first = 1, problems = ~std::uint64_t{0};
+  double seconds = 10;
+  std::string file;
+  DeviceKind device = DeviceKind::cpu;
+  std::uint64_t programs = 64;
+  int threads = 1;
+};
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  int place = 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const char* value = text.starts_with("--") && i + 1 < argc ? argv[++i] : text.c_str();
+    const auto number = [&] { return std::strtoull(value, nullptr, 10); };
+    if (text == "--problems") {
+      options.problems = number();
+    } else if (text == "--threads") {
+      options.threads = static_cast<int>(number());
+    } else if (text == "--programs") {
+      options.programs = number();
+    } else if (text == "--device") {
+      options.device = std::string(value) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+    } else if (++place == 1) {
+      options.first = number();
+    } else if (place == 2) {
+      options.seconds = std::atof(value);
+    } else {
+      options.file = value;
+    }
+  }
+  return options;
 }
+
+constexpr std::uint64_t first_program = 7000;  // as for soak: both find each other's kernels on disk
+constexpr problem::RandomLimits small{.seqlen = 40, .head_dim = 40, .pairs = 3000};
+
+problem::Line line_of(const Options& options, std::uint64_t seed) {
+  base::Random random(seed);
+  if (options.device == DeviceKind::cpu) return seed % 16 == 0 ? problem::random_line(random) : problem::random_line(random, small);
+  base::Random program(first_program + seed % options.programs);
+  problem::Line line = problem::random_line(program, random);
+  line.device = {options.device, 0};
+  return line;
+}
+
+/// What was found; of all threads.
+class Found {
+ public:
+  /// target: empty where it was chosen.
+  void add(const problem::Line& line, std::uint64_t seed, const std::string& target, const check::Report& report) {
+    const std::lock_guard lock(mutex_);
+    if (report.refused) {
+      ++refused_;
+      return;
+    }
+    ++checks_;
+    kernels_.insert(report.kernel);
+    if (!report.pass) {
+      ++failures_;
+      std::fprintf(stderr, "seed %llu: %s: %s\n", static_cast<unsigned long long>(seed), report.line.c_str(), report.failure.c_str());
+    }
+    for (const check::TensorReport& tensor : report.tensors) {
+      double ratio = tensor.row_ratio;
+      if (tensor.max_bound > 0) ratio = std::max(ratio, tensor.max_error / tensor.max_bound);
+      if (tensor.rms_bound > 0) ratio = std::max(ratio, tensor.rms_error / tensor.rms_bound);
+      ratios_[{to_string(line.dtype), target.empty() ? target_of(report.kernel) : target, output_of(tensor.name)}].push_back(ratio);
+      if (ratio > worst_) worst_ = ratio, worst_line_ = report.line;
+    }
+  }
+  void problem_is_done() {
+    const std::lock_guard lock(mutex_);
+    ++problems_;
+  }
+  long failures() const { return failures_; }
+
+  void write(std::ostream& out, const Options& options, double seconds) {
+    const std::lock_guard lock(mutex_);
+    std::string line = worst_line_;
+    std::replace(line.begin(), line.end(), '"', '\'');
+    out << "{\"first_seed\": " << options.first << ", \"problems\": " << problems_ << ", \"checks\": " << checks_
+        << ", \"refused\": " << refused_ << ", \"failures\": " << failures_ << ", \"seconds\": " << std::lround(seconds);
+    if (options.device != DeviceKind::cpu) out << ", \"programs\": " << options.programs;
+    out << ",\n \"worst\": " << worst_ << ", \"worst_line\": \"" << line << "\",\n \"rows\": [";
+    const char* separator = "\n  ";
+    for (auto& [key, values] : ratios_) {
+      std::sort(values.begin(), values.end());
+      const auto& [dtype, target, output] = key;
+      out << separator << "{\"dtype\": \"" << dtype << "\", \"target\": \"" << target << "\", \"output\": \"" << output
+          << "\", \"tensors\": " << values.size() << ", \"median\": " << quantile(values, 0.5) << ", \"p999\": " << quantile(values, 0.999)
+          << ", \"worst\": " << values.back() << "}";
+      separator = ",\n  ";
+    }
+    out << "\n ]}\n";
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::tuple<std::string, std::string, std::string>, std::vector<double>> ratios_;  // by dtype, target, output
+  std::set<std::string> kernels_;
+  long problems_ = 0, checks_ = 0, refused_ = 0, failures_ = 0;
+  std::string worst_line_;
+  double worst_ = 0;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto first = std::strtoull(argc > 1 ? argv[1] : "1", nullptr, 10);
-  const double seconds = argc > 2 ? std::atof(argv[2]) : 10;
+  const Options options = parse_options(argc, argv);
   const auto begin = std::chrono::steady_clock::now();
-  std::map<std::tuple<std::string, std::string, std::string>, std::vector<double>> ratios;  // by dtype, target, output
-  std::uint64_t seed = first;
-  long checks = 0, refused = 0, failures = 0;
-  std::string worst_line;
-  double worst = 0;
-  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
-  for (; !interrupted && elapsed() < seconds; ++seed) {
-    const problem::Line line = line_of(seed);
-    const check::Checker check(line);
-    for (const TargetInfo& target : targets()) {
-      if (!target.available || target.backend == "cuda") continue;
-      const check::Report report = check({.backend = target.backend, .target = target.target, .threads = 1, .executor = nullptr});
-      if (report.refused) {
-        ++refused;
-        continue;
-      }
-      ++checks;
-      if (!report.pass) {
-        ++failures;
-        std::fprintf(stderr, "seed %llu: %s: %s\n", static_cast<unsigned long long>(seed), report.line.c_str(), report.failure.c_str());
-      }
-      for (const check::TensorReport& tensor : report.tensors) {
-        double ratio = tensor.row_ratio;
-        if (tensor.max_bound > 0) ratio = std::max(ratio, tensor.max_error / tensor.max_bound);
-        if (tensor.rms_bound > 0) ratio = std::max(ratio, tensor.rms_error / tensor.rms_bound);
-        ratios[{to_string(line.dtype), target.target, output_of(tensor.name)}].push_back(ratio);
-        if (ratio > worst) worst = ratio, worst_line = report.line;
-      }
+  for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });
+  set_num_threads(1);
+  const bool on_gpu = options.device == DeviceKind::cuda;
+  std::vector<PlanOptions> judged;
+  for (const TargetInfo& target : targets()) {
+    if (!target.available || (target.backend == "cuda") != on_gpu) continue;
+    judged.push_back({.backend = target.backend, .target = on_gpu ? "" : target.target, .threads = 1, .executor = nullptr});
+    if (on_gpu) break;  // on the target that is chosen
+  }
+  if (judged.empty()) {
+    std::fprintf(stderr, "no target of this device is available here\n");
+    return 1;
+  }
+
+  Found found;
+  std::atomic<std::uint64_t> next{0};
+  std::atomic<int> at_work{options.threads};
+  const auto work = [&] {
+    while (!interrupted && elapsed() < options.seconds) {
+      const std::uint64_t i = next++;
+      if (i >= options.problems) break;
+      const problem::Line line = line_of(options, options.first + i);
+      const check::Checker check(line);
+      for (const PlanOptions& how : judged) found.add(line, options.first + i, how.target, check(how));
+      found.problem_is_done();
     }
-  }
-  std::ofstream file;
-  if (argc > 3) file.open(argv[3]);
-  std::ostream& out = argc > 3 ? file : std::cout;
-  for (char& c : worst_line)
-    if (c == '"') c = '\'';
-  out << "{\"first_seed\": " << first << ", \"problems\": " << seed - first << ", \"checks\": " << checks << ", \"refused\": " << refused
-      << ", \"failures\": " << failures << ", \"seconds\": " << std::lround(elapsed()) << ",\n \"worst\": " << worst
-      << ", \"worst_line\": \"" << worst_line << "\",\n \"rows\": [";
-  const char* separator = "\n  ";
-  for (auto& [key, values] : ratios) {
-    std::sort(values.begin(), values.end());
-    const auto& [dtype, target, output] = key;
-    out << separator << "{\"dtype\": \"" << dtype << "\", \"target\": \"" << target << "\", \"output\": \"" << output
-        << "\", \"tensors\": " << values.size() << ", \"median\": " << quantile(values, 0.5) << ", \"p999\": " << quantile(values, 0.999)
-        << ", \"worst\": " << values.back() << "}";
-    separator = ",\n  ";
-  }
-  out << "\n ]}\n";
-  return failures == 0 ? 0 : 1;
+    --at_work;
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < options.threads; ++t) threads.emplace_back(work);
+
+  const auto save = [&] {
+    if (options.file.empty()) return;
+    const std::string unfinished = options.file + ".unfinished";
+    std::ofstream out(unfinished);
+    found.write(out, options, elapsed());
+    out.close();
+    std::filesystem::rename(unfinished, options.file);
+  };
+  for (double saved = 0; at_work > 0; std::this_thread::sleep_for(std::chrono::milliseconds(20)))
+    if (elapsed() - saved > 5) save(), saved = elapsed();
+  for (std::thread& thread : threads) thread.join();
+  save();
+  if (options.file.empty()) found.write(std::cout, options, elapsed());
+  return found.failures() == 0 ? 0 : 1;
 }

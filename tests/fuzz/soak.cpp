@@ -1,7 +1,10 @@
-// Training steps on the CPU with random shapes, programs, types and layouts, for so many minutes: memory must stay flat within 1 %, and the
-// first problems must give the same bits at the end. Writes one JSON object; fails where either does not hold.
+// Training steps with random shapes, programs, types and layouts, for so many minutes: memory must stay flat within 1 %, and the first problems
+// must give the same bits at the end. Writes one JSON object, again after every measurement; fails where either does not hold.
 //
-//   soak FIRST_SEED MINUTES [FILE]
+//   soak FIRST_SEED MINUTES [FILE] [--device cuda] [--programs N]
+//
+// On a GPU memory of the device counts too: all that the library has allocated there, and the kernels that it has loaded. A problem there has
+// one of so many programs (40), as each has kernels of its own, which take seconds to compile.
 #include <malloc.h>
 
 #include <algorithm>
@@ -9,21 +12,26 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/hash.h"
 #include "check/run.h"
+#include "cuda/jit/driver.h"
 #include "problem/random_line.h"
 
 using namespace foveal;
 
 namespace {
 
-constexpr int steps = 3;              // of gradient descent, for each problem
-constexpr std::uint64_t warm = 1000;  // problems before memory is looked at
+constexpr int steps = 3;                       // of gradient descent, for each problem
+constexpr std::uint64_t first_program = 7000;  // as for fuzz_errors: both find each other's kernels on disk
+constexpr std::uint64_t warm = 1000;           // problems before memory is looked at
 
 /// Along the gradient of every tensor that has one.
 void descend(problem::CaseData& data) {
@@ -40,18 +48,73 @@ void descend(problem::CaseData& data) {
     if (data.line().params[i].grad) step(data.param(i), data.dparam(i));
 }
 
-/// Larger than every random one: threads keep the largest workspace that they needed.
-problem::Line largest(const char* strategy) {
-  return problem::parse_line(std::string("backward f64 b3 h12:3 q160 d512 score=\"tanh(score) + bias[head, q_idx, kv_idx] * score\" ") +
-                             "param=\"bias: real[12, 160, 160] f64 grad=f64\" dropout=0.1 strategy=" + strategy);
+struct Options {
+  std::uint64_t first = 1, programs = 40;
+  double minutes = 15;
+  std::string file;
+  Device device{};
+  bool on_gpu() const { return device.kind == DeviceKind::cuda; }
+};
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  int place = 0;
+  for (int i = 1; i < argc; ++i) {
+    const std::string text = argv[i];
+    const char* value = text.starts_with("--") && i + 1 < argc ? argv[++i] : text.c_str();
+    if (text == "--programs") {
+      options.programs = std::strtoull(value, nullptr, 10);
+    } else if (text == "--device") {
+      if (std::string(value) == "cuda") options.device = {DeviceKind::cuda, 0};
+    } else if (++place == 1) {
+      options.first = std::strtoull(value, nullptr, 10);
+    } else if (place == 2) {
+      options.minutes = std::atof(value);
+    } else {
+      options.file = value;
+    }
+  }
+  return options;
 }
 
-/// The bits of everything that the steps of a problem gave.
-std::string train(const problem::Line& line) {
+/// Larger than every random one: threads keep the largest workspace that they needed.
+std::vector<problem::Line> largest(const Options& options) {
+  std::vector<problem::Line> lines;
+  if (options.on_gpu()) {
+    lines.push_back(problem::parse_line("backward bf16 b4 h24:6 q1024 d128"));
+  } else {
+    for (const char* strategy : {"fused", "split", "two_scan"})
+      lines.push_back(
+          problem::parse_line(std::string("backward f64 b3 h12:3 q160 d512 score=\"tanh(score) + bias[head, q_idx, kv_idx] * score\" ") +
+                              "param=\"bias: real[12, 160, 160] f64 grad=f64\" dropout=0.1 strategy=" + strategy));
+  }
+  for (problem::Line& line : lines) line.device = options.device;
+  return lines;
+}
+
+/// `same_bits`: each time that it is run.
+problem::Line line_of(const Options& options, std::uint64_t seed, bool same_bits) {
+  base::Random random(seed);
+  if (!options.on_gpu()) return problem::random_line(random);
+  base::Random program(first_program + seed % options.programs);
+  problem::Line line = problem::random_line(program, random);
+  line.device = options.device;
+  if (same_bits) line.attention.determinism = Determinism::reproducible;
+  return line;
+}
+
+/// The bits of everything that the steps of a problem gave. What no kernel of a GPU serves is refused.
+std::string train(const problem::Line& line, std::uint64_t& refused) {
   problem::CaseData data(line);
   std::string bits;
   for (int i = 0; i < steps; ++i) {
-    check::run_case(data, {.backend = "cpu"});
+    try {
+      check::run_case(data, {.backend = line.device.kind == DeviceKind::cuda ? "cuda" : "cpu"});
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported || line.device.kind != DeviceKind::cuda) throw;
+      ++refused;
+      return bits;
+    }
     for (const auto& [name, block] : data.blocks())
       bits += std::to_string(base::hash64({reinterpret_cast<const char*>(block.bytes.get()), block.size}));
     if (data.line().pass == Pass::backward) descend(data);
@@ -61,67 +124,137 @@ std::string train(const problem::Line& line) {
   return bits;
 }
 
-std::string train(std::uint64_t seed) {
-  base::Random random(seed);
-  return train(problem::random_line(random));
-}
-
 /// Bytes that were allocated and not freed.
 double in_use() {
   const struct mallinfo2 now = mallinfo2();
   return static_cast<double>(now.uordblks + now.hblkhd);
 }
 
+/// What the library holds on a device, by the calls that it makes: others who use the device do not count.
+namespace held {
+
+using namespace cuda::driver;
+Api real, counting;
+std::map<DevicePointer, std::size_t> blocks;
+std::size_t bytes = 0;
+long kernels = 0, most_kernels = 0;
+
+Result allocate(DevicePointer* pointer, std::size_t size) {
+  const Result result = real.memory_alloc(pointer, size);
+  if (result == 0) blocks[*pointer] = size, bytes += size;
+  return result;
+}
+Result release(DevicePointer pointer) {
+  const Result result = real.memory_free(pointer);
+  if (const auto block = blocks.find(pointer); result == 0 && block != blocks.end()) bytes -= block->second, blocks.erase(block);
+  return result;
+}
+Result load(Library* library, const void* image, void* a, void* b, unsigned c, void* d, void* e, unsigned f) {
+  const Result result = real.library_load(library, image, a, b, c, d, e, f);
+  if (result == 0) most_kernels = std::max(most_kernels, ++kernels);
+  return result;
+}
+Result unload(Library library) {
+  const Result result = real.library_unload(library);
+  if (result == 0) --kernels;
+  return result;
+}
+
+/// Calls of this thread are counted as long as it lives.
+std::unique_ptr<Redirected> count() {
+  real = counting = api();
+  counting.memory_alloc = allocate, counting.memory_free = release, counting.library_load = load, counting.library_unload = unload;
+  return std::make_unique<Redirected>(counting, device_facts(0));
+}
+
+}  // namespace held
+
+/// One amount of memory, MB, each time that it was measured.
+struct Measured {
+  std::vector<double> all;
+  double least() const { return *std::min_element(all.begin(), all.end()); }
+  double most() const { return *std::max_element(all.begin(), all.end()); }
+  bool flat() const { return most() <= 1.01 * least(); }
+  void write(std::ostream& out, const char* prefix) const {
+    out << ", \"" << prefix << "first_mb\": " << all.front() << ", \"" << prefix << "least_mb\": " << least() << ", \"" << prefix
+        << "most_mb\": " << most() << ", \"" << prefix << "last_mb\": " << all.back();
+  }
+};
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto first = std::strtoull(argc > 1 ? argv[1] : "1", nullptr, 10);
-  const double minutes = argc > 2 ? std::atof(argv[2]) : 15;
+  const Options options = parse_options(argc, argv);
+  const std::uint64_t first = options.first;
+  const double minutes = options.minutes;
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60; };
+  if (options.on_gpu() && !cuda::driver::unavailable().empty()) {
+    std::fprintf(stderr, "%s\n", cuda::driver::unavailable().c_str());
+    return 1;
+  }
+  const auto counting = options.on_gpu() ? held::count() : nullptr;
 
   const bool short_run = minutes < 1;                   // of the tests: memory is not judged
   const std::uint64_t repeated = short_run ? 40 : 600;  // problems that are run again and again: more than there are plans in the cache
   // Memory is compared where the same problems came last, so that the caches hold the same plans.
   std::vector<std::string> before;
-  long changed = 0, compared = 0;
+  std::uint64_t changed = 0, compared = 0, refused = 0, seed = first + repeated;
+  Measured host, device;
   const auto repeat = [&] {
     for (std::uint64_t i = 0; i < repeated; ++i) {
-      std::string bits = train(first + i);
+      std::string bits = train(line_of(options, first + i, true), refused);
       if (before.size() <= i) {
         before.push_back(std::move(bits));
       } else {
         ++compared, changed += bits != before[i];
       }
     }
-    return in_use();
   };
-  std::uint64_t seed = first + repeated;
   const auto go_on = [&](std::uint64_t count) {
-    for (; count > 0 && elapsed() < minutes; --count) train(seed++);
+    for (; count > 0 && elapsed() < minutes; --count) train(line_of(options, seed++, false), refused);
   };
-  for (const char* strategy : {"fused", "split", "two_scan"})
-    if (!short_run) train(largest(strategy));
+  const auto is_judged = [&] { return !short_run && host.all.size() > 1; };
+  const auto write = [&](std::ostream& out) {
+    out << "{\"first_seed\": " << first << ", \"minutes\": " << std::round(10 * elapsed()) / 10 << ", \"problems\": " << seed - first
+        << ", \"steps\": " << (seed - first - repeated + before.size() + compared) * steps
+        << ", \"memory_judged\": " << (is_judged() ? "true" : "false");
+    host.write(out, "");
+    if (options.on_gpu()) {
+      device.write(out, "device_");
+      out << ", \"programs\": " << options.programs << ", \"kernels\": " << held::most_kernels << ", \"refused_problems\": " << refused;
+    }
+    out << ", \"compared\": " << compared << ", \"changed\": " << changed << "}\n";
+  };
+  const auto measure = [&] {
+    if (options.on_gpu()) cuda::driver::give_back(true);
+    host.all.push_back(in_use() / 1e6), device.all.push_back(static_cast<double>(held::bytes) / 1e6);
+    std::fprintf(stderr, "%.1f min: seed %llu, %.3f MB, on the device %.3f MB and %ld kernels, %llu of %llu results changed\n", elapsed(),
+                 static_cast<unsigned long long>(seed), host.all.back(), device.all.back(), held::kernels,
+                 static_cast<unsigned long long>(changed), static_cast<unsigned long long>(compared));
+    if (options.file.empty()) return;
+    const std::string unfinished = options.file + ".unfinished";
+    std::ofstream out(unfinished);
+    write(out);
+    out.close();
+    std::filesystem::rename(unfinished, options.file);
+  };
+  if (!short_run)
+    for (const problem::Line& line : largest(options)) train(line, refused);
   repeat();
   go_on(warm);
-  std::vector<double> bytes{repeat()};
+  repeat();
+  measure();
   while (elapsed() < minutes) {
     go_on(2000);
-    bytes.push_back(repeat());
-    std::fprintf(stderr, "%.1f min: seed %llu, %.3f MB, %ld of %ld results changed\n", elapsed(), static_cast<unsigned long long>(seed),
-                 bytes.back() / 1e6, changed, compared);
+    repeat();
+    measure();
   }
-  const auto [least, most] = std::minmax_element(bytes.begin(), bytes.end());
-  const bool judged = !short_run && seed >= first + repeated + warm, flat = !judged || *most <= 1.01 * *least;
-  std::ofstream file;
-  if (argc > 3) file.open(argv[3]);
-  (argc > 3 ? static_cast<std::ostream&>(file) : std::cout)
-      << "{\"first_seed\": " << first << ", \"minutes\": " << std::round(10 * elapsed()) / 10 << ", \"problems\": " << seed - first
-      << ", \"steps\": " << (seed - first - repeated + before.size() + static_cast<std::uint64_t>(compared)) * steps
-      << ", \"memory_judged\": " << (judged ? "true" : "false") << ", \"first_mb\": " << bytes.front() / 1e6
-      << ", \"least_mb\": " << *least / 1e6 << ", \"most_mb\": " << *most / 1e6 << ", \"last_mb\": " << bytes.back() / 1e6
-      << ", \"compared\": " << compared << ", \"changed\": " << changed << "}\n";
-  if (!flat) std::fprintf(stderr, "memory in use went from %.3f to %.3f MB\n", *least / 1e6, *most / 1e6);
-  if (changed > 0) std::fprintf(stderr, "%ld problems gave other bits\n", changed);
+  if (options.file.empty()) write(std::cout);
+  const bool flat = !is_judged() || (host.flat() && device.flat());
+  if (!flat)
+    std::fprintf(stderr, "memory in use went from %.3f to %.3f MB, on the device from %.3f to %.3f MB\n", host.least(), host.most(),
+                 device.least(), device.most());
+  if (changed > 0) std::fprintf(stderr, "%llu problems gave other bits\n", static_cast<unsigned long long>(changed));
   return flat && changed == 0 ? 0 : 1;
 }

@@ -385,7 +385,9 @@ def test_keep(tmp_path):
               "rows": [{"dtype": "f32", "target": "avx2", "output": "dq", "tensors": 6, "median": 0.1, "p999": 0.2, "worst": 0.3}]}  # fmt: skip
     programs = {"first_seed": 1, "programs": 2, "seconds": 3, "findings": 0, "compared": {"value": 7}}
     first = {"problem": "bf16 b4", "context_ms": 1.5, "second_both_ms": 2.5, "kernels_on_disk_before": 0, "nvrtc": "13.0"}
-    for suite, report in (("checks", lines), ("errors", errors), ("programs", programs), ("first-call-gpu", first)):
+    soak = {"first_seed": 1, "minutes": 15.0, "problems": 9, "steps": 27, "memory_judged": True, "compared": 3, "changed": 0, "programs": 2, "kernels": 5, "refused_problems": 1,
+            **{f"{where}{when}_mb": 1.5 for where in ("", "device_") for when in ("first", "least", "most", "last")}}  # fmt: skip
+    for suite, report in (("checks", lines), ("errors", errors), ("programs", programs), ("soak", soak), ("first-call-gpu", first)):
         (tmp_path / "report.json").write_text(json.dumps(report))
         main(["keep", suite, str(tmp_path / "report.json"), "--made-by", f"make {suite}", f"--output={tmp_path}/kept.jsonl"])
     rows = {(row["suite"], row["case"]): row for row in read(tmp_path / "kept.jsonl")}
@@ -394,6 +396,7 @@ def test_keep(tmp_path):
     assert (checked["passed"], checked["refusals"], checked["failures"], checked["worst"], checked["longest"]) == (1, 0, 1, 0.25, 64)
     assert rows["checks", "bf16 refused: make checks"]["refusals"] == 1
     assert rows["errors", "f32 avx2 dq"]["p999"] == 0.2 and rows["errors", "all"]["refusals"] == 4 and rows["programs", "all"]["counts"] == {"value": 7}
+    assert rows["soak", "all"]["device_most_mb"] == 1.5 and rows["soak", "all"]["refused_problems"] == 1
     assert rows["first-call-gpu", "bf16 b4"]["phases_ms"] == {"context": 1.5, "second_both": 2.5}
 
 
