@@ -55,6 +55,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--head-dims", default="64,128,256")
     parser.add_argument("--seqlen", type=int, default=4096)
     parser.add_argument("--hidden", type=int, default=1024, help="heads times head_dim")
+    parser.add_argument("--programs", default="", help="those whose names have one of these words, with commas between (default: all)")
 
 
 def parameters(shapes: dict[str, tuple[Any, ...]], documents: bool, length: int, device: str) -> list[capi.Parameter]:
@@ -80,7 +81,9 @@ def in_turns(pair: dict[str, Callable[[], None]], turns: int, **options: Any) ->
 def main(options: argparse.Namespace) -> None:
     library, rows = capi.Library(options.library, options.device), Rows(options.output, capi.origin(options.device))
     dims = [int(dim) for dim in options.head_dims.split(",")]
-    for dim, (name, mask, score, shapes) in progress([(dim, program) for dim in dims for program in programs(options.hidden // dim, options.seqlen)]):
+    words = options.programs.split(",")
+    chosen = [(dim, program) for dim in dims for program in programs(options.hidden // dim, options.seqlen) if any(word in program[0] for word in words)]
+    for dim, (name, mask, score, shapes) in progress(chosen):
         (case,) = parse(f"backward bf16 b4 h{options.hidden // dim} q{options.seqlen} d{dim} causal", "trained")
         passes = capi.Passes(library, case)
         params = parameters(shapes, mask == DOCUMENTS, options.seqlen, library.device)

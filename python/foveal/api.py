@@ -10,7 +10,7 @@ from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
 from .doors import public
-from .signatures import A, Arguments, Array, Mask, Running, ScoreMod, Settings, check_names, length_slots, pair, tokens
+from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_names, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -88,7 +88,7 @@ def attention(
     return tuple(found) if return_lse else found[0]
 
 
-_ACCEPTED = (*Settings.__annotations__, *Running.__annotations__)
+_ACCEPTED = tuple(Arguments.__annotations__)
 
 
 def _check_plain(names: Iterable[str], tensors: Iterable[Any]) -> None:

@@ -95,7 +95,15 @@ def describe(
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"attention: {name}: found {_found(value)}; expected a number")
-    return float(value)
+    return float(without_gradient(name, value))
+
+
+def without_gradient(name: str, value: Any) -> Any:
+    """Refuses a tensor whose gradient a number would lose."""
+    if getattr(value, "requires_grad", False):
+        raise TypeError(f"attention: {name}: found a tensor that requires a gradient; expected a number. What is trained belongs into the score: "
+                        "score_mod=lambda s, b, h, i, j: s * t, with scale=1.0")  # fmt: skip
+    return value
 
 
 def _integer(name: str, value: Any) -> int:
@@ -238,15 +246,21 @@ def trace(
         if with_scalars is not None:
             return with_scalars
     tracing = tracer()
+    before = [] if reads is None else _versions(reads.arrays)
     description = describe(score_mod, mask, tracer=tracing, **arguments)
     bound = bind(description, options, heads_first)
-    if found_key is not None and reads is not None and not tracing.saw_values:
+    if found_key is not None and reads is not None and not tracing.saw_values and _versions(reads.arrays) == before:
         sources = [_source(array, reads.arrays, given) for array in bound.arrays]
         if None not in sources:
             if len(_traces) >= _MAX_TRACES:
                 _traces.pop(next(iter(_traces)))
             _traces[found_key] = (Bound(bound.program, bound.names, []), sources)
     return bound
+
+
+def _versions(reached: Sequence[Any]) -> list[int]:
+    """Which change where a function writes into what it captures: such a function runs on every call."""
+    return [0 if arrays.framework(array) != "torch" or array.is_inference() else array._version for array in reached]
 
 
 # ---- numbers that change from call to call ----
@@ -338,12 +352,19 @@ def _traced_with(
 
 
 def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arrays given by name, and the other arguments."""
-    rest = dict(arguments)
+    """The arrays given by name, and the other arguments: a number in an array by its value, as it may change."""
+    rest = {name: _by_value(name, value) if name in _NUMBERS and type(value) not in _PLAIN else value for name, value in arguments.items()}
     params, sink = rest.pop("params", None), rest.pop("sink", None)
     if not params and sink is None:
         return {}, rest
     return {**(params or {}), **({} if sink is None else {"sink": sink})}, rest
+
+
+_NUMBERS, _PLAIN = {"scale", "dropout_p", "q_offset", "kv_offset"}, {int, float, type(None)}
+
+
+def _by_value(name: str, value: Any) -> Any:
+    return without_gradient(name, value).item() if arrays.is_array(value) and value.shape == () else value
 
 
 def _source(array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> Any:

@@ -50,11 +50,12 @@ class Running(TypedDict, total=False):
     seed: int | Array | None
     offset: int | Array
     rng_state: Array | None
-    options: Options
 
 
 class Arguments(Settings, Running, total=False):
     """The named arguments of foveal.attention(), without return_lse."""
+
+    options: Options
 
 
 _INSTEAD = {

@@ -569,7 +569,9 @@ class TorchTracer(CallTracer):
 
     @classmethod
     def setting(cls) -> Any:
-        return torch.is_grad_enabled()
+        """What a function sees without reading it."""
+        modes = _function_modes() if torch._C._len_torch_function_stack() > 0 else ()
+        return torch.is_grad_enabled(), torch.get_default_dtype(), modes
 
     @classmethod
     def scalar(cls, value: float | int) -> Any:
@@ -632,6 +634,9 @@ class TorchTracer(CallTracer):
         return tuple(places) if kind == "mask" else (score, *places)
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        for mode in _function_modes():
+            if mode.__module__.partition(".")[0] != "torch":
+                raise NotImplementedError(f"a score or mask within {mode.__name__}, a TorchFunctionMode, which does not see the operators of symbols; expected a call outside of it")
         _tracing.append(self)
         try:
             with _Mode(self), _own_rules_refused():
@@ -641,6 +646,10 @@ class TorchTracer(CallTracer):
         if isinstance(result, torch.Tensor):
             result = self.capture(result)._read()
         return result
+
+
+def _function_modes() -> tuple[type, ...]:
+    return tuple([type(mode) for mode in torch.overrides._get_current_function_mode_stack()])
 
 
 @contextlib.contextmanager

@@ -217,6 +217,9 @@ def test_trained(tmp_path):
 
     assert [row["case"] for row in rows] == [f"{name} d16 {program[0]}" for program in programs(2, 32) for name in ("forward", "backward")]
     assert all(row[key] > 0 for row in rows for key in ("ms", "plain_ms", "short_ms", "short_plain_ms"))
+    small = ["--device=cpu", "--head-dims=16", "--seqlen=32", "--hidden=32", "--programs=softcap 30,full", f"--output={tmp_path}/some.jsonl"]
+    main(["trained", f"--library={LIBRARY}", *small])
+    assert {row["name"] for row in read(tmp_path / "some.jsonl")} == {name for name, *_ in programs(2, 32) if name == "softcap 30" or name.startswith("full")}
 
 
 @needs_library

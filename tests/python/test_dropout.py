@@ -98,3 +98,14 @@ def test_jax_needs_a_seed():
     with pytest.raises(ValueError, match="seed: found None; expected an integer"):
         foveal.attention(q, q, q, dropout_p=0.5)
     assert (foveal.attention(q, q, q, dropout_p=0.5, seed=1) == foveal.attention(q, q, q, dropout_p=0.5, seed=1)).all()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_state_that_changes_before_the_backward_pass_is_noticed(compiled):
+    q, k, v = (t.requires_grad_() for t in tensors())
+    layer, state = foveal.torch.Attention(dropout_p=0.5), torch.tensor([7, 0])
+    attend = torch.compile(layer, backend="eager") if compiled else layer
+    out = attend(q, k, v, rng_state=state)
+    state.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()

@@ -19,6 +19,39 @@ sdpa = foveal.torch.scaled_dot_product_attention
 varlen = foveal.torch.varlen_attn
 
 
+def trained():
+    return torch.tensor(0.3, requires_grad=True)
+
+
+class Twice(torch.Tensor):
+    """Functions see its elements twice as large."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*[2 * a.as_subclass(torch.Tensor) if isinstance(a, Twice) else a for a in args], **(kwargs or {}))
+
+
+def twice(t):
+    return t.as_subclass(Twice)
+
+
+BIAS = twice(torch.ones(5))
+
+
+class Doubled(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        return 2 * found if func is torch.tanh else found
+
+
+def within_a_mode():
+    score_mod = lambda s, b, h, i, j: torch.tanh(s)  # noqa: E731
+    attention(q, k, v, score_mod)  # traced, and not found again within
+    with Doubled():
+        attention(q, k, v, score_mod)
+
+
 class Holder:
     table = TABLE
 
@@ -73,6 +106,16 @@ WRONG = {
     "empty arrays of integers": (lambda: foveal.attention(*[a[:, :0].astype(int) for a in ARRAYS]), "foveal.attention: q: dtype int64; expected"),
     "an array that torch's tracing does not see": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + TABLE[i]), "score_mod: a symbol indexes an array that tracing cannot see"),
     "an attribute of an object": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + HOLDER.table[i]), "score_mod: a symbol indexes an array that tracing cannot see"),
+    "a trained scale": (lambda: attention(q, k, v, scale=trained()), "foveal.torch.attention: scale: found a tensor that requires a gradient; .*score_mod"),
+    "a trained scale in flex": (lambda: flex(*HEADS_FIRST, scale=trained()), "foveal.torch.flex_attention: scale: found a tensor that requires a gradient"),
+    "a trained scale in sdpa": (lambda: sdpa(*HEADS_FIRST, scale=trained()), "scaled_dot_product_attention: scale: found a tensor that requires a gradient"),
+    "a trained scale of a module": (lambda: foveal.torch.Attention(scale=trained()), "foveal.torch.Attention: scale: found a tensor that requires a gradient"),
+    "a trained rate": (lambda: sdpa(*HEADS_FIRST, dropout_p=trained()), "scaled_dot_product_attention: dropout_p: found a tensor that requires a gradient"),
+    "a class of one's own": (lambda: attention(twice(q), k, v), "foveal.torch.attention: q: a Twice, whose __torch_function__ is its own; expected a plain"),
+    "captured": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + BIAS[i]), "foveal.torch.attention: a captured tensor: a Twice"),
+    "as a sink": (lambda: attention(q, k, v, sink=twice(torch.zeros(2))), "foveal.torch.attention: a captured tensor: a Twice"),
+    "in sdpa": (lambda: sdpa(HEADS_FIRST[0], twice(HEADS_FIRST[1]), HEADS_FIRST[2]), "scaled_dot_product_attention: k: a Twice"),
+    "a mode of one's own": (lambda: within_a_mode(), "foveal.torch.attention: a score or mask within Doubled, a TorchFunctionMode"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
 }  # fmt: skip
 

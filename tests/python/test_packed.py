@@ -126,3 +126,26 @@ def test_nested_refusals():
         attend(q, torch.randn(4, 4, 7, 8), q)
     with pytest.raises(RuntimeError, match="query: a nested tensor of layout torch.strided"):
         attend(*[torch.nested.nested_tensor([torch.randn(4, n, 8) for n in LENGTHS_K])] * 3)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_lengths_that_change_before_the_backward_pass_are_noticed(again):
+    """Also before the second one."""
+    values, cu = packed([3, 9], 2)
+    out = foveal.torch.attention(values, values, values, cu_seqlens=(cu, cu), max_seqlens=(9, 9))
+    if again:
+        (out,) = torch.autograd.grad(out.sin().sum(), values, create_graph=True)
+    cu[1] = 4
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_lengths_are_kept_by_hooks_of_saved_tensors():
+    values, cu = packed([3, 9], 2)
+    attend = lambda: foveal.torch.attention(values, values, values, cu_seqlens=(cu, cu), max_seqlens=(9, 9))  # noqa: E731
+    (expected,) = torch.autograd.grad(attend().sin().sum(), values)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t):
+        out = attend()
+    cu[1] = 4
+    (found,) = torch.autograd.grad(out.sin().sum(), values)
+    assert torch.equal(found, expected)

@@ -592,6 +592,59 @@ def test_a_change_is_seen_by_numpy_functions(kind):
         np.testing.assert_allclose(foveal.attention(q, q, q, score_mods[kind]), scaled(expected).numpy(), rtol=0, atol=1e-14)
 
 
+SETTINGS = {  # a number in a tensor: what it is set to, and what it was
+    "scale": (0.7, 0.2),
+    "dropout_p": (0.6, 0.1),
+    "q_offset": (3, 0),
+    "kv_offset": (2, 0),
+}
+
+
+@pytest.mark.parametrize("door", ["attention", "flex_attention", "foveal.attention"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_tensor_counts_by_its_value_where_a_number_is_expected(name, door):
+    if door == "flex_attention" and name != "scale":
+        pytest.skip("no argument of this door")
+    later, first = SETTINGS[name]
+    attend = foveal.attention if door == "foveal.attention" else getattr(foveal.torch, door)
+    more = {} if door == "flex_attention" else {"mask": foveal.causal(), **({"seed": 1} if name == "dropout_p" else {})}
+    number = torch.tensor(first, dtype=torch.float64 if isinstance(first, float) else None)
+    for value in (first, later):
+        number.fill_(value)
+        assert torch.equal(attend(Q, Q, Q, **more, **{name: number}), attend(Q, Q, Q, **more, **{name: value}))
+
+
+def test_torchs_default_dtype_is_part_of_what_a_function_sees():
+    score_mod = lambda s, b, h, i, j: s + torch.tensor(1 / 3) * j  # noqa: E731
+    try:
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            third = torch.tensor(1 / 3).item()
+            torch.testing.assert_close(out(score_mod), out(foveal.score + third * foveal.kv_idx), rtol=0, atol=1e-14)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("write", ["mul_", "imul", "copy_", "out"])
+def test_a_function_that_writes_into_what_it_captures_runs_on_every_call(write):
+    t = torch.ones(1, dtype=torch.float64)
+
+    def score_mod(s, b, h, i, j):
+        nonlocal t
+        if write == "mul_":
+            t.mul_(2)
+        elif write == "imul":
+            t *= 2
+        elif write == "copy_":
+            t.copy_(t * 2)
+        else:
+            torch.mul(t, 2, out=t)
+        return s * t[0]
+
+    for expected in (2.0, 4.0, 8.0):
+        torch.testing.assert_close(out(score_mod), scaled(expected), rtol=0, atol=1e-14)
+
+
 # ---- what has not changed is not traced again ----
 
 TABLE = torch.randn(2, 13, dtype=torch.float64)

@@ -36,7 +36,9 @@ def torch_calls(q: torch.Tensor, bias: torch.Tensor) -> None:
     assert_type(foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + bias[h, i - j], scale=0.1), torch.Tensor)
     out, lse = foveal.torch.attention(q, q, q, mask=foveal.causal(), return_lse=True)
     module = foveal.torch.Attention("score * gate[]", foveal.causal(), params={"gate": torch.nn.Parameter(torch.ones(()))}, dropout_p=0.1)
-    module(q, q, q)
+    assert_type(module(q, q, q), torch.Tensor)
+    assert_type(module(q, q, q, seed=3, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+    module(q, q, q, is_causal=True)  # type: ignore[call-overload]
     out = foveal.torch.scaled_dot_product_attention(q, q, q, is_causal=True)
     assert_type(foveal.torch.flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s, scale=0.1), torch.Tensor)
     assert_type(foveal.torch.flex_attention(q, q, q, head_score, keeps_past, return_lse=True), tuple[torch.Tensor, torch.Tensor])

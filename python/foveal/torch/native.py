@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng, bind, describe
 from ..doors import public
-from ..signatures import Arguments, Mask, ScoreMod, Settings, check_names, tokens
+from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_names, tokens
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
 
@@ -87,6 +87,15 @@ class Attention(torch.nn.Module):
             lengths = tokens("Attention", cu_seqlens, block_table, seqlens_kv)
         out, lse = call(self._dropping_key if drops else self.key, captured, q, k, v, lengths, max_seqlens, rng)
         return (out, lse) if return_lse else out
+
+
+    if TYPE_CHECKING:  # as forward(), which Module calls
+
+        @overload
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **arguments: Unpack[Running]) -> Tensor: ...
+        @overload
+        def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **arguments: Unpack[Running]) -> tuple[Tensor, Tensor]: ...
+        def __call__(self, *args: Any, **arguments: Any) -> Any: ...
 
 
 def _settings(arguments: Settings) -> dict[str, Any]:

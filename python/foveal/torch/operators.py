@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
-from ..signatures import Mask, Paged, ScoreMod
+from ..signatures import Mask, Paged, ScoreMod, length_slots
 from ..torch_trace import TorchTracer
 from . import composite, examples, sharded
 
@@ -110,6 +110,24 @@ def _op_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[An
 _forward_op.register_autograd(_op_backward, setup_context=_op_setup)
 
 
+def _tensors_of(run: Any) -> list[Tensor]:
+    """Of the arguments of a run: saved for the backward pass as q is, so that torch notices when they were changed meanwhile."""
+    of_q, of_kv, _, _, _, _, state = run
+    if of_q is None and of_kv is None and state is None:
+        return []
+    return [t for t in (*length_slots(of_q, of_kv), state) if t is not None]
+
+
+def _with_tensors(run: Any, saved: list[Tensor]) -> Any:
+    """The run with its tensors as they were saved."""
+    if not saved:
+        return run
+    of_q, of_kv, *numbers, state = run
+    found = iter(saved)
+    cu_q, cu_kv, block_table, seqlens_kv, state = [None if t is None else next(found) for t in (*length_slots(of_q, of_kv), state)]
+    return (cu_q, Paged(block_table, seqlens_kv) if isinstance(of_kv, Paged) else cu_kv, *numbers, state)
+
+
 class _Attention(torch.autograd.Function):
     """The eager path: the operators' bodies without the dispatcher. run: cu_seqlens of q and kv, max_seqlens of both,
     seed, offset and state of dropout."""
@@ -121,23 +139,24 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
         ctx.program, ctx.run, q, k, v, *params = inputs
-        ctx.save_for_backward(q, k, v, *output, *params)
+        ctx.save_for_backward(q, k, v, *output, *params, *_tensors_of(ctx.run))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
-        q, k, v, out, lse, *params = ctx.saved_tensors
+        q, k, v, out, lse, *rest = ctx.saved_tensors
         want = ctx.needs_input_grad[2:]
+        params, run = rest[: len(want) - 3], _with_tensors(ctx.run, rest[len(want) - 3 :])
         if dout is None:
             if dlse is None:
                 return (None,) * (2 + len(want))
             dout = torch.zeros_like(out)
         dout, dlse = as_rows(dout), None if dlse is None else dlse.resolve_neg()
         if torch.is_grad_enabled():  # create_graph=True: the gradients' own derivatives may be asked for
-            given = ctx.program, ctx.run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
+            given = ctx.program, run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
             found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
             return (None, None, *[next(found) if wanted else None for wanted in want])
-        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *ctx.run, True))
+        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *run, True))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, program: Any, run: Any, *tensors: Any) -> Any:
@@ -155,15 +174,16 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
         ctx.program, ctx.run, ctx.want, _, _, *tensors = inputs
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, *_tensors_of(ctx.run))
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        q, k, v, dout, dlse, *params = ctx.saved_tensors
+        q, k, v, dout, dlse, *rest = ctx.saved_tensors
+        params, run = rest[: len(ctx.want) - 3], _with_tensors(ctx.run, rest[len(ctx.want) - 3 :])
         given = iter(cotangents)
         every = [next(given) if wanted else None for wanted in ctx.want]
-        found = composite.second_derivatives(ctx.program, ctx.run, ctx.want, q, k, v, dout, dlse, params, every)
+        found = composite.second_derivatives(ctx.program, run, ctx.want, q, k, v, dout, dlse, params, every)
         return (None, None, None, None, None, *found)
 
     @staticmethod
@@ -185,6 +205,7 @@ context: Any = None  # what context_parallel() has entered: calls take and give 
 # Looked up once: every call asks them.
 _dispatch_modes, _tracing_state = torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 _NO_DISPATCH = Tensor.__torch_dispatch__
+_TENSORS_FUNCTION = getattr(Tensor.__torch_function__, "__func__")
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
@@ -196,16 +217,26 @@ def _not_plain(tensors: Iterable[Tensor]) -> bool:
     return False
 
 
+def _has_own_function(kind: Any) -> bool:
+    function = kind.__torch_function__
+    return function is not torch._C._disabled_torch_function_impl and getattr(function, "__func__", None) is not _TENSORS_FUNCTION
+
+
 def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool]:
-    """In one pass: whether one is a view that negates when it is read, of a class with a dispatch of its own, or to get a gradient."""
+    """In one pass: whether one is a view that negates when it is read, of a class with a dispatch of its own, or to get a gradient. Refuses classes that
+    give functions another meaning, which kernels would not see."""
     negated = dispatching = trained = False
-    for t in tensors:
+    for at, t in enumerate(tensors):
         if t.is_neg():
             negated = True
         if t.requires_grad:
             trained = True
-        if type(t) not in _PLAIN and type(t).__torch_dispatch__ is not _NO_DISPATCH:
-            dispatching = True
+        if type(t) not in _PLAIN:
+            if _has_own_function(type(t)):
+                what = "qkv"[at] if at < 3 else "a captured tensor"
+                raise TypeError(f"attention: {what}: a {type(t).__name__}, whose __torch_function__ is its own; expected a plain tensor: t.as_subclass(torch.Tensor)")
+            if type(t).__torch_dispatch__ is not _NO_DISPATCH:
+                dispatching = True
     return negated, dispatching, trained
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
-from ..describe import Options, Rng
+from ..describe import Options, Rng, without_gradient
 from ..doors import public
 from .errors import CallError
 from .operators import bound, call, draw_rng, whole_seqlens
@@ -89,8 +89,10 @@ def _attend(
 
 def _number(name: str, value: Any) -> float:
     """Python's numbers and tensors of one element."""
-    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+    if isinstance(value, (int, float)):
         return float(value)
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(without_gradient(name, value))
     raise TypeError(f"scaled_dot_product_attention: {name}: found {type(value).__name__}; expected a number")
 
 
