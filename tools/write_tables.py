@@ -3,12 +3,7 @@
 
 usage: write_tables.py [--check]
 
-Figures come from the rows of bench/results/*.jsonl, which `foveal-bench` writes (docs/benchmarks.md), and from what two commands say of features:
-
-support        the columns of bench/results/support-*.md; on a machine that is to have one (or has got a new one):
-                 (echo "<!-- MACHINE, commit HASH, foveal support -->"; foveal support) > bench/results/support-MACHINE.md
-architectures  portable GPU kernels on every architecture, compiled without a device, from bench/results/architectures.md; to make that again:
-                 (echo "<!-- COMPILER, commit HASH, cuda_architectures -->"; build/release/tests/cuda/cuda_architectures) > bench/results/architectures.md
+Figures come from the rows of bench/results/*.jsonl, which `foveal-bench` writes (docs/benchmarks.md).
 
 --check writes nothing; it exits with 1 when a page is not what the example and the result files make of it.
 """
@@ -42,26 +37,37 @@ def example():
 
 
 def support():
-    """One table from those of several machines: the first file that has a target's column provides it."""
-    table = {}
-    origins = []
-    for path in sorted((ROOT / "bench/results").glob("support-*.md")):
-        origin, header, _, *rows = path.read_text().splitlines()
-        origins.append(origin.removeprefix("<!-- ").removesuffix(" -->"))
-        features, *targets = (cell.strip() for cell in header.strip("|").split("|"))
-        for row in rows:
-            feature, *cells = (cell.strip() for cell in row.strip("|").split("|"))
-            for target, cell in zip(targets, cells, strict=True):
-                table.setdefault(feature, {}).setdefault(target, cell)
+    """What each target takes: of a target that several machines have, what the last one said."""
+    table, origins = collections.defaultdict(dict), {}
+    for row in rows_of("support", "support"):
+        forward, backward = row["forward"], row["backward"]
+        table[row["case"]][row["contender"]] = forward if forward == backward else f"{forward} / {backward}"
+        origins[f"{row['machine']}, commit `{row['commit']}`"] = None
     columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
-    lines = [f"| {features} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {feature} | " + " | ".join(cells.get(target, "not asked") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(origins)
 
 
 def architectures():
-    origin, *table = (ROOT / "bench/results/architectures.md").read_text().splitlines()
-    return "\n".join(table) + "\n\n" + origin.removeprefix("<!-- ").removesuffix(" -->")
+    rows = rows_of("architectures", "architectures")
+    lines = ["| architecture | pass | kernels | most registers | most shared memory of a CTA | of |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        name, _, architecture = row["case"].partition(" ")
+        lines.append(f"| {architecture} | {name} | {row['kernels']} | {row['registers']} | {row['shared_kib']} KiB | {row['shared_limit_kib']} KiB |")
+    return "\n".join(lines) + f"\n\nCUDA's NVRTC {rows[0]['nvrtc']}, commit `{rows[0]['commit']}`"
+
+
+def amx_variants():
+    """Designs of the AMX kernels, timed in turns on two days: ms, and in quiet moments."""
+    lines = ["| pass | head dim | design | day 1, ms (quiet) | day 2, ms (quiet) |", "|---|---|---|---|---|"]
+    found = collections.defaultdict(dict)
+    for row in rows_of("cpu-intel-amx-variants", "variants"):
+        name, head_dim = row["case"].split()[0], re.search(r" d(\d+)", row["case"])[1]
+        found[name, head_dim, row["contender"], row["note"]][row["turn"]] = f"{row['ms']:.2f} ({row['ms_quiet']:.2f})"
+    for (name, head_dim, contender, note), turns in found.items():
+        lines.append(f"| {name} | {head_dim} | {contender}: {note} | {turns.get(0, '')} | {turns.get(1, '')} |")
+    return "\n".join(lines)
 
 
 def rows_of(name, suite=None):
@@ -439,6 +445,7 @@ PAGES = {
     "docs/reliability.md": (fuzz, programs, soak),
     "docs/distributed.md": (distributed,),
     "docs/benchmarks.md": (verbs, suites, fields),
+    "docs/lab/cpu.md": (amx_variants,),
     "docs/lab/gpu.md": (grid, trained, shapes, first_call, first_call_gpu),
 }
 

@@ -5,6 +5,8 @@
     foveal-bench keep programs report.json   ./dev programs SEED SECONDS report.json
     foveal-bench keep soak report.json       ./dev soak MINUTES SEED report.json [--device cuda]
     foveal-bench keep first-call-gpu out     FOVEAL_CACHE_DIR=$(mktemp -d) build/release/tests/cuda/first_call "bf16 b4 h16 q4096 d64" > out
+    foveal support > table && foveal-bench keep support table                                     what this machine's targets take, and those for GPUs
+    build/release/tests/cuda/cuda_architectures > table && foveal-bench keep architectures table
 """
 
 from __future__ import annotations
@@ -55,8 +57,33 @@ def first_call_gpu(report: dict[str, Any], rows: Rows) -> None:
     rows.add("first-call-gpu", report["problem"], phases_ms=phases, **known)
 
 
+def table(text: str) -> list[dict[str, str]]:
+    """The rows of a Markdown table, by the names of its columns."""
+    header, _, *rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def support(report: str, rows: Rows) -> None:
+    """A row for each feature and target."""
+    for line in table(report):
+        feature = line.pop("forward / backward")
+        for target, types in line.items():
+            forward, _, backward = types.partition(" / ")
+            rows.add("support", feature, contender=target, forward=forward, backward=backward or forward)
+
+
+def architectures(report: str, rows: Rows) -> None:
+    """A row for each architecture and pass."""
+    for line in table(report):
+        shared, most = (int(line[name].removesuffix(" KiB")) for name in ("most shared memory of a CTA", "of"))
+        rows.add("architectures", f"{line['pass']} {line['architecture']}", kernels=int(line["kernels"]), registers=int(line["most registers"]), shared_kib=shared,
+                 shared_limit_kib=most)  # fmt: skip
+
+
 REPORTS: dict[str, Callable[[Any, Rows], None]] = {
-    "checks": checks, "errors": errors, "programs": programs, "soak": soak, "first-call-gpu": first_call_gpu}  # fmt: skip
+    "checks": checks, "errors": errors, "programs": programs, "soak": soak, "first-call-gpu": first_call_gpu,
+    "support": support, "architectures": architectures}  # fmt: skip
+_TABLES = (support, architectures)  # the others read JSON
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +93,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    report = json.loads(options.report.read_text())
+    text = options.report.read_text()
+    report = text if REPORTS[options.suite] in _TABLES else json.loads(text)
     of_gpu = options.suite == "first-call-gpu" or (isinstance(report, dict) and "programs" in report and options.suite in ("errors", "soak"))
     origin = machine.describe("cuda" if of_gpu else "cpu")
     if options.made_by:

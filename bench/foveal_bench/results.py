@@ -58,6 +58,9 @@ FIELDS = {
     "device_first_mb": "as first_mb, of memory that the library holds on the device", "device_least_mb": "likewise", "device_most_mb": "likewise", "device_last_mb": "likewise",
     "kernels": "loaded at most", "refused_problems": "by every kernel of the device", "compared": "repeated results", "changed": "of them",
     "phases_ms": "milliseconds of each part of a first call, and of a call of decode (`decode_one_more_key`: than at the call before)", "kernels_on_disk_before": "how many",
+    "forward": "types that a target takes, all or none", "backward": "likewise",
+    "kernels": "how many are launched", "registers": "most of a kernel", "shared_kib": "KiB of shared memory, most of a CTA", "shared_limit_kib": "that a CTA may have",
+    "ms_quiet": "median of ms of the runs between undisturbed calibration loops", "ms_tenth": "the first tenth of them by time",
 }  # fmt: skip
 
 SUITES = {
@@ -73,6 +76,7 @@ SUITES = {
     "llmc": "training steps of llm.c (`llmc`)",
     "checks": "suites against the reference (`keep`, foveal check --json)", "errors": "errors of random problems over their bounds (`keep`, fuzz_errors)",
     "programs": "random programs against an evaluator (`keep`, fuzz_programs)", "soak": "random training steps (`keep`, soak)", "fuzz": "libFuzzer (tools/fuzz.py)",
+    "support": "what a target takes (`keep`, foveal support)", "architectures": "portable kernels, compiled for each GPU (`keep`, cuda_architectures)",
     "variants": "kernels before and after a change, or several designs of one (docs/lab/gpu-experiments.md)",
 }  # fmt: skip
 

@@ -1,7 +1,7 @@
 // The portable kernels on every architecture from sm_80 on, compiled by NVRTC without a device: a table of registers and of the shared
 // memory of a CTA beside what the architecture has. Fails where a kernel does not fit, or spills; says 77 where there is no NVRTC.
 //
-//   cuda_architectures > bench/results/architectures.md
+//   cuda_architectures > table && foveal-bench keep architectures table --output bench/results/architectures.jsonl
 #include <cstdio>
 #include <filesystem>
 #include <string>

@@ -51,8 +51,7 @@ def test_kept_results_have_the_format(path):
 
 @needs_results
 def test_no_result_has_another_format():
-    left = {path.suffix for path in (ROOT / "bench/results").iterdir()} - {".jsonl"}
-    assert left <= {".md", ".txt"}  # what `foveal support` and the like say, and a table that was kept
+    assert {path.suffix for path in (ROOT / "bench/results").iterdir()} == {".jsonl"}
 
 
 def test_a_run_that_was_cut_short_keeps_its_rows(tmp_path):
@@ -401,6 +400,29 @@ def test_keep(tmp_path):
     assert rows["errors", "f32 avx2 dq"]["p999"] == 0.2 and rows["errors", "all"]["refusals"] == 4 and rows["programs", "all"]["counts"] == {"value": 7}
     assert rows["soak", "all"]["device_most_mb"] == 1.5 and rows["soak", "all"]["refused_problems"] == 1
     assert rows["first-call-gpu", "bf16 b4"]["phases_ms"] == {"context": 1.5, "second_both": 2.5}
+
+
+SUPPORT = """| forward / backward | cuda sm90 | cpu avx2 |
+|---|---|---|
+| plain | bf16 f16 | all |
+| backward: fused | bf16 f16 / none | all |
+"""
+ARCHITECTURES = """| architecture | pass | kernels | most registers | most shared memory of a CTA | of |
+|---|---|---|---|---|---|
+| sm_80 (A100) | forward | 1 | 185 | 86 KiB | 163 KiB |
+"""
+
+
+def test_keep_of_tables(tmp_path):
+    for suite, report in (("support", SUPPORT), ("architectures", ARCHITECTURES)):
+        (tmp_path / "table").write_text(report)
+        main(["keep", suite, str(tmp_path / "table"), f"--output={tmp_path}/kept.jsonl"])
+    *taken, compiled = read(tmp_path / "kept.jsonl")
+    assert [(row["case"], row["contender"], row["forward"], row["backward"]) for row in taken] == [
+        ("plain", "cuda sm90", "bf16 f16", "bf16 f16"), ("plain", "cpu avx2", "all", "all"),
+        ("backward: fused", "cuda sm90", "bf16 f16", "none"), ("backward: fused", "cpu avx2", "all", "all")]  # fmt: skip
+    assert compiled["case"] == "forward sm_80 (A100)"
+    assert [compiled[name] for name in ("kernels", "registers", "shared_kib", "shared_limit_kib")] == [1, 185, 86, 163]
 
 
 FUZZ = r"""
