@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <limits>
 
+#include "cpu/backward_pass.h"
 #include "cpu/block_scores.h"
+#include "cpu/key_sums.h"
 #include "cpu/nonfinite.h"
-#include "cpu/pass.h"
-#include "cpu/row_scalars.h"
 
 namespace foveal::cpu {
 
@@ -15,16 +15,13 @@ template <class Real>
 struct BackwardMemory : CallMemory {
   void* grads = nullptr;  ///< of parameters
   RowScalars<Real> rows;
-  Real *dk_acc = nullptr, *dv_acc = nullptr;  ///< of all shares, when there are several
+  KeySums<Real> shared;  ///< of all shares, when there are several
 };
 
 template <class Real>
-struct BackwardCall : CallOf<BackwardMemory<Real>> {
+struct BackwardCall : BackwardCallOf<Real, BackwardMemory<Real>> {
   BackwardCall(const problem::Buffers& b, const Setup<Real>& s)
-      : CallOf<BackwardMemory<Real>>(b), q(b.q), k(b.k), v(b.v), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv), dropout(s.dropout(b.rng)) {
-    this->rows = RowScalars<Real>(s.problem);
-  }
-  HeadRows q, k, v, dout, dq, dk, dv;
+      : BackwardCallOf<Real, BackwardMemory<Real>>(b, s), dropout(s.dropout(b.rng)) {}
   TileDropout dropout;
 };
 
@@ -60,7 +57,7 @@ struct BackwardSlot : SlotOf<LaneState<Real>> {
   void *k_scratch, *v_scratch, *k_copy, *k_copy_scratch, *lane_copy;
   NonfiniteRows* nonfinite_k;  ///< of this block, where it is mixed into dq
   KeptPairs* kept;
-  Real *dk, *dv;  ///< accumulators of this task
+  KeySums<Real> own;  ///< of this task
 
   BackwardSlot slice(int begin) const {
     BackwardSlot part = *this;
@@ -121,21 +118,11 @@ class BackwardBlocks {
     slot.array(&Slot::kept, 1);
   }
 
-  /// Where the operand `at` is made.
-  void* k_scratch(const Slot& slot, int at) const {
-    return static_cast<char*>(slot.k_scratch) + static_cast<std::size_t>(at) * operand_bytes(s_.dim);
-  }
-  void* v_scratch(const Slot& slot, int at) const {
-    return static_cast<char*>(slot.v_scratch) + static_cast<std::size_t>(at) * operand_bytes(s_.dim_v);
-  }
-
-  /// Packs what the products of a tile read. Lanes with nothing to attend count as rows of zeros: they may hold anything, NaN even.
+  /// Packs what the products of a tile read.
   void start(const Call& call, const Sequence& sequence, const LaneTile& tile, bool for_keys, const Slot& slot, Tile& state) const {
     state.start(*call.work, sequence, tile, s_.problem);
     state.first = 0;
     state.any_empty = state.any_nan = state.any_far = false;
-    const void* q[max_lanes] = {};
-    const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       state.lse[lane] = call.rows.lse[row];
@@ -143,16 +130,11 @@ class BackwardBlocks {
       state.far[lane] = call.rows.far[row];
       state.any_nan |= std::isnan(state.lse[lane]);
       state.any_far |= state.far[lane] != 0;
-      if (call.rows.empty(row)) {
-        state.any_empty = true;
-        return;
-      }
-      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
-      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
+      state.any_empty |= call.rows.empty(row);
     });
     for (int lane = tile.lanes(); lane < padded_lanes(tile); ++lane) state.lse[lane] = state.delta[lane] = state.far[lane] = 0;
-    const LaneRows q_rows{q, padded_lanes(tile), call.q.stride, call.q.dtype};
-    const LaneRows dout_rows{dout, padded_lanes(tile), call.dout.stride, call.dout.dtype};
+    const QueryRows rows(call, sequence, tile);
+    const LaneRows q_rows = rows.q.in(padded_lanes(tile)), dout_rows = rows.dout.in(padded_lanes(tile));
     s_.ops.pack_panel(q_rows, s_.dim, s_.sign, state.q_panel);
     if (wants_.ds) s_.ops.pack_panel(dout_rows, s_.dim_v, Real(1), state.dout_panel);
     const bool drops = s_.drops_anywhere() || s_.tape.has_mask();
@@ -170,23 +152,26 @@ class BackwardBlocks {
   void prepare(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block, bool mix, bool drops, int at,
                Slot& slot) const {
     const int keys = s_.block_keys(sequence, block);
-    const std::int64_t token = sequence.kv_begin + std::int64_t{block} * s_.ops.block_kv;
-    KeyRows k_rows = call.k.keys(sequence.batch, token, kv_head);
-    slot.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, k_scratch(slot, at));
+    const std::int64_t key = std::int64_t{block} * s_.ops.block_kv;
+    KeyRows k_rows = call.k.block(sequence, key, keys, kv_head);
+    slot.k[at] = s_.ops.prepare(k_rows, keys, s_.dim, true, mix, scratch(slot.k_scratch, at, s_.dim));
     slot.nonfinite_k->clear();
     if (mix && drops) slot.nonfinite_k->take(s_.ops, keys, s_.dim, slot.k_copy, k_rows);
     if (slot.nonfinite_k->any()) {
       const Operand finite = s_.ops.prepare(k_rows, keys, s_.dim, false, true, slot.k_copy_scratch);
       slot.k[at].mix = finite.mix, slot.k[at].mix_stride = finite.mix_stride;
     }
-    slot.v[at] = s_.ops.prepare(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v, true, false, v_scratch(slot, at));
+    slot.v[at] =
+        s_.ops.prepare(call.v.block(sequence, key, keys, kv_head), keys, s_.dim_v, true, false, scratch(slot.v_scratch, at, s_.dim_v));
   }
 
-  /// What a tile and block add to dk, dv (null: nothing) and dq.
-  void visit(const Call& call, const Sequence& sequence, const Tile& state, int keys, const Operand& k, const Operand& v,
-             const TapeGrads* grads, Real* dk, Real* dv, bool with_dq, Slot& slot) const {
+  /// What a tile adds to dk, dv (null: nothing) and dq with the block that is the operands `at`.
+  void visit(const Call& call, const Sequence& sequence, const Tile& state, int keys, int at, const TapeGrads* grads,
+             const KeySums<Real>& sums, bool with_dq, Slot& slot) const {
     const int ld = s_.ops.tile_lanes;
-    const auto visit_lanes = [&](const Tile& lanes, Slot& tiles) {
+    const Operand &k = slot.k[at], &v = slot.v[at];
+    const auto [dk, dv] = sums;
+    for_each_slice(s_, sequence, call.data, state, keys, slot, [&](const Tile& lanes, Slot& tiles) {
       const KeyRange range = differentiate(call, sequence, lanes, keys, k, v, grads, tiles);
       if (range.begin == range.end) return;
       const int count = lanes.lanes.padded(), valid = lanes.lanes.count;
@@ -198,8 +183,28 @@ class BackwardBlocks {
       if (dk && lanes.nonfinite_q->any())
         lanes.nonfinite_q->spread(lanes.first, range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, dk);
       if (with_dq && tiles.nonfinite_k->any()) tiles.nonfinite_k->mix(range, *tiles.kept, tiles.ds, ld, valid, s_.dim, false, lanes.dq);
-    };
-    for_each_slice(s_, sequence, call.data, state, keys, slot, visit_lanes);
+    });
+  }
+
+  /// A tile with far rows: their scores once more, for maxima and sums.
+  void measure(const Call& call, const Sequence& sequence, std::int32_t kv_head, const LaneTile& tile, Slot& slot) const {
+    Tile& state = slot.tiles[0];
+    start(call, sequence, tile, false, slot, state);
+    Real *max = state.dq, *sum = max + s_.ops.tile_lanes, *factor = sum + s_.ops.tile_lanes, *lane_max = factor + s_.ops.tile_lanes;
+    start_sums(s_, tile, s_.problem.sink >= 0 ? &call.buffers.params[static_cast<std::size_t>(s_.problem.sink)] : nullptr, max, sum);
+    for (std::int32_t block = 0; (block = next_block(&state, 1, block)) != BlockCursor::none; ++block) {
+      const KeyRange all{0, s_.block_keys(sequence, block)};
+      const KeyRows rows = call.k.block(sequence, std::int64_t{block} * s_.ops.block_kv, all.end, kv_head);
+      const Operand k = s_.ops.prepare(rows, all.end, s_.dim, true, false, slot.k_scratch);
+      const bool partial = !state.cursor.full();
+      if (partial && s_.tape.mask_is_ranges())
+        s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, slot.first, slot.last, slot.tape_scratch);
+      const auto found = score_block<Real>(s_, sequence, call.data, {state.lanes, state.q_panel, block, partial}, all, k,
+                                           {slot.p, lane_max, slot.first, slot.last, slot.tape_scratch});
+      if (found.range.begin == found.range.end) continue;
+      s_.ops.softmax(slot.p, found.range, state.lanes.padded(), s_.scale, found.ranges, found.lane_max, max, sum, factor, {});
+    }
+    call.rows.measured(s_, sequence, tile, max, sum);
   }
 
  private:
@@ -274,6 +279,10 @@ class BackwardBlocks {
     for (int key = range.begin; key < range.end; ++key) std::copy_n(from + key * s_.ops.tile_lanes, lanes, to + key * s_.ops.tile_lanes);
   }
 
+  /// Where the operand `at` is made.
+  void* scratch(void* of_all, int at, int dim) const {
+    return static_cast<char*>(of_all) + static_cast<std::size_t>(at) * operand_bytes(dim);
+  }
   std::size_t operand_bytes(int dim) const { return aligned_bytes(s_.ops.operand_bytes(dim)); }
 
   const Setup<Real>& s_;

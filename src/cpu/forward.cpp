@@ -66,14 +66,11 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardSlot<Re
   using Slot = ForwardSlot<Real>;
 
  public:
-  Forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
-      : Base(problem, target, ops, options), splits_(s_) {
+  explicit Forward(std::unique_ptr<const Setup<Real>> setup) : Base(std::move(setup)), splits_(s_) {
     lay_out(this->memory_, this->slot_, this->tile_);
     const std::size_t tile_bytes = s_.ops.panel_bytes(s_.dim) + splits_.acc_count() * sizeof(Real);
     this->plan_tasks(splits_.several() ? 1 : this->tiles_per_task(tile_bytes, 32, 4));
   }
-
-  bool mask_is_ranges() const { return s_.tape.mask_is_ranges(); }
 
  private:
   // ---------------------------------------------------------------------------------------------------------------- planning
@@ -206,14 +203,13 @@ class Forward final : public ForwardPass<Real, ForwardCall<Real>, ForwardSlot<Re
 template <class Real>
 std::unique_ptr<planning::Executable> make_forward(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops,
                                                    const PlanOptions& options) {
+  auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
+  const bool masks_by_ranges = !setup->tape.has_mask() || setup->tape.mask_is_ranges();
+  auto forward = std::make_unique<Forward<Real>>(std::move(setup));
   if constexpr (std::is_same_v<Real, float>) {
-    if (row_forward_serves(problem, ops)) {
-      auto otherwise = std::make_unique<Forward<Real>>(problem, target, ops, options);
-      if (problem.has_mask() && !otherwise->mask_is_ranges()) return otherwise;
-      return make_row_forward(problem, target, ops, options, std::move(otherwise));
-    }
+    if (masks_by_ranges && row_forward_serves(problem, ops)) return make_row_forward(problem, target, ops, options, std::move(forward));
   }
-  return std::make_unique<Forward<Real>>(problem, target, ops, options);
+  return forward;
 }
 template std::unique_ptr<planning::Executable> make_forward(const problem::Problem&, const Target&, const BlockOps<float>&,
                                                             const PlanOptions&);

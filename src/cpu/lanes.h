@@ -81,8 +81,8 @@ class KeyBlocks {
   static std::size_t copy_bytes(const problem::Problem& problem, int keys, int dim) {
     return problem.paged ? static_cast<std::size_t>(keys) * static_cast<std::size_t>(dim) * size_of(problem.dtype) : 0;
   }
-  /// `keys` keys of a sequence from `key` on.
-  KeyRows block(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, void* copy) const {
+  /// `keys` keys of a sequence from `key` on. copy: needed where there are pages.
+  KeyRows block(const Sequence& sequence, std::int64_t key, int keys, std::int64_t head, void* copy = nullptr) const {
     if (!pages_) return rows_.keys(sequence.batch, sequence.kv_begin + key, head);
     if (key % page_size_ + keys <= page_size_) return on_page(sequence, key, head);
     const auto width = static_cast<std::int64_t>(size_of(rows_.dtype));
@@ -212,24 +212,6 @@ struct LaneView {
 
   int padded() const { return round_up(count, TileFrame::lane_multiple); }
   LaneView slice(int begin, int end) const { return {end - begin, head + begin, q_idx + begin}; }
-};
-
-/// Walks the kv blocks of a tile in order.
-class BlockCursor {
- public:
-  BlockCursor() = default;
-  BlockCursor(const mask::Run* begin, const mask::Run* end) : run_(begin), end_(end) {}
-  static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
-  /// The first block >= from, or none.
-  std::int32_t next(std::int32_t from) {
-    while (run_ != end_ && run_->end <= from) ++run_;
-    return run_ == end_ ? none : run_->begin > from ? run_->begin : from;
-  }
-  bool full() const { return run_->full; }  ///< of the block that next() gave last
-
- private:
-  const mask::Run* run_ = nullptr;
-  const mask::Run* end_ = nullptr;
 };
 
 /// The first block >= from that one of some tiles visits, or none. Each tile's own next block stands in its state.

@@ -43,7 +43,7 @@ struct TileWalk {
 
   void start(const Work& work, const Sequence& sequence, const LaneTile& of, const problem::Problem& problem) {
     tile = &of;
-    cursor = BlockCursor(work.runs.data() + of.run_begin, work.runs.data() + of.run_end);
+    cursor = work.blocks(of);
     symbols->fill(of, sequence, problem);
     lanes = {of.lanes(), symbols->head, symbols->q_idx};
   }
@@ -99,11 +99,8 @@ class TiledPass : public planning::Executable {
   }
 
  protected:
-  TiledPass(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options)
-      : s_(problem, target, ops, options) {}
-  TiledPass(const problem::Problem& problem, const Target& target, const BlockOps<Real>& ops, const PlanOptions& options, Geometry geometry,
-            Otherwise otherwise)
-      : s_(problem, target, ops, options, geometry), otherwise_(std::move(otherwise)) {}
+  explicit TiledPass(std::unique_ptr<const Setup<Real>> setup, Otherwise otherwise = {})
+      : s_(*setup), otherwise_(std::move(otherwise)), setup_(std::move(setup)) {}
 
   /// The end of planning: tiles of a slot, and bytes of the lists that are made in each run where the work depends on the data.
   void plan(int tiles, std::size_t list_bytes) {
@@ -138,7 +135,7 @@ class TiledPass : public planning::Executable {
     });
   }
 
-  const Setup<Real> s_;
+  const Setup<Real>& s_;
   const Otherwise otherwise_;
   Layout<Memory> memory_;
   Layout<Slot> slot_;
@@ -159,6 +156,7 @@ class TiledPass : public planning::Executable {
     return slots;
   }
 
+  const std::unique_ptr<const Setup<Real>> setup_;
   int tiles_ = 0;
   std::size_t list_bytes_ = 0, workspace_bytes_ = 0;
 };

@@ -43,12 +43,8 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
   using Slot = RowSlot;
 
  public:
-  RowForward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options, int block,
-             Otherwise otherwise)
-      : ForwardPass(problem, target, ops, options, {ops.rows->rows, block}, std::move(otherwise)),
-        ops_(*ops.rows),
-        block_(block),
-        keys_(s_, ops_) {
+  RowForward(std::unique_ptr<const Setup<float>> setup, Otherwise otherwise)
+      : ForwardPass(std::move(setup), std::move(otherwise)), ops_(*s_.ops.rows), block_(s_.geometry.block_kv), keys_(s_, ops_) {
     lay_out();
     const std::size_t tile_bytes = ops_.q_bytes(s_.dim) + ops_.acc_bytes(s_.dim_v) + sums_count() * sizeof(float);
     plan_tasks(tiles_per_task(tile_bytes, 4 * s_.slots(), 32));
@@ -219,7 +215,7 @@ std::unique_ptr<planning::Executable> make_row_forward(const problem::Problem& p
                                                        const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
   const int block = ops.rows->block(static_cast<int>(problem.head_dim), static_cast<int>(problem.head_dim_v));
   return std::make_unique<RowForward>(
-      problem, target, ops, options, block,
+      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.rows->rows, block}),
       Otherwise{std::move(otherwise),
                 base::join("where ", problem.has_mask() ? "v holds infinity or NaN, or " : "", "a maximum exceeds 2^24")});
 }

@@ -5,42 +5,26 @@
 #include "cpu/tile_backward.h"
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 
-#include "cpu/pass.h"
-#include "cpu/row_scalars.h"
+#include "cpu/backward_pass.h"
+#include "cpu/block_sums.h"
 
 namespace foveal::cpu {
 namespace {
 
 constexpr double log2e = ScoreScale<float>::kLog2e;
-constexpr std::int64_t wanted_tasks = 16, tiles_worth_a_task = 16;  ///< more tasks would cost accumulators
-constexpr std::size_t share_limit = std::size_t{128} << 20;         ///< bytes of accumulators that shares may take
-constexpr std::size_t step_limit = std::size_t{768} << 10;          ///< bytes of the tiles of a step
+constexpr std::size_t step_limit = std::size_t{768} << 10;  ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
-constexpr int max_keys = 128;  ///< of a block
-
-/// Accumulators of some blocks, and which of them hold anything.
-struct Sums {
-  float *dk = nullptr, *dv = nullptr;
-  bool* used = nullptr;
-};
 
 struct TileMemory : CallMemory {
   RowScalars<float> rows;
   std::int64_t* first_block = nullptr;  ///< of each group, among all blocks
-  Sums sums;                            ///< of all shares, when there are several
+  BlockSums::Memory shared;             ///< of all shares, when there are several
 };
 
-struct TileCall : CallOf<TileMemory> {
-  TileCall(const problem::Buffers& b, const Setup<float>& s)
-      : CallOf(b), q(b.q), k(b.k), v(b.v), out(b.out), dout(b.dout), dq(b.dq), dk(b.dk), dv(b.dv) {
-    rows = RowScalars<float>(s.problem);
-  }
-  HeadRows q, k, v, out, dout, dq, dk, dv;
-};
+using TileCall = BackwardCallOf<float, TileMemory>;
 
 struct BackwardTile : TileWalk {
   void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
@@ -55,21 +39,19 @@ struct BackwardTile : TileWalk {
 struct TileSlot : SlotOf<BackwardTile> {
   QueryTile* met;  ///< that the block meets
   void *k, *v, *k_columns, *scratch;
-  Sums sums;  ///< of this task, when they are no one else's
+  BlockSums::Memory own;  ///< of this task
 };
 
-using KeyPointers = std::array<const void*, max_keys>;
-
-class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
+class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks> {
   using Call = TileCall;
   using Slot = TileSlot;
 
  public:
-  TileBackward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops, const PlanOptions& options,
-               Otherwise otherwise)
-      : TiledPass(problem, target, ops, options, {ops.backward->lanes, ops.backward->keys}, std::move(otherwise)),
-        ops_(*ops.backward),
-        shares_(choose_shares()),
+  TileBackward(std::unique_ptr<const Setup<float>> setup, Otherwise otherwise)
+      : BackwardPass(std::move(setup), std::move(otherwise)),
+        ops_(*s_.ops.backward),
+        sums_(s_, ops_),
+        shares_(Shares(s_.problem, s_.planner, 16, static_cast<std::size_t>(s_.planner.max_blocks()) * sums_.bytes_of_block()).count),
         tiles_per_step_(choose_tiles_per_step()) {
     lay_out();
     plan(tiles_per_step_, static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64);
@@ -93,14 +75,6 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
     return tasks;
   }
 
-  std::int64_t choose_shares() const {
-    const problem::Problem& p = s_.problem;
-    const std::int64_t groups = std::max<std::int64_t>(1, p.batch * p.heads_kv);
-    const std::int64_t useful =
-        std::clamp<std::int64_t>(s_.planner.max_tiles_per_group() / tiles_worth_a_task, 1, (wanted_tasks + groups - 1) / groups);
-    const std::size_t bytes = static_cast<std::size_t>(s_.planner.max_blocks()) * block_bytes();
-    return std::clamp<std::int64_t>(static_cast<std::int64_t>(share_limit / std::max<std::size_t>(1, bytes)), 1, useful);
-  }
   int choose_tiles_per_step() const {
     const std::size_t tile_bytes = 2 * tile_bytes_of(s_.dim) + 2 * tile_bytes_of(s_.dim_v) + dq_bytes();
     return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
@@ -108,25 +82,11 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
   std::size_t tile_bytes_of(int dim) const { return ops_.packed_bytes(ops_.lanes, dim); }
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
   std::size_t dq_bytes() const { return ops_.acc_bytes(ops_.lanes, s_.dim); }
-  std::size_t block_bytes() const { return ops_.acc_bytes(ops_.keys, s_.dim) + ops_.acc_bytes(ops_.keys, s_.dim_v); }
-  std::int64_t dk_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim) / sizeof(float)); }
-  std::int64_t dv_floats() const { return static_cast<std::int64_t>(ops_.acc_bytes(ops_.keys, s_.dim_v) / sizeof(float)); }
-  std::int64_t max_blocks_of_group() const {
-    const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
-    return (keys + ops_.keys - 1) / ops_.keys;
-  }
 
-  Layout<Sums> sums_of(std::int64_t blocks) const {
-    Layout<Sums> sums;
-    sums.array(&Sums::dk, static_cast<std::size_t>(blocks * dk_floats()));
-    sums.array(&Sums::dv, static_cast<std::size_t>(blocks * dv_floats()));
-    sums.array(&Sums::used, static_cast<std::size_t>(blocks));
-    return sums;
-  }
   void lay_out() {
     memory_.part(&TileMemory::rows, RowScalars<float>::layout(s_.problem));
     memory_.array(&TileMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
-    if (shares_ > 1) memory_.part(&TileMemory::sums, sums_of(shares_ * s_.planner.max_blocks()));
+    if (shares_ > 1) memory_.part(&TileMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
 
     const auto lanes = static_cast<std::size_t>(ops_.lanes);
     tile_.bytes(&BackwardTile::q_panel, tile_bytes_of(s_.dim));
@@ -144,7 +104,8 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
     slot_.bytes(&Slot::v, block_bytes_of(s_.dim_v));
     slot_.bytes(&Slot::k_columns, block_bytes_of(s_.dim));
     slot_.bytes(&Slot::scratch, ops_.scratch_bytes);
-    if (shares_ == 1) slot_.part(&Slot::sums, sums_of(max_blocks_of_group()));
+    const std::int64_t keys = s_.problem.seqlen_kv > 0 ? s_.problem.seqlen_kv : s_.problem.total_kv;
+    if (shares_ == 1) slot_.part(&Slot::own, sums_.layout((keys + ops_.keys - 1) / ops_.keys));
   }
 
   // ------------------------------------------------------------------------------------------------------------------ running
@@ -160,49 +121,34 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
     if (!finite) return false;
     call.rows.write_dsink(s_, call.buffers);
     constexpr std::int64_t at_once = 16;
-    const std::int64_t chunks = (longest + at_once - 1) / at_once;
-    if (shares_ > 1) {
-      each(work.groups.size() * static_cast<std::size_t>(chunks), slots, [&](std::size_t i, Slot&) {
-        const std::size_t g = i / static_cast<std::size_t>(chunks);
-        const std::int64_t chunk = static_cast<std::int64_t>(i) % chunks;
+    if (shares_ > 1)
+      each_chunk(work, slots, longest, at_once, [&](std::size_t g, std::int64_t first) {
         const Sequence& sequence = work.sequence(work.groups[g]);
-        for (std::int64_t block = chunk * at_once; block < std::min(sequence.blocks(ops_.keys), (chunk + 1) * at_once); ++block)
-          write_block(call, sequence, work.groups[g].kv_head, block, call.sums, call.first_block[g] + block, shares_);
+        for (std::int64_t block = first; block < std::min(sequence.blocks(ops_.keys), first + at_once); ++block)
+          sums_.write(call, sequence, work.groups[g].kv_head, block, sums_.at(call.shared, call.first_block[g] + block), shares_);
       });
-    }
-    // A sequence without queries has no tiles, but its dk and dv are zeros all the same.
-    for (const Sequence& sequence : work.sequences)
-      for (std::int32_t head = 0; sequence.seqlen_q == 0 && head < s_.problem.heads_kv; ++head)
-        for (std::int64_t block = 0; block < sequence.blocks(ops_.keys); ++block) write_block(call, sequence, head, block, {}, 0, 0);
+    for_each_unmet(work, [&](const Sequence& sequence, std::int32_t head) {
+      for (std::int64_t block = 0; block < sequence.blocks(ops_.keys); ++block) sums_.write(call, sequence, head, block, {}, 0);
+    });
     return true;
-  }
-
-  LaneRows key_rows(const HeadRows& tensor, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, KeyPointers& rows) const {
-    const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
-    for (int key = 0; key < ops_.keys; ++key)
-      rows[static_cast<std::size_t>(key)] =
-          key < keys ? tensor.row(sequence.batch, sequence.kv_begin + block * ops_.keys + key, kv_head) : nullptr;
-    return {rows.data(), ops_.keys, tensor.stride, tensor.dtype};
   }
 
   bool run_task(const Call& call, const Task& task, const Slot& slot) const {
     const TileGroup& group = call.work->group(task);
     const Sequence& sequence = call.work->sequence(group);
     const std::int64_t blocks = sequence.blocks(ops_.keys);
-    Sums sums = slot.sums;
-    if (shares_ > 1) {
-      const std::int64_t at = task.share * s_.planner.max_blocks() + call.first_block[task.group];
-      sums = {call.sums.dk + at * dk_floats(), call.sums.dv + at * dv_floats(), call.sums.used + at};
-    }
+    const BlockSums::Memory sums =
+        shares_ > 1 ? sums_.at(call.shared, task.share * s_.planner.max_blocks() + call.first_block[task.group]) : slot.own;
     std::fill_n(sums.used, blocks, false);
     for (std::int64_t t = task.tile_begin; t < task.tile_end; t += tiles_per_step_)
       if (!run_step(call, sequence, group.kv_head, t, std::min(task.tile_end, t + tiles_per_step_), sums, slot)) return false;
-    for (std::int64_t block = 0; shares_ == 1 && block < blocks; ++block) write_block(call, sequence, group.kv_head, block, sums, block, 1);
+    for (std::int64_t block = 0; shares_ == 1 && block < blocks; ++block)
+      sums_.write(call, sequence, group.kv_head, block, sums_.at(sums, block), 1);
     return true;
   }
 
   bool run_step(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t tile_begin, std::int64_t tile_end,
-                const Sums& sums, const Slot& slot) const {
+                const BlockSums::Memory& sums, const Slot& slot) const {
     const int count = static_cast<int>(tile_end - tile_begin);
     bool finite = true;
     for (int t = 0; t < count; ++t) {
@@ -212,9 +158,7 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
     KeyVisit visit{};
     visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.met;
     visit.multiplier = s_.sign * s_.scale.log2 * ops_.unit, visit.dim = s_.dim, visit.dim_v = s_.dim_v;
-    for (std::int32_t from = 0;;) {
-      const std::int32_t block = next_block(slot.tiles, count, from);
-      if (block == BlockCursor::none) break;
+    for (std::int32_t block = 0; (block = next_block(slot.tiles, count, block)) != BlockCursor::none; ++block) {
       visit.count = 0;
       for (int t = 0; t < count; ++t) {
         const BackwardTile& state = slot.tiles[t];
@@ -222,42 +166,40 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
         const bool all_keys = state.cursor.full() && s_.block_keys(sequence, block) == ops_.keys;
         if (all_keys || find_ranges(call, sequence, state, slot)) slot.met[visit.count++] = state.meets(all_keys);
       }
-      from = block + 1;
       if (visit.count == 0) continue;
-      KeyPointers pointers;
-      finite &= ops_.pack_keys(key_rows(call.k, sequence, kv_head, block, pointers), s_.dim, slot.k, slot.k_columns);
-      finite &= ops_.pack_keys(key_rows(call.v, sequence, kv_head, block, pointers), s_.dim_v, slot.v, nullptr);
+      const int keys = s_.block_keys(sequence, block);
+      const auto rows = [&](const KeyBlocks& from) { return from.block(sequence, std::int64_t{block} * ops_.keys, keys, kv_head); };
+      finite &= ops_.pack_keys(KeyPointers(rows(call.k), keys).in(ops_.keys), s_.dim, slot.k, slot.k_columns);
+      finite &= ops_.pack_keys(KeyPointers(rows(call.v), keys).in(ops_.keys), s_.dim_v, slot.v, nullptr);
       if (!finite) return false;
-      fetch_keys(call, sequence, kv_head, block + 1);
-      visit.dk = sums.dk + block * dk_floats(), visit.dv = sums.dv + block * dv_floats();
-      visit.first = !sums.used[block];
-      sums.used[block] = true;
+      s_.next_keys(call.k, call.v, sequence, kv_head, block + 1).fetch(0, 1);
+      const BlockSums::Memory of_block = sums_.at(sums, block);
+      visit.dk = of_block.dk, visit.dv = of_block.dv;
+      visit.first = !*of_block.used;
+      *of_block.used = true;
       ops_.visit(visit);
     }
     for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.tiles[t]);
     return finite;
   }
 
-  /// Whether all is finite and no row far. Rows with nothing to attend count as zeros: they may hold anything.
+  /// Whether all is finite and no row far.
   bool start(const Call& call, const Sequence& sequence, const LaneTile& tile, BackwardTile& state) const {
     state.start(*call.work, sequence, tile, s_.problem);
     std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
     std::fill_n(state.delta, ops_.lanes, 0.0f);
     std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
     bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // far rows are for others, too
-    const void* q[max_lanes] = {};
-    const void* dout[max_lanes] = {};
     for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
       const std::int64_t row = call.rows.index(sequence, head, query);
       if (call.rows.empty(row)) return;
-      q[lane] = call.q.row(sequence.batch, sequence.q_begin + query, head);
-      dout[lane] = call.dout.row(sequence.batch, sequence.q_begin + query, head);
       state.lse[lane] = static_cast<float>(static_cast<double>(call.rows.lse[row]) * log2e * static_cast<double>(ops_.unit));
       state.delta[lane] = call.rows.delta[row];
       finite &= !std::isnan(state.lse[lane]) && std::isfinite(state.delta[lane]);
     });
-    finite &= ops_.pack_queries({q, ops_.lanes, call.q.stride, call.q.dtype}, s_.dim, state.q_panel, state.q_pairs);
-    return ops_.pack_queries({dout, ops_.lanes, call.dout.stride, call.dout.dtype}, s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
+    const QueryRows rows(call, sequence, tile);
+    finite &= ops_.pack_queries(rows.q.in(ops_.lanes), s_.dim, state.q_panel, state.q_pairs);
+    return ops_.pack_queries(rows.dout.in(ops_.lanes), s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
   }
 
   /// The keys of its block that each query of a tile keeps; whether any keeps one.
@@ -276,40 +218,13 @@ class TileBackward final : public TiledPass<float, TileCall, TileSlot, Tasks> {
     fetch_lanes(call.dout, sequence, tile, s_.dim_v);
     fetch_lanes(call.out, sequence, tile, s_.dim_v);
   }
-  void fetch_keys(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int32_t block) const {
-    const std::int64_t token = sequence.kv_begin + std::int64_t{block} * ops_.keys;
-    const int keys = std::max(0, s_.block_keys(sequence, block));
-    NextRows(call.k.keys(sequence.batch, token, kv_head), keys, s_.dim).fetch(0, 1);
-    NextRows(call.v.keys(sequence.batch, token, kv_head), keys, s_.dim_v).fetch(0, 1);
-  }
-
   void write_dq(const Call& call, const Sequence& sequence, const BackwardTile& state) const {
-    const LanePointers rows(call.dq, sequence, *state.tile);
-    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale), {rows.row, ops_.lanes, call.dq.stride, call.dq.dtype});
-  }
-
-  /// The sum of the first `shares` of a block's accumulators, in order, of those that hold anything. `at`: the block, in the first.
-  void write_block(const Call& call, const Sequence& sequence, std::int32_t kv_head, std::int64_t block, const Sums& sums, std::int64_t at,
-                   std::int64_t shares) const {
-    const float *dk[wanted_tasks], *dv[wanted_tasks];
-    int count = 0;
-    for (std::int64_t share = 0; share < shares; ++share) {
-      const std::int64_t i = share * s_.planner.max_blocks() + at;
-      if (!sums.used[i]) continue;
-      dk[count] = sums.dk + i * dk_floats();
-      dv[count++] = sums.dv + i * dv_floats();
-    }
-    const int keys = s_.block_keys(sequence, static_cast<std::int32_t>(block));
-    const auto write = [&](const HeadRows& tensor, const float* const* parts, int dim, double factor) {
-      void* rows[max_keys];
-      for (int key = 0; key < keys; ++key) rows[key] = tensor.row(sequence.batch, sequence.kv_begin + block * ops_.keys + key, kv_head);
-      ops_.write_keys(parts, count, dim, static_cast<float>(factor), {rows, keys, tensor.stride, tensor.dtype});
-    };
-    write(call.dk, dk, s_.dim, s_.problem.scale);
-    write(call.dv, dv, s_.dim_v, 1);
+    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale),
+                       LanePointers(call.dq, sequence, *state.tile).out(ops_.lanes));
   }
 
   const TileBackwardOps& ops_;
+  const BlockSums sums_;
   const std::int64_t shares_;
   const int tiles_per_step_;
 };
@@ -331,8 +246,9 @@ bool tile_backward_serves(const problem::Problem& problem, const BlockOps<float>
 
 std::unique_ptr<planning::Executable> make_tile_backward(const problem::Problem& problem, const Target& target, const BlockOps<float>& ops,
                                                          const PlanOptions& options, std::unique_ptr<planning::Executable> otherwise) {
-  return std::make_unique<TileBackward>(problem, target, ops, options,
-                                        Otherwise{std::move(otherwise), "where a tensor holds infinity or NaN, or a row is far"});
+  return std::make_unique<TileBackward>(
+      std::make_unique<const Setup<float>>(problem, target, ops, options, Geometry{ops.backward->lanes, ops.backward->keys}),
+      Otherwise{std::move(otherwise), "where a tensor holds infinity or NaN, or a row is far"});
 }
 
 }  // namespace foveal::cpu

@@ -1,6 +1,7 @@
 #pragma once
 // How a problem is cut up: sequences, tiles of lanes with the kv blocks each must visit, and lists of tasks of about equal cost.
 #include <cstdint>
+#include <limits>
 #include <memory_resource>
 #include <optional>
 #include <vector>
@@ -29,6 +30,24 @@ struct LaneTile {
   std::int64_t run_begin, run_end;  ///< in Work::runs: the kv blocks to visit
   std::int64_t blocks;              ///< how many
   int lanes() const { return heads * queries; }
+};
+
+/// Walks the kv blocks of a tile in order.
+class BlockCursor {
+ public:
+  BlockCursor() = default;
+  BlockCursor(const mask::Run* begin, const mask::Run* end) : run_(begin), end_(end) {}
+  static constexpr std::int32_t none = std::numeric_limits<std::int32_t>::max();
+  /// The first block >= from, or none.
+  std::int32_t next(std::int32_t from) {
+    while (run_ != end_ && run_->end <= from) ++run_;
+    return run_ == end_ ? none : run_->begin > from ? run_->begin : from;
+  }
+  bool full() const { return run_->full; }  ///< of the block that next() gave last
+
+ private:
+  const mask::Run* run_ = nullptr;
+  const mask::Run* end_ = nullptr;
 };
 
 /// All tiles of one sequence and kv head, in order of their queries.
@@ -64,6 +83,7 @@ struct Work {
   const TileGroup& group(const Task& task) const { return groups[static_cast<std::size_t>(task.group)]; }
   const Sequence& sequence(const TileGroup& of) const { return sequences[static_cast<std::size_t>(of.sequence)]; }
   const LaneTile& tile(std::int64_t number) const { return tiles[static_cast<std::size_t>(number)]; }
+  BlockCursor blocks(const LaneTile& tile) const { return {runs.data() + tile.run_begin, runs.data() + tile.run_end}; }
 
   /// first[group]: how many blocks of keys come before it. The result is the most of a group.
   std::int64_t number_blocks(int block_kv, std::int64_t* first) const;

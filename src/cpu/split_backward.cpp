@@ -1,0 +1,77 @@
+// The backward pass in two: one owns blocks of keys and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between
+// tasks. As two_scan, both are one list of tasks.
+#include "cpu/block_backward.h"
+
+namespace foveal::cpu {
+namespace {
+
+template <class Real>
+class SplitBackward final : public BlockBackward<Real> {
+  using Base = BlockBackward<Real>;
+  using Base::blocks_;
+  using Base::s_;
+  using Base::sums_;
+  using typename Base::Call;
+  using typename Base::Slot;
+  using typename Base::Tile;
+
+ public:
+  SplitBackward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice) : Base(std::move(setup), choice) {
+    this->plan_tasks(std::int64_t{blocks_per_key_task} * s_.ops.block_kv, 0, blocks_per_key_task);
+  }
+
+ private:
+  void run_tasks(const Call& call, const BackwardTasks& lists, Slot* slots) const override {
+    const std::size_t units = lists.units.size(), key_tasks = lists.key_tasks.size();
+    const auto run_keys = [&](std::size_t t, Slot& slot) { pass_tiles(call, lists.key_tasks[t], slot); };
+    const auto run_queries = [&](std::size_t u, Slot& slot) {
+      this->for_each_query_task(call, lists, u,
+                                [&](const Task& task, const TapeGrads* grads) { this->pass_blocks(call, task, nullptr, grads, slot); });
+    };
+    if (this->choice_.strategy == BackwardStrategy::split) {
+      this->each(key_tasks, slots, run_keys);
+      this->each(units, slots, run_queries);
+      return;
+    }
+    const std::size_t rounds = std::max(units, key_tasks);
+    this->each(rounds, slots, [&](std::size_t i, Slot& slot) {
+      for (std::size_t t = key_tasks * i / rounds; t < key_tasks * (i + 1) / rounds; ++t) run_keys(t, slot);
+      for (std::size_t u = units * i / rounds; u < units * (i + 1) / rounds; ++u) run_queries(u, slot);
+    });
+  }
+
+  /// A few blocks of keys past the tiles that meet them.
+  void pass_tiles(const Call& call, const KeyTask& task, Slot& slot) const {
+    const Work& work = *call.work;
+    const TileGroup& group = work.groups[static_cast<std::size_t>(task.group)];
+    const Sequence& sequence = work.sequence(group);
+    const std::int64_t first_key = std::int64_t{task.block_begin} * s_.ops.block_kv;
+    const auto keys = std::min<std::int64_t>(sequence.seqlen_kv, std::int64_t{task.block_end} * s_.ops.block_kv) - first_key;
+    sums_.clear(slot.own, keys);
+    for (std::int32_t block = task.block_begin; block < task.block_end; ++block)
+      blocks_.prepare(call, sequence, group.kv_head, block, false, false, block - task.block_begin, slot);
+    Tile& state = slot.tiles[0];
+    for (std::int64_t t = group.tile_begin; t < group.tile_end; ++t) {
+      const LaneTile& tile = work.tile(t);
+      if (work.blocks(tile).next(task.block_begin) >= task.block_end) continue;
+      blocks_.start(call, sequence, tile, true, slot, state);
+      for (std::int32_t block = task.block_begin; (block = next_block(&state, 1, block)) < task.block_end; ++block) {
+        const int at = block - task.block_begin;
+        blocks_.visit(call, sequence, state, s_.block_keys(sequence, block), at, nullptr,
+                      sums_.at(slot.own, std::int64_t{at} * s_.ops.block_kv), false, slot);
+      }
+    }
+    sums_.write(call, sequence, group.kv_head, first_key, keys, slot.own);
+  }
+};
+
+}  // namespace
+
+template <class Real>
+std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice) {
+  return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
+}
+template std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<float>>, const BackwardChoice&);
+template std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<double>>, const BackwardChoice&);
+
+}  // namespace foveal::cpu
