@@ -443,7 +443,9 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");
   text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");
-  text += "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
+  // Who asks nevertheless finds no such function, and does not compile.
+  text += ahead.band ? "extern __device__ bool mask_keep(const Position& at, const ScoreArgs& args);\n"
+                     : "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
          emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead);

@@ -1,6 +1,7 @@
 #include "plan/choose.h"
 
 #include <algorithm>
+#include <atomic>
 #include <sstream>
 
 #include "base/check.h"
@@ -8,6 +9,8 @@
 
 namespace foveal::planning {
 namespace {
+
+std::atomic<long> choices{0};
 
 std::string names(const Backends& backends) {
   std::string text;
@@ -67,6 +70,7 @@ std::string listed(const std::vector<Refusal>& refusals) {
 }  // namespace
 
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends) {
+  choices.fetch_add(1, std::memory_order_relaxed);
   check_options(options, backends);
   auto state = std::make_shared<PlanState>();
   for (const auto& backend : backends) {
@@ -87,5 +91,7 @@ std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOpti
   state->options = options;
   return state;
 }
+
+long choices_made() { return choices; }
 
 }  // namespace foveal::planning

@@ -23,4 +23,7 @@ using Backends = std::vector<std::unique_ptr<const Backend>>;
 /// Throws invalid_argument for options that name no backend, unsupported when every backend declines; the message lists the reasons.
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends);
 
+/// How often that was done in this process, for tests of what sequences of calls cost.
+long choices_made();
+
 }  // namespace foveal::planning

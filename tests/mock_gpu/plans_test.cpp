@@ -20,6 +20,7 @@
 #include "mock_driver.h"
 #include "mock_plan.h"
 #include "own_folder.h"
+#include "plan/choose.h"
 
 namespace foveal {
 namespace {
@@ -48,15 +49,16 @@ class Plans : public testing::Test {
 
   struct Counted {
     int compiled;
-    long loaded;
+    long loaded, planned;
   };
   /// What fn adds.
   template <class Fn>
   static Counted count(Fn&& fn) {
-    const int before = cuda::jit::compilations().compiled;
+    const int compiled = cuda::jit::compilations().compiled;
+    const long planned = planning::choices_made();
     mock::count_calls();
     fn();
-    return {cuda::jit::compilations().compiled - before, mock::count_calls()["cuLibraryLoadData"]};
+    return {cuda::jit::compilations().compiled - compiled, mock::count_calls()["cuLibraryLoadData"], planning::choices_made() - planned};
   }
 };
 
@@ -82,7 +84,31 @@ TEST_F(Plans, ACacheThatGrowsCompilesAndLoadsNothingNew) {
     });
     EXPECT_EQ(counted.compiled, 0) << attention.score_mod.present();
     EXPECT_EQ(counted.loaded, 0) << attention.score_mod.present();
+    EXPECT_EQ(counted.planned, 2000) << "a plan is its lengths' own";
+    EXPECT_EQ(count([&] { decode(attention, 5199, 10199), decode(attention, 5200, 10200); }).planned, 0);
   }
+}
+
+/// What people do all day: layers of one model, another score, its numbers changed, a longer cache, and all of it again.
+TEST_F(Plans, ASequenceOfProgramsAndLengthsPlansAndCompilesWhatIsNew) {
+  const auto capped = [](const char* cap) {
+    return scored(("tanh(score / " + std::string(cap) + ") * " + cap + " + 0.001 * to_real(q_idx - kv_idx)").c_str());
+  };
+  const auto layers = [&](const Attention& attention, std::int64_t length) {
+    for (int layer = 0; layer < 30; ++layer) decode(attention, length);
+  };
+  const Attention thirty = capped("30.5"), fifty = capped("50.5");
+  const Counted first = count([&] { layers(thirty, 1900); });
+  EXPECT_EQ(first.planned, 1);
+  EXPECT_GE(first.compiled, 1);
+  const Counted longer = count([&] { layers(thirty, 1901), layers(thirty, 1902); });
+  EXPECT_EQ(longer.planned, 2);
+  EXPECT_EQ(longer.compiled + longer.loaded, 0);
+  const Counted changed = count([&] { layers(fifty, 1900), layers(capped("50.5"), 1900); });
+  EXPECT_EQ(changed.planned, 1) << "and that which means the same";
+  EXPECT_EQ(changed.compiled + changed.loaded, 0);
+  const Counted again = count([&] { layers(thirty, 1901), layers(fifty, 1900), layers(thirty, 1900); });
+  EXPECT_EQ(again.planned + again.compiled + again.loaded, 0);
 }
 
 std::string with(std::string score, const std::string& number) {
@@ -161,7 +187,25 @@ TEST_F(Plans, WindowsOfAnySizeShareKernels) {
   const Counted counted = count([&] {
     for (int window = 500; window < 600; ++window) run(window);
   });
-  EXPECT_EQ(counted.compiled, 100);  // which mends dq where keys that a mask hides hold NaN, by asking its program
+  EXPECT_EQ(counted.compiled, 0);
+  EXPECT_EQ(counted.loaded, 0);
+}
+
+/// Backward passes ask the mask for single pairs when they measure far rows and mend gradients: it is there as limits or as a program, in each of their kernels.
+TEST_F(Plans, KernelsThatAskForPairsKnowTheMask) {
+  const auto sources = [](const std::string& rest) {
+    const std::string line = "backward bf16 b2 h4 q300 d64 mask=\"" + rest;
+    return cuda::executable_of(problem::problem_of(problem::parse_line(line), {DeviceKind::cuda, 0}), "sm_90a", "")->sources();
+  };
+  const auto has = [](const std::string& text, const char* what) { return text.find(what) != std::string::npos; };
+  const auto limits = sources("kv_idx <= q_idx\""), program = sources("(q_idx * kv_idx) % 7 < 3\"");
+  for (const std::size_t i : {1u, 2u}) {
+    EXPECT_TRUE(has(limits[i].constants.text(), "kMaskIsBand = true")) << limits[i].stem;
+    EXPECT_TRUE(has(limits[i].score, "extern __device__ bool mask_keep(")) << limits[i].stem;
+    EXPECT_TRUE(has(program[i].constants.text(), "kMaskIsBand = false")) << program[i].stem;
+    const std::string keep = program[i].score.substr(program[i].score.find("bool mask_keep("));
+    EXPECT_TRUE(has(keep.substr(0, keep.find("\n}")), "* v")) << program[i].stem << keep;
+  }
 }
 
 TEST_F(Plans, EachPlanHasItsNumbers) {

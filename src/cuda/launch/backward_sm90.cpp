@@ -256,6 +256,9 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
   return {family};
 }
 
+/// Kernels that ask for single pairs, in rare cases, find in their arguments which of them such a mask keeps.
+bool mask_is_band(const problem::Problem& p) { return p.has_mask() && sm90_mask(p).tiles != Sm90Tiles::list; }
+
 jit::KernelSource source_of(const problem::Problem& p, const Sm90BackwardConfig& config, const char* kernel, const std::string& score) {
   jit::KernelSource source{.stem = kernel, .entry = kernel, .constants = sm90_constants(p), .score = score, .arch = {}};
   config.set(source.constants);
@@ -284,9 +287,10 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
   jit::KernelSource source{.stem = "backward_prepare_sm90",
                            .entry = "backward_prepare_sm90",
                            .constants = attention_constants(p),
-                           .score = emit_score(p, {.lines = config.lines, .band = true}),
+                           .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)}),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
+  source.constants.set("kMaskIsBand", mask_is_band(p));
   return source;
 }
 // Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it.
@@ -295,9 +299,9 @@ jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const 
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .entry = "backward_convert_sm90",
                            .constants = attention_constants(p),
-                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p) : emit_sink(p, true),
+                           .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true),
                            .arch = {}};
-  source.constants.set("kBlockQ", config.block_q);
+  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p));
   return source;
 }
 

@@ -1,7 +1,7 @@
 // After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
 // of the score leaves to it. Sums of infinity or NaN that may not belong there are made anew (tile/mend_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen, kMaskIsBand.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"

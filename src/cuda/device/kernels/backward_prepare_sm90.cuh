@@ -2,7 +2,7 @@
 // of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. Far rows are measured anew (tile/measure_rows.cuh).
 // One group of lanes for each row of statistics, rows beyond the sequence included.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits, kMaskIsBand.
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -40,8 +40,7 @@ FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequenc
   __shared__ RowMeasure<float> measures[kRowsPerBlock < 16 ? 16 : kRowsPerBlock];
 #pragma unroll 1
   for (int first = 0; first < kRowsPerBlock; first += 16) {
-    const RowMeasure<float> measure =
-        measure_rows<kThreads / kWarp>(attention, args.scale, sequence, head, blockIdx.x * kRowsPerBlock + first, exponent);
+    const RowMeasure<float> measure = measure_rows<kThreads / kWarp>(args, sequence, head, blockIdx.x * kRowsPerBlock + first, exponent);
     if (threadIdx.x < 16) measures[first + threadIdx.x] = measure;
   }
   __syncthreads();

@@ -6,6 +6,7 @@
 #include "schedule/tasks.cuh"
 #include "score/far_row.cuh"
 #include "score/score.cuh"
+#include "tile/kept_pair.cuh"
 #include "tile/line_values.cuh"
 
 namespace foveal::device {
@@ -44,8 +45,8 @@ FOVEAL_DEVICE void fill_diagonal_values(Pair& at, const ScoreArgs& args) {
 
 /// Of 16 queries from first_q on; by all kWarps warps of a block, which get the result of row threadIdx.x in its first 16 threads. exponent: score_unit * log2(e).
 template <int kWarps>
-FOVEAL_DEVICE RowMeasure<float> measure_rows(const AttentionArgs& args, float scale, const Sequence& sequence, int head, int first_q,
-                                             float exponent) {
+FOVEAL_DEVICE RowMeasure<float> measure_rows(const Sm90Args& sm90, const Sequence& sequence, int head, int first_q, float exponent) {
+  const AttentionArgs& args = sm90.attention;
   const ElementPairs queries(args.q, sequence.batch, sequence.first_q, head);
   const ElementPairs keys(args.k, sequence.batch, sequence.first_kv, head / args.group_size);
   const Position base{sequence.batch, head, 0, 0, sequence.len_q, sequence.len_kv};
@@ -65,15 +66,16 @@ FOVEAL_DEVICE RowMeasure<float> measure_rows(const AttentionArgs& args, float sc
 #pragma unroll 1
     for (int i = 0; i < 4; ++i) {
       Pair at;
-      static_cast<Position&>(at) = position_at(args, base, row[i / 2], first_key + column + i % 2);
-      if (first_key + column + i % 2 >= sequence.len_kv) continue;
+      const int kv = first_key + column + i % 2;
+      static_cast<Position&>(at) = position_at(args, base, row[i / 2], kv);
+      if (kv >= sequence.len_kv) continue;
       if constexpr (kHasMask) {
-        if (!mask_keep(at, args.score)) continue;
+        if (!keeps_pair(sm90, at, row[i / 2], kv)) continue;
       }
       fill_walk_values(at, args.score);
       fill_diagonal_values(at, args.score);
       const float product = i / 2 == 0 ? (i == 0 ? products[0] : products[1]) : (i == 2 ? products[2] : products[3]);
-      const float score = score_in_units(Score{product, scale}, at, args.score);
+      const float score = score_in_units(Score{product, sm90.scale}, at, args.score);
       if (i / 2 == 0) {
         measure[0].add(score, exponent);
       } else {

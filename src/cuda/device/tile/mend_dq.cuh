@@ -9,6 +9,7 @@
 #include "score/far_row.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
+#include "tile/kept_pair.cuh"
 #include "tile/line_values.cuh"
 #include "tile/part.cuh"
 
@@ -75,14 +76,14 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
 #pragma unroll 1
   for (int first_key = 0; first_key < sequence.len_kv; first_key += 16) {
     // Number i of the thread's eight pairs: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
-    const auto position = [&](int i) {
-      return position_at(attention, base, first + group + i / 2 % 2 * 8, first_key + 8 * (i / 4) + pair + i % 2);
-    };
+    const auto row = [&](int i) { return first + group + i / 2 % 2 * 8; };
+    const auto key = [&](int i) { return first_key + 8 * (i / 4) + pair + i % 2; };
+    const auto position = [&](int i) { return position_at(attention, base, row(i), key(i)); };
     u32 kept = 0;
 #pragma unroll 1
     for (int i = 0; i < 8; ++i) {
-      bool keep = first + group + i / 2 % 2 * 8 < sequence.len_q && first_key + 8 * (i / 4) + pair + i % 2 < sequence.len_kv;
-      if constexpr (kHasMask) keep = keep && mask_keep(position(i), attention.score);
+      bool keep = row(i) < sequence.len_q && key(i) < sequence.len_kv;
+      if constexpr (kHasMask) keep = keep && keeps_pair(args, position(i), row(i), key(i));
       if (keep) kept |= 1u << i;
     }
     if (!__any_sync(~0u, kept != 0)) continue;
