@@ -244,14 +244,17 @@ def first_call_gpu():
         call, _, cores = row["case"].rpartition(" on ")
         head_dim = int(re.search(r" d(\d+)", call)[1])
         name = next(name for key, name in reversed(names.items()) if key in call.partition("score=")[2])
+        name += ", compiled with the library" if row.get("kernels_shipped") else ""
         waits[head_dim, name][cores] = row["phases_ms"]["first_both"] / 1e3
-    lines = [f"{rows[-1]['machine']}, bf16 B4 H16 S4096, causal, commit `{rows[-1]['commit'][:7]}`, no kernel in any cache; seconds until the first forward and backward are done:", "",
+    commits = ", ".join(dict.fromkeys(f"`{row['commit'][:7]}`" for row in rows))
+    lines = [f"{rows[-1]['machine']}, bf16 B4 H16 S4096, causal, commits {commits}, no kernel in any cache; seconds until the first forward and backward are done:", "",
              "| head dim | program | 8 cores | 2 cores |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| {head_dim} | {name} | {found['8 cores']:.2f} | {found['2 cores']:.2f} |" for (head_dim, name), found in sorted(waits.items())]
     def least(phase):
-        return 1e3 * min(row["phases_ms"][phase] for row in rows)
+        return 1e3 * min(row["phases_ms"][phase] for row in decoding)
+    decoding = [row for row in rows if "decode" in row["phases_ms"]]
     return "\n".join(lines) + (
-        f"\n\nDecode, host time of a call, \u00b5s, least of {len(rows)} means of 500: with one more key than before {least('decode_one_more_key'):.0f} (softcap "
+        f"\n\nDecode, host time of a call, \u00b5s, least of {len(decoding)} means of 500: with one more key than before {least('decode_one_more_key'):.0f} (softcap "
         f"{least('softcap_decode_one_more_key'):.0f}), with as many {least('decode'):.0f}.")
 
 

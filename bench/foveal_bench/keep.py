@@ -53,7 +53,7 @@ def soak(report: dict[str, Any], rows: Rows) -> None:
 def first_call_gpu(report: dict[str, Any], rows: Rows) -> None:
     """A first call and the next one of the same process, in their parts."""
     phases = {name.removesuffix("_ms"): value for name, value in report.items() if name.endswith("_ms")}
-    known = {name: report[name] for name in ("kernels_on_disk_before", "nvrtc")}
+    known = {name: report[name] for name in ("kernels_on_disk_before", "kernels_shipped", "nvrtc")}
     rows.add("first-call-gpu", report["problem"], phases_ms=phases, **known)
 
 

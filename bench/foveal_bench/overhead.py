@@ -5,6 +5,8 @@
     torch_us  of it, torch's autograd around a function that does nothing
     beyond_us what is left: looking at the tensors, finding the plan, allocating results
 
+Decode is a call with one key more than the call before, from 4096 keys on (on a CPU from 16), which is planned anew; torch's SDPA beside it.
+
 A backward is one of a chain: its share of a backward pass through many layers, whose first one wakes autograd's thread.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 from typing import Any, Callable
 
 import numpy as np
@@ -58,6 +61,19 @@ def _chain(attention: Callable[..., torch.Tensor], q: torch.Tensor, k: torch.Ten
     return lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
 
 
+def _decode(attention: Callable[..., torch.Tensor], device: str, heads_first: bool = False) -> Callable[[], Any]:
+    """A call for one query of a cache that grows by a key each time."""
+    heads, heads_kv, dim, first, dtype = (32, 8, 128, 4096, torch.bfloat16) if device == "cuda" else (4, 1, 16, 16, torch.float32)
+    q, cache = (torch.randn(1, length, h, dim, device=device, dtype=dtype) for length, h in ((1, heads), (first + 2000, heads_kv)))
+    lengths = itertools.count(first)
+
+    def call() -> torch.Tensor:
+        keys = cache[:, : next(lengths)]
+        return attention(q.transpose(1, 2), keys.transpose(1, 2), keys.transpose(1, 2)) if heads_first else attention(q, keys, keys)
+
+    return call
+
+
 def measure(device: str) -> dict[str, Callable[[], dict[str, float]]]:
     """What measures each call. dim 64 and bf16 on a GPU: what its tensor-core kernels take."""
     dim, dtype = (64, torch.bfloat16) if device == "cuda" else (16, torch.float32)
@@ -98,6 +114,12 @@ def measure(device: str) -> dict[str, Callable[[], dict[str, float]]]:
         ("torch SDPA, no gradient", lambda: sdpa(q, k, v), "", ""),
         ("torch SDPA, recorded", lambda: sdpa(*wanting), "", ""),
         ("its backward (SDPA)", _chain(sdpa, q, k, v), "", ""),
+    ]
+    with_more_keys = ", decode, one key more each call"
+    calls += [
+        ("foveal.torch.attention" + with_more_keys, _decode(foveal.torch.attention, device), "", ""),
+        ("foveal.torch.attention" + with_more_keys + ", softcap", _decode(lambda q, k, v: foveal.torch.attention(q, k, v, foveal.softcap(30.0)), device), "", ""),
+        ("torch SDPA" + with_more_keys, _decode(functools.partial(torch.nn.functional.scaled_dot_product_attention, enable_gqa=True), device, True), "", ""),
     ]
     if device == "cpu":
         a, b, c = (t.numpy() for t in (q, k, v))

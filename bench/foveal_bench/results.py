@@ -61,6 +61,7 @@ FIELDS = {
     "forward": "types that a target takes, all or none", "backward": "likewise",
     "kernels": "how many are launched", "registers": "most of a kernel", "shared_kib": "KiB of shared memory, most of a CTA", "shared_limit_kib": "that a CTA may have",
     "ms_quiet": "median of ms of the runs between undisturbed calibration loops", "ms_tenth": "the first tenth of them by time",
+    "kernels_shipped": "how many came with the library",
 }  # fmt: skip
 
 SUITES = {

@@ -1,7 +1,9 @@
 // What the first forward and backward of a process cost, step by step: run it in a fresh process with an empty kernel cache, then again. And what a call of
-// decode costs the host whose cache has one more key than at the call before. NVRTC keeps a cache of its own: CUDA_CACHE_DISABLE=1.
+// decode costs the host whose cache has one more key than at the call before. NVRTC keeps a cache of its own: CUDA_CACHE_DISABLE=1. FOVEAL_KERNELS_DIR
+// names kernels that were compiled with the library.
 //
 //   FOVEAL_CACHE_DIR=$(mktemp -d) first_call "bf16 b4 h16 q4096 d64"        one line of JSON
+//   ... first_call "bf16 b4 h16 q4096 d64" alone                            without decode
 #include <chrono>
 #include <cstdio>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 #include "cuda/jit/disk_cache.h"
 #include "cuda/jit/driver.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/jit/shipped.h"
 #include "foveal/score.h"
 #include "problem/case_data.h"
 
@@ -68,6 +71,8 @@ int main(int argc, char** argv) {
     line.device = {DeviceKind::cuda, 0};
     line.options.backend = "cuda";
     row["problem"] = shape;
+    const cuda::jit::ShippedKernels& shipped = cuda::jit::shipped_kernels();
+    row["kernels_shipped"] = shipped.usable() ? shipped.count : 0;
     row["kernels_on_disk_before"] = cuda::jit::cache_list().size();
     row["driver_starts_ms"] = milliseconds([] { cuda::driver::unavailable(); });
     row["context_ms"] = milliseconds([] { cuda::driver::device_facts(0); });
@@ -88,11 +93,13 @@ int main(int argc, char** argv) {
     row["first_backward_ms"] = first_backward;
     row["first_both_ms"] = row["compiler_loads_ms"].get<double>() + first_forward + first_backward;
     row["second_both_ms"] = milliseconds([&] { forward(), backward(), synchronize(); });
-    Attention softcap;
-    softcap.score_mod = parse("tanh(score / 30) * 30");
-    const GrowingCache plain = grow_cache({}), capped = grow_cache(softcap);
-    row["decode_one_more_key_ms"] = plain.new_length, row["decode_ms"] = plain.same_length;
-    row["softcap_decode_one_more_key_ms"] = capped.new_length, row["softcap_decode_ms"] = capped.same_length;
+    if (argc <= 2) {
+      Attention softcap;
+      softcap.score_mod = parse("tanh(score / 30) * 30");
+      const GrowingCache plain = grow_cache({}), capped = grow_cache(softcap);
+      row["decode_one_more_key_ms"] = plain.new_length, row["decode_ms"] = plain.same_length;
+      row["softcap_decode_one_more_key_ms"] = capped.new_length, row["softcap_decode_ms"] = capped.same_length;
+    }
     row["nvrtc"] = cuda::jit::nvrtc_identity();
     row["device"] = cuda::driver::device_facts(0).name;
   } catch (const std::exception& error) {

@@ -386,7 +386,7 @@ def test_keep(tmp_path):
     errors = {"first_seed": 1, "problems": 2, "checks": 3, "refused": 4, "failures": 0, "seconds": 5, "worst": 0.5, "worst_line": "x",
               "rows": [{"dtype": "f32", "target": "avx2", "output": "dq", "tensors": 6, "median": 0.1, "p999": 0.2, "worst": 0.3}]}  # fmt: skip
     programs = {"first_seed": 1, "programs": 2, "seconds": 3, "findings": 0, "compared": {"value": 7}}
-    first = {"problem": "bf16 b4", "context_ms": 1.5, "second_both_ms": 2.5, "kernels_on_disk_before": 0, "nvrtc": "13.0"}
+    first = {"problem": "bf16 b4", "context_ms": 1.5, "second_both_ms": 2.5, "kernels_on_disk_before": 0, "kernels_shipped": 96, "nvrtc": "13.0"}
     soak = {"first_seed": 1, "minutes": 15.0, "problems": 9, "steps": 27, "memory_judged": True, "compared": 3, "changed": 0, "programs": 2, "kernels": 5, "refused_problems": 1,
             **{f"{where}{when}_mb": 1.5 for where in ("", "device_") for when in ("first", "least", "most", "last")}}  # fmt: skip
     for suite, report in (("checks", lines), ("errors", errors), ("programs", programs), ("soak", soak), ("first-call-gpu", first)):
