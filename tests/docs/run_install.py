@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""The commands with which the documentation installs foveal and builds programs on it, taken from the pages; and every other command there has somebody
+who runs it.
+
+usage: run_install.py BUILD SCRATCH
+
+BUILD: a folder that is built already: the pages' own folder and prefix are put beside it, so that nothing is compiled twice. Configuring is done as it is
+written, in a fresh folder; what a page says of find_package, add_subdirectory and pkg-config is done with the programs of that page.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+import doc_blocks  # noqa: E402
+
+PAGE = ROOT / "docs/start/c-and-cpp.md"
+
+# A command as pages write it: the file, and the words in it, that show that CI runs it.
+ELSEWHERE = {
+    "pip install .": ("dev", ".venv/bin/pip install"),
+    "pip install -e './bench[progress]'": ("pyproject.toml", 'pythonpath = ["bench"]'),
+    "./dev test": (".ci/run", "./dev test"),
+    "./dev demo": (".ci/run", "./dev demo"),
+    "foveal-bench": ("tests/python/test_bench_verbs.py", "test_documented_commands_are_understood"),
+    "foveal": ("tests/docs/CMakeLists.txt", "run_commands.py"),
+    "export FOVEAL_TUNED": ("tests/docs/run_commands.py", "foveal tune"),  # needs the device of the command before it
+}
+
+
+def commands():
+    """(page, command) of each line of a shell, parts that && joins apart."""
+    for page in doc_blocks.pages():
+        for _, text in doc_blocks.blocks(page, "", "sh"):
+            for line in text.splitlines():
+                line = line.removeprefix("$ ").partition("  #")[0].strip()
+                if re.match(r"(pip|cmake|\./dev|foveal|foveal-bench|export|cc|c\+\+|python3?|make|ctest) ", line + " "):
+                    yield from ((page, part.strip()) for part in (line.split(" && ") if line.startswith(("pip", "cmake")) else [line]))
+
+
+def run(command, folder, **more):
+    print("+", command, flush=True)
+    generator = {} if shutil.which("make") else {"CMAKE_GENERATOR": "Ninja"}  # where CMake's own choice is not here
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env={**os.environ, **generator, **more}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{command}\nexit code {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def install(build, scratch):
+    """Each page's cmake commands; returns the prefixes."""
+    prefixes, nobody = [], []
+    for page, command in commands():
+        if command.startswith("cmake -S . -B build"):
+            run(command.replace("-B build", f"-B {scratch}/{page.stem}"), ROOT)
+        elif command == "cmake --build build -j":
+            run(f"cmake --build {build} -j --target foveal foveal_command", ROOT)
+        elif found := re.fullmatch(r"cmake --install build --prefix (\S+)", command):
+            prefixes.append(scratch / f"{page.stem}-installed")
+            run(command.replace("install build", f"install {build}").replace(found[1], str(prefixes[-1])), ROOT)
+        elif not any(command.startswith(start) and words in (ROOT / file).read_text() for start, (file, words) in ELSEWHERE.items()):
+            nobody.append(f"{page.relative_to(ROOT)}: {command}")
+    if nobody or len(prefixes) < 2:
+        sys.exit("commands that nothing runs:\n" + "\n".join(nobody))
+    return prefixes
+
+
+def programs(prefix, scratch):
+    """The page's C and C++ programs, by pkg-config, by find_package and as a subfolder, as the page says it."""
+    said = PAGE.read_text()
+    (pkg_config,) = re.findall(r"`(cc [^`]*pkg-config[^`]*)`", said)
+    ((_, cmake),) = doc_blocks.blocks(PAGE, "cmake")
+    lib = next(path.parent for path in prefix.rglob("libfoveal.so"))
+    folder = scratch / "programs"
+    folder.mkdir()
+    for language, name in (("c", "program.c"), ("cpp", "program.cpp")):
+        (text,) = [text for _, text in doc_blocks.blocks(PAGE, language) if "int main(" in text]
+        (folder / name).write_text(text)
+    if shutil.which("pkg-config"):
+        run(f"{pkg_config} -o by-pkg-config && ./by-pkg-config", folder, PKG_CONFIG_PATH=str(lib / "pkgconfig"), LD_LIBRARY_PATH=str(lib))
+    for name, language in (("program.c", "C"), ("program.cpp", "CXX")):
+        lists = f"cmake_minimum_required(VERSION 3.25)\nproject(p LANGUAGES {language})\nset(CMAKE_CXX_STANDARD 20)\nadd_executable(program {name})\n{cmake}"
+        (folder / "CMakeLists.txt").write_text(lists)
+        run(f"cmake -S . -B {language} -DCMAKE_PREFIX_PATH={prefix} && cmake --build {language} && {language}/program", folder)
+
+
+def main():
+    build, scratch = (pathlib.Path(word).resolve() for word in sys.argv[1:])
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    programs(install(build, scratch)[-1], scratch)
+
+
+if __name__ == "__main__":
+    main()
