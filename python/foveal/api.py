@@ -94,8 +94,14 @@ _ACCEPTED = tuple(Arguments.__annotations__)
 def _check_plain(names: Iterable[str], tensors: Iterable[Any]) -> None:
     """Of what is read as memory: NumPy's masked arrays and torch's views that negate hold something else there."""
     for name, tensor in zip(names, tensors):
-        if hasattr(tensor, "mask") or hasattr(tensor, "is_neg"):
+        if tensor is not None and type(tensor).__module__ != "numpy":  # ndarray's own
             arrays.check_plain(tensor, name)
+
+
+def _check_writable(results: Mapping[str, Any]) -> None:
+    for name, array in results.items():
+        if not getattr(getattr(array, "flags", None), "writeable", True):
+            raise ValueError(f"{name}: a read-only array; expected one that results can be written to")
 
 
 def _zeros(like: Any, wide: bool = False) -> Any:
@@ -274,6 +280,8 @@ class Plan:
             bound[name] = array
         slots = [*(tensors.get(role) for role in self._roles), *lengths.values(), *bound.values()]
         _check_plain((*self._roles, *_LENGTHS, *bound), slots)
+        results = ("dq", "dk", "dv") if self._roles is _ROLES else ("out", "lse")
+        _check_writable({**{role: tensors.get(role) for role in results}, **(gradients or {}), "workspace": workspace})
         if self._roles is _ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):

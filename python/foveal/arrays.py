@@ -93,6 +93,8 @@ def check_plain(array: Any, argument: str) -> None:
         raise TypeError(f"{argument}: {found}; expected a plain, dense tensor")
     if hasattr(array, "mask") and framework(array) == "numpy":
         raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
+    if type(array).__module__.partition(".")[0] != "numpy" and framework(array) == "numpy":
+        raise TypeError(f"{argument}: a {type(array).__name__}, which may read as something else than its memory; expected a plain array: numpy.asarray(x)")
 
 
 def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:

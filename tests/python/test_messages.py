@@ -52,6 +52,28 @@ def within_a_mode():
         attention(q, k, v, score_mod)
 
 
+class InMetres(np.ndarray):
+    """Read in another unit than it is kept in."""
+
+    def __getitem__(self, index):
+        return np.asarray(self)[index] / 1000
+
+
+METRES = np.ones(5).view(InMetres)
+
+
+def read_only(array=None):
+    array = np.zeros_like(ARRAYS[0]) if array is None else array
+    array.flags.writeable = False
+    return array
+
+
+def planned(**results):
+    q, k, v = ARRAYS
+    made = {"out": np.zeros_like(q), "lse": np.zeros((1, 2, 5), np.float32), **results}
+    foveal.plan(q, k, v).run(q=q, k=k, v=v, **made)
+
+
 class Holder:
     table = TABLE
 
@@ -76,6 +98,11 @@ WRONG = {
     "NumPy first": (lambda: attention(ARRAYS[0], k, v), "foveal.torch.attention: q: found an array of numpy"),
     "a list": (lambda: foveal.attention(ARRAYS[0].tolist(), *ARRAYS[1:]), "foveal.attention: q: found list; expected an array of NumPy, torch"),
     "nothing": (lambda: attention(q, None, v), "foveal.torch.attention: k: found NoneType"),
+    "an array's class of one's own": (lambda: foveal.attention(ARRAYS[0].view(InMetres), *ARRAYS[1:]), "foveal.attention: q: a InMetres, which may read as"),
+    "such a class captured": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + METRES[i]), "foveal.attention: a captured array: a InMetres"),
+    "such a class by name": (lambda: foveal.attention(*ARRAYS, "score + x[q_idx]", params={"x": METRES}), "foveal.attention: .*a InMetres"),
+    "a read-only result": (lambda: planned(out=read_only()), "out: a read-only array; expected one that"),
+    "read-only statistics": (lambda: planned(lse=read_only(np.zeros((1, 2, 5), np.float32))), "lse: a read-only array; expected one that"),
     "a masked array": (lambda: foveal.attention(np.ma.masked_array(ARRAYS[0]), *ARRAYS[1:]), "q: a NumPy masked array"),
     "a masked array planned": (lambda: foveal.plan(np.ma.masked_array(ARRAYS[0]), *ARRAYS[1:]), "q: a NumPy masked array"),
     "module's call": (lambda: foveal.torch.Attention()(ARRAYS[0], k, v), "foveal.torch.Attention: q: found an array of numpy"),
