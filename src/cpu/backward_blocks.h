@@ -170,7 +170,7 @@ class BackwardBlocks {
              const KeySums<Real>& sums, bool with_dq, Slot& slot) const {
     const int ld = s_.ops.tile_lanes;
     const Operand &k = slot.k[at], &v = slot.v[at];
-    const auto [dk, dv] = sums;
+    Real *const dk = sums.dk, *const dv = sums.dv;  // no structured binding: older clangs capture none
     for_each_slice(s_, sequence, call.data, state, keys, slot, [&](const Tile& lanes, Slot& tiles) {
       const KeyRange range = differentiate(call, sequence, lanes, keys, k, v, grads, tiles);
       if (range.begin == range.end) return;
