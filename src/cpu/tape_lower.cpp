@@ -138,8 +138,7 @@ NodeId Lowering::in_64_bits(ValueId id) {
 /// An integer that has, or is made of integers that have, 64 bits. How it is a sum is remembered for ranges of keys alone.
 NodeId Lowering::lower_wide(ValueId id) {
   const Instr& instr = program_[id];
-  const auto term = [&](std::size_t k) -> const Linear& { return linear_[instr.arg[k]]; };
-  Linear sum;
+  const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
   switch (instr.op) {
     case Op::integer_const:
       return nodes_.integer64(instr.integer);
@@ -156,18 +155,13 @@ NodeId Lowering::lower_wide(ValueId id) {
       }
       return in_64_bits(instr.arg[0]);
     case Op::add:
-      sum = scoring::combine(term(0), term(1), 1);
-      break;
     case Op::sub:
-      sum = scoring::combine(term(0), term(1), -1);
-      break;
     case Op::neg:
-      sum = scoring::scaled(term(0), -1);
+      if (const auto sum = scoring::sum_of(instr, term(0), term(1)); !sum->terms.empty() && scoring::is_small(*sum)) linear_[id] = *sum;
       break;
     default:
       break;
   }
-  if (!sum.terms.empty() && scoring::is_small(sum)) linear_[id] = sum;
   return elementwise(id, false);
 }
 
@@ -327,27 +321,11 @@ NodeId Lowering::atom(ValueId id, NodeId node) {
 
 NodeId Lowering::integer_sum(ValueId id) {
   const Instr& instr = program_[id];
-  Linear& linear = linear_[id];
-  const auto term = [&](std::size_t k) -> const Linear& { return linear_[instr.arg[k]]; };
-  switch (instr.op) {
-    case Op::integer_const:
-      linear.constant = instr.integer;
-      break;
-    case Op::add:
-      linear = scoring::combine(term(0), term(1), 1);
-      break;
-    case Op::sub:
-      linear = scoring::combine(term(0), term(1), -1);
-      break;
-    case Op::neg:
-      linear = scoring::scaled(term(0), -1);
-      break;
-    default:  // a product
-      if (!term(0).is_constant() && !term(1).is_constant())
-        return atom(id, nodes_.make(TapeOp::mul_i, plain(instr.arg[0]), plain(instr.arg[1])));
-      linear = term(0).is_constant() ? scoring::scaled(term(1), term(0).constant) : scoring::scaled(term(0), term(1).constant);
-  }
-  return sum(linear);
+  const auto term = [&](std::size_t k) { return instr.arg[k] < 0 ? Linear{} : linear_[instr.arg[k]]; };
+  const auto sum = scoring::sum_of(instr, term(0), term(1));
+  if (!sum) return atom(id, nodes_.make(TapeOp::mul_i, plain(instr.arg[0]), plain(instr.arg[1])));  // a product
+  linear_[id] = *sum;
+  return this->sum(*sum);
 }
 
 NodeId Lowering::plus(NodeId a, NodeId b) { return a == no_node ? b : b == no_node ? a : nodes_.make(TapeOp::add_i, a, b); }

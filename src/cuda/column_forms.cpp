@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "score/linear.h"
+
 namespace foveal::cuda {
 namespace {
 
@@ -20,7 +22,7 @@ int block_dividing(std::int64_t n, int most = ColumnForm::period) {
 class Forms {
  public:
   Forms(const problem::Problem& problem, const Program& program)
-      : program_(program), first_block_(block_dividing(problem.attention.kv_offset)) {
+      : program_(program), linear_(scoring::linear_forms(program)), first_block_(block_dividing(problem.attention.kv_offset)) {
     for (std::size_t i = 0; i < program.code.size(); ++i) found_.push_back(of(i));
   }
   std::vector<ColumnForm> forms() const {
@@ -31,11 +33,21 @@ class Forms {
 
  private:
   struct Form : ColumnForm {
-    bool congruent = false;               ///< a polynomial of kv and of what repeats: equal modulo a divisor of the period where kv is
-    std::optional<std::int64_t> slope{};  ///< it grows by so much with each key
+    bool congruent = false;  ///< a polynomial of kv and of what repeats: equal modulo a divisor of the period where kv is
   };
 
   const Form& form(ValueId id) const { return found_[static_cast<std::size_t>(id)]; }
+  /// By how much it grows with each key.
+  std::optional<std::int64_t> slope(ValueId id) const {
+    std::int64_t slope = 0;
+    for (const scoring::Linear::Term& term : linear_[static_cast<std::size_t>(id)].terms) {
+      if (program_[term.atom].op == Op::kv_idx)
+        slope += term.coefficient;
+      else if (program_.depends_of(term.atom) & (scoring::depends_kv | scoring::depends_score))
+        return std::nullopt;
+    }
+    return slope;
+  }
   std::optional<std::int64_t> constant(ValueId id) const {
     const Instr& instr = program_[id];
     return instr.op == Op::integer_const ? std::optional(instr.integer) : std::nullopt;
@@ -49,13 +61,11 @@ class Forms {
     if (!(depends & scoring::depends_kv)) {
       form.run = ColumnForm::period;
       form.repeats = form.congruent = true;
-      form.slope = 0;
       return form;
     }
     if (instr.op == Op::kv_idx) {
       form.line = first_block_;
       form.distinct = form.congruent = true;
-      form.slope = 1;
       return form;
     }
     form.run = ColumnForm::period;
@@ -67,7 +77,10 @@ class Forms {
     };
     for (const ValueId arg : instr.arg) take(arg);
     for (const ValueId index : instr.index) take(index);
-    if (instr.type == Type::integer) add_integer(form, instr);
+    if (instr.type == Type::integer) {
+      add_integer(form, instr);
+      form.distinct = form.distinct || slope(static_cast<ValueId>(i)).value_or(0) != 0;
+    }
     form.congruent = form.congruent || form.repeats;
     return form;
   }
@@ -80,44 +93,36 @@ class Forms {
         const Form &first = this->form(a), &second = this->form(b);
         const int sign = instr.op == Op::add ? 1 : -1;
         form.congruent = first.congruent && second.congruent;
-        if (first.slope && second.slope) form.slope = *first.slope + sign * *second.slope;
         if (const auto shift = constant(b); shift && first.line > 0) form.line = block_dividing(*shift, first.line);
         if (const auto shift = constant(a); shift && second.line > 0 && sign > 0) form.line = block_dividing(*shift, second.line);
         break;
       }
       case Op::neg:
         form.congruent = this->form(a).congruent;
-        if (this->form(a).slope) form.slope = -*this->form(a).slope;
         break;
-      case Op::mul: {
-        constexpr std::int64_t most = 1 << 20;
+      case Op::mul:
         form.congruent = this->form(a).congruent && this->form(b).congruent;
-        for (const auto& [factor, value] : {std::pair{a, b}, {b, a}})
-          if (const auto by = constant(factor);
-              by && std::abs(*by) < most && this->form(value).slope && std::abs(*this->form(value).slope) < most)
-            form.slope = *by * *this->form(value).slope;
         break;
-      }
       case Op::floor_div:
         if (const auto by = constant(b); by && *by > 0 && this->form(a).line > 0)
           form.run = std::max(form.run, block_dividing(*by, this->form(a).line));
-        if (const auto by = constant(b); by && *by >= 8) form.stairs = this->form(a).slope == 1;
+        if (const auto by = constant(b); by && *by >= 8) form.stairs = slope(a) == 1;
         break;
       case Op::mod:
         if (const auto by = constant(b); by && *by > 0) {
           const Form& value = this->form(a);
           if (value.line > 0) form.line = block_dividing(*by, value.line);
           form.repeats = form.repeats || (value.congruent && ColumnForm::period % *by == 0);
-          form.distinct = *by >= 8 && value.slope && std::abs(*value.slope) == 1;
+          form.distinct = *by >= 8 && std::abs(slope(a).value_or(0)) == 1;
         }
         break;
       default:
         break;
     }
-    form.distinct = form.distinct || (form.slope && *form.slope != 0);
   }
 
   const Program& program_;
+  const std::vector<scoring::Linear> linear_;
   const int first_block_;
   std::vector<Form> found_;
 };

@@ -93,15 +93,11 @@ class Reader {
         return constant(seqlen_q_);
       case Op::seqlen_kv:
         return constant(seqlen_kv_);
-      case Op::neg: {
-        const auto a = linear(instr.arg[0]);
-        return a ? std::optional(scoring::scaled(*a, -1)) : std::nullopt;
-      }
+      case Op::neg:
       case Op::add:
       case Op::sub: {
-        const auto a = linear(instr.arg[0]), b = linear(instr.arg[1]);
-        if (!a || !b) return std::nullopt;
-        return scoring::combine(*a, *b, instr.op == Op::add ? 1 : -1);
+        const auto a = linear(instr.arg[0]), b = instr.op == Op::neg ? Linear{} : linear(instr.arg[1]);
+        return a && b ? scoring::sum_of(instr, *a, *b) : std::nullopt;
       }
       default:
         return std::nullopt;

@@ -16,42 +16,6 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 
 bool is_comparison(Op op) { return op == Op::eq || op == Op::ne || op == Op::lt || op == Op::le; }
 
-/// Integer values of the program as sums of values that are not sums themselves; a sum of large numbers counts as one of these.
-std::vector<Linear> linear_forms(const Program& program) {
-  std::vector<Linear> forms(program.code.size());
-  for (std::size_t id = 0; id < program.code.size(); ++id) {
-    const Instr& instr = program.code[id];
-    if (instr.type != Type::integer) continue;
-    const auto form = [&](int i) -> const Linear& { return forms[static_cast<std::size_t>(instr.arg[static_cast<std::size_t>(i)])]; };
-    Linear sum;
-    switch (instr.op) {
-      case Op::integer_const:
-        sum.constant = instr.integer;
-        break;
-      case Op::add:
-        sum = combine(form(0), form(1), 1);
-        break;
-      case Op::sub:
-        sum = combine(form(0), form(1), -1);
-        break;
-      case Op::neg:
-        sum = scaled(form(0), -1);
-        break;
-      case Op::mul: {
-        const bool left = form(0).is_constant();
-        const std::int64_t factor = form(left ? 0 : 1).constant;
-        if ((left || form(1).is_constant()) && std::abs(factor) < (1 << 20)) sum = scaled(form(left ? 1 : 0), factor);
-        break;
-      }
-      default:
-        break;
-    }
-    const bool is_sum = instr.op == Op::integer_const || !sum.terms.empty() || sum.constant != 0;
-    forms[id] = is_sum && is_small(sum) ? sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
-  }
-  return forms;
-}
-
 /// A sum of symbols, comparable between programs: the coefficients by Op. Sums with other values in them are not.
 struct SymbolSum {
   using Coefficients = std::array<std::int64_t, 6>;

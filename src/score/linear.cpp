@@ -47,6 +47,37 @@ Linear combine(const Linear& a, const Linear& b, std::int64_t scale) {
 
 Linear scaled(const Linear& a, std::int64_t scale) { return combine(Linear{}, a, scale); }
 
+std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& b) {
+  switch (instr.op) {
+    case Op::integer_const:
+      return Linear{{}, instr.integer};
+    case Op::add:
+      return combine(a, b, 1);
+    case Op::sub:
+      return combine(a, b, -1);
+    case Op::neg:
+      return scaled(a, -1);
+    case Op::mul:
+      if (a.is_constant()) return scaled(b, a.constant);
+      if (b.is_constant()) return scaled(a, b.constant);
+      return std::nullopt;
+    default:
+      return std::nullopt;
+  }
+}
+
+std::vector<Linear> linear_forms(const Program& program) {
+  std::vector<Linear> forms(program.code.size());
+  const auto of = [&](ValueId id) { return id < 0 ? Linear{} : forms[static_cast<std::size_t>(id)]; };
+  for (std::size_t id = 0; id < program.code.size(); ++id) {
+    const Instr& instr = program.code[id];
+    if (instr.type != Type::integer) continue;
+    const auto sum = sum_of(instr, of(instr.arg[0]), of(instr.arg[1]));
+    forms[id] = sum && is_small(*sum) ? *sum : Linear{{{static_cast<ValueId>(id), 1}}, 0};
+  }
+  return forms;
+}
+
 bool is_small(const Linear& a) {
   constexpr std::int64_t limit = std::int64_t{1} << 40;
   const auto within = [](std::int64_t x) { return -limit < x && x < limit; };

@@ -1,6 +1,7 @@
 #pragma once
 // Integer values as sums  c0 + c1 * atom1 + c2 * atom2 ...: what makes q_idx - kv_idx one thing however it was written.
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "score/program.h"
@@ -22,6 +23,10 @@ struct Linear {
 /// a + scale * b; what 64 bits do not hold becomes the largest number that they do.
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale);
 Linear scaled(const Linear& a, std::int64_t scale);
+/// What an integer instruction is by those of its operands (those that it lacks: any); none where it is no sum, but an atom.
+std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& b);
+/// Of each value of a program that is an integer. Atoms are values that are no sums, and sums of large numbers.
+std::vector<Linear> linear_forms(const Program& program);
 /// Few terms and small numbers: such sums do not overflow where they are combined, and doubles hold them.
 bool is_small(const Linear& a);
 /// Greatest common divisor of the coefficients; 0 for a constant.
