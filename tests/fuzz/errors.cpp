@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "check/check.h"
+#include "on_device.h"
 #include "problem/random_line.h"
 
 using namespace foveal;
@@ -85,16 +86,12 @@ Options parse_options(int argc, char** argv) {
   return options;
 }
 
-constexpr std::uint64_t first_program = 7000;  // as for soak: both find each other's kernels on disk
 constexpr problem::RandomLimits small{.seqlen = 40, .head_dim = 40, .pairs = 3000};
 
 problem::Line line_of(const Options& options, std::uint64_t seed) {
+  if (options.device == DeviceKind::cuda) return fuzz::line_on_device(seed, options.programs, {options.device, 0});
   base::Random random(seed);
-  if (options.device == DeviceKind::cpu) return seed % 16 == 0 ? problem::random_line(random) : problem::random_line(random, small);
-  base::Random program(first_program + seed % options.programs);
-  problem::Line line = problem::random_line(program, random);
-  line.device = {options.device, 0};
-  return line;
+  return seed % 16 == 0 ? problem::random_line(random) : problem::random_line(random, small);
 }
 
 /// What was found; of all threads.

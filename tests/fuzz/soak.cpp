@@ -23,15 +23,15 @@
 #include "base/hash.h"
 #include "check/run.h"
 #include "cuda/jit/driver.h"
+#include "on_device.h"
 #include "problem/random_line.h"
 
 using namespace foveal;
 
 namespace {
 
-constexpr int steps = 3;                       // of gradient descent, for each problem
-constexpr std::uint64_t first_program = 7000;  // as for fuzz_errors: both find each other's kernels on disk
-constexpr std::uint64_t warm = 1000;           // problems before memory is looked at
+constexpr int steps = 3;              // of gradient descent, for each problem
+constexpr std::uint64_t warm = 1000;  // problems before memory is looked at
 
 /// Along the gradient of every tensor that has one.
 void descend(problem::CaseData& data) {
@@ -96,9 +96,7 @@ std::vector<problem::Line> largest(const Options& options) {
 problem::Line line_of(const Options& options, std::uint64_t seed, bool same_bits) {
   base::Random random(seed);
   if (!options.on_gpu()) return problem::random_line(random);
-  base::Random program(first_program + seed % options.programs);
-  problem::Line line = problem::random_line(program, random);
-  line.device = options.device;
+  problem::Line line = fuzz::line_on_device(seed, options.programs, options.device);
   if (same_bits) line.attention.determinism = Determinism::reproducible;
   return line;
 }
