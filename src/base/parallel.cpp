@@ -45,7 +45,7 @@ void run_on_own_threads(int threads, std::int64_t tasks, const Task& fn) {
 
 #if defined(_OPENMP)
 
-/// OpenMP keeps its threads, and a child process has none of them: there a parallel region would wait for ever.
+/// OpenMP keeps its threads, and a child process has none of them: there a parallel region would deadlock.
 std::atomic<bool> in_child{false};
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] { in_child = true; });
 

@@ -18,7 +18,7 @@ struct RowRead {
   bool stored;    ///< nobody else touches a query's elements: they are written, not added
   unsigned dims;  ///< dimensions whose index depends on kv, a bit each
 
-  /// Reads whose sums registers hold, of runs and of what repeats, are added seldom.
+  /// Reads accumulated in registers, of runs and of what repeats, are flushed rarely.
   device::RowBins bins() const { return run > 0 || distinct || repeats ? device::RowBins::distinct : device::RowBins::any; }
 };
 

@@ -7,7 +7,7 @@
 
 namespace foveal::cuda {
 
-/// A read of one element per pair that the copy engine can bring as tiles: of 16 or 32 bits, with the elements of neighbouring keys side by
+/// A read of one element per pair that TMA can load as tiles: of 16 or 32 bits, with the elements of neighbouring keys side by
 /// side and aligned rows. One index grows with kv, from a multiple of 16 bytes on (a box that begins elsewhere stops the kernel), at least
 /// inside each chunk of 128 bytes, one with q, both stay inside the parameter, and the others are the same for all pairs of a head.
 struct PairTile {

@@ -60,7 +60,7 @@ std::string text_of(const std::vector<ReadTable>& tables) {
   return text;
 }
 
-/// Are twice as many copies worth their room? Large tables seldom make lanes wait for each other, and are filled or emptied for every task.
+/// Are twice as many copies worth their room? Large tables rarely have bank conflicts, and are filled or emptied for every task.
 bool more_copies(std::int64_t entries, int copies) { return copies < 32 && 2 * copies * entries <= 4096; }
 
 /// Of the sums of scatters (ReadBins of tile/read_bins.cuh).

@@ -68,8 +68,8 @@ struct Sm90Schedule {
 TileSchedule sm90_tile_schedule(const Sm90Schedule& schedule, std::int64_t length, std::int64_t row_tokens, std::int64_t packed_heads,
                                 std::int64_t splits);
 
-/// Sections of heads are chosen so that tasks even out and what they read stays in L2: in rounds a few are played through, and the quickest
-/// is taken; with a CTA for each task these even out by themselves, so that bytes alone decide. in_turns: Sm90Dealing::turns, whatever else
+/// Sections of heads are chosen so that tasks even out and what they read stays in L2: for a persistent grid a few LPT schedules are
+/// simulated, and the shortest makespan wins; with a CTA for each task the load evens out by itself, so that bytes alone decide. in_turns: Sm90Dealing::turns, whatever else
 /// were quicker.
 Sm90Schedule sm90_schedule(const Sm90Tasks& tasks, const Sm90Habits& habits, const Sm90Teams& teams, bool in_turns = false);
 
