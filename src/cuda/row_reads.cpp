@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "cuda/column_forms.h"
 #include "cuda/score_writer.h"
+#include "score/column_forms.h"
 
 namespace foveal::cuda {
 
@@ -38,7 +38,7 @@ std::optional<RowRead> row_read(const Problem& p, int number) {
   const auto same_param = [&](const scoring::TrainableRead& other) { return other.param == read.param; };
   const bool only = std::count_if(p.score->reads.begin(), p.score->reads.end(), same_param) == 1;
   const bool own_head = (read.reads_head || p.heads_q == 1) && (read.reads_batch || p.batch == 1);
-  const ColumnForm form = form_of_element(column_forms(p, program), columns);
+  const scoring::ColumnForm form = scoring::form_of_element(scoring::column_forms(program, p.attention.kv_offset), columns);
   return RowRead{.read = number,
                  .entries = static_cast<int>(entries),
                  .run = form.run,

@@ -26,7 +26,7 @@ struct PairRead {
 /// Reads of one element per pair whose place is known without the score: a kernel may load them ahead, but for those that it gets as tiles.
 std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, const std::vector<ValueId>& tiled) {
   constexpr int most_each = 1, most_runs = 2;  // registers hold the values of one for each pair
-  const std::vector<ColumnForm> forms = column_forms(p, program);
+  const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairRead> found;
   int each = 0, runs = 0;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
@@ -42,7 +42,7 @@ std::vector<PairRead> find_pair_reads(const Problem& p, const Program& program, 
       mixed = mixed || over == Varies::diagonal || over == Varies::pair;
     }
     if (rows != 1 || columns != 1 || mixed) continue;
-    const ColumnForm form = form_of_element(forms, instr.index);
+    const scoring::ColumnForm form = scoring::form_of_element(forms, instr.index);
     const bool run = form.run >= least_run;
     if (run ? runs++ < most_runs : each++ < most_each) found.push_back({static_cast<ValueId>(i), run ? form.run : 0, form.repeats});
   }

@@ -73,14 +73,14 @@ std::vector<PairTile> find_pair_tiles(const Problem& p) {
 std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   const Program& program = program_of(p);
   const Writer writer(p, program);
-  const std::vector<ColumnForm> forms = column_forms(p, program);
+  const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairTile> tiles;
   for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i) {
     auto tile = writer.tile_of(static_cast<ValueId>(i));
     if (!tile) tile = writer.tile_of(static_cast<ValueId>(i), true);
     if (!tile) continue;
-    const ColumnForm& form = forms[static_cast<std::size_t>(program.code[i].index[static_cast<std::size_t>(tile->column)])];
-    if (tile->wraps && form.repeats) tile->keys = ColumnForm::period;
+    const scoring::ColumnForm& form = forms[static_cast<std::size_t>(program.code[i].index[static_cast<std::size_t>(tile->column)])];
+    if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;
     tile->same = tile->stairs && form.run >= 16;
     tiles.push_back(*std::move(tile));
   }

@@ -83,7 +83,7 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       program_(program),
       given_(given),
       bounds_(bounds_of(program, problem)),
-      forms_(column_forms(problem, program)),
+      forms_(scoring::column_forms(program, problem.attention.kv_offset)),
       decides_(scoring::deciding_reals(program, false)),
       regroups_(size_of(problem.dtype) == 2) {}
 

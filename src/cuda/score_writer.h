@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "cuda/column_forms.h"
 #include "cuda/score_facts.h"
+#include "score/column_forms.h"
 #include "score/discrete.h"
 #include "score/interval.h"
 #include "score/varies.h"
@@ -201,7 +201,7 @@ class Writer {
   const Program& program_;
   const Given given_;
   std::vector<Interval> bounds_;
-  std::vector<ColumnForm> forms_;
+  std::vector<scoring::ColumnForm> forms_;
   base::IdVector<char> decides_;
   bool regroups_;
 };

@@ -287,7 +287,7 @@ std::vector<PairTile> sm90_pair_tiles(const problem::Problem& p, bool collects) 
   const bool backward = p.pass == Pass::backward;
   std::vector<PairTile> tiles = backward ? find_transposed_pair_tiles(p) : find_pair_tiles(p);
   if (!backward) {  // values that are the same for all tiles stay in registers
-    const std::vector<ColumnForm> forms = column_forms(p, program_of(p));
+    const auto forms = scoring::column_forms(program_of(p), p.attention.kv_offset);
     const auto stays = [&](const PairTile& tile) {
       const auto& index = program_of(p).code[static_cast<std::size_t>(tile.read)].index;
       return tile.wraps && forms[static_cast<std::size_t>(index[static_cast<std::size_t>(tile.column)])].repeats;

@@ -4,9 +4,9 @@
 #include <optional>
 #include <vector>
 
-#include "problem/problem.h"
+#include "score/program.h"
 
-namespace foveal::cuda {
+namespace foveal::scoring {
 
 /// Of one value. Blocks of n keys begin where the first key of the problem does, and at every n-th one from there.
 struct ColumnForm {
@@ -17,9 +17,9 @@ struct ColumnForm {
   bool distinct = false;  ///< it differs for any eight neighbours
   bool stairs = false;    ///< it never falls, and rises by one at the most with each eight keys
 };
-/// Of each value of a program.
-std::vector<ColumnForm> column_forms(const problem::Problem& problem, const scoring::Program& program);
+/// Of each value of a program whose first key is at kv_offset.
+std::vector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset);
 /// Of several indices together.
-ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<scoring::ValueId>& index);
+ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index);
 
-}  // namespace foveal::cuda
+}  // namespace foveal::scoring

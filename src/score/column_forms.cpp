@@ -1,16 +1,11 @@
-#include "cuda/column_forms.h"
+#include "score/column_forms.h"
 
 #include <algorithm>
 
 #include "score/linear.h"
 
-namespace foveal::cuda {
+namespace foveal::scoring {
 namespace {
-
-using scoring::Instr;
-using scoring::Op;
-using scoring::Program;
-using scoring::ValueId;
 
 /// The largest block, of at most `most` keys, whose length divides n; 0: none of 8 keys or more.
 int block_dividing(std::int64_t n, int most = ColumnForm::period) {
@@ -21,8 +16,8 @@ int block_dividing(std::int64_t n, int most = ColumnForm::period) {
 
 class Forms {
  public:
-  Forms(const problem::Problem& problem, const Program& program)
-      : program_(program), linear_(scoring::linear_forms(program)), first_block_(block_dividing(problem.attention.kv_offset)) {
+  Forms(const Program& program, std::int64_t kv_offset)
+      : program_(program), linear_(linear_forms(program)), first_block_(block_dividing(kv_offset)) {
     for (std::size_t i = 0; i < program.code.size(); ++i) found_.push_back(of(i));
   }
   std::vector<ColumnForm> forms() const {
@@ -40,10 +35,10 @@ class Forms {
   /// By how much it grows with each key.
   std::optional<std::int64_t> slope(ValueId id) const {
     std::int64_t slope = 0;
-    for (const scoring::Linear::Term& term : linear_[static_cast<std::size_t>(id)].terms) {
+    for (const Linear::Term& term : linear_[static_cast<std::size_t>(id)].terms) {
       if (program_[term.atom].op == Op::kv_idx)
         slope += term.coefficient;
-      else if (program_.depends_of(term.atom) & (scoring::depends_kv | scoring::depends_score))
+      else if (program_.depends_of(term.atom) & (depends_kv | depends_score))
         return std::nullopt;
     }
     return slope;
@@ -56,9 +51,9 @@ class Forms {
   Form of(std::size_t i) const {
     const Instr& instr = program_.code[i];
     const unsigned depends = program_.depends[i];
-    if (depends & scoring::depends_score) return {};
+    if (depends & depends_score) return {};
     Form form;
-    if (!(depends & scoring::depends_kv)) {
+    if (!(depends & depends_kv)) {
       form.run = ColumnForm::period;
       form.repeats = form.congruent = true;
       return form;
@@ -122,14 +117,14 @@ class Forms {
   }
 
   const Program& program_;
-  const std::vector<scoring::Linear> linear_;
+  const std::vector<Linear> linear_;
   const int first_block_;
   std::vector<Form> found_;
 };
 
 }  // namespace
 
-std::vector<ColumnForm> column_forms(const problem::Problem& p, const Program& program) { return Forms(p, program).forms(); }
+std::vector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset) { return Forms(program, kv_offset).forms(); }
 
 ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index) {
   ColumnForm element{.run = ColumnForm::period, .line = 0, .repeats = true, .distinct = false};
@@ -142,4 +137,4 @@ ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vect
   return element;
 }
 
-}  // namespace foveal::cuda
+}  // namespace foveal::scoring
