@@ -6,6 +6,7 @@
 #include "cuda/candidate.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/nvrtc.h"
+#include "cuda/jit/shipped.h"
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
 #include "cuda/launch/backward_sm90.h"
@@ -61,6 +62,15 @@ std::unique_ptr<GpuExecutable> make(const Candidate& candidate, problem::Problem
   return with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts)));
 }
 
+/// Why there are no kernels for a problem where there is no compiler: which of them did not come with the library.
+std::optional<std::string> not_shipped(const Candidate& candidate, const problem::Problem& problem, const driver::DeviceFacts& facts) {
+  const auto executable = make(candidate, problem, facts);
+  executable->set_arch(jit::arch_of(facts.major, facts.minor));
+  for (const jit::KernelSource& source : executable->sources())
+    if (!jit::is_shipped(source)) return base::join(source.stem, " did not come with the library, and ", jit::nvrtc_unavailable());
+  return std::nullopt;
+}
+
 int capability_of(const std::string& arch) {
   const std::string digits = arch.rfind("sm_", 0) == 0 ? arch.substr(3) : "";
   const int capability = std::atoi(digits.c_str());
@@ -94,6 +104,7 @@ class CudaBackend : public planning::Backend {
         info.detail = driver::unavailable();
       } else if (!jit::nvrtc_unavailable().empty()) {
         info.detail = jit::nvrtc_unavailable();
+        if (jit::shipped_kernels().usable()) info.detail += "; until then only kernels that came with the library run";
       } else {
         for (int device = 0; device < driver::device_count(); ++device) {
           const driver::DeviceFacts& facts = driver::device_facts(device);
@@ -112,11 +123,13 @@ class CudaBackend : public planning::Backend {
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
       if (output->present && output->dtype != problem.dtype && !problem.part) return "out, dq, dk, dv: of another dtype than q";
     if (!driver::unavailable().empty()) return driver::unavailable();
-    if (!jit::nvrtc_unavailable().empty()) return jit::nvrtc_unavailable();
+    const bool compiles = jit::nvrtc_unavailable().empty();
+    if (!compiles && !jit::shipped_kernels().usable()) return jit::nvrtc_unavailable();
     if (problem.device.index >= driver::device_count()) return base::join("no device cuda:", problem.device.index);
-    Choice choice = choose(problem, driver::device_facts(problem.device.index), options.target);
-    if (choice.candidate) return std::nullopt;
-    return std::move(choice.refusals);
+    const driver::DeviceFacts& facts = driver::device_facts(problem.device.index);
+    Choice choice = choose(problem, facts, options.target);
+    if (!choice.candidate) return std::move(choice.refusals);
+    return compiles ? std::nullopt : not_shipped(*choice.candidate, problem, facts);
   }
 
   std::unique_ptr<planning::Executable> prepare(const problem::Problem& problem, const PlanOptions& options) const override {

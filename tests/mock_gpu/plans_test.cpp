@@ -153,6 +153,34 @@ TEST_F(Plans, KernelsThatCameWithTheLibraryAreNotCompiled) {
   cuda::jit::set_shipped_folder("");
 }
 
+TEST_F(Plans, KernelsThatCameWithTheLibraryRunWithoutACompiler) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, where no compiler was found yet
+  const auto run = [] {
+    setenv("FOVEAL_NVRTC_PATH", "/nowhere", 1);
+    const test::OwnFolder own;
+    std::ofstream(own / "compiler") << "12.9 of others\n";
+    const problem::Line line = problem::parse_line("forward bf16 b1 h32:8 q1:5000 d128");
+    for (const auto& source : cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), "sm_90a", "")) {
+      cuda::jit::Image image;
+      image.key = cuda::jit::key_of(source, "12.9 of others");
+      image.stem = source.stem, image.entry = source.entry, image.arch = source.arch, image.bytes = "shipped";
+      std::ofstream(own / (image.key + ".kernel")) << encode(image);
+    }
+    cuda::jit::set_shipped_folder(own.path().string());
+    decode(scored(""), 5000);
+    std::string refused;
+    try {
+      decode(scored("score * 3 + tanh(score)"), 5000);
+    } catch (const Error& error) {
+      refused = error.code() == ErrorCode::unsupported ? error.what() : "";
+    }
+    const bool told = refused.find("forward_sm90 did not come with the library, and FOVEAL_NVRTC_PATH names /nowhere") != std::string::npos;
+    std::filesystem::remove_all(own.path());
+    std::_Exit(told && cuda::jit::compilations().shipped > 0 && cuda::jit::compilations().compiled == 0 ? 0 : 1);
+  };
+  EXPECT_EXIT(run(), testing::ExitedWithCode(0), "");
+}
+
 TEST_F(Plans, ProgramsThatDifferInNumbersShareKernels) {
   const char* scores[] = {"tanh(score / #) * #", "score + to_real(kv_idx - q_idx) * exp2(-# * to_real(head + 1) / 24.0)",
                           "score * # - 0.1 * to_real(abs(q_idx - kv_idx))", "score + clamp(# * score, -#, #)",

@@ -107,6 +107,11 @@ std::shared_ptr<const Image> find_or_compile(const KernelSource& source) {
 
 std::string key_of(const KernelSource& source, const std::string& compiler) { return key_for(source, assemble(source), compiler); }
 
+bool is_shipped(const KernelSource& source) {
+  const ShippedKernels& shipped = shipped_kernels();
+  return shipped.usable() && shipped_read(key_of(source, shipped.compiler));
+}
+
 Compilations compilations() {
   std::lock_guard lock(images_mutex);
   return counted;
@@ -164,7 +169,8 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
 std::string arch_of(int major, int minor) {
   const int capability = major * 10 + minor;
   const auto& known = nvrtc_archs();
-  if (std::find(known.begin(), known.end(), capability) != known.end()) return base::join("sm_", capability, capability >= 90 ? "a" : "");
+  if (known.empty() || std::find(known.begin(), known.end(), capability) != known.end())
+    return base::join("sm_", capability, capability >= 90 ? "a" : "");
   int newest = 80;
   for (const int arch : known)
     if (arch <= capability) newest = std::max(newest, arch);

@@ -36,6 +36,9 @@ std::vector<std::shared_ptr<const Image>> compile(const std::vector<KernelSource
 /// The key of a kernel that this compiler (nvrtc_identity()) makes of a source.
 std::string key_of(const KernelSource& source, const std::string& compiler);
 
+/// Did the kernel come with the library?
+bool is_shipped(const KernelSource& source);
+
 /// Kernels of this process that were not in memory: shipped with the library, read from the disk cache, and compiled.
 struct Compilations {
   int shipped = 0, read = 0, compiled = 0;
@@ -43,6 +46,7 @@ struct Compilations {
 Compilations compilations();
 
 /// The arch to compile for: the device's own ("sm_90a" for 9.0) or, when NVRTC does not know it, the newest PTX it can write.
+/// Without NVRTC the device's own: kernels may have come with the library.
 std::string arch_of(int major, int minor);
 
 }  // namespace foveal::cuda::jit
