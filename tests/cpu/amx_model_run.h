@@ -7,6 +7,7 @@
 #include "amx_model.h"
 #include "cpu/backward.h"
 #include "cpu/forward.h"
+#include "plan/gather_pages.h"
 #include "problem/case_data.h"
 
 namespace foveal::cpu {
@@ -18,7 +19,11 @@ template <class Inputs, class Outputs, class Make>
 std::string run_amx_model_pass(const Attention& attention, const Inputs& inputs, const Outputs& outputs, const Make& make,
                                int threads = 1) {
   const problem::Problem problem = problem::make_problem(attention, inputs, outputs);
-  const std::unique_ptr<planning::Executable> executable = make(problem, amx_model_target, amx_model, PlanOptions{.threads = threads});
+  const PlanOptions options{.threads = threads};
+  const bool gathers = problem.pass == Pass::backward && problem.paged;  // as cpu_backend.cpp does it
+  std::unique_ptr<planning::Executable> executable =
+      make(gathers ? planning::with_gathered_keys(problem, DType::f32) : problem, amx_model_target, amx_model, options);
+  if (gathers) executable = planning::make_gather_pages(problem, DType::f32, options, std::move(executable));
   const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (executable->workspace_bytes() + 255) / 256 * 256),
                                                          std::free);
   problem::Buffers buffers;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cpu/kernels/block_ops.h"
+
 namespace foveal::cpu {
 namespace {
 
@@ -102,10 +104,27 @@ inline void store_row_bf16(void* row, std::int64_t stride, int d, int dim, __m51
   for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
 }
 
+/// The same of a row of f32: elements d, d + 1, ..., those below dim, out of 16.
+inline void store_row_f32(void* row, std::int64_t stride, int d, int dim, __m512 elements) {
+  float* data = static_cast<float*>(row);
+  const int count = dim - d < 16 ? dim - d : 16;
+  if (stride == 1) return _mm512_mask_storeu_ps(data + d, static_cast<__mmask16>((1u << count) - 1), elements);
+  alignas(64) float scattered[16];
+  _mm512_store_ps(scattered, elements);
+  for (int i = 0; i < count; ++i) data[(d + i) * stride] = scattered[i];
+}
+
+/// Elements d, d + 1, ... of a row of out or of a gradient, which are f32 where sums go on, else bf16; those below dim, out of 32.
+inline void store_row(void* row, const LaneRowsOut& rows, int d, int dim, __m512 low, __m512 high) {
+  if (rows.dtype == DType::bf16) return store_row_bf16(row, rows.stride, d, dim, round_bf16(low, high));
+  store_row_f32(row, rows.stride, d, dim, low);
+  if (d + 16 < dim) store_row_f32(row, rows.stride, d + 16, dim, high);
+}
+
 /// A row out of vectors of 16 elements: at(d) has those from d on.
 template <class At>
-void write_row_bf16(void* row, std::int64_t stride, int dim, const At& at) {
-  for (int d = 0; d < dim; d += 32) store_row_bf16(row, stride, d, dim, round_bf16(at(d), d + 16 < dim ? at(d + 16) : _mm512_setzero_ps()));
+void write_row(void* row, const LaneRowsOut& rows, int dim, const At& at) {
+  for (int d = 0; d < dim; d += 32) store_row(row, rows, d, dim, at(d), d + 16 < dim ? at(d + 16) : _mm512_setzero_ps());
 }
 
 /// pairs[d] = {a[d], b[d]} for d < padded, a multiple of 16; zeros from dim on.

@@ -107,8 +107,8 @@ struct RowLayout {
       if (!rows.row[row]) continue;
       const __mmask16 any = factor[row] != 0 ? 0xffff : 0;
       const __m512 f = splat(factor[row]);
-      write_row_bf16(rows.row[row], rows.stride, dim,
-                     [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(acc + (d / 16 * kRows + row) * 16)); });
+      write_row(rows.row[row], rows, dim,
+                [&](int d) { return _mm512_maskz_mul_ps(any, f, _mm512_load_ps(acc + (d / 16 * kRows + row) * 16)); });
     }
   }
 

@@ -112,7 +112,7 @@ class TileBackward {
         }
         for (int i = 0; i < 16; ++i) {
           void* row = rows.row[query_of(column + i)];
-          if (row) store_row_bf16(row, rows.stride, d, dim, round_bf16(x[0][i], x[1][i]));
+          if (row) store_row(row, rows, d, dim, x[0][i], x[1][i]);
         }
       }
     }
@@ -128,7 +128,7 @@ class TileBackward {
         for (int part = 0; part < count; ++part) x = _mm512_add_ps(x, _mm512_load_ps(parts[part] + at));
         return _mm512_mul_ps(x, f);
       };
-      write_row_bf16(rows.row[key], rows.stride, dim, sum);
+      write_row(rows.row[key], rows, dim, sum);
     }
   }
 
