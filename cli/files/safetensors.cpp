@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
@@ -9,6 +10,22 @@
 namespace foveal::cli {
 
 using Json = nlohmann::json;
+
+namespace {
+
+/// JSON's numbers may have a fraction or not fit, which get() converts all the same.
+std::vector<std::int64_t> integers(const Json& numbers, const std::string& what) {
+  std::vector<std::int64_t> found;
+  for (const Json& number : numbers.get<std::vector<Json>>()) {
+    constexpr std::uint64_t most = std::numeric_limits<std::int64_t>::max();
+    FOVEAL_CHECK(number.is_number_integer() && (!number.is_number_unsigned() || number.get<std::uint64_t>() <= most), what, ": ",
+                 number.dump(), "; expected an integer of 64 bits");
+    found.push_back(number.get<std::int64_t>());
+  }
+  return found;
+}
+
+}  // namespace
 
 std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std::string& source) {
   std::uint64_t length = 0;
@@ -28,12 +45,14 @@ std::vector<Tensor> parse_safetensors(std::span<const std::byte> file, const std
       const auto found = std::ranges::find(dtype_names(), spelling, [](const DTypeName& row) { return std::string(row.safetensors); });
       FOVEAL_CHECK(found != dtype_names().end(), what, ": dtype ", spelling,
                    "; expected F64, F32, BF16, F16, I64, I32, I16, I8, U8 or BOOL");
-      const auto shape = entry.at("shape").get<std::vector<std::int64_t>>();
-      const auto offsets = entry.at("data_offsets").get<std::array<std::uint64_t, 2>>();
+      const std::vector<std::int64_t> shape = integers(entry.at("shape"), base::join(what, ": shape"));
+      const std::vector<std::int64_t> offsets = integers(entry.at("data_offsets"), base::join(what, ": data_offsets"));
+      FOVEAL_CHECK(offsets.size() == 2 && offsets[0] >= 0, what, ": data_offsets: expected the first byte and the one after the last");
       const std::uint64_t expected = tensor_bytes(what, found->dtype, shape);
-      FOVEAL_CHECK(offsets[0] <= offsets[1] && offsets[1] <= data.size(), what, ": reaches beyond the end of the file");
-      FOVEAL_CHECK(offsets[1] - offsets[0] == expected, what, ": ", offsets[1] - offsets[0], " bytes of data; its shape needs ", expected);
-      const auto bytes = data.subspan(offsets[0], expected);
+      const auto begin = static_cast<std::uint64_t>(offsets[0]), end = static_cast<std::uint64_t>(offsets[1]);
+      FOVEAL_CHECK(offsets[0] <= offsets[1] && end <= data.size(), what, ": reaches beyond the end of the file");
+      FOVEAL_CHECK(end - begin == expected, what, ": ", end - begin, " bytes of data; its shape needs ", expected);
+      const auto bytes = data.subspan(begin, expected);
       tensors.push_back({name, found->dtype, shape, {bytes.begin(), bytes.end()}});
     } catch (const Json::exception& error) {
       base::fail(ErrorCode::invalid_argument, what, ": the safetensors header is damaged: ", error.what());

@@ -1,6 +1,7 @@
 #include "problem/line.h"
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <optional>
 #include <span>
@@ -207,6 +208,13 @@ void parse_dropout(const Token& token, Line& line) {
   line.rng_in_memory = parts.size() > 3;
 }
 
+/// Of a back end or a target.
+std::string plain_name(const Token& token) {
+  for (const char c : token.value)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '_') fail_at(token, "a name has letters, digits and _");
+  return std::string(token.value);
+}
+
 Device parse_device(const Token& token) {
   const auto parts = split_at(token.value, ':');
   if (parts.size() > 2 || (parts[0] != "cpu" && parts[0] != "cuda")) fail_at(token, "expected cpu, cuda or cuda:N");
@@ -312,9 +320,9 @@ class LineParser {
     else if (key == "device")
       line_.device = parse_device(token);
     else if (key == "backend")
-      line_.options.backend = std::string(token.value);
+      line_.options.backend = plain_name(token);
     else if (key == "target")
-      line_.options.target = std::string(token.value);
+      line_.options.target = plain_name(token);
     else if (key == "threads")
       line_.options.threads = number<int>(token, token.value);
     else

@@ -338,6 +338,12 @@ class Parser {
     if (sign.kind != Token::sign || (sign.text != "-" && sign.text != "+" && sign.text != "~" && sign.text != "!")) return power();
     const Nesting guard(*this);
     in_.take();
+    if (sign.text == "-" && in_.token().kind == Token::integer &&
+        in_.token().text == "9223372036854775808") {  // without its sign it does not fit
+      const Token least = in_.take();
+      if (in_.is("**")) fail_to_fit(least);
+      return Expr(std::numeric_limits<std::int64_t>::min());
+    }
     const Expr operand = unary();
     return built(sign.position, [&] {
       return sign.text == "-" ? -operand : sign.text == "+" ? Expr(0) + operand : sign.text == "~" ? ~operand : !operand;
@@ -353,16 +359,18 @@ class Parser {
     return built(position, [&] { return pow(base, exponent); });
   }
 
+  [[noreturn]] void fail_to_fit(const Token& integer) {
+    in_.fail(integer.position,
+             base::join("the integer ", integer.text.substr(0, 40), " does not fit 64 bits; write it as a real, with a point"));
+  }
+
   Expr atom() {
     const Token token = in_.token();
     switch (token.kind) {
       case Token::integer: {
         std::int64_t value = 0;
         const auto [stop, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        if (error != std::errc{}) {
-          in_.fail(token.position,
-                   base::join("the integer ", token.text.substr(0, 40), " does not fit 64 bits; write it as a real, with a point"));
-        }
+        if (error != std::errc{}) fail_to_fit(token);
         in_.take();
         return Expr(value);
       }

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/check.h"
 #include "base/float16.h"
 #include "base/random.h"
 #include "files/npy.h"
@@ -122,6 +123,19 @@ TEST_P(Archive, SurvivesFlippedBits) {
     }
   }
   EXPECT_GT(refused, 1000);
+}
+
+TEST(Safetensors, NumbersThatAreNoIntegersAreRefused) {
+  for (const char* numbers : {"\"shape\": [1], \"data_offsets\": [0, 3.81e192]", "\"shape\": [2.5e69], \"data_offsets\": [0, 4]",
+                              "\"shape\": [1.5], \"data_offsets\": [0, 4]", "\"shape\": [1], \"data_offsets\": [0, 18446744073709551615]",
+                              "\"shape\": [1], \"data_offsets\": [-4, 0]", "\"shape\": [1], \"data_offsets\": [0, 4, 8]"}) {
+    const std::string header = base::join("{\"a\": {\"dtype\": \"F32\", ", numbers, "}}");
+    const std::uint64_t length = header.size();
+    std::vector<std::byte> file(sizeof length + header.size() + 4);
+    std::memcpy(file.data(), &length, sizeof length);
+    std::memcpy(file.data() + sizeof length, header.data(), header.size());
+    EXPECT_THROW(parse_safetensors(file, "numbers"), Error) << header;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, Archive, testing::Values("stored.npz", "deflated.npz", "all.safetensors"),

@@ -122,7 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"dropout=0.1:2:3:4", "expected p, p:seed, p:seed:offset or p:seed:offset:memory"},
                     Wrong{"grads=dx", "'dx'; expected dq, dk, dv or none"},
                     Wrong{"strategy=fast", "'fast'; expected one of automatic, fused, split, two_scan"},
-                    Wrong{"device=tpu", "expected cpu, cuda or cuda:N"}, Wrong{"strides=q", "expected name:stride,stride"},
+                    Wrong{"device=tpu", "expected cpu, cuda or cuda:N"}, Wrong{"backend=\"a b\"", "a name has letters, digits and _"},
+                    Wrong{"target=\"a=b\"", "a name has letters, digits and _"}, Wrong{"strides=q", "expected name:stride,stride"},
                     Wrong{"q0", "q: a size is 0; expected at least 1"}, Wrong{"lengths=3,-1", "a length is negative"},
                     Wrong{"q4:5 layout=packed_qkv", "layout=packed_qkv needs equal lengths of q and kv"},
                     Wrong{"strides=q:1,2", "strides of q: 2 of them; expected 4"}));

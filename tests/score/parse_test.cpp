@@ -37,34 +37,33 @@ TEST_P(Parse, GivesTheCanonicalText) {
 
 INSTANTIATE_TEST_SUITE_P(
     Spellings, Parse,
-    testing::Values(Spelling{"score", "score"}, Spelling{"2*score", "2.0 * score"}, Spelling{"score*2", "2.0 * score"},
-                    Spelling{"score+0", "score"},
-                    Spelling{"score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]", "score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]"},
-                    Spelling{"rel[head][8] + score", "score + rel[head, 8]"}, Spelling{"score + rel(head, 3)", "score + rel[head, 3]"},
-                    Spelling{"score * scale", "score * scale[]"}, Spelling{"score * scale[]", "score * scale[]"},
-                    Spelling{"score * scale()", "score * scale[]"}, Spelling{"q_idx >= kv_idx", "kv_idx <= q_idx"},
-                    Spelling{"not q_idx < kv_idx", "kv_idx <= q_idx"}, Spelling{"q_idx - kv_idx >= 0", "kv_idx <= q_idx"},
-                    Spelling{"causal() & window(64)", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"}, Spelling{"causal", "kv_idx <= q_idx"},
-                    Spelling{"causal and window(8 * 8)", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"},
-                    Spelling{"0 <= q_idx - kv_idx <= 64", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"},
-                    Spelling{"kv_idx < 8 or kv_idx <= q_idx", "(kv_idx <= q_idx) | (kv_idx <= 7)"},
-                    Spelling{"document(ids)", "ids[q_idx] == ids[kv_idx]"},
+    testing::Values(
+        Spelling{"score", "score"}, Spelling{"2*score", "2.0 * score"}, Spelling{"score*2", "2.0 * score"}, Spelling{"score+0", "score"},
+        Spelling{"score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]", "score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]"},
+        Spelling{"rel[head][8] + score", "score + rel[head, 8]"}, Spelling{"score + rel(head, 3)", "score + rel[head, 3]"},
+        Spelling{"score * scale", "score * scale[]"}, Spelling{"score * scale[]", "score * scale[]"},
+        Spelling{"score * scale()", "score * scale[]"}, Spelling{"q_idx >= kv_idx", "kv_idx <= q_idx"},
+        Spelling{"not q_idx < kv_idx", "kv_idx <= q_idx"}, Spelling{"q_idx - kv_idx >= 0", "kv_idx <= q_idx"},
+        Spelling{"causal() & window(64)", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"}, Spelling{"causal", "kv_idx <= q_idx"},
+        Spelling{"causal and window(8 * 8)", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"},
+        Spelling{"0 <= q_idx - kv_idx <= 64", "(kv_idx <= q_idx) & (q_idx <= kv_idx + 64)"},
+        Spelling{"kv_idx < 8 or kv_idx <= q_idx", "(kv_idx <= q_idx) | (kv_idx <= 7)"},
+        Spelling{"document(ids)", "ids[q_idx] == ids[kv_idx]"},
 
-                    Spelling{"~keep[q_idx]", "~keep[q_idx]"}, Spelling{"keep[q_idx] == keep[kv_idx]", "~(keep[q_idx] ^ keep[kv_idx])"},
-                    Spelling{"score if q_idx >= kv_idx else -inf", "where(kv_idx <= q_idx, score, -inf)"},
-                    Spelling{"score if batch == 0 else 2 * score if batch == 1 else 0",
-                             "where(batch == 0, score, where(batch == 1, 2.0 * score, 0.0))"},
-                    Spelling{"score + (q_idx - kv_idx)", "score + (q_idx - kv_idx)"},
-                    Spelling{"score + q_idx - kv_idx", "score + q_idx - kv_idx"}, Spelling{"-score ** 2", "-(score * score)"},
-                    Spelling{"score ** 3", "pow(score, 3.0)"}, Spelling{"2 ** -1 * score", "0.5 * score"},
-                    Spelling{"q_idx // 8 % 2 == 1", "q_idx // 8 % 2 == 1"}, Spelling{"7 // -2 == q_idx", "q_idx == -4"},
-                    Spelling{"-7 % 3 == q_idx", "q_idx == 2"}, Spelling{"score - 1.5", "score - 1.5"},
-                    Spelling{"1e-3 * score", "0.001 * score"}, Spelling{"score / 30", "score / 30.0"},
-                    Spelling{"score / 4", "0.25 * score"}, Spelling{"abs(kv_idx - q_idx) % 2 == 0", "abs(q_idx - kv_idx) % 2 == 0"},
-                    Spelling{"softcap(30)", "30.0 * tanh(score / 30.0)"}, Spelling{"score + to_real(q_idx) / 7", "score + q_idx / 7.0"},
-                    Spelling{"score + q_idx / (1 + kv_idx)", "score + q_idx / (kv_idx + 1)"}, Spelling{"True", "True"},
-                    Spelling{"False or True", "True"}, Spelling{"(q_idx+1)*2-2*q_idx == 2", "True"},
-                    Spelling{"min(score, 3)", "min(score, 3.0)"}, Spelling{"score +\n  b[q_idx]", "score + b[q_idx]"}));
+        Spelling{"~keep[q_idx]", "~keep[q_idx]"}, Spelling{"keep[q_idx] == keep[kv_idx]", "~(keep[q_idx] ^ keep[kv_idx])"},
+        Spelling{"score if q_idx >= kv_idx else -inf", "where(kv_idx <= q_idx, score, -inf)"},
+        Spelling{"score if batch == 0 else 2 * score if batch == 1 else 0",
+                 "where(batch == 0, score, where(batch == 1, 2.0 * score, 0.0))"},
+        Spelling{"score + (q_idx - kv_idx)", "score + (q_idx - kv_idx)"}, Spelling{"score + q_idx - kv_idx", "score + q_idx - kv_idx"},
+        Spelling{"-score ** 2", "-(score * score)"}, Spelling{"score ** 3", "pow(score, 3.0)"}, Spelling{"2 ** -1 * score", "0.5 * score"},
+        Spelling{"q_idx // 8 % 2 == 1", "q_idx // 8 % 2 == 1"}, Spelling{"7 // -2 == q_idx", "q_idx == -4"},
+        Spelling{"-7 % 3 == q_idx", "q_idx == 2"}, Spelling{"score - 1.5", "score - 1.5"}, Spelling{"1e-3 * score", "0.001 * score"},
+        Spelling{"score / 30", "score / 30.0"}, Spelling{"score / 4", "0.25 * score"},
+        Spelling{"abs(kv_idx - q_idx) % 2 == 0", "abs(q_idx - kv_idx) % 2 == 0"}, Spelling{"softcap(30)", "30.0 * tanh(score / 30.0)"},
+        Spelling{"score + to_real(q_idx) / 7", "score + q_idx / 7.0"},
+        Spelling{"score + q_idx / (1 + kv_idx)", "score + q_idx / (kv_idx + 1)"}, Spelling{"True", "True"},
+        Spelling{"False or True", "True"}, Spelling{"(q_idx+1)*2-2*q_idx == 2", "True"}, Spelling{"min(score, 3)", "min(score, 3.0)"},
+        Spelling{"q_idx & -9223372036854775808", "q_idx & -9223372036854775808"}, Spelling{"score +\n  b[q_idx]", "score + b[q_idx]"}));
 
 struct Wrong {
   const char* text;
@@ -103,10 +102,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"window(-1)", 1, "w is -1"}, Wrong{"window(1.5)", 1, "expected an integer"},
                     Wrong{"document(8)", 1, "expected document(ids)"}, Wrong{"document(b)", 1, "must be an integer Param"},
                     Wrong{"score if causal", 16, "expected \"else\""}, Wrong{"99999999999999999999 + q_idx", 1, "does not fit 64 bits"},
-                    Wrong{"1e999 * score", 1, "out of range"}, Wrong{"score @ 2", 7, "expected an operator"},
-                    Wrong{"score $ 2", 7, "expected an operator"}, Wrong{"score +\n  b[q_idx, 1]", 3, "line 2"},
-                    Wrong{"q_idx // 0 + window(4 % 0)", 21, "divided by the constant 0"}, Wrong{"_1 + score", 1, "unknown name"},
-                    Wrong{"_1 = score; _2", 13, "unknown name"}, Wrong{"score = 1", 7, "expected an operator"}));
+                    Wrong{"q_idx - 9223372036854775808", 9, "does not fit 64 bits"},
+                    Wrong{"-9223372036854775808 ** 2 + q_idx", 2, "does not fit 64 bits"}, Wrong{"1e999 * score", 1, "out of range"},
+                    Wrong{"score @ 2", 7, "expected an operator"}, Wrong{"score $ 2", 7, "expected an operator"},
+                    Wrong{"score +\n  b[q_idx, 1]", 3, "line 2"}, Wrong{"q_idx // 0 + window(4 % 0)", 21, "divided by the constant 0"},
+                    Wrong{"_1 + score", 1, "unknown name"}, Wrong{"_1 = score; _2", 13, "unknown name"},
+                    Wrong{"score = 1", 7, "expected an operator"}));
 
 TEST(ParseLimits, HostileTextIsRefused) {
   const auto message = [](const std::string& text) -> std::string {
