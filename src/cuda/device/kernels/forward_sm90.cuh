@@ -180,8 +180,7 @@ struct Consumer {
         return update(TanhPolynomial<4>(factor, times * exponent));
       }
     }
-    constexpr bool kRare = kBounded && partial;  // not worth a text of its own
-    if (kTanhAhead && !kRare && all_small(most, TanhPolynomial<5>::limit(factor))) {
+    if (kTanhAhead && all_small(most, TanhPolynomial<5>::limit(factor))) {
       with(TanhPolynomial<5>(factor, times));
     } else {
       with(AnyTanhAhead{factor, times});
