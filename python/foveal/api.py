@@ -46,7 +46,7 @@ def attention(
     q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_kv, heads_kv, head_dim]; v: [batch, seqlen_kv, heads_kv, head_dim_v], of one
     dtype (float64, float32, bfloat16, float16), on one device, any strides; heads_q a multiple of heads_kv. Packed sequences: rank 3,
     [total, heads, dim], with cu_seqlens = (for q, for kv), each int32 or int64 [batch + 1], and max_seqlens.
-    block_table, seqlens_kv: keys and values in pages, of NumPy and torch. k and v are pools [pages, page_size, heads_kv, dim] of any
+    block_table, seqlens_kv: keys and values in pages. k and v are pools [pages, page_size, heads_kv, dim] of any
     strides, page_size a multiple of 16; block_table is int32 [batch, pages of the longest sequence], the page that holds keys i * page_size and
     on of each sequence; seqlens_kv is int32 or int64 [batch], how many keys each has, which is what the symbol seqlen_kv says. q is
     [batch, seqlen_q, ...], or packed with cu_seqlens = (for q, None). Sequences may share pages; gradients of k and v are pools, too.

@@ -26,7 +26,7 @@ from .doors import public
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
-from .signatures import Arguments, Mask, ScoreMod, check_names, pair
+from .signatures import Arguments, Mask, ScoreMod, check_names, length_slots, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,6 +37,7 @@ _TARGET = "foveal_call"
 _planned: OrderedDict[Any, tuple[str, int]] = OrderedDict()
 _MAX_PLANNED = 1024
 (_FORWARD_ROLES, _LENGTHS), (_BACKWARD_ROLES, _) = (_core.roles(pass_) for pass_ in (Pass.forward, Pass.backward))
+_PAGES = frozenset(_LENGTHS) - {"cu_seqlens_q", "cu_seqlens_kv"}  # of keys and values in pages
 _RNG_STATE = "rng_state"
 
 
@@ -176,12 +177,16 @@ class _One:
         """All examples as one batch where that is possible. flags: the operands with a leading dimension of `size`."""
         given, params = self.split(operands)
         copied = [flag or i in self.results for i, flag in enumerate(flags[len(given) :])]
-        if "cu_seqlens_q" not in given and _folds(self.what.described, copied):
+        if not set(_LENGTHS) & set(given) and _folds(self.what.described, copied):
             tensors = _stacked(size, given.values(), flags, [True] * len(given))
             arrays = _stacked(size, params, flags[len(given) :], copied)
             return _run_folded(self.what, self.pass_, size, dict(zip(given, tensors)), arrays, copied, self.results)
-        stacked = _stacked(size, operands, flags, [True] * len(flags))
-        result: list[Any] = jax.lax.map(lambda example: _bind(self, example), stacked)
+
+        def example(own: Any) -> list[Any]:
+            left = iter(own)
+            return _bind(self, [next(left) if flag else x for x, flag in zip(operands, flags)])
+
+        result: list[Any] = jax.lax.map(example, [x for x, flag in zip(operands, flags) if flag])
         return result
 
     def derived(self, operands: Any, tangents: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -276,10 +281,9 @@ def _run_folded(what: _What, pass_: Pass, size: int, given: dict[str, Any], para
 
 def _forward(what: _What, given: dict[str, Any], params: tuple[Any, ...]) -> tuple[Any, Any]:
     q, v = given["q"], given["v"]
-    if q.ndim not in (3, 4) or v.ndim != q.ndim:
-        raise ValueError(
-            f"q: rank {q.ndim}, v: rank {v.ndim}; expected both [batch, seqlen, heads, dim] or both packed [total, heads, dim]"
-        )
+    if q.ndim not in (3, 4) or v.ndim != (4 if _PAGES & set(given) else q.ndim):
+        expected = "both [batch, seqlen, heads, dim] or both packed [total, heads, dim]; beside a block_table v [pages, page_size, heads_kv, dim]"
+        raise ValueError(f"q: rank {q.ndim}, v: rank {v.ndim}; expected {expected}")
     out, lse = _looks_of_results(q, v)
     found = _run(what, Pass.forward, given, params, {"out": out, "lse": lse})
     return found["out"], found["lse"]
@@ -297,9 +301,10 @@ def _nothing(q: Any, v: Any, sink: Any) -> tuple[Any, Any]:
     return jnp.zeros(out.shape, out.dtype), jnp.broadcast_to(at_head[:, None], lse.shape)
 
 
-def _given(cu: Any, rng_state: Any, **tensors: Any) -> dict[str, Any]:
-    lengths = {} if cu is None else dict(zip(_LENGTHS, pair("attention", cu)))
-    return {**tensors, **lengths, **({} if rng_state is None else {_RNG_STATE: rng_state})}
+def _given(lengths: tuple[Any, Any], rng_state: Any, **tensors: Any) -> dict[str, Any]:
+    """Tensors by role. lengths: how tokens of q and of k and v lie."""
+    by_role = {role: _array(x, role) for role, x in zip(_LENGTHS, length_slots(*lengths)) if x is not None}
+    return {**tensors, **by_role, **({} if rng_state is None else {_RNG_STATE: rng_state})}
 
 
 @dataclass(frozen=True)
@@ -385,12 +390,6 @@ def _describe(q: Any, score_mod: ScoreMod, mask: Mask, max_seqlens: tuple[int, i
     """(what to do, the arrays of its parameters, their names)."""
     if not isinstance(options, Options):
         raise TypeError(f"attention: options: found {type(options).__name__} {options!r}; expected foveal.Options(...)")
-    paged = [arguments.pop(name, None) for name in ("block_table", "seqlens_kv")]
-    if any(array is not None for array in paged):
-        raise NotImplementedError(
-            "attention: block_table: keys and values in pages are not supported for JAX arrays yet; expected packed ones with cu_seqlens, or "
-            "NumPy arrays or torch tensors"
-        )
     scale = arguments.get("scale")
     traced = scale if isinstance(scale, jax.Array) else None
     description = describe(score_mod, mask, tracer=JaxTracer.like(q.dtype), **{**arguments, "scale": scale if traced is None else 1.0})
@@ -424,6 +423,8 @@ def attention(
     mask: Mask = None,
     *,
     cu_seqlens: Any = None,
+    block_table: Any = None,
+    seqlens_kv: Any = None,
     max_seqlens: tuple[int, int] = (0, 0),
     seed: Any = None,
     offset: Any = 0,
@@ -436,8 +437,8 @@ def attention(
 
     Inside score_mod and mask use Python operators, functions of jnp, jax.nn and jax.lax (with JAX's derivatives), and foveal's.
     scale may be an array, traced and trained. seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
-    Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed sequences, dropout, and
-    sinks that differ between examples run one example after the other. Inside jit the call is planned for JAX's default device.
+    Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed and paged sequences, dropout,
+    and sinks that differ between examples run one example after the other. Gradients of keys and values in pages are pools, too. Inside jit the call is planned for JAX's default device.
     """
     check_names("attention", arguments, (*Arguments.__annotations__, "return_lse"))
     q, k, v = (_array(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
@@ -446,7 +447,8 @@ def attention(
         sink = None if what.described.sink is None else params[names.index(what.described.sink.name)]
         out, lse = _nothing(q, v, sink)
         return (out, lse) if return_lse else out
-    operands = (_given(cu_seqlens, _rng_state(what.described, seed, offset, rng_state), q=q, k=k, v=v), params)
+    lengths = tokens("attention", cu_seqlens, block_table, seqlens_kv)
+    operands = (_given(lengths, _rng_state(what.described, seed, offset, rng_state), q=q, k=k, v=v), params)
     # Inside shard_map all differ along the same axes, so that the gradient of one that is the same everywhere is summed over the shards.
     axes = frozenset().union(*map(_axes, jax.tree.leaves(operands)))
     out, lse = _forward(what, *jax.tree.map(lambda x: _varying_with(x, axes), operands))
@@ -466,7 +468,9 @@ def backward(
     *,
     dlse: jax.Array | None = None,
     gradients: tuple[str, ...] = (),
-    cu_seqlens: tuple[jax.Array, jax.Array] | None = None,
+    cu_seqlens: tuple[jax.Array, jax.Array | None] | None = None,
+    block_table: jax.Array | None = None,
+    seqlens_kv: jax.Array | None = None,
     max_seqlens: tuple[int, int] = (0, 0),
     seed: int | jax.Array | None = 0,
     offset: int | jax.Array = 0,
@@ -486,7 +490,7 @@ def backward(
         of_params = {names[i]: at_head.astype(zeros(params[i]).dtype) if i == sink and at_head is not None else zeros(params[i]) for i in wanted}
         return jnp.zeros_like(q), jnp.zeros_like(k), jnp.zeros_like(v), of_params
     state = _rng_state(what.described, seed, offset, rng_state)
-    given = _given(cu_seqlens, state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
+    given = _given(tokens("backward", cu_seqlens, block_table, seqlens_kv), state, q=q, k=k, v=v, out=out, lse=lse, dout=dout, **({} if dlse is None else {"dlse": dlse}))
     found = _Gradients(what)(given, params, tuple(wanted))
     return found["dq"], found["dk"], found["dv"], {names[i]: found[i] for i in wanted}
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _DEALS = {"contiguous": 1, "zigzag": 2}  # stretches of tokens that a device holds
 _FIRST, _FIRST_KEY = "q_first_", "kv_first_"  # parameters: the token of row 0 and of column 0
 
+_PACKED = "packed sequences are not shared among devices; expected tensors with a batch dimension, and documents as a mask"
+_PAGED = "keys in pages are not shared among devices; expected keys and values with a batch dimension, or attention() with pages of the whole sequences"
+_REFUSED = {"cu_seqlens": _PACKED, "max_seqlens": _PACKED, "block_table": _PAGED, "seqlens_kv": _PAGED}
+
 _MOST_MASKS = 4096  # of batches and heads that are looked at to see how far a mask reaches
 
 Tokens = np.ndarray[Any, np.dtype[np.int64]]
@@ -95,14 +99,14 @@ def context_attention(
 
     With the contiguous deal and a mask that shows its reach (a window, say), a device gets the keys and values of the neighbours within it
     (jax.lax.ppermute); else every device gathers those of all (jax.lax.all_gather) and holds them while it computes. Their gradients return the same way.
-    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for dropout and for packed sequences.
+    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for dropout, and for packed and paged sequences.
     """
     from .jax import _array, attention
 
     name = "context_attention"
-    for refused, what in (("cu_seqlens", "packed sequences"), ("max_seqlens", "packed sequences")):
-        if refused in arguments:
-            raise NotImplementedError(f"{name}: {refused}: {what}; expected tensors with a batch dimension, and documents as a mask")
+    for refused, instead in _REFUSED.items():
+        if arguments.get(refused) is not None:
+            raise NotImplementedError(f"{name}: {refused}: {instead}")
     for refused in ("dropout_p", "seed", "offset", "rng_state"):
         if arguments.get(refused, 0.0 if refused == "dropout_p" else None) not in (None, 0.0):
             raise NotImplementedError(f"{name}: {refused}: dropout; expected dropout_p=0: which pairs are dropped follows from global positions")

@@ -16,6 +16,11 @@ from .describe import Description
 from .evaluation import MaterializedWarning, Symbols
 
 
+def _integers() -> Any:
+    """JAX's own integers: of 64 bits where it has them."""
+    return jnp.result_type(int)
+
+
 class Evaluation(evaluation.Evaluation):
     """active: the pairs whose values count. Elsewhere functions of reals are evaluated at 1, so that an infinite derivative of a branch that is
     not taken, or of a pair that is masked, has no part in the gradient, as in foveal's kernels."""
@@ -27,13 +32,13 @@ class Evaluation(evaluation.Evaluation):
         self._dtype, self._active = dtype, active
 
     def constant(self, value: bool | int | float) -> jax.Array:
-        return jnp.asarray(value, jnp.bool_ if isinstance(value, bool) else jnp.int_ if isinstance(value, int) else self._dtype)
+        return jnp.asarray(value, jnp.bool_ if isinstance(value, bool) else _integers() if isinstance(value, int) else self._dtype)
 
     def real(self, x: jax.Array) -> jax.Array:
         return x.astype(self._dtype)
 
     def numbers(self, *values: jax.Array) -> tuple[jax.Array, ...]:
-        kind = self._dtype if any(jnp.issubdtype(x.dtype, jnp.floating) for x in values) else jnp.int_
+        kind = self._dtype if any(jnp.issubdtype(x.dtype, jnp.floating) for x in values) else _integers()
         return tuple(x.astype(kind) for x in values)
 
     def operands(self, name: str, *values: jax.Array) -> tuple[jax.Array, ...]:
@@ -45,7 +50,7 @@ class Evaluation(evaluation.Evaluation):
             array = array[tuple(jnp.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape))]
         if array.dtype == jnp.bool_:
             return array
-        return array.astype(self._dtype if jnp.issubdtype(array.dtype, jnp.floating) else jnp.int_)
+        return array.astype(self._dtype if jnp.issubdtype(array.dtype, jnp.floating) else _integers())
 
     def where(self, condition: ast.expr, if_true: ast.expr, if_false: ast.expr) -> jax.Array:
         kept = self.of(condition)
@@ -86,8 +91,8 @@ Evaluation.of_numbers = {
     "stop_gradient": jax.lax.stop_gradient,
     "LShift": jnp.left_shift,
     "RShift": jnp.right_shift,
-    "to_int32": lambda x: x.astype(jnp.int32).astype(jnp.int_),
-    "to_integer": lambda x: jax.lax.stop_gradient(x).astype(jnp.int_),
+    "to_int32": lambda x: x.astype(jnp.int32).astype(_integers()),
+    "to_integer": lambda x: jax.lax.stop_gradient(x).astype(_integers()),
     "to_boolean": lambda x: x != 0,
 }
 Evaluation.of_booleans = {"BitAnd": jnp.bitwise_and, "BitOr": jnp.bitwise_or, "BitXor": jnp.bitwise_xor}
@@ -103,9 +108,12 @@ def attend(described: Description, given: Mapping[str, jax.Array], params: Seque
     )  # fmt: skip
     attention, named = described.attention, dict(zip([param.name for param in described.params], params))
     dtype = jnp.float64 if given["q"].dtype == jnp.float64 else jnp.float32
-    packed = "cu_seqlens_q" in given
-    q, k, v = (jnp.swapaxes(x[None] if packed else x, 1, 2).astype(dtype) for x in (given["q"], given["k"], given["v"]))
-    symbols, same = _symbols(attention, q, k, given) if packed else (_dense_symbols(attention, q, k), None)
+    packed, paged = "cu_seqlens_q" in given, "block_table" in given
+    keys = [_in_one_piece(given[role], given["block_table"], given["seqlens_kv"]) if paged else given[role] for role in ("k", "v")]
+    if packed:
+        keys = [x.reshape(1, -1, *x.shape[-2:]) for x in keys]
+    q, k, v = (jnp.swapaxes(x, 1, 2).astype(dtype) for x in (given["q"][None] if packed else given["q"], *keys))
+    symbols, same = _symbols(attention, q, k, given) if packed else _dense_symbols(attention, q, k, given)
     group = q.shape[1] // k.shape[1]
     k, v = jnp.repeat(k, group, 1), jnp.repeat(v, group, 1)
 
@@ -144,36 +152,53 @@ def _along(x: jax.Array, dim: int) -> jax.Array:
     return x.reshape([-1 if d == dim else 1 for d in range(4)])
 
 
-def _dense_symbols(attention: _core.Attention, q: jax.Array, k: jax.Array) -> dict[str, Any]:
-    """Of all pairs, as arrays that broadcast to [batch, heads, seqlen_q, seqlen_kv]."""
-    return {
+def _in_one_piece(pool: jax.Array, block_table: jax.Array, seqlens_kv: jax.Array) -> jax.Array:
+    """The keys or values of each sequence [batch, pages of the longest * page_size, heads, dim]; zeros behind the last one."""
+    rows = pool[jnp.clip(block_table, 0)].reshape(block_table.shape[0], -1, *pool.shape[2:])
+    return jnp.where((jnp.arange(rows.shape[1]) < seqlens_kv[:, None])[..., None, None], rows, 0)
+
+
+def _dense_symbols(attention: _core.Attention, q: jax.Array, k: jax.Array, given: Mapping[str, jax.Array]) -> tuple[dict[str, Any], jax.Array | None]:
+    """Of all pairs, as arrays that broadcast to [batch, heads, seqlen_q, seqlen_kv]; and which keys are there, where these lie in pages."""
+    column = _along(jnp.arange(k.shape[2]), 3)
+    seqlen_kv = _along(given["seqlens_kv"].astype(_integers()), 0) if "seqlens_kv" in given else k.shape[2]
+    symbols = {
         "batch": _along(jnp.arange(q.shape[0]), 0),
         "head": _along(jnp.arange(q.shape[1]), 1),
         "q_idx": _along(jnp.arange(q.shape[2]), 2) + attention.q_offset,
-        "kv_idx": _along(jnp.arange(k.shape[2]), 3) + attention.kv_offset,
+        "kv_idx": column + attention.kv_offset,
         "seqlen_q": q.shape[2],
-        "seqlen_kv": k.shape[2],
+        "seqlen_kv": seqlen_kv,
     }
+    return symbols, column < seqlen_kv if "seqlens_kv" in given else None
 
 
 def _symbols(attention: _core.Attention, q: jax.Array, k: jax.Array, given: Mapping[str, jax.Array]) -> tuple[dict[str, Any], jax.Array]:
     """Of packed sequences, whose rows form a batch of one; and which pairs lie in one sequence."""
-    rows, places = [], []
-    for role, x in (("cu_seqlens_q", q), ("cu_seqlens_kv", k)):
-        cu, row = given[role].astype(jnp.int_), jnp.arange(x.shape[2])
-        rows.append(jnp.searchsorted(cu, row, side="right") - 1)
-        places.append(row - cu[rows[-1]])
-    sequence = jnp.minimum(rows[0], given["cu_seqlens_q"].shape[0] - 2)
-    lengths = [jnp.diff(given[role].astype(jnp.int_))[sequence] for role in ("cu_seqlens_q", "cu_seqlens_kv")]
+
+    def places(role: str, count: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Of each token its sequence, and its place there; how long the sequences are."""
+        cu, token = given[role].astype(_integers()), jnp.arange(count)
+        sequence = jnp.searchsorted(cu, token, side="right") - 1
+        return sequence, token - cu[sequence], jnp.diff(cu)
+
+    row, place_q, seqlens_q = places("cu_seqlens_q", q.shape[2])
+    if "seqlens_kv" in given:
+        seqlens_kv = given["seqlens_kv"].astype(_integers())
+        column, place_kv = map(jnp.ravel, jnp.indices((len(seqlens_kv), k.shape[2] // len(seqlens_kv))))
+        column = jnp.where(place_kv < seqlens_kv[column], column, -1)
+    else:
+        column, place_kv, seqlens_kv = places("cu_seqlens_kv", k.shape[2])
+    sequence = jnp.minimum(row, len(seqlens_q) - 1)
     symbols = {
         "batch": _along(sequence, 2),
         "head": _along(jnp.arange(q.shape[1]), 1),
-        "q_idx": _along(places[0], 2) + attention.q_offset,
-        "kv_idx": _along(places[1], 3) + attention.kv_offset,
-        "seqlen_q": _along(lengths[0], 2),
-        "seqlen_kv": _along(lengths[1], 2),
+        "q_idx": _along(place_q, 2) + attention.q_offset,
+        "kv_idx": _along(place_kv, 3) + attention.kv_offset,
+        "seqlen_q": _along(seqlens_q[sequence], 2),
+        "seqlen_kv": _along(seqlens_kv[sequence], 2),
     }
-    return symbols, (_along(rows[0], 2) == _along(rows[1], 3)) & (_along(rows[0], 2) == symbols["batch"])
+    return symbols, (_along(row, 2) == _along(column, 3)) & (_along(row, 2) == symbols["batch"])
 
 
 def _kept_by_dropout(p: float, rng_state: jax.Array, heads: int, symbols: Mapping[str, Any]) -> jax.Array:

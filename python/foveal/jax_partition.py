@@ -3,7 +3,8 @@
 Every device runs the same pass on its shard. Where scores or masks read `batch` and `head`, these are shifted by the shard's first ones, which is a
 parameter that differs between devices; parameters that are indexed with `batch` or `head` alone are split too, others are whole everywhere and
 their gradients summed. Sequences and the dimensions of heads are gathered: foveal.torch.context_parallel splits sequences. Dropout draws by the
-global batch and head, so that a pass with dropout is gathered as a whole.
+global batch and head, so that a pass with dropout is gathered as a whole. Pools of pages are whole along their pages, which any sequence may name, and
+their gradients summed over the shards of the batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from .describe import Description, description_of
 
 BATCH, HEADS, KV_HEADS, OTHER = "b", "h", "n", ""
 _LIKE_Q, _LIKE_KV, _LIKE_LSE = ("q", "out", "dout", "dq"), ("k", "v", "dk", "dv"), ("lse", "dlse")
+_BY_SEQUENCE = ("block_table", "seqlens_kv")
 
 
 @dataclass(frozen=True)
@@ -34,10 +36,13 @@ class Sizes:
     batch: int  # 0: packed sequences, which are not split
     heads: int
     heads_kv: int
+    paged: bool
 
     @staticmethod
-    def of(q: Any, k: Any) -> "Sizes":
-        return Sizes(0 if q.ndim == 3 else q.shape[0], q.shape[-2], k.shape[-2])
+    def of(shapes: Mapping[str, Sequence[int]]) -> "Sizes":
+        """shapes: by role."""
+        q, k = shapes["q"], shapes["k"]
+        return Sizes(0 if len(q) == 3 else q[0], q[-2], k[-2], "block_table" in shapes)
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,10 @@ def dims(role: Any, rank: int, described: Description, sizes: Sizes) -> tuple[st
             return (HEADS, OTHER) if packed else (BATCH, HEADS, OTHER)
         if role in _LIKE_Q or role in _LIKE_KV:
             heads = HEADS if role in _LIKE_Q or sizes.heads == sizes.heads_kv else KV_HEADS
+            if sizes.paged and role in _LIKE_KV:
+                return (OTHER, OTHER, heads, OTHER)
             return (OTHER, heads, OTHER) if packed else (BATCH, OTHER, heads, OTHER)
-        return (OTHER,) * rank
+        return (OTHER if packed or role not in _BY_SEQUENCE else BATCH, *(OTHER,) * (rank - 1))
     param = described.params[role]
     if described.sink is not None and param.name == described.sink.name:
         return (HEADS,)
@@ -177,11 +184,13 @@ def _on_shard(
         if isinstance(key, int):
             summed = (() if BATCH in own else split.batch_axes) + (() if HEADS in own else split.head_axes)
             found[key] = jax.lax.psum(found[key], summed) if summed else found[key]
-        elif one_kv_head and key in _LIKE_KV:
-            *front, _, dim = found[key].shape
-            wide = jnp.promote_types(found[key].dtype, jnp.float32)
-            placed = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((*front, sizes.heads_kv, dim), wide), found[key].astype(wide), kv_head, axis=-2)
-            found[key] = jax.lax.psum(placed, split.head_axes).astype(found[key].dtype)
+        elif key in _LIKE_KV:
+            summed = (split.batch_axes if sizes.paged else ()) + (split.head_axes if one_kv_head else ())
+            part = found[key].astype(jnp.promote_types(found[key].dtype, jnp.float32))
+            if one_kv_head:
+                *front, _, dim = part.shape
+                part = jax.lax.dynamic_update_slice_in_dim(jnp.zeros((*front, sizes.heads_kv, dim), part.dtype), part, kv_head, axis=-2)
+            found[key] = jax.lax.psum(part, summed).astype(found[key].dtype) if summed else found[key]
     return [found[key] for key in results]
 
 
@@ -191,7 +200,7 @@ def placed(described: Description, given: dict[str, Any], params: Sequence[Any],
     if q is None or q.mesh.empty:
         return results
     primals: dict[Any, Any] = {**{f"d{role}": given[role] for role in ("q", "k", "v")}, **dict(enumerate(params))}
-    sizes, axes = Sizes.of(given["q"], given["k"]), {BATCH: q.spec[0], HEADS: q.spec[-2]}
+    sizes, axes = Sizes.of({role: x.shape for role, x in given.items()}), {BATCH: q.spec[0], HEADS: q.spec[-2]}
     found = {}
     for key, x in results.items():
         own = dims(key, len(x.shape), described, sizes)
@@ -232,7 +241,7 @@ def partitioned(
 
     def shardings(mesh: Mesh, given: Any, params: Any) -> tuple[Any, Split, Sizes, Callable[[Any, Any], NamedSharding]]:
         tensors = dict(zip(roles, given))
-        sizes = Sizes.of(tensors["q"], tensors["k"])
+        sizes = Sizes.of({role: x.shape for role, x in tensors.items()})
         split = _split(mesh, tensors["q"], sizes)
         if mesh.empty:  # no names to split by
             mesh = Mesh(np.array(list(tensors["q"].sharding.device_set)), ("devices",))
@@ -257,8 +266,7 @@ def partitioned(
 
     def rule(mesh: Mesh, operand_types: Any, result_types: Any) -> SdyShardingRule:
         shapes = [tuple(kind.shape) for kind in (*operand_types, *result_types)]
-        q, k = shapes[list(roles).index("q")], shapes[list(roles).index("k")]
-        sizes = Sizes.of(jax.ShapeDtypeStruct(q, jnp.float32), jax.ShapeDtypeStruct(k, jnp.float32))
+        sizes = Sizes.of(dict(zip(roles, shapes)))
         params = range(len(operand_types) - len(roles))
         return _rule(mesh, [*roles, *params, *results], [len(shape) for shape in shapes], len(results), described, sizes)
 

@@ -190,6 +190,8 @@ def test_refusals():
         (lambda: inside(shape=q[0]), ValueError, "q: rank 3; expected"),
         (lambda: inside(dropout_p=0.1, seed=3), NotImplementedError, "dropout_p: dropout"),
         (lambda: inside(cu_seqlens=(q, q)), NotImplementedError, "cu_seqlens: packed sequences"),
+        (lambda: inside(block_table=q), NotImplementedError, "block_table: keys in pages are not shared among devices"),
+        (lambda: inside(seqlens_kv=q), NotImplementedError, "seqlens_kv: keys in pages are not shared among devices"),
         (lambda: inside(causal=True), TypeError, "causal"),
         (lambda: inside(params={"q_first_": q}, mask="q_first_[0, 0, 0, 0] > 0"), ValueError, "params: q_first_"),
         (lambda: foveal.jax.context_order(10, 4), ValueError, "seqlen: 10 for 4 ranks"),

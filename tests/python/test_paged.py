@@ -185,10 +185,3 @@ def test_page_sizes_are_multiples_of_16():
     k = torch.zeros(4, 8, 2, 8)
     with pytest.raises(ValueError, match="k: page_size 8 in dimension 1; expected a multiple of 16"):
         foveal.torch.attention(torch.zeros(1, 1, 2, 8), k, k, block_table=torch.zeros(1, 1, dtype=torch.int32), seqlens_kv=torch.ones(1, dtype=torch.int32))
-
-
-def test_jax_arrays_are_refused():
-    jnp = pytest.importorskip("jax.numpy")
-    q, k = jnp.zeros((1, 1, 2, 8)), jnp.zeros((1, 16, 2, 8))
-    with pytest.raises(NotImplementedError, match="block_table: keys and values in pages are not supported for JAX arrays yet"):
-        foveal.attention(q, k, k, block_table=jnp.zeros((1, 1), jnp.int32), seqlens_kv=jnp.ones((1,), jnp.int32))
