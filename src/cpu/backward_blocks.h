@@ -91,7 +91,7 @@ class BackwardBlocks {
     tile.array(&Tile::lse, lanes);
     tile.array(&Tile::delta, lanes);
     tile.array(&Tile::far, lanes);
-    tile.array(&Tile::dq, lanes * static_cast<std::size_t>(padded_dim(s_.dim)));
+    tile.array(&Tile::dq, s_.acc_count(s_.dim));
     tile.array(&Tile::nonfinite_q, 1);
     tile.array(&Tile::nonfinite_dout, 1);
 

@@ -20,6 +20,18 @@ struct ForwardCallOf : CallOf<Memory> {
   const TensorView* sink = nullptr;
 };
 
+/// factor: 1 / sum of each lane, 0 for one with nothing to attend. Writes lse, which is lse(lane) for the others.
+template <class Real, class Call, class Lse>
+void finish_sums(const Call& call, const Sequence& sequence, const LaneTile& tile, const Real* sum, Real* factor, Lse&& lse) {
+  for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
+    const bool empty = sum[lane] == 0;
+    factor[lane] = empty ? Real(0) : Real(1) / sum[lane];
+    if (call.lse.present())
+      call.lse.at(sequence.batch, head, sequence.q_begin + q) =
+          empty ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(lse(lane));
+  });
+}
+
 template <class Real, class Call, class Slot>
 class ForwardPass : public TiledPass<Real, Call, Slot, Tasks> {
   using Base = TiledPass<Real, Call, Slot, Tasks>;
@@ -44,18 +56,6 @@ class ForwardPass : public TiledPass<Real, Call, Slot, Tasks> {
     explanation.details.emplace_back("tiles in a task", std::to_string(tiles_per_task_));
   }
   Tasks make_lists(const Work& work) const final { return work.tasks(tiles_per_task_); }
-
-  /// factor: 1 / sum of each lane, 0 for one with nothing to attend. Writes lse, which is lse(lane) for the others.
-  template <class Lse>
-  void finish_sums(const Call& call, const Sequence& sequence, const LaneTile& tile, const Real* sum, Real* factor, Lse&& lse) const {
-    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t q) {
-      const bool empty = sum[lane] == 0;
-      factor[lane] = empty ? Real(0) : Real(1) / sum[lane];
-      if (call.lse.present())
-        call.lse.at(sequence.batch, head, sequence.q_begin + q) =
-            empty ? -std::numeric_limits<Real>::infinity() : static_cast<Real>(lse(lane));
-    });
-  }
 
  private:
   int tiles_per_task_ = 1;

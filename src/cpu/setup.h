@@ -90,6 +90,10 @@ struct Setup {
   bool has_dropout() const { return problem.attention.dropout_p > 0; }
   /// Pairs may be dropped even where the mask keeps all: by dropout, or by a score of -inf.
   bool drops_anywhere() const { return tape.has_score() || has_dropout(); }
+  /// Numbers of a tile's accumulator: a row of lanes for each dim.
+  std::size_t acc_count(int row_dim) const {
+    return static_cast<std::size_t>(padded_dim(row_dim)) * static_cast<std::size_t>(ops.tile_lanes);
+  }
   /// Of a copy of some rows in the tensors' own type.
   std::size_t copy_bytes(int rows, int row_dim) const {
     return static_cast<std::size_t>(rows) * static_cast<std::size_t>(row_dim) * size_of(problem.dtype);

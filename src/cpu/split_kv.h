@@ -21,7 +21,6 @@ class SplitKv {
 
   int count() const { return count_; }
   bool several() const { return count_ > 1; }
-  std::size_t acc_count() const { return static_cast<std::size_t>(padded_dim(s_.dim_v)) * static_cast<std::size_t>(lanes_); }
   /// Of the sums of all tiles and splits.
   std::size_t bytes() const { return several() ? static_cast<std::size_t>(places() * count_) * count_of_sums() * sizeof(Real) : 0; }
 
@@ -44,6 +43,7 @@ class SplitKv {
   }
 
  private:
+  std::size_t acc_count() const { return s_.acc_count(s_.dim_v); }
   int choose() const {
     constexpr std::int64_t wanted_tasks = 32, blocks_worth_a_task = 8;
     if (!s_.work && !s_.problem.paged) return 1;
