@@ -4,8 +4,8 @@
 //   dV += P^T dO;   dK += dS^T Q;   dQ^T += K^T dS^T                                   where delta = sum over d of dO * O, less dlse
 //
 // in one of three ways:
-//   fused     five products, with accumulators of dK and dV for each task (fused_backward.cpp)
-//   split     seven products: dK and dV by blocks of keys, dQ by tiles (split_backward.cpp)
+//   fused     five products, with accumulators of dK and dV for each task (fused_backward.h)
+//   split     seven products: dK and dV by blocks of keys, dQ by tiles (split_backward.h)
 //   two_scan  the same two, as one list of tasks: each does some kv blocks, then some tiles, so that causal work is level.
 // What is added to what, and in which order, follows from the shape alone: results are the same bits for any number of threads. (Where a
 // target has TileBackwardOps, tile_backward.cpp runs instead of fused if it can.)
@@ -14,7 +14,8 @@
 #include <type_traits>
 
 #include "base/check.h"
-#include "cpu/block_backward.h"
+#include "cpu/fused_backward.h"
+#include "cpu/split_backward.h"
 #include "cpu/tile_backward.h"
 
 namespace foveal::cpu {
@@ -41,9 +42,9 @@ std::unique_ptr<planning::Executable> make_backward(const problem::Problem& prob
                                                     const PlanOptions& options) {
   auto setup = std::make_unique<const Setup<Real>>(problem, target, ops, options);
   const BackwardChoice choice = choose(*setup);
-  if (choice.strategy != BackwardStrategy::fused) return make_split_backward(std::move(setup), choice);
+  if (choice.strategy != BackwardStrategy::fused) return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
   const bool masks_by_ranges = !setup->tape.has_mask() || setup->tape.mask_is_ranges();
-  auto fused = make_fused_backward(std::move(setup), choice);
+  auto fused = std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
   if constexpr (std::is_same_v<Real, float>) {
     if (masks_by_ranges && tile_backward_serves(problem, ops)) return make_tile_backward(problem, target, ops, options, std::move(fused));
   }

@@ -13,11 +13,6 @@ struct BackwardChoice {
 };
 
 template <class Real>
-std::unique_ptr<planning::Executable> make_fused_backward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice);
-template <class Real>
-std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice);
-
-template <class Real>
 class BlockBackward : public BackwardPass<Real, BackwardCall<Real>, BackwardSlot<Real>, BackwardTasks> {
   using Base = BackwardPass<Real, BackwardCall<Real>, BackwardSlot<Real>, BackwardTasks>;
 

@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "cpu/forward_pass.h"
 #include "cpu/packed_keys.h"
+#include "cpu/row_spans.h"
 
 namespace foveal::cpu {
 namespace {
@@ -18,23 +19,19 @@ constexpr double log2e = ScoreScale<float>::kLog2e, ln2 = ScoreScale<float>::kLn
 /// Maxima in base 2 are off by no more than 1 below: exponents stay small, and row sums take care of the rest.
 constexpr float too_far = 16777216;
 
-constexpr int max_spans = 64, max_ranges = 16;  ///< of a visit
-
 struct RowMemory : CallMemory {
   PackedKeys::Memory keys;
 };
 
 using RowCall = ForwardCallOf<float, RowMemory>;
 
-struct RowTile : TileWalk {
-  const mask::Run *run, *run_end;  ///< the first run that is not behind it
+struct RowTile : RunWalk {
   void* q;
   float *acc, *max, *sums;
 };
 
 struct RowSlot : SlotOf<RowTile> {
-  KeySpan* spans;
-  std::int32_t* ranges;       ///< first and last of all lanes, max_ranges times
+  RowSpans::Memory spans;
   void *scratch, *key_block;  ///< key_block: of keys in pages, together
 };
 
@@ -44,7 +41,7 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
 
  public:
   RowForward(std::unique_ptr<const Setup<float>> setup, Otherwise otherwise)
-      : ForwardPass(std::move(setup), std::move(otherwise)), ops_(*s_.ops.rows), block_(s_.geometry.block_kv), keys_(s_, ops_) {
+      : ForwardPass(std::move(setup), std::move(otherwise)), ops_(*s_.ops.rows), block_(s_.geometry.block_kv), keys_(s_, ops_), spans_(s_) {
     lay_out();
     const std::size_t tile_bytes = ops_.q_bytes(s_.dim) + ops_.acc_bytes(s_.dim_v) + sums_count() * sizeof(float);
     plan_tasks(tiles_per_task(tile_bytes, 4 * s_.slots(), 32));
@@ -65,8 +62,7 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
     tile_.array(&RowTile::max, lanes());
     tile_.array(&RowTile::sums, sums_count());
 
-    slot_.array(&Slot::spans, max_spans);
-    slot_.array(&Slot::ranges, 2 * max_lanes * max_ranges);
+    slot_.part(&Slot::spans, RowSpans::layout());
     slot_.bytes(&Slot::scratch, ops_.scratch_bytes(block_));
     slot_.bytes(&Slot::key_block, keys_.scratch_bytes());
   }
@@ -98,7 +94,7 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
     const std::int64_t first_block = call.keys.first_block[task.group];
     RowVisit visit{};
     visit.k = keys_.k(call.keys, first_block), visit.v = keys_.v(call.keys, first_block);
-    visit.scratch = slot.scratch, visit.spans = slot.spans;
+    visit.scratch = slot.scratch;
     visit.multiplier = s_.scale.log2, visit.dim = s_.dim, visit.dim_v = s_.dim_v, visit.block = block_;
     const int count = static_cast<int>(task.tile_end - task.tile_begin);
     std::int32_t blocks = 0;
@@ -106,11 +102,15 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
       RowTile& state = slot.tiles[t];
       if (t + 1 < count) fetch_lanes(call.q, sequence, work.tile(task.tile_begin + t + 1), s_.dim);
       start(call, sequence, work.tile(task.tile_begin + t), state);
-      if (state.run != state.run_end) blocks = std::max(blocks, state.run_end[-1].end);
+      blocks = std::max(blocks, state.end());
     }
     const std::int32_t chunk = keys_.chunk();
     for (std::int32_t begin = 0; begin < blocks; begin += chunk)
-      for (int t = 0; t < count; ++t) pass(call, sequence, begin, std::min(begin + chunk, blocks), slot.tiles[t], slot, visit);
+      for (int t = 0; t < count; ++t) {
+        RowTile& state = slot.tiles[t];
+        visit.q = state.q, visit.acc = state.acc, visit.max = state.max, visit.sums = state.sums;
+        spans_.visit(ops_, sequence, call.data, begin, std::min(begin + chunk, blocks), state, slot.spans, slot.tape_scratch, visit);
+      }
     bool near = true;
     for (int t = 0; t < count; ++t) near &= finish(call, sequence, slot.tiles[t]);
     return near;
@@ -118,7 +118,6 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
 
   void start(const Call& call, const Sequence& sequence, const LaneTile& tile, RowTile& state) const {
     state.start(*call.work, sequence, tile, s_.problem);
-    state.run = call.work->runs.data() + tile.run_begin, state.run_end = call.work->runs.data() + tile.run_end;
     ops_.pack_q(LanePointers(call.q, sequence, tile).in(tile.lanes()), s_.dim, s_.sign, state.q);
     std::fill_n(state.acc, ops_.acc_bytes(s_.dim_v) / sizeof(float), 0.0f);
     std::fill_n(state.max, lanes(), std::numeric_limits<float>::lowest());
@@ -128,58 +127,6 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
         state.max[lane] = static_cast<float>(logit * log2e);
         state.sums[lane * 16] = 1;
       });
-  }
-
-  /// A tile past the blocks of a chunk.
-  void pass(const Call& call, const Sequence& sequence, std::int32_t begin, std::int32_t end, RowTile& state, const Slot& slot,
-            RowVisit& visit) const {
-    constexpr int granule = KeySpan::granule;
-    const std::int32_t granules = block_ / granule, whole = sequence.seqlen_kv / block_;
-    visit.q = state.q, visit.acc = state.acc, visit.max = state.max, visit.sums = state.sums;
-    visit.count = 0;
-    int partial = 0;
-    const auto add = [&](const KeySpan& span) {
-      slot.spans[visit.count++] = span;
-      if (visit.count < max_spans && partial < max_ranges) return;
-      ops_.visit(visit);
-      visit.count = partial = 0;
-    };
-    for (; state.run != state.run_end && state.run->begin < end; ++state.run) {
-      const mask::Run& run = *state.run;
-      std::int32_t block = std::max(run.begin, begin);
-      const std::int32_t last = std::min(run.end, end), full = run.full ? std::min(last, whole) : block;
-      if (block < full) add({block * granules, full * granules, full * granules, {}});
-      for (block = std::max(block, full); block < last; ++block) {
-        std::int32_t* first = slot.ranges + 2 * max_lanes * partial;
-        const LaneRanges ranges{first, first + max_lanes};
-        const KeyRange keys = block_ranges(call, sequence, state, block, run.full, first, first + max_lanes, slot);
-        if (keys.begin == keys.end) continue;
-        ++partial;
-        const std::int32_t at = block * granules, first_granule = keys.begin / granule, end_granule = (keys.end + granule - 1) / granule;
-        const std::int32_t kept_by_all = end_of_whole(ranges, state.tile->lanes(), first_granule);
-        add({at + first_granule, at + kept_by_all, at + end_granule, ranges});
-      }
-      if (run.end > end) break;
-    }
-    if (visit.count > 0) ops_.visit(visit);
-  }
-
-  /// The end of the granules from `begin` on whose keys every lane keeps.
-  static std::int32_t end_of_whole(const LaneRanges& ranges, int lanes, std::int32_t begin) {
-    constexpr int granule = KeySpan::granule;
-    if (*std::max_element(ranges.first, ranges.first + lanes) > begin * granule) return begin;
-    return std::max(begin, *std::min_element(ranges.last, ranges.last + lanes) / granule);
-  }
-
-  /// The keys of a block that each lane keeps, and the range that any does.
-  KeyRange block_ranges(const Call& call, const Sequence& sequence, const RowTile& state, std::int32_t block, bool full,
-                        std::int32_t* first, std::int32_t* last, const Slot& slot) const {
-    const KeyRange all{0, s_.block_keys(sequence, block)};
-    std::fill_n(first, max_lanes, 0);
-    std::fill_n(last, max_lanes, full ? all.end : 0);
-    if (full) return all;
-    s_.tape.lane_ranges(s_.frame(sequence, state.lanes, block, all), call.data, first, last, slot.tape_scratch);
-    return trim({first, last}, state.lanes.count, 1, all);
   }
 
   bool finish(const Call& call, const Sequence& sequence, const RowTile& state) const {
@@ -196,6 +143,7 @@ class RowForward final : public ForwardPass<float, RowCall, RowSlot> {
   const RowOps& ops_;
   const int block_;
   const PackedKeys keys_;
+  const RowSpans spans_;
 };
 
 }  // namespace

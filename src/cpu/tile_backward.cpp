@@ -6,15 +6,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 
 #include "cpu/backward_pass.h"
 #include "cpu/block_sums.h"
+#include "cpu/packed_queries.h"
 
 namespace foveal::cpu {
 namespace {
 
-constexpr double log2e = ScoreScale<float>::kLog2e;
 constexpr std::size_t step_limit = std::size_t{768} << 10;  ///< bytes of the tiles of a step
 constexpr int max_tiles_per_step = 16;
 
@@ -25,16 +24,6 @@ struct TileMemory : CallMemory {
 };
 
 using TileCall = BackwardCallOf<float, TileMemory>;
-
-struct BackwardTile : TileWalk {
-  void *q_panel, *dout_panel, *q_pairs, *dout_pairs;
-  float *lse, *delta, *dq;
-  std::int32_t *first, *last;  ///< keys of this block
-
-  QueryTile meets(bool all_keys) const {
-    return {q_panel, dout_panel, q_pairs, dout_pairs, lse, delta, dq, all_keys ? LaneRanges{} : LaneRanges{first, last}};
-  }
-};
 
 struct TileSlot : SlotOf<BackwardTile> {
   QueryTile* met;  ///< that the block meets
@@ -50,9 +39,10 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
   TileBackward(std::unique_ptr<const Setup<float>> setup, Otherwise otherwise)
       : BackwardPass(std::move(setup), std::move(otherwise)),
         ops_(*s_.ops.backward),
+        queries_(s_, ops_),
         sums_(s_, ops_),
         shares_(Shares(s_.problem, s_.planner, 16, static_cast<std::size_t>(s_.planner.max_blocks()) * sums_.bytes_of_block()).count),
-        tiles_per_step_(choose_tiles_per_step()) {
+        tiles_per_step_(static_cast<int>(std::clamp<std::size_t>(step_limit / queries_.bytes(), 1, max_tiles_per_step))) {
     lay_out();
     plan(tiles_per_step_, static_cast<std::size_t>(s_.planner.max_groups() * shares_) * sizeof(Task) + 64);
   }
@@ -75,29 +65,14 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
     return tasks;
   }
 
-  int choose_tiles_per_step() const {
-    const std::size_t tile_bytes = 2 * tile_bytes_of(s_.dim) + 2 * tile_bytes_of(s_.dim_v) + dq_bytes();
-    return static_cast<int>(std::clamp<std::size_t>(step_limit / tile_bytes, 1, max_tiles_per_step));
-  }
-  std::size_t tile_bytes_of(int dim) const { return ops_.packed_bytes(ops_.lanes, dim); }
   std::size_t block_bytes_of(int dim) const { return ops_.packed_bytes(ops_.keys, dim); }
-  std::size_t dq_bytes() const { return ops_.acc_bytes(ops_.lanes, s_.dim); }
 
   void lay_out() {
     memory_.part(&TileMemory::rows, RowScalars<float>::layout(s_.problem));
     memory_.array(&TileMemory::first_block, static_cast<std::size_t>(s_.planner.max_groups()));
     if (shares_ > 1) memory_.part(&TileMemory::shared, sums_.layout(shares_ * s_.planner.max_blocks()));
 
-    const auto lanes = static_cast<std::size_t>(ops_.lanes);
-    tile_.bytes(&BackwardTile::q_panel, tile_bytes_of(s_.dim));
-    tile_.bytes(&BackwardTile::dout_panel, tile_bytes_of(s_.dim_v));
-    tile_.bytes(&BackwardTile::q_pairs, tile_bytes_of(s_.dim));
-    tile_.bytes(&BackwardTile::dout_pairs, tile_bytes_of(s_.dim_v));
-    tile_.array(&BackwardTile::lse, lanes);
-    tile_.array(&BackwardTile::delta, lanes);
-    tile_.array(&BackwardTile::dq, dq_bytes() / sizeof(float));
-    tile_.array(&BackwardTile::first, max_lanes);
-    tile_.array(&BackwardTile::last, max_lanes);
+    queries_.lay_out(tile_);
 
     slot_.array(&Slot::met, static_cast<std::size_t>(tiles_per_step_));
     slot_.bytes(&Slot::k, block_bytes_of(s_.dim));
@@ -152,8 +127,8 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
     const int count = static_cast<int>(tile_end - tile_begin);
     bool finite = true;
     for (int t = 0; t < count; ++t) {
-      if (t + 1 < count) fetch_queries(call, sequence, call.work->tile(tile_begin + t + 1));
-      finite &= start(call, sequence, call.work->tile(tile_begin + t), slot.tiles[t]);
+      if (t + 1 < count) queries_.fetch(call, sequence, call.work->tile(tile_begin + t + 1));
+      finite &= queries_.start(call, sequence, call.work->tile(tile_begin + t), slot.tiles[t]);
     }
     KeyVisit visit{};
     visit.k = slot.k, visit.v = slot.v, visit.k_columns = slot.k_columns, visit.scratch = slot.scratch, visit.tiles = slot.met;
@@ -164,7 +139,7 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
         const BackwardTile& state = slot.tiles[t];
         if (state.block != block) continue;
         const bool all_keys = state.cursor.full() && s_.block_keys(sequence, block) == ops_.keys;
-        if (all_keys || find_ranges(call, sequence, state, slot)) slot.met[visit.count++] = state.meets(all_keys);
+        if (all_keys || queries_.find_ranges(call, sequence, state, slot.tape_scratch)) slot.met[visit.count++] = state.meets(all_keys);
       }
       if (visit.count == 0) continue;
       const int keys = s_.block_keys(sequence, block);
@@ -179,51 +154,12 @@ class TileBackward final : public BackwardPass<float, TileCall, TileSlot, Tasks>
       *of_block.used = true;
       ops_.visit(visit);
     }
-    for (int t = 0; t < count; ++t) write_dq(call, sequence, slot.tiles[t]);
+    for (int t = 0; t < count; ++t) queries_.write_dq(call, sequence, slot.tiles[t]);
     return finite;
   }
 
-  /// Whether all is finite and no row far.
-  bool start(const Call& call, const Sequence& sequence, const LaneTile& tile, BackwardTile& state) const {
-    state.start(*call.work, sequence, tile, s_.problem);
-    std::fill_n(state.lse, ops_.lanes, std::numeric_limits<float>::infinity());
-    std::fill_n(state.delta, ops_.lanes, 0.0f);
-    std::fill_n(state.dq, dq_bytes() / sizeof(float), 0.0f);
-    bool finite = !call.rows.fill(call.buffers, sequence, tile, s_.dim_v, ops_.row_dots);  // far rows are for others, too
-    for_each_lane(tile, [&](int lane, std::int32_t head, std::int32_t query) {
-      const std::int64_t row = call.rows.index(sequence, head, query);
-      if (call.rows.empty(row)) return;
-      state.lse[lane] = static_cast<float>(static_cast<double>(call.rows.lse[row]) * log2e * static_cast<double>(ops_.unit));
-      state.delta[lane] = call.rows.delta[row];
-      finite &= !std::isnan(state.lse[lane]) && std::isfinite(state.delta[lane]);
-    });
-    const QueryRows rows(call, sequence, tile);
-    finite &= ops_.pack_queries(rows.q.in(ops_.lanes), s_.dim, state.q_panel, state.q_pairs);
-    return ops_.pack_queries(rows.dout.in(ops_.lanes), s_.dim_v, state.dout_panel, state.dout_pairs) && finite;
-  }
-
-  /// The keys of its block that each query of a tile keeps; whether any keeps one.
-  bool find_ranges(const Call& call, const Sequence& sequence, const BackwardTile& state, const Slot& slot) const {
-    const KeyRange all{0, s_.block_keys(sequence, state.block)};
-    std::fill_n(state.first, max_lanes, 0);
-    std::fill_n(state.last, max_lanes, all.end);
-    if (state.cursor.full()) return true;
-    s_.tape.lane_ranges(s_.frame(sequence, state.lanes, state.block, all), call.data, state.first, state.last, slot.tape_scratch);
-    const KeyRange kept = trim({state.first, state.last}, state.lanes.count, 1, all);
-    return kept.begin < kept.end;
-  }
-
-  void fetch_queries(const Call& call, const Sequence& sequence, const LaneTile& tile) const {
-    fetch_lanes(call.q, sequence, tile, s_.dim);
-    fetch_lanes(call.dout, sequence, tile, s_.dim_v);
-    fetch_lanes(call.out, sequence, tile, s_.dim_v);
-  }
-  void write_dq(const Call& call, const Sequence& sequence, const BackwardTile& state) const {
-    ops_.write_queries(state.dq, s_.dim, static_cast<float>(s_.problem.scale),
-                       LanePointers(call.dq, sequence, *state.tile).out(ops_.lanes));
-  }
-
   const TileBackwardOps& ops_;
+  const PackedQueries queries_;
   const BlockSums sums_;
   const std::int64_t shares_;
   const int tiles_per_step_;

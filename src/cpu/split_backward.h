@@ -1,9 +1,9 @@
+#pragma once
 // The backward pass in two: one owns blocks of keys and makes dK and dV, another owns tiles and makes dQ. Nothing is accumulated between
 // tasks. As two_scan, both are one list of tasks.
 #include "cpu/block_backward.h"
 
 namespace foveal::cpu {
-namespace {
 
 template <class Real>
 class SplitBackward final : public BlockBackward<Real> {
@@ -64,14 +64,5 @@ class SplitBackward final : public BlockBackward<Real> {
     sums_.write(call, sequence, group.kv_head, first_key, keys, slot.own);
   }
 };
-
-}  // namespace
-
-template <class Real>
-std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice) {
-  return std::make_unique<SplitBackward<Real>>(std::move(setup), choice);
-}
-template std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<float>>, const BackwardChoice&);
-template std::unique_ptr<planning::Executable> make_split_backward(std::unique_ptr<const Setup<double>>, const BackwardChoice&);
 
 }  // namespace foveal::cpu

@@ -1,9 +1,9 @@
+#pragma once
 // The fused backward pass by blocks: a task takes the tiles of one kv head, or a fixed share of them, past the blocks of keys. dQ stays with
 // its tile; dK and dV are accumulated over the task, and over shares in order.
 #include "cpu/block_backward.h"
 
 namespace foveal::cpu {
-namespace {
 
 template <class Real>
 class FusedBackward final : public BlockBackward<Real> {
@@ -51,14 +51,5 @@ class FusedBackward final : public BlockBackward<Real> {
     if (shares() == 1) sums_.write(call, sequence, group.kv_head, 0, sequence.seqlen_kv, sums);
   }
 };
-
-}  // namespace
-
-template <class Real>
-std::unique_ptr<planning::Executable> make_fused_backward(std::unique_ptr<const Setup<Real>> setup, const BackwardChoice& choice) {
-  return std::make_unique<FusedBackward<Real>>(std::move(setup), choice);
-}
-template std::unique_ptr<planning::Executable> make_fused_backward(std::unique_ptr<const Setup<float>>, const BackwardChoice&);
-template std::unique_ptr<planning::Executable> make_fused_backward(std::unique_ptr<const Setup<double>>, const BackwardChoice&);
 
 }  // namespace foveal::cpu
