@@ -79,7 +79,7 @@ struct Varlen {
 /// Keys and values in pages. k and v, and dk and dv, are pools [pages, page_size, heads_kv, dim] of any strides, page_size a multiple of 16;
 /// queries are [batch, seqlen_q, heads_q, head_dim], or packed. The key kv_idx of a sequence is row kv_idx % page_size of the page
 /// block_table[sequence, kv_idx / page_size], and the symbol seqlen_kv is seqlens_kv[sequence]. Sequences may share pages: their gradients
-/// are summed, in order. dk and dv are zero where a row of a page belongs to no sequence. CPU and reference only.
+/// are summed, in order. dk and dv are zero where a row of a page belongs to no sequence.
 struct Paged {
   TensorView block_table;  ///< i32 [batch, pages of the longest sequence]; entries behind a sequence's last page are not read
   TensorView seqlens_kv;   ///< i32 or i64 [batch]: at most what a row of the table holds; with varlen at most max_seqlen_kv too

@@ -104,8 +104,8 @@ def tokens(function: str, cu_seqlens: Any = None, block_table: Any = None, seqle
 
 
 def length_slots(of_q: Any, of_kv: Any) -> tuple[Any, ...]:
-    """cu_seqlens of q and of kv, block_table and seqlens_kv."""
-    return (of_q, None, *of_kv) if isinstance(of_kv, Paged) else (of_q, of_kv, None, None)
+    """cu_seqlens of q and of kv, then those of a Paged."""
+    return (of_q, None, *of_kv) if isinstance(of_kv, Paged) else (of_q, of_kv, *[None] * len(Paged._fields))
 
 
 def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:

@@ -6,7 +6,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <array>
+#include <algorithm>
+#include <initializer_list>
+#include <vector>
 
 #include "ahead.h"
 #include "array.h"
@@ -50,11 +52,23 @@ std::vector<bool> flags(nb::handle sequence) {
   return values;
 }
 
-/// How the tokens of k and v lie, by slots: cu_seqlens_kv, or for keys in pages the pair of block_table and seqlens_kv.
-std::array<nb::handle, 3> lengths_of_kv(nb::handle kv) {
-  const nb::handle none = Py_None;
-  if (PyTuple_Check(kv.ptr()) && PyTuple_Size(kv.ptr()) == 2) return {none, PyTuple_GetItem(kv.ptr(), 0), PyTuple_GetItem(kv.ptr(), 1)};
-  return {kv, none, none};
+/// The arrays by slots: `tensors`, then how tokens lie. of_q: cu_seqlens_q. of_kv: cu_seqlens_kv, or in its place a tuple of the lengths that
+/// follow it in the table of roles.
+std::vector<nb::handle> by_slot(std::initializer_list<nb::handle> tensors, nb::handle of_q, nb::handle of_kv) {
+  std::vector<nb::handle> arrays(tensors.size() + slots::lengths::count, nb::handle(Py_None));
+  std::copy(tensors.begin(), tensors.end(), arrays.begin());
+  arrays[tensors.size() + slots::lengths::cu_seqlens_q] = of_q;
+  std::size_t slot = tensors.size() + slots::lengths::cu_seqlens_kv;
+  if (!PyTuple_Check(of_kv.ptr())) {
+    arrays[slot] = of_kv;
+    return arrays;
+  }
+  const auto given = static_cast<std::size_t>(PyTuple_Size(of_kv.ptr()));
+  if (given != arrays.size() - slot - 1)
+    throw Error(ErrorCode::invalid_argument,
+                "cu_kv: a tuple of " + std::to_string(given) + "; expected " + std::to_string(arrays.size() - slot - 1));
+  for (std::size_t i = 0; i < given; ++i) arrays[++slot] = PyTuple_GetItem(of_kv.ptr(), static_cast<Py_ssize_t>(i));
+  return arrays;
 }
 
 /// state: None, or an array of the bits of seed and offset that counts instead of these.
@@ -178,9 +192,8 @@ void bind_attention(nb::module_& m) {
              nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv, std::uint64_t seed, std::uint64_t offset, nb::handle rng_state,
              bool trains) {
             const nb::handle none = Py_None;
-            const auto [cu_of_kv, block_table, seqlens_kv] = lengths_of_kv(cu_kv);
             return program.run({.pass = Pass::forward,
-                                .arrays = {q, k, v, none, none, cu_q, cu_of_kv, block_table, seqlens_kv},
+                                .arrays = by_slot({q, k, v, none, none}, cu_q, cu_kv),
                                 .params = params,
                                 .wanted = {want_lse},
                                 .max_seqlen_q = max_q,
@@ -200,9 +213,8 @@ void bind_attention(nb::module_& m) {
              nb::handle params, nb::handle wanted, nb::handle cu_q, nb::handle cu_kv, std::int64_t max_q, std::int64_t max_kv,
              std::uint64_t seed, std::uint64_t offset, nb::handle rng_state, bool rounded) {
             const nb::handle none = Py_None;
-            const auto [cu_of_kv, block_table, seqlens_kv] = lengths_of_kv(cu_kv);
             return program.run({.pass = Pass::backward,
-                                .arrays = {q, k, v, out, lse, dout, dlse, none, none, none, cu_q, cu_of_kv, block_table, seqlens_kv},
+                                .arrays = by_slot({q, k, v, out, lse, dout, dlse, none, none, none}, cu_q, cu_kv),
                                 .params = params,
                                 .wanted = flags(wanted),
                                 .max_seqlen_q = max_q,

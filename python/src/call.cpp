@@ -3,8 +3,10 @@
 #include <cstdlib>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
+#include <utility>
+
+#include "problem/call.h"
 
 namespace foveal::python {
 namespace {
@@ -32,41 +34,19 @@ void* cpu_workspace(std::size_t bytes) {
 /// use(inputs, outputs) of the pass.
 template <class Do>
 void Call::with_arguments(const std::vector<TensorView>& t, const DropoutRng& rng, Do&& use) const {
-  const std::size_t lengths = slot_count(pass_), params = params_slot(pass_), dparams = params + params_.size();
+  const std::size_t count = slot_count(pass_), params = params_slot(pass_), dparams = params + params_.size();
   if (t.size() != (pass_ == Pass::forward ? dparams : dparams + params_.size()))
     throw Error(ErrorCode::invalid_argument, "tensors: found " + std::to_string(t.size()) + " of them; expected one for each slot");
-  std::optional<Varlen> varlen;
-  const auto length = [&](slots::lengths::Length which) -> const TensorView& { return t[lengths + which]; };
-  if (length(slots::lengths::cu_seqlens_q).present())
-    varlen = Varlen{length(slots::lengths::cu_seqlens_q), length(slots::lengths::cu_seqlens_kv), max_seqlen_q_, max_seqlen_kv_};
-  std::optional<Paged> paged;
-  if (length(slots::lengths::block_table).present() || length(slots::lengths::seqlens_kv).present())
-    paged = Paged{length(slots::lengths::block_table), length(slots::lengths::seqlens_kv)};
-  std::vector<ParamBinding> bound;
-  bound.reserve(params_.size());
-  for (std::size_t i = 0; i < params_.size(); ++i) bound.push_back({params_[i], t[params + i]});
-  if (pass_ == Pass::forward) {
-    use(
-        ForwardInputs{
-            .q = t[slots::q], .k = t[slots::k], .v = t[slots::v], .params = std::move(bound), .varlen = varlen, .paged = paged, .rng = rng},
-        ForwardOutputs{.out = t[slots::out], .lse = t[slots::lse]});
-    return;
+  problem::Call tensors{.pass = pass_};
+  for (std::size_t slot = 0; slot < params; ++slot)
+    tensors.*problem::roles[slot < count ? slot : slots::backward_count + slot - count].given = &t[slot];
+  problem::CallRest rest{.max_seqlen_q = max_seqlen_q_, .max_seqlen_kv = max_seqlen_kv_, .rng = rng};
+  rest.params.reserve(params_.size());
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    rest.params.push_back({params_[i], t[params + i]});
+    if (trained(i)) rest.dparams.push_back({params_[i], t[dparams + i]});
   }
-  BackwardOutputs outputs{.dq = t[slots::dq], .dk = t[slots::dk], .dv = t[slots::dv]};
-  for (std::size_t i = 0; i < params_.size(); ++i)
-    if (trained_[i]) outputs.dparams.push_back({params_[i], t[dparams + i]});
-  use(BackwardInputs{.q = t[slots::q],
-                     .k = t[slots::k],
-                     .v = t[slots::v],
-                     .out = t[slots::out],
-                     .lse = t[slots::lse],
-                     .dout = t[slots::dout],
-                     .dlse = t[slots::dlse],
-                     .params = std::move(bound),
-                     .varlen = varlen,
-                     .paged = paged,
-                     .rng = rng},
-      outputs);
+  problem::with_arguments(tensors, std::move(rest), std::forward<Do>(use));
 }
 
 Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std::vector<TensorView> tensors, std::vector<bool> trained,

@@ -98,17 +98,19 @@ PlanOptions options_of(const foveal_options* given) {
   return options;
 }
 
-std::optional<Varlen> varlen_of(const foveal_call& call) {
-  if (call.cu_seqlens_q == nullptr && call.cu_seqlens_kv == nullptr) return std::nullopt;
-  return Varlen{.cu_seqlens_q = view_of(call.cu_seqlens_q),
-                .cu_seqlens_kv = view_of(call.cu_seqlens_kv),
-                .max_seqlen_q = call.max_seqlen_q,
-                .max_seqlen_kv = call.max_seqlen_kv};
-}
-
-std::optional<Paged> paged_of(const foveal_call& call) {
-  if (call.block_table == nullptr && call.seqlens_kv == nullptr) return std::nullopt;
-  return Paged{.block_table = view_of(call.block_table), .seqlens_kv = view_of(call.seqlens_kv)};
+problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views) {
+  static constexpr std::array given{
+#define FOVEAL_PLACE(name, ...) &foveal_call::name,
+      FOVEAL_ROLES(FOVEAL_PLACE)
+#undef FOVEAL_PLACE
+  };
+  problem::Call tensors{.pass = pass};
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    if (problem::roles[i].use(pass) == problem::Use::none) continue;
+    views[i] = view_of(call.*given[i]);
+    tensors.*problem::roles[i].given = &views[i];
+  }
+  return tensors;
 }
 
 bool accumulates(const foveal_attention* given) {

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "foveal/foveal.h"
 #include "foveal/foveal_c.h"
+#include "problem/call.h"
 
 namespace foveal::c {
 
@@ -86,8 +86,9 @@ bool is_first_version(const foveal_call& call);
 /// What calls of the first version draw by.
 DropoutRng rng_of(const foveal_attention* attention, const foveal_call& call);
 PlanOptions options_of(const foveal_options* given);
-std::optional<Varlen> varlen_of(const foveal_call& call);
-std::optional<Paged> paged_of(const foveal_call& call);
+using TensorViews = std::array<TensorView, problem::role_table::all.size()>;
+/// The call's tensors by role, whose views lie in `views`. A forward pass does not look at those of a backward one.
+problem::Call by_role(const foveal_call& call, Pass pass, TensorViews& views);
 bool accumulates(const foveal_attention* given);
 /// The text, cut where there is no more room; returns the length of the whole.
 size_t write_text(const std::string& whole, char* text, size_t size);
@@ -98,38 +99,17 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   const Pass pass = enumerator("call: pass", call.pass, Pass::backward);
   FOVEAL_CHECK(static_cast<std::size_t>(call.param_count) == params.size(), "call: ", call.param_count, " parameters; the plan has ",
                params.size());
-  std::vector<ParamBinding> tensors, gradients;
-  tensors.reserve(params.size());
+  problem::CallRest rest{.max_seqlen_q = call.max_seqlen_q, .max_seqlen_kv = call.max_seqlen_kv};
+  rest.params.reserve(params.size());
   for (std::size_t i = 0; i < params.size(); ++i) {
-    tensors.push_back({params[i], view_of(call.params[i].tensor)});
-    if (call.params[i].gradient != nullptr) gradients.push_back({params[i], view_of(call.params[i].gradient)});
+    rest.params.push_back({params[i], view_of(call.params[i].tensor)});
+    if (call.params[i].gradient != nullptr) rest.dparams.push_back({params[i], view_of(call.params[i].gradient)});
   }
-  const DropoutRng rng = is_first_version(call)
-                             ? first_rng
-                             : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of(call.dropout_state)};
-  if (pass == Pass::forward) {
-    run(ForwardInputs{.q = view_of(call.q),
-                      .k = view_of(call.k),
-                      .v = view_of(call.v),
-                      .params = std::move(tensors),
-                      .varlen = varlen_of(call),
-                      .paged = paged_of(call),
-                      .rng = rng},
-        ForwardOutputs{.out = view_of(call.out), .lse = view_of(call.lse)});
-  } else {
-    run(BackwardInputs{.q = view_of(call.q),
-                       .k = view_of(call.k),
-                       .v = view_of(call.v),
-                       .out = view_of(call.out),
-                       .lse = view_of(call.lse),
-                       .dout = view_of(call.dout),
-                       .dlse = view_of(call.dlse),
-                       .params = std::move(tensors),
-                       .varlen = varlen_of(call),
-                       .paged = paged_of(call),
-                       .rng = rng},
-        BackwardOutputs{.dq = view_of(call.dq), .dk = view_of(call.dk), .dv = view_of(call.dv), .dparams = std::move(gradients)});
-  }
+  rest.rng = is_first_version(call)
+                 ? first_rng
+                 : DropoutRng{.seed = call.dropout_seed, .offset = call.dropout_offset, .state = view_of(call.dropout_state)};
+  TensorViews views;
+  problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }
 
 /// run(inputs, outputs), whose gradients are added to those of the call where it accumulates.

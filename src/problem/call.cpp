@@ -45,6 +45,42 @@ Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
   return call;
 }
 
+namespace {
+
+TensorView view_of(const TensorView* tensor) { return tensor == nullptr ? TensorView{} : *tensor; }
+
+bool given(const TensorView* tensor) { return tensor != nullptr && tensor->present(); }
+
+/// What both passes have.
+template <class Inputs>
+Inputs inputs_of(const Call& t, CallRest&& rest) {
+  Inputs inputs;
+  inputs.q = view_of(t.q), inputs.k = view_of(t.k), inputs.v = view_of(t.v);
+  inputs.params = std::move(rest.params);
+  if (given(t.cu_seqlens_q) || given(t.cu_seqlens_kv))
+    inputs.varlen = Varlen{view_of(t.cu_seqlens_q), view_of(t.cu_seqlens_kv), rest.max_seqlen_q, rest.max_seqlen_kv};
+  if (given(t.block_table) || given(t.seqlens_kv)) inputs.paged = Paged{view_of(t.block_table), view_of(t.seqlens_kv)};
+  inputs.rng = rest.rng;
+  return inputs;
+}
+
+}  // namespace
+
+ForwardInputs forward_inputs(const Call& tensors, CallRest&& rest) { return inputs_of<ForwardInputs>(tensors, std::move(rest)); }
+
+ForwardOutputs forward_outputs(const Call& tensors) { return {.out = view_of(tensors.out), .lse = view_of(tensors.lse)}; }
+
+BackwardInputs backward_inputs(const Call& tensors, CallRest&& rest) {
+  auto inputs = inputs_of<BackwardInputs>(tensors, std::move(rest));
+  inputs.out = view_of(tensors.out), inputs.lse = view_of(tensors.lse);
+  inputs.dout = view_of(tensors.dout), inputs.dlse = view_of(tensors.dlse);
+  return inputs;
+}
+
+BackwardOutputs backward_outputs(const Call& tensors, std::vector<ParamBinding> dparams) {
+  return {.dq = view_of(tensors.dq), .dk = view_of(tensors.dk), .dv = view_of(tensors.dv), .dparams = std::move(dparams)};
+}
+
 constinit const std::array<Role, role_table::all.size()> roles = [] {
   constexpr std::array given{
 #define FOVEAL_PLACE(name, ...) &Call::name,

@@ -1,6 +1,7 @@
 #pragma once
 // One call's tensors by role, the same for both passes: the table that checking, gathering and printing walk over.
 #include <array>
+#include <utility>
 
 #include "problem/problem.h"
 #include "problem/roles.h"
@@ -29,6 +30,30 @@ struct Call {
 
 Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs);
+
+/// What C and Python say of a call beside its tensors, which they have by role.
+struct CallRest {
+  std::vector<ParamBinding> params = {}, dparams = {};
+  std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
+  DropoutRng rng = {};
+};
+
+/// The opposite of call_of(): the arguments of a public call. Of `tensors` only those by role are read; null or not present: absent.
+ForwardInputs forward_inputs(const Call& tensors, CallRest&& rest);
+ForwardOutputs forward_outputs(const Call& tensors);
+BackwardInputs backward_inputs(const Call& tensors, CallRest&& rest);
+BackwardOutputs backward_outputs(const Call& tensors, std::vector<ParamBinding> dparams);
+
+/// use(inputs, outputs) of the pass.
+template <class Use>
+void with_arguments(const Call& tensors, CallRest rest, Use&& use) {
+  if (tensors.pass == Pass::forward) {
+    use(forward_inputs(tensors, std::move(rest)), forward_outputs(tensors));
+  } else {
+    const BackwardOutputs outputs = backward_outputs(tensors, std::move(rest.dparams));
+    use(backward_inputs(tensors, std::move(rest)), outputs);
+  }
+}
 
 /// A row of the table, and where its tensor stands.
 struct Role : RoleRow {
