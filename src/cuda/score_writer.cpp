@@ -83,6 +83,7 @@ Writer::Writer(const Problem& problem, const Program& program, const Given& give
       program_(program),
       given_(given),
       bounds_(bounds_of(program, problem)),
+      linear_(scoring::linear_forms(program)),
       forms_(scoring::column_forms(program, problem.attention.kv_offset)),
       decides_(scoring::deciding_reals(program, false)),
       regroups_(size_of(problem.dtype) == 2) {}
@@ -189,9 +190,9 @@ bool Writer::is_straight(ValueId value) const {
   const Product product = product_of(value);
   if (product.rest.size() != 1) return false;
   const Instr& rest = program_.code[at(product.rest[0])];
-  Sum sum;
-  if (rest.op != Op::to_real || !is_small_integer(rest.arg[0]) || !add_to_sum(sum, rest.arg[0], 1)) return false;
-  return std::all_of(sum.terms.begin(), sum.terms.end(), [&](const auto& term) { return is_uniform(term.first); });
+  if (rest.op != Op::to_real || !is_small_integer(rest.arg[0])) return false;
+  const auto sum = sum_of(rest.arg[0]);
+  return sum && std::all_of(sum->terms.begin(), sum->terms.end(), [&](const auto& term) { return is_uniform(term.first); });
 }
 
 std::string Writer::element_text(const Instr& instr) const {
@@ -403,13 +404,13 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool stairs) const {
       tile.others.push_back(static_cast<int>(d));
       continue;
     }
-    Sum sum;
+    const auto sum = sum_of(index);
     const Interval& bounds = bounds_[at(index)];
     const bool inside = bounds.low >= 0 && bounds.high <= static_cast<double>(tensor.sizes[d] - 1);
-    if (!inside || program_.code[at(index)].type != Type::integer || !add_to_sum(sum, index, 1)) return {};
+    if (!inside || !sum) return {};
     const std::int64_t count = static_cast<std::int64_t>(bounds.high) + 1;
     constexpr int chunk_bytes = 128;
-    if (tile.column < 0 && tensor.strides[d] == 1 && sum.kv == 0 && forms_[at(index)].line * tile.element_bytes >= chunk_bytes &&
+    if (tile.column < 0 && tensor.strides[d] == 1 && sum->kv == 0 && forms_[at(index)].line * tile.element_bytes >= chunk_bytes &&
         !(program_.depends_of(index) & scoring::depends_q)) {
       tile.column = static_cast<int>(d), tile.columns = count, tile.wraps = true;
       continue;
@@ -419,12 +420,12 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool stairs) const {
       tile.column = static_cast<int>(d), tile.columns = count, tile.stairs = true;
       continue;
     }
-    for (const auto& [term, factor] : sum.terms)
+    for (const auto& [term, factor] : sum->terms)
       if (!is_uniform(term)) return {};
-    const bool begins_aligned = sum.terms.empty() && (sum.constant + problem_.attention.kv_offset) % piece == 0;
-    if (sum.kv == 1 && sum.q == 0 && tile.column < 0 && tensor.strides[d] == 1 && begins_aligned) {
+    const bool begins_aligned = sum->terms.empty() && (sum->constant + problem_.attention.kv_offset) % piece == 0;
+    if (sum->kv == 1 && sum->q == 0 && tile.column < 0 && tensor.strides[d] == 1 && begins_aligned) {
       tile.column = static_cast<int>(d), tile.columns = count;
-    } else if (sum.q == 1 && sum.kv == 0 && tile.row < 0 && aligned(d)) {
+    } else if (sum->q == 1 && sum->kv == 0 && tile.row < 0 && aligned(d)) {
       tile.row = static_cast<int>(d), tile.rows = count;
     } else {
       return {};
@@ -523,31 +524,31 @@ std::string Writer::value_text(std::size_t i) const {
 std::optional<Writer::SumOfPlaces> Writer::sum_of_places(ValueId id) const {
   constexpr double limit = 1 << 30;
   const Interval& bounds = bounds_[at(id)];
-  Sum sum;
-  if (program_.code[at(id)].type != Type::integer || !(bounds.low >= -limit && bounds.high <= limit) || !add_to_sum(sum, id, 1)) return {};
-  if (sum.q == 0 && sum.kv == 0) return {};
+  const auto sum = sum_of(id);
+  if (!sum || !(bounds.low >= -limit && bounds.high <= limit)) return {};
+  if (sum->q == 0 && sum->kv == 0) return {};
   SumOfPlaces places;
   const auto append = [](std::string& text, std::int64_t factor, const std::string& value) {
     if (factor == 0) return;
     if (!text.empty() || factor < 0) text += factor < 0 ? " - " : " + ";
     text += std::abs(factor) == 1 ? value : base::join(std::abs(factor), " * ", value);
   };
-  append(places.origin, sum.kv, "(at.kv - at.kv_step)");
-  append(places.origin, sum.q, "(at.q - at.q_step)");
-  for (const auto& [atom, factor] : sum.terms) append(places.origin, factor, base::join("v", atom));
-  if (sum.constant != 0) append(places.origin, sum.constant < 0 ? -1 : 1, std::to_string(std::abs(sum.constant)));
-  append(places.step, sum.kv, "at.kv_step");
-  append(places.step, sum.q, "at.q_step");
+  append(places.origin, sum->kv, "(at.kv - at.kv_step)");
+  append(places.origin, sum->q, "(at.q - at.q_step)");
+  for (const auto& [atom, factor] : sum->terms) append(places.origin, factor, base::join("v", atom));
+  if (sum->constant != 0) append(places.origin, sum->constant < 0 ? -1 : 1, std::to_string(std::abs(sum->constant)));
+  append(places.step, sum->kv, "at.kv_step");
+  append(places.step, sum->q, "at.q_step");
   return places;
 }
 
 std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
   constexpr double limit = 1 << 30;
-  Sum sum;
-  if (program_.code[at(id)].type != Type::integer || is_wide(at(id)) || !add_to_sum(sum, id, 1)) return {};
+  const auto sum = sum_of(id);
+  if (!sum) return {};
   const scoring::Box box = whole_problem(problem_);
   const auto size = [](const Interval& value) { return std::max(std::abs(value.low), std::abs(value.high)); };
-  double reach = std::abs(static_cast<double>(sum.constant));  // of either part
+  double reach = std::abs(static_cast<double>(sum->constant));  // of either part
   const auto append = [&](std::string& text, std::int64_t factor, const std::string& value, double most) {
     if (factor == 0) return;
     reach += std::abs(static_cast<double>(factor)) * most;
@@ -555,16 +556,16 @@ std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
   };
   std::string row, column;
   bool of_places = true;
-  append(row, sum.q, "at.q", size(box.q_idx));
-  append(column, sum.kv, "at.kv", size(box.kv_idx));
-  for (const auto& [atom, factor] : sum.terms) {
+  append(row, sum->q, "at.q", size(box.q_idx));
+  append(column, sum->kv, "at.kv", size(box.kv_idx));
+  for (const auto& [atom, factor] : sum->terms) {
     const Varies over = scoring::varies(program_, atom);
     if (over == Varies::diagonal || over == Varies::pair) return {};
     of_places = of_places && over == Varies::uniform;
     append(over == Varies::column ? column : row, factor, base::join("v", atom), size(bounds_[at(atom)]));
   }
   if (of_places || row.empty() || column.empty() || !(reach <= limit)) return {};
-  if (sum.constant != 0) row += base::join(" + ", sum.constant);
+  if (sum->constant != 0) row += base::join(" + ", sum->constant);
   return SumOfLines{row, column};
 }
 
@@ -597,35 +598,22 @@ std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr) c
   return element;
 }
 
-bool Writer::add_to_sum(Sum& sum, ValueId id, std::int64_t factor) const {
-  if (std::abs(factor) > 1 << 20 || is_wide(at(id))) return false;
-  const Instr& instr = program_.code[at(id)];
-  const auto constant = [&](ValueId arg) { return program_.code[at(arg)].op == Op::integer_const; };
-  switch (instr.op) {
-    case Op::q_idx:
-      sum.q += factor;
-      return true;
-    case Op::kv_idx:
-      sum.kv += factor;
-      return true;
-    case Op::integer_const:
-      sum.constant += factor * instr.integer;
-      return std::abs(sum.constant) < 1 << 30;
-    case Op::add:
-      return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], factor);
-    case Op::sub:
-      return add_to_sum(sum, instr.arg[0], factor) && add_to_sum(sum, instr.arg[1], -factor);
-    case Op::neg:
-      return add_to_sum(sum, instr.arg[0], -factor);
-    case Op::mul:
-      if (constant(instr.arg[0]) && std::abs(program_.code[at(instr.arg[0])].integer) < 1 << 20)
-        return add_to_sum(sum, instr.arg[1], factor * program_.code[at(instr.arg[0])].integer);
-      break;
-    default:
-      break;
+std::optional<Writer::Sum> Writer::sum_of(ValueId id) const {
+  constexpr std::int64_t most_factor = 1 << 20, most_constant = 1 << 30;
+  const scoring::Linear& form = linear_[at(id)];
+  if (program_[id].type != Type::integer || is_wide(at(id)) || std::abs(form.constant) >= most_constant) return {};
+  Sum sum{.constant = form.constant};
+  for (const auto& [atom, factor] : form.terms) {
+    if (std::abs(factor) > most_factor || is_wide(at(atom))) return {};
+    const Op op = program_[atom].op;
+    if (op == Op::q_idx)
+      sum.q = factor;
+    else if (op == Op::kv_idx)
+      sum.kv = factor;
+    else
+      sum.terms.emplace_back(atom, factor);
   }
-  sum.terms.emplace_back(id, factor);
-  return true;
+  return sum;
 }
 
 bool Writer::is_small_integer(ValueId id) const {

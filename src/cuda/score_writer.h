@@ -14,6 +14,7 @@
 #include "score/column_forms.h"
 #include "score/discrete.h"
 #include "score/interval.h"
+#include "score/linear.h"
 #include "score/varies.h"
 
 namespace foveal::cuda {
@@ -189,8 +190,8 @@ class Writer {
     std::int64_t q = 0, kv = 0, constant = 0;
     std::vector<std::pair<ValueId, std::int64_t>> terms{};
   };
-  /// Adds factor * id; false: numbers become too large.
-  bool add_to_sum(Sum& sum, ValueId id, std::int64_t factor) const;
+  /// None where numbers are too large for 32 bits.
+  std::optional<Sum> sum_of(ValueId id) const;
 
   /// One for each pair, and converted by an addition.
   bool is_small_integer(ValueId id) const;
@@ -201,6 +202,7 @@ class Writer {
   const Program& program_;
   const Given given_;
   std::vector<Interval> bounds_;
+  std::vector<scoring::Linear> linear_;
   std::vector<scoring::ColumnForm> forms_;
   base::IdVector<char> decides_;
   bool regroups_;
