@@ -402,17 +402,17 @@ std::string CaseData::damage() const {
   all.insert(all.end(), params_.begin(), params_.end());
   all.insert(all.end(), dparams_.begin(), dparams_.end());
   for (const auto& [name, block] : blocks_) {
-    std::vector<bool> owned(block.size, false);
+    std::vector<unsigned char> owned(block.size, 0);
     for (const TensorView& view : all) {
       const auto* data = static_cast<const std::byte*>(view.data);
       if (data < block.bytes.get() || data >= block.bytes.get() + block.size) continue;
       const std::int64_t begin = data - block.bytes.get(), width = static_cast<std::int64_t>(size_of(view.dtype));
       base::each_element(view, [&](std::int64_t, std::int64_t offset) {
-        for (std::int64_t byte = 0; byte < width; ++byte) owned[static_cast<std::size_t>(begin + offset * width + byte)] = true;
+        std::memset(owned.data() + begin + offset * width, 1, static_cast<std::size_t>(width));
       });
     }
     for (std::size_t i = 0; i < block.size; ++i)
-      if (!owned[i] && block.bytes[i] != untouched) return name;
+      if (owned[i] == 0 && block.bytes[i] != untouched) return name;
   }
   return {};
 }
