@@ -8,8 +8,9 @@ empties there are skipped when it runs.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,11 +18,9 @@ import numpy as np
 
 from . import _core
 from .describe import Description, Options, describe
+from .doors import public
 from .jax_trace import JaxTracer
 from .signatures import Mask, ScoreMod, Settings, check_names
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 _DEALS = {"contiguous": 1, "zigzag": 2}  # stretches of tokens that a device holds
 _FIRST, _FIRST_KEY = "q_first_", "kv_first_"  # parameters: the token of row 0 and of column 0
@@ -68,6 +67,7 @@ def context_positions(rows: int, axis_name: str, deal: str = "zigzag") -> jax.Ar
     return jnp.concatenate([start + jnp.arange(each, dtype=jnp.int32) for start in first])
 
 
+@public("foveal.jax.context_attention")
 def context_attention(
     q: jax.Array,
     k: jax.Array,
@@ -81,7 +81,7 @@ def context_attention(
     seqlen_kv: int | None = None,
     return_lse: bool = False,
     options: Options = Options(),
-    **arguments: Unpack[Settings],
+    **arguments: Any,
 ) -> Any:
     """foveal.jax.attention() of a sequence whose tokens are shared among the devices of a mesh axis: inside shard_map, on local shards.
 
@@ -99,19 +99,19 @@ def context_attention(
 
     With the contiguous deal and a mask that shows its reach (a window, say), a device gets the keys and values of the neighbours within it
     (jax.lax.ppermute); else every device gathers those of all (jax.lax.all_gather) and holds them while it computes. Their gradients return the same way.
-    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for dropout, and for packed and paged sequences.
+    dropout_p with seed, offset or rng_state, the same on every device: drops the pairs that attention() of the whole drops. Every device then gathers all
+    keys, and the program holds a plan for each device.
+    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for packed and paged sequences.
     """
-    from .jax import _array, attention
+    from .jax import _array, _axes, _rng_state, _varying_with, attention
 
     name = "context_attention"
     for refused, instead in _REFUSED.items():
         if arguments.get(refused) is not None:
             raise NotImplementedError(f"{name}: {refused}: {instead}")
-    for refused in ("dropout_p", "seed", "offset", "rng_state"):
-        if arguments.get(refused, 0.0 if refused == "dropout_p" else None) not in (None, 0.0):
-            raise NotImplementedError(f"{name}: {refused}: dropout; expected dropout_p=0: which pairs are dropped follows from global positions")
-    settings: dict[str, Any] = {key: value for key, value in arguments.items() if key not in ("dropout_p", "seed", "offset", "rng_state")}
-    check_names(name, settings, tuple(Settings.__annotations__))
+    settings: dict[str, Any] = {key: value for key, value in arguments.items() if key not in _REFUSED}
+    check_names(name, settings, (*Settings.__annotations__, "seed", "offset", "rng_state"))
+    seed, offset, rng_state = settings.pop("seed", None), settings.pop("offset", 0), settings.pop("rng_state", None)
     q, k, v = (_array(x, role) for x, role in ((q, "q"), (k, "k"), (v, "v")))
     for role, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
@@ -132,7 +132,9 @@ def context_attention(
             raise ValueError(f"{name}: params: {taken}; expected another name, for this is what the first token of a stretch is called")
     settings["sink"] = None if described.sink is None else params.pop(described.sink.name)
 
-    steps = whole.steps(described, ranks, rows, rows_kv, q.shape[0], q.shape[2]) if deal == "contiguous" else range(ranks)
+    dropped = _rng_state(described, seed, offset, rng_state)
+    near = deal == "contiguous" and dropped is None
+    steps = whole.steps(described, ranks, rows, rows_kv, q.shape[0], q.shape[2]) if near else range(ranks)
     if len(steps) < ranks:
         k, v = (_of_neighbours(x, axis_name, ranks, steps) for x in (k, v))
         first_key = ((jax.lax.axis_index(axis_name) + steps.start) * rows_kv).astype(jnp.int32).reshape(1)
@@ -142,12 +144,27 @@ def context_attention(
     part_mask = whole.mask(described.mask, padded=whole.seqlen_q < q.shape[1] * ranks, neighbours=_FIRST_KEY in params)
     part_score = None if described.score_mod is None else whole.text(described.score_mod, _FIRST_KEY in params)
 
+    def part(stretch: int, first: jax.Array, operands: Any, **own: Any) -> tuple[jax.Array, jax.Array]:
+        q, k, v, params, arrays = operands
+        given = {**settings, **arrays, **own, "params": {**params, _FIRST: first}}
+        of_rows = q[:, stretch * rows : (stretch + 1) * rows]
+        return attention(of_rows, k, v, part_score, part_mask, return_lse=True, options=options, **given)
+
     parts = []
+    arrays = {"rng_state": dropped, **{key: value for key, value in settings.items() if isinstance(value, jax.Array)}}
+    operands = (q, k, v, params, arrays)
+    if dropped is not None:  # in no branch the gradient of what is the same everywhere may be summed: other devices take other branches
+        axes = frozenset().union(*map(_axes, jax.tree.leaves(operands)))
+        operands = jax.tree.map(lambda x: _varying_with(x, axes), operands)
     for i in range(stretches):
-        first = (_first(i, axis_name, ranks, stretches) * rows).astype(jnp.int32).reshape(1)
-        part = {**settings, "params": {**params, _FIRST: first}}
-        of_rows = q[:, i * rows : (i + 1) * rows]
-        parts.append(attention(of_rows, k, v, part_score, part_mask, return_lse=True, options=options, **part))
+        if dropped is None:
+            parts.append(part(i, (_first(i, axis_name, ranks, stretches) * rows).astype(jnp.int32).reshape(1), operands))
+            continue
+        # What is dropped follows from the positions that a plan knows, not a parameter: a plan for each device, of which it takes its own.
+        firsts = [_held(rank, ranks, stretches)[i] * rows for rank in range(ranks)]
+        zero = _varying_with(jnp.zeros(1, jnp.int32), axes)
+        of_rank = [functools.partial(part, i, zero, q_offset=whole.q_offset + first) for first in firsts]
+        parts.append(jax.lax.switch(jax.lax.axis_index(axis_name), of_rank, operands))
     out, lse = jnp.concatenate([out for out, _ in parts], 1), jnp.concatenate([lse for _, lse in parts], 2)
     return (out, lse) if return_lse else out
 

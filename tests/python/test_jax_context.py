@@ -42,6 +42,7 @@ def sharded(attend, ranks, deal, captured=0, lse=False):
     return run
 
 
+RNG_STATE = np.array([5, 0, 9, 0], np.uint32)
 DOCUMENTS = jnp.arange(S) // 11
 FEATURES = {
     "plain": (lambda q, k, v, **how: how["door"](q, k, v), ()),
@@ -55,11 +56,20 @@ FEATURES = {
     "sink": (lambda q, k, v, t, **how: how["door"](q, k, v, mask=foveal.causal(), sink=t), ((4,),)),
     "scale": (lambda q, k, v, t, **how: how["door"](q, k, v, mask=foveal.causal(), scale=t), ((),)),
     "offsets": (lambda q, k, v, **how: how["door"](q, k, v, "score + 0.01 * to_real(q_idx + kv_idx)", foveal.causal(), q_offset=9, kv_offset=4), ()),
+    "dropout": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal(), dropout_p=0.3, seed=7, offset=2), ()),
+    "dropout and offsets": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.window(9), dropout_p=0.3, seed=2**40 + 1, q_offset=9, kv_offset=6), ()),
+    "dropout and what is trained": (
+        lambda q, k, v, t, sink, scale, **how: how["door"](
+            q, k, v, lambda s, b, h, i, j: s + t[h, i - j + S], foveal.causal(), sink=sink, scale=scale, dropout_p=0.3, rng_state=RNG_STATE
+        ),
+        ((4, 2 * S), (4,), ()),
+    ),
 }
 
 
 CASES = [(feature, ranks, "zigzag") for feature in FEATURES for ranks in (2, 4)]
 CASES += [(feature, ranks, deal) for feature in ("causal", "table") for ranks, deal in ((1, "zigzag"), (2, "contiguous"), (4, "contiguous"))]
+CASES += [("dropout and offsets", 4, "contiguous")]
 
 
 @pytest.mark.parametrize("feature,ranks,deal", CASES)
@@ -117,11 +127,12 @@ REACH = {  # of masks: what one device of four gets by ppermute; None: all by al
     "sink": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal() & foveal.window(7), sink=jnp.arange(4.0)), 2),
     "documents": (lambda q, k, v, **how: how["door"](q, k, v, mask=lambda b, h, i, j: (DOCUMENTS[i] == DOCUMENTS[j]) & (j <= i)), None),
     "causal": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal()), None),
+    "dropout": (lambda q, k, v, **how: how["door"](q, k, v, mask=foveal.causal() & foveal.window(7), dropout_p=0.3, seed=3), None),
     "first token": (lambda q, k, v, **how: how["door"](q, k, v, mask="(kv_idx == 0) | (q_idx == kv_idx)"), None),
 }
 
 
-@pytest.mark.parametrize("name,seqlen", [*((name, S) for name in REACH), ("window", S - 1), ("ahead", S - 1), ("documents", S - 7)])
+@pytest.mark.parametrize("name,seqlen", [*((name, S) for name in REACH), ("window", S - 1), ("ahead", S - 1), ("documents", S - 7), ("dropout", S - 7)])
 def test_only_neighbours_within_reach_are_fetched(name, seqlen):
     attend, devices = REACH[name]
     tensors = [normal(i, 1, seqlen, 4 if i == 1 else 2, 8) for i in (1, 2, 3)]
@@ -188,7 +199,8 @@ def test_refusals():
         (lambda: inside(deal="ring"), ValueError, "deal: 'ring'; expected 'contiguous' or 'zigzag'"),
         (lambda: inside(shape=q[:, :46]), ValueError, "23 rows of a device; expected an even number"),
         (lambda: inside(shape=q[0]), ValueError, "q: rank 3; expected"),
-        (lambda: inside(dropout_p=0.1, seed=3), NotImplementedError, "dropout_p: dropout"),
+        (lambda: inside(dropout_p=0.1), ValueError, "context_attention: seed: found None; expected an integer"),
+        (lambda: inside(dropout_p=0.1, seed="a"), TypeError, "context_attention: seed: found str 'a'; expected an integer"),
         (lambda: inside(cu_seqlens=(q, q)), NotImplementedError, "cu_seqlens: packed sequences"),
         (lambda: inside(block_table=q), NotImplementedError, "block_table: keys in pages are not shared among devices"),
         (lambda: inside(seqlens_kv=q), NotImplementedError, "seqlens_kv: keys in pages are not shared among devices"),
