@@ -187,6 +187,88 @@ def test_torch_func(transform):
         torch.testing.assert_close(a, b)
 
 
+def test_func_linearize():
+    """It takes the derivative below torch's functions, where operators stand for calls."""
+    q, k, v = (t.detach() for t in tensors(2, 2, 5, 4))
+    t = [torch.randn_like(x) for x in (q, k, v)]
+    found, expected = (torch.func.linearize(door, q, k, v)[1](*t) for door in DOORS)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_batches_of_cotangents(order):
+    """As autograd.grad(is_grads_batched=True), functional.jacobian(vectorize=True) and gradcheck(check_batched_grad=True) have them."""
+
+    def run(door):
+        q, k, v = tensors(2, 2, 5, 4)
+        cotangents = torch.randn(3, *q.shape, dtype=q.dtype, generator=torch.Generator().manual_seed(1))
+        out = door(q, k, v)
+        if order == 2:
+            out = torch.autograd.grad(out.sin().sum(), k, create_graph=True)[0]
+        return torch.autograd.grad(out, (q, k, v), cotangents, is_grads_batched=True)
+
+    for found, expected in zip(*map(run, DOORS)):
+        torch.testing.assert_close(found, expected)
+
+
+def _jvp(attend, *t):
+    return torch.func.jvp(attend, t, t)
+
+
+def _of_vmap(attend, *t):
+    return torch.func.vmap(attend)(*[torch.stack([x, 2 * x]) for x in t])
+
+
+def _of_grad(attend, *t):
+    return torch.func.grad(lambda *t: attend(*t).sin().sum(), argnums=(0, 1, 2))(*t)
+
+
+@pytest.mark.parametrize("transform", [_jvp, _of_vmap, _of_grad])
+@pytest.mark.parametrize("where", ["within", "around", "around what ran"])
+def test_transforms_and_torch_compile(transform, where):
+    """Tangents were lost within compiled code; now transforms run outside of it."""
+    torch._dynamo.reset()
+    t = [t.detach() for t in tensors(2, 2, 5, 4)]
+
+    def plain(*t):
+        return DOORS[0](*t)
+
+    if where == "within":
+        found = torch.compile(lambda *t: transform(plain, *t), backend="aot_eager")(*t)
+    else:
+        compiled = torch.compile(plain, backend="aot_eager")
+        if where == "around what ran":
+            compiled(*t)
+        found = transform(compiled, *t)
+    torch.testing.assert_close(found, transform(DOORS[1], *t))
+
+
+@pytest.mark.parametrize("ran", [False, True])
+def test_dual_tensors_and_torch_compile(ran):
+    """torch.compile does not notice that a level of dual tensors was entered: code that was made before refuses."""
+    torch._dynamo.reset()
+    q, k, v = (t.detach() for t in tensors(2, 2, 5, 4))
+    compiled = torch.compile(lambda *t: DOORS[0](*t), backend="aot_eager")
+    if ran:
+        compiled(q, k, v)
+    expected = torch.func.jvp(lambda q: DOORS[1](q, k, v), (q,), (k,))[1]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, k)
+        if ran:
+            with pytest.raises(NotImplementedError, match="dual_level"):
+                compiled(dual, k, v)
+        else:
+            torch.testing.assert_close(forward_ad.unpack_dual(compiled(dual, k, v)).tangent, expected)
+
+
+def test_compiled_autograd():
+    q, k, v = tensors(2, 2, 5, 4)
+    found = DOORS[0](q, k, v).sin().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+        found.backward()
+    torch.testing.assert_close([q.grad, k.grad, v.grad], list(torch.autograd.grad(DOORS[1](q, k, v).sin().sum(), (q, k, v))))
+
+
 def test_it_is_said():
     q, k, v = tensors(1, 1, 3, 2)
     with warnings.catch_warnings():

@@ -16,6 +16,7 @@ from ..signatures import Paged
 from .evaluate import Evaluation
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def attend(
     program: _core.Program, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor], run: tuple[Any, ...]
 ) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -43,3 +43,24 @@ def _looks_at_the_batch(program: _core.Program) -> bool:
     """Rows of a larger batch are others to a score that reads `batch`, and to dropout."""
     attention = program.attention
     return attention.dropout_p > 0 or any(["batch" in repr(expr) for expr in (attention.score_mod, attention.mask) if expr is not None])
+
+
+_is_disguised: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+
+
+def are_disguised(cotangents: Sequence[Tensor | None]) -> bool:
+    """Whether they hold many examples each, as torch.autograd.grad(is_grads_batched=True) hands them to a backward pass."""
+    return any([t is not None and _is_disguised(t) for t in cotangents])
+
+
+def run_disguised(function: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """function(*cotangents) of each example by itself, stacked, and disguised likewise."""
+    level = next(level for level in range(1, 65) if not _is_disguised(torch._remove_batch_dim(_first_disguised(cotangents), level, 1, 0)))
+    stacks = [torch._remove_batch_dim(t, level, 1, 0) if t is not None and _is_disguised(t) else None for t in cotangents]
+    size = next(stack.shape[0] for stack in stacks if stack is not None)
+    found = [function(*[t if stack is None else stack[i] for t, stack in zip(cotangents, stacks)]) for i in range(size)]
+    return tuple([None if parts[0] is None else torch._add_batch_dim(torch.stack(parts), 0, level) for parts in zip(*found)])
+
+
+def _first_disguised(cotangents: Sequence[Tensor | None]) -> Tensor:
+    return next(t for t in cotangents if t is not None and _is_disguised(t))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
@@ -35,15 +37,29 @@ def compiled_runs() -> int:
     return _runs[0]
 
 
+# Not as bound methods: where torch.compile leaves a graph within this file, it loses what they are bound to.
+_forward, _backward = Program.forward, Program.backward
+
+
+def _check_level() -> None:
+    """Code that torch.compile made before the level was entered has no guard on it."""
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            "foveal: compiled or exported code runs within forward_ad.dual_level(), and would lose tangents; expected the call outside of "
+            "torch.compile, or torch.func.jvp()"
+        )
+
+
 @torch.library.custom_op("foveal::forward", mutates_args=())
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_q: Tensor | None, cu_kv: Tensor | None, block_table: Tensor | None,
     max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     _runs[0] += 1
+    _check_level()
     q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
     of_kv = _of_kv(cu_kv, block_table)
-    return program(key).forward(q, k, v, params, True, cu_q, of_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
+    return _forward(program(key), q, k, v, params, True, cu_q, of_kv, max_q, max_kv, seed % 2**64, offset % 2**64, rng_state)
 
 
 @torch.library.custom_op("foveal::backward", mutates_args=())
@@ -52,10 +68,11 @@ def _backward_op(
     cu_kv: Tensor | None, block_table: Tensor | None, max_q: int, max_kv: int, seed: int, offset: int, rng_state: Tensor | None, key: str,
     want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
+    _check_level()
     rng = seed % 2**64, offset % 2**64, rng_state
     q, k, v, *params = [t.resolve_neg() for t in (q, k, v, *params)]
     of_kv = _of_kv(cu_kv, block_table)
-    found = program(key).backward(q, k, v, out, lse, as_rows(dout), dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
+    found = _backward(program(key), q, k, v, out, lse, as_rows(dout), dlse, params, want, cu_q, of_kv, max_q, max_kv, *rng, True)
     return [gradient for gradient in found if gradient is not None]
 
 
@@ -134,7 +151,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(program: Any, run: Any, q: Any, k: Any, v: Any, *params: Any) -> Any:
-        return program.forward(q, k, v, params, True, *run, True)
+        return _forward(program, q, k, v, params, True, *run, True)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
@@ -144,6 +161,8 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
+        if examples.are_disguised((dout, dlse)):
+            return examples.run_disguised(functools.partial(_Attention.backward, ctx), (dout, dlse))
         q, k, v, out, lse, *rest = ctx.saved_tensors
         want = ctx.needs_input_grad[2:]
         params, run = rest[: len(want) - 3], _with_tensors(ctx.run, rest[len(want) - 3 :])
@@ -156,7 +175,7 @@ class _Attention(torch.autograd.Function):
             given = ctx.program, run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
             found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
             return (None, None, *[next(found) if wanted else None for wanted in want])
-        return (None, None, *ctx.program.backward(q, k, v, out, lse, dout, dlse, params, want, *run, True))
+        return (None, None, *_backward(ctx.program, q, k, v, out, lse, dout, dlse, params, want, *run, True))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, program: Any, run: Any, *tensors: Any) -> Any:
@@ -168,7 +187,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(program: Any, run: Any, want: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, *params: Any) -> Any:
-        found = program.backward(q, k, v, out, lse, dout, dlse, params, want, *run, True)
+        found = _backward(program, q, k, v, out, lse, dout, dlse, params, want, *run, True)
         return tuple([gradient for gradient in found if gradient is not None])
 
     @staticmethod
@@ -179,6 +198,8 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
+        if examples.are_disguised(cotangents):
+            return examples.run_disguised(functools.partial(_Gradients.backward, ctx), cotangents)
         q, k, v, dout, dlse, *rest = ctx.saved_tensors
         params, run = rest[: len(ctx.want) - 3], _with_tensors(ctx.run, rest[len(ctx.want) - 3 :])
         given = iter(cotangents)
@@ -271,11 +292,13 @@ def call(
         return of_shards
     if dispatching and sharded.is_sharded(tensors):
         return sharded.attend(call, key_of(found), params, q, k, v, cu_seqlens is not None)
+    if compiling and _transformed_while_compiling():
+        return _call_outside(found, params, q, k, v, cu_seqlens, max_seqlens, rng)
     transformed = not compiling and torch._C._are_functorch_transforms_active()
     # Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
     # classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants.
     below = not compiling and (dispatching or _dispatch_modes() > 0 or _tracing_state() is not None)
-    if compiling or (below and not transformed):
+    if compiling or (below and not transformed and forward_ad._current_level < 0):
         seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         of_q, of_kv = cu_seqlens or (None, None)
         cu_kv, block_table = (of_kv.seqlens_kv, of_kv.block_table) if isinstance(of_kv, Paged) else (of_kv, None)
@@ -283,14 +306,26 @@ def call(
         return seen
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
     made = program_of(found)
-    if composite.in_forward_mode(tensors) or (transformed and below):
+    if below or composite.in_forward_mode(tensors):  # torch's operations are seen, and have every derivative
         return composite.attend(made, q, k, v, params, run)
     if transformed:
         recorded: tuple[Tensor, Tensor] = _Attention.apply(made, run, q, k, v, *params)  # type: ignore[no-untyped-call]
         return recorded
     if trained and torch.is_grad_enabled():
         return _record(made, run, q, k, v, *params)
-    return made.forward(q, k, v, params, True, *run)
+    return _forward(made, q, k, v, params, True, *run)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _transformed_while_compiling() -> bool:
+    """Within a transform of torch.func or a dual level, which torch.compile guards: operators would lose tangents without a word."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _call_outside(*given: Any) -> tuple[Tensor, Tensor]:
+    """A graph break."""
+    return call(*given)
 
 
 def _nothing(program: Any, q: Tensor, k: Tensor, v: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
