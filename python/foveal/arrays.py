@@ -115,6 +115,8 @@ def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], 
 
 
 def _device(array: Any, argument: str) -> tuple[bool, int]:
+    if getattr(array, "is_meta", False):
+        raise ValueError(f"{argument}: on device meta, where a tensor has no memory to read; expected cpu or cuda")
     kind, index = array.__dlpack_device__()
     if kind in (1, 3):  # CPU, pinned CPU
         return False, 0

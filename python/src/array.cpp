@@ -112,9 +112,17 @@ std::optional<DType> dtype_of(const dlpack::Tensor& tensor) {
   }
 }
 
+// The framework has said why. Of tensors without memory it speaks of DLPack, not of the argument.
+[[noreturn]] void refuse_view(nb::handle array, const char* argument) {
+  const nb::python_error why;
+  if (!nb::hasattr(array, "is_meta") || !nb::cast<bool>(array.attr("is_meta"))) throw why;
+  throw Error(ErrorCode::invalid_argument,
+              std::string(argument) + ": on device meta, where a tensor has no memory to read; expected cpu or cuda");
+}
+
 TensorView by_exchange(nb::handle array, const dlpack::Exchange& exchange, const char* argument) {
   dlpack::Tensor tensor{};
-  if (exchange.view(array.ptr(), &tensor) != 0) throw nb::python_error();
+  if (exchange.view(array.ptr(), &tensor) != 0) refuse_view(array, argument);
   const std::optional<DType> dtype = dtype_of(tensor);
   if (!dtype) refuse_dtype(array, argument);
   Device device;

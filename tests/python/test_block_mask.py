@@ -86,18 +86,18 @@ def test_lists_of_full_and_partial_blocks():
 @pytest.mark.parametrize("mask_mod", [causal, noop_mask, and_masks(causal, lambda b, h, q, kv: q - kv < 20), lambda b, h, q, kv: (q + h) % 3 > kv % 2])
 @pytest.mark.parametrize("batch_and_heads", [(None, None), (2, None), (2, 2)])
 def test_masks_of_create_block_mask(mask_mod, batch_and_heads):
-    block_mask = create_block_mask(mask_mod, *batch_and_heads, 70, 90, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(mask_mod, *batch_and_heads, 70, 90, device=torch.get_default_device(), BLOCK_SIZE=16)
     check(block_mask, lambda *at: torch.func.vmap(torch.func.vmap(mask_mod, in_dims=(None, None, None, 0)), in_dims=(None, None, 0, None))(
         torch.tensor(at[0]), torch.tensor(at[1]), at[2][:, 0], at[3][0]))  # fmt: skip
 
 
 def test_adjusted_masks():
-    block_mask = create_block_mask(causal, None, None, 128, 128, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(causal, None, None, 128, 128, device=torch.get_default_device(), BLOCK_SIZE=16)
     check(block_mask._adjust(70, 100), causal)
 
 
 def test_sliced_masks_need_a_mask_mod_as_torchs_do():
-    block_mask = create_block_mask(causal, 2, 2, 64, 64, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(causal, 2, 2, 64, 64, device=torch.get_default_device(), BLOCK_SIZE=16)
     q = torch.randn(1, 2, 64, 8)
     part = block_mask[0:1]
     with pytest.raises(RuntimeError, match="slice"):
@@ -131,8 +131,8 @@ def test_blocks_that_are_not_listed_are_not_visited():
 def test_where_mask_mod_says_it_all_the_lists_are_not_read():
     """Kernels know causal masks; a table would be read at every pair."""
     q = torch.randn(1, 2, 64, 8)
-    assert as_mask(create_block_mask(causal, None, None, 64, 64, device="cpu", BLOCK_SIZE=16), q, 64) is causal
-    cropped = create_block_mask(causal, None, None, 64, 64, device="cpu", BLOCK_SIZE=16)
+    assert as_mask(create_block_mask(causal, None, None, 64, 64, device=torch.get_default_device(), BLOCK_SIZE=16), q, 64) is causal
+    cropped = create_block_mask(causal, None, None, 64, 64, device=torch.get_default_device(), BLOCK_SIZE=16)
     cropped.kv_num_blocks[0, 0, 2] = 0
     assert as_mask(cropped, q, 64) is not causal
 
@@ -170,7 +170,7 @@ def test_inside_compiled_code():
     ],
 )
 def test_masks_of_another_size_are_refused(made_for, shape, words):
-    block_mask = create_block_mask(causal, *made_for, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(causal, *made_for, device=torch.get_default_device(), BLOCK_SIZE=16)
     q = torch.randn(shape)
     with pytest.raises((ValueError, RuntimeError), match=words):
         foveal.torch.flex_attention(q, q, q, block_mask=block_mask)
@@ -179,7 +179,7 @@ def test_masks_of_another_size_are_refused(made_for, shape, words):
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda q: (q.numpy(), q, q), TypeError, "query: found ndarray"),
+        (lambda q: (q.cpu().numpy(), q, q), TypeError, "query: found ndarray"),
         (lambda q: (q[0], q, q), RuntimeError, "query: rank 3; expected 4"),
         (lambda q: (q, q.double(), q), RuntimeError, "key: dtype torch.float64; expected torch.float32, query's"),
         (lambda q: (q.int(), q, q), RuntimeError, "query: dtype torch.int32"),
@@ -195,6 +195,19 @@ def test_refusals(change, error, words):
         foveal.torch.flex_attention(*change(torch.randn(2, 2, 16, 8)))
 
 
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"block_mask": torch.ones(16, 16, dtype=torch.bool)}, "block_mask: found Tensor; expected a BlockMask"),
+        ({"kernel_options": 3}, "kernel_options: found int; expected a dict"),
+        ({"return_aux": True}, "return_aux: found bool; expected an AuxRequest"),
+    ],
+)
+def test_wrong_options_are_named(wrong, words):
+    with pytest.raises(TypeError, match=f"foveal.torch.flex_attention: {words}"):
+        foveal.torch.flex_attention(*[torch.randn(2, 2, 16, 8)] * 3, **wrong)
+
+
 def test_aux_outputs():
     """torch's own has no max_scores on the CPU: beside all scores in memory."""
     from torch.nn.attention.flex_attention import AuxRequest
@@ -208,7 +221,7 @@ def test_aux_outputs():
 
     raw = q @ k.repeat_interleave(2, 1).transpose(-1, -2) * 8**-0.5
     scores = (torch.tanh(raw) * 3 + bias[:, None, None]).masked_fill(~keep, -torch.inf)
-    block_mask = create_block_mask(lambda b, h, q, kv: (q >= kv) & (q > 2), None, None, 300, 300, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(lambda b, h, q, kv: (q >= kv) & (q > 2), None, None, 300, 300, device=torch.get_default_device(), BLOCK_SIZE=16)
     arguments = dict(score_mod=score, block_mask=block_mask, enable_gqa=True)
     out, aux = foveal.torch.flex_attention(q, k, v, **arguments, return_aux=AuxRequest(lse=True, max_scores=True))
     torch.testing.assert_close(aux.lse, scores.logsumexp(-1), rtol=1e-5, atol=1e-5)
@@ -225,7 +238,7 @@ REACH = 40
 def test_a_mask_mod_whose_globals_change_is_compared_again(monkeypatch):
     q, k, v = (torch.randn(1, 2, 128, 8) for _ in range(3))
     near = lambda b, h, q_idx, kv_idx: abs(q_idx - kv_idx) < REACH  # noqa: E731
-    block_mask = create_block_mask(near, None, None, 128, 128, device="cpu", BLOCK_SIZE=16)
+    block_mask = create_block_mask(near, None, None, 128, 128, device=torch.get_default_device(), BLOCK_SIZE=16)
     listed = block_mask.to_dense().repeat_interleave(16, -2).repeat_interleave(16, -1)[..., :128, :128].bool()
     distance = (torch.arange(128)[:, None] - torch.arange(128)).abs()
     full = torch.zeros_like(listed[0, 0])

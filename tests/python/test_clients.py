@@ -76,7 +76,7 @@ def test_paged_caches(scored):
     q, k, v = tensors()
     pages = Pages(LEN // PAGE)
     score_mod = (lambda s, b, h, i, j: s + 0.125 * (j - i) * (h + 1)) if scored else None
-    block_mask = pages.converted(create_block_mask(causal, 1, 1, LEN, LEN, device="cpu", BLOCK_SIZE=PAGE))
+    block_mask = pages.converted(create_block_mask(causal, 1, 1, LEN, LEN, device=torch.get_default_device(), BLOCK_SIZE=PAGE))
     found = foveal.torch.flex_attention(q, pages.scatter(k), pages.scatter(v), pages.score_mod(score_mod) if scored else None, block_mask)
     wanted, _ = full(q, k, v, causal, score_mod)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-8)

@@ -76,7 +76,7 @@ for deal, head_groups in (("zigzag", 1), ("contiguous", 1), ("zigzag", 2)):
     compare(context, lambda q, k, v: ft.scaled_dot_product_attention(q, k, v, attn_mask=bias), whole, [bias])
     table = torch.randn(4, 101, requires_grad=True)
     documents = torch.arange(101) // 30
-    block_mask = create_block_mask(lambda b, h, q, k: (documents[q] == documents[k]) & (k <= q), 2, 4, 101, 101, device="cpu")
+    block_mask = create_block_mask(lambda b, h, q, k: (documents[q] == documents[k]) & (k <= q), 2, 4, 101, 101, device=torch.get_default_device())
     scored = lambda q, k, v: ft.flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, (i - j).clamp(0, 100)], block_mask)
     compare(context, scored, whole, [table])
     rows = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in whole]
@@ -181,7 +181,7 @@ LAYOUTS = """
 # Documents of unequal lengths, which no deal that does not look at masks evens out, and a window.
 documents = torch.repeat_interleave(torch.arange(5), torch.tensor([300, 10, 20, 40, 142]))
 same = lambda b, h, q, k: (documents[q] == documents[k]) & (k <= q)
-of_documents = create_block_mask(same, 1, 1, 512, 512, device="cpu")
+of_documents = create_block_mask(same, 1, 1, 512, 512, device=torch.get_default_device())
 masks = [of_documents, "window(32)", lambda b, h, q, k: same(b, h, q, k), None]
 context = ft.context_parallel(dist.group.WORLD, 512, seq_dim=2, unit=8, threads=1, masks=masks, heads=(4, 4, 16))
 whole = tensors(1, 4, 512, 16)

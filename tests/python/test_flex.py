@@ -127,7 +127,7 @@ def test_block_mask_and_gqa_and_broadcast_batch():
     def window(b, h, q, k):
         return q - k < 20
 
-    block_mask = create_block_mask(and_masks(causal, window), None, None, 64, 64, device="cpu")
+    block_mask = create_block_mask(and_masks(causal, window), None, None, 64, 64, device=torch.get_default_device())
     q = torch.randn(2, 4, 64, 16)
     k, v = torch.randn(1, 2, 64, 16), torch.randn(1, 2, 64, 8)
     out = foveal.torch.flex_attention(q, k, v, block_mask=block_mask, enable_gqa=True)

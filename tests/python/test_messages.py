@@ -9,7 +9,8 @@ import foveal.torch
 
 q, k, v = (torch.randn(1, 5, 2, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
 HEADS_FIRST = [t.transpose(1, 2) for t in (q, k, v)]
-ARRAYS = [t.numpy() for t in (q, k, v)]
+META = torch.zeros(8, device="meta")
+ARRAYS = [t.cpu().numpy() for t in (q, k, v)]
 CU = torch.tensor([0, 5], dtype=torch.int32)
 TABLE = np.ones(5)
 
@@ -91,6 +92,9 @@ WRONG = {
     "sdpa": (lambda: sdpa(*HEADS_FIRST, mask=None), "foveal.torch.scaled_dot_product_attention: mask: .*attn_mask"),
     "a module": (lambda: foveal.torch.Attention(is_causal=True), "foveal.torch.Attention: is_causal: "),
     "meta": (lambda: attention(q.to("meta"), k, v), "foveal.torch.attention: q: on device meta.*expected cpu or cuda"),
+    "a captured meta tensor": (lambda: flex(*HEADS_FIRST, lambda s, b, h, i, j: s + META[h]), "flex_attention: .*p0.*: on device meta.*expected cpu or cuda"),
+    "a meta parameter": (lambda: attention(q, k, v, "score + x[head]", params={"x": META}), "torch.attention: .*x.*: on device meta"),
+    "meta lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU.to("meta"), CU)), "torch.attention: cu_seqlens.*: on device meta"),
     "meta in flex": (lambda: flex(HEADS_FIRST[0], *[t.to("meta") for t in HEADS_FIRST[1:]]), "flex_attention: key: .*meta"),
     "sparse": (lambda: attention(q, k.to_sparse(), v), "foveal.torch.attention: k: a tensor of layout torch.sparse_coo; expected a dense"),
     "quantised": (lambda: attention(torch.quantize_per_tensor(q, 0.1, 0, torch.qint8), k, v), "foveal.torch.attention: q: a quantised tensor"),
@@ -109,7 +113,7 @@ WRONG = {
     "one cu_seqlens": (lambda: attention(q[0], k[0], v[0], cu_seqlens=CU, max_seqlens=(5, 5)), "foveal.torch.attention: cu_seqlens: "),
     "lists of lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=([0, 5], [0, 5])), "cu_seqlens"),
     "one length": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=5), "max_seqlens: "),
-    "one of NumPy": (lambda: foveal.attention(*[a[0] for a in ARRAYS], cu_seqlens=CU.numpy()), "foveal.attention: cu_seqlens: "),
+    "one of NumPy": (lambda: foveal.attention(*[a[0] for a in ARRAYS], cu_seqlens=CU.cpu().numpy()), "foveal.attention: cu_seqlens: "),
     "varlen's lists": (lambda: varlen(q[0], k[0], v[0], [0, 5], [0, 5], 5, 5), "varlen_attn: cu_seq_q: found list"),
     "varlen's window": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 5, window_size=3), "varlen_attn: window_size: found 3; expected a pair"),
     "a mask without its call": (lambda: attention(q, k, v, mask=foveal.causal), r"mask: found foveal.causal itself; expected .*foveal.causal\(\)"),

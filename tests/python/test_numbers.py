@@ -164,8 +164,8 @@ def test_globals_and_numpy():
     for n in range(40):
         STEP = 0.1 * n
         torch.testing.assert_close(foveal.torch.attention(q, k, v, fn), expected(fn), rtol=1e-7, atol=1e-9)
-        found = foveal.attention(*(t.numpy() for t in (q, k, v)), fn)
-        np.testing.assert_allclose(found, expected(fn).numpy(), rtol=1e-7, atol=1e-9)
+        found = foveal.attention(*(t.cpu().numpy() for t in (q, k, v)), fn)
+        np.testing.assert_allclose(found, expected(fn).cpu().numpy(), rtol=1e-7, atol=1e-9)
     assert len(set(describe._programs) - before) <= 12
 
 

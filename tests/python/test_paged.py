@@ -81,10 +81,10 @@ def alone_two(q, k, v, table, lengths):
 
 def test_numpy_forward_backward_plan_explain_and_check():
     keys, pools, table, lengths = cache(dtype=torch.float32)
-    k, v = (np.nan_to_num(pool.detach().numpy()) for pool in pools)
-    q, table, lengths = queries(3, dtype=torch.float32).detach().numpy(), table.numpy(), lengths.numpy()
+    k, v = (np.nan_to_num(pool.detach().cpu().numpy()) for pool in pools)
+    q, table, lengths = queries(3, dtype=torch.float32).detach().cpu().numpy(), table.cpu().numpy(), lengths.cpu().numpy()
     paged = dict(block_table=table, seqlens_kv=lengths, mask="causal_bottom_right()")
-    expected = alone(torch.from_numpy(q), keys, mask="causal_bottom_right()").numpy()
+    expected = alone(torch.from_numpy(q), keys, mask="causal_bottom_right()").cpu().numpy()
     out, lse = foveal.forward(q, k, v, **paged)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     np.testing.assert_array_equal(foveal.attention(q, k, v, **paged), out)

@@ -119,7 +119,7 @@ class OnGpu:
 def test_gradients_that_hopper_cannot_load_are_copied():
     from foveal.torch.operators import as_rows
 
-    one = torch.ones(1).expand(2, 3, 4, 8)
+    one = torch.ones(1, device="cpu").expand(2, 3, 4, 8)
     assert as_rows(one) is one
     assert as_rows(OnGpu(one)).stride() == (96, 32, 8, 1)
     rows = OnGpu(torch.ones(2, 4, 3, 8).transpose(1, 2))

@@ -71,6 +71,27 @@ def test_weights_that_are_asked_for_go_elsewhere_and_are_counted():
     torch.testing.assert_close(with_weights, without, rtol=1e-5, atol=1e-5)
 
 
+def test_calls_count_once_within_a_default_device():
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    with torch.device(x.device), foveal.torch.patch() as routed:
+        attention(x, x, x, need_weights=True)
+        attention(x, x, x, need_weights=False)
+    assert sum(routed.elsewhere.values()) == 1 and sum(routed.calls.values()) == 1
+
+
+def test_each_call_of_a_compiled_flex_attention_counts():
+    """torch.compile(flex_attention), as transformers has it, in one patch() after the other, and with many functions."""
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 8, 8)
+    for times in range(1, 12):
+        with foveal.torch.patch() as routed:
+            compiled = torch.compile(torch.nn.attention.flex_attention.flex_attention)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(q, q, q, lambda s, b, h, i, j: s * times), foveal.torch.flex_attention(q, q, q, scale=times * 8**-0.5))
+        assert routed.calls == {"flex_attention": 2} and routed.compiled == 0
+
+
 def test_nothing_that_came_is_said():
     with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention or flex_attention came by$"), foveal.torch.patch():
         pass

@@ -43,8 +43,8 @@ def test_masks_broadcast(shape, kind):
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
 def test_masks_that_do_not_broadcast_are_refused_as_torch_does(shape, dtype):
     mask = torch.zeros(shape, dtype=dtype)
-    with pytest.raises((RuntimeError, IndexError)):
-        F.scaled_dot_product_attention(*inputs(), attn_mask=mask)
+    with pytest.raises((RuntimeError, IndexError)):  # on GPUs torch takes more than it says
+        F.scaled_dot_product_attention(*[t.cpu() for t in inputs()], attn_mask=mask.cpu())
     with pytest.raises(RuntimeError, match="attn_mask: (shape|rank)"):
         foveal.torch.scaled_dot_product_attention(*inputs(), attn_mask=mask)
 
@@ -54,13 +54,18 @@ def test_masks_that_do_not_broadcast_are_refused_as_torch_does(shape, dtype):
 def test_dtypes_of_masks(query, mask):
     tensors = inputs(dtype=query)
     attn_mask = (torch.arange(L * S).reshape(L, S) % 3 > 0).to(mask)
-    try:
-        F.scaled_dot_product_attention(*tensors, attn_mask=attn_mask)
+    try:  # on GPUs torch takes fewer than it says
+        expected = F.scaled_dot_product_attention(*[t.cpu() for t in tensors], attn_mask=attn_mask.cpu())
     except RuntimeError:
         with pytest.raises(RuntimeError, match=f"attn_mask: dtype {mask}; expected torch.bool"):
             foveal.torch.scaled_dot_product_attention(*tensors, attn_mask=attn_mask)
     else:
-        same(tensors, {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[query], attn_mask=attn_mask)
+        tolerance = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[query]
+        found = foveal.torch.scaled_dot_product_attention(*tensors, attn_mask=attn_mask)
+        gradients = [torch.autograd.grad(out.float().sin().sum(), tensors) for out in (found, expected)]
+        for a, b in zip((found, *gradients[0]), (expected, *gradients[1])):
+            assert a.dtype == b.dtype
+            torch.testing.assert_close(a.cpu(), b.cpu(), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("variant", [causal_lower_right, causal_upper_left])
@@ -140,7 +145,7 @@ def test_scales():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        (lambda q, k, v: (q.detach().numpy(), k, v, {}), TypeError, "query: found ndarray; expected a torch.Tensor"),
+        (lambda q, k, v: (q.detach().cpu().numpy(), k, v, {}), TypeError, "query: found ndarray; expected a torch.Tensor"),
         (lambda q, k, v: (q[0, 0, 0], k, v, {}), RuntimeError, "query: rank 1; expected at least 2"),
         (lambda q, k, v: (q, k.float(), v, {}), RuntimeError, "key: dtype torch.float32; expected torch.float64, query's"),
         (lambda q, k, v: (q.int(), k, v, {}), RuntimeError, "query: dtype torch.int32"),
@@ -167,6 +172,29 @@ def test_everything_dropped_is_zero():
     tensors = inputs()
     out = foveal.torch.scaled_dot_product_attention(*tensors, dropout_p=1.0)
     assert out.abs().max() == 0 and all(g.abs().max() == 0 for g in torch.autograd.grad(out.sum(), tensors))
+
+
+@pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_takes_what_layers_in_different_types_give(mask, compiled):
+    """A projection's values are bfloat16 there, queries and keys that a rotation made are float32."""
+    q, k, v = inputs(dtype=torch.float32)
+    attn_mask = None if mask is None else (torch.rand(L, S, generator=torch.Generator().manual_seed(2)) < 0.8).to(mask)
+
+    def both(q, k, v):
+        return (
+            foveal.torch.scaled_dot_product_attention(q, k, v.bfloat16(), attn_mask),
+            F.scaled_dot_product_attention(q, k, v.bfloat16(), attn_mask),
+        )
+
+    device = q.device.type
+    with torch.autocast(device, torch.bfloat16):
+        found, expected = (torch.compile(both, fullgraph=True, backend="aot_eager") if compiled else both)(q, k, v)
+        of_flex = foveal.torch.flex_attention(q, k, v.bfloat16())
+    assert found.dtype == expected.dtype == of_flex.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+    with pytest.raises(RuntimeError, match="value: dtype torch.bfloat16; expected torch.float32"):
+        foveal.torch.scaled_dot_product_attention(q, k, v.bfloat16())
 
 
 def test_autocast_leaves_doubles_alone():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Literal, Mapping, overload
+from collections.abc import Mapping
+from typing import Any, Callable, Literal, overload
 
 import torch
 import torch.nn.attention.flex_attention as torch_flex
@@ -14,10 +15,11 @@ from ..doors import public
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError
-from .operators import Found, bound, call, key_of, program_of
+from .operators import Found, bound, call, dtype_of, key_of, program_of
 
 TorchScore = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str
 TorchMask = torch_flex.BlockMask | Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | Expr | str | None
+_MASKS = (torch_flex.BlockMask, Expr, str)
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -70,6 +72,7 @@ def flex_attention(
     Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
     """
     _check(query, key, value, enable_gqa)
+    _check_options(block_mask, kernel_options, return_aux)
     if return_lse and return_aux is not None:
         raise CallError("flex_attention: return_aux: must be None when return_lse is set; AuxRequest(lse=True) asks for the same")
     if key.shape[0] == 1 and query.shape[0] > 1:
@@ -105,6 +108,15 @@ def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
     return key_of(found), captured
 
 
+def _check_options(block_mask: Any, kernel_options: Any, return_aux: Any) -> None:
+    if block_mask is not None and not (isinstance(block_mask, _MASKS) or callable(block_mask)):
+        raise TypeError(f"flex_attention: block_mask: found {type(block_mask).__name__}; expected a BlockMask, a mask_mod function or None")
+    if kernel_options is not None and not isinstance(kernel_options, Mapping):
+        raise TypeError(f"flex_attention: kernel_options: found {type(kernel_options).__name__}; expected a dict or None")
+    if return_aux is not None and not isinstance(return_aux, torch_flex.AuxRequest):
+        raise TypeError(f"flex_attention: return_aux: found {type(return_aux).__name__}; expected an AuxRequest or None")
+
+
 def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
@@ -113,7 +125,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             raise CallError(f"flex_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
         if tensor.dim() != 4:
             raise CallError(f"flex_attention: {name}: rank {tensor.dim()}; expected 4: [batch, heads, seqlen, head_dim]")
-        if tensor.dtype not in _DTYPES or tensor.dtype != query.dtype:
+        if tensor.dtype not in _DTYPES or (tensor.dtype != query.dtype and dtype_of(tensor) != dtype_of(query)):
             expected = "torch.float64, float32, bfloat16 or float16" if tensor is query else f"{query.dtype}, query's"
             raise CallError(f"flex_attention: {name}: dtype {tensor.dtype}; expected {expected}")
         if tensor.device != query.device:

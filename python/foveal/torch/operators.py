@@ -261,6 +261,16 @@ def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool]:
     return negated, dispatching, trained
 
 
+def dtype_of(tensor: Tensor) -> torch.dtype:
+    """In which q, k or v is computed: autocast's where that is on, which leaves doubles alone as torch's functions do."""
+    kind = tensor.device.type
+    cast = tensor.dtype in _CAST and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if cast else tensor.dtype
+
+
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
+
+
 # How a door names what it calls: in eager code the program itself; where torch.compile traces, its key, a constant.
 Found = Program | str
 
@@ -279,9 +289,8 @@ def call(
     if not (q.numel() and k.numel() and v.numel()) and (0 in q.shape[:-1] or 0 in k.shape[:-1] or 0 in v.shape):
         return _nothing(program_of(found), q, k, v, params)
     kind = "cpu" if q.is_cpu else q.device.type
-    if torch.is_autocast_enabled(kind) and q.dtype != torch.float64:  # which autocast leaves alone, as torch's functions do
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if torch.is_autocast_enabled(kind):
+        q, k, v = [t.to(dtype_of(t)) for t in (q, k, v)]
     compiling = torch.compiler.is_compiling()
     tensors = (q, k, v, *params)
     negated, dispatching, trained = (False, _not_plain(tensors), False) if compiling else _looks(tensors)

@@ -56,13 +56,26 @@ def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
     return counted
 
 
+def _never_compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.compile(f) looks through torch.compiler.disable() when f itself is what it gets: it needs a function around it."""
+    outside = torch.compiler.disable(function)
+
+    @functools.wraps(function)
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return outside(*args, **kwargs)
+
+    return eager
+
+
 _multi_head_attention_forward = torch.nn.functional.multi_head_attention_forward
 
 
 @functools.wraps(_multi_head_attention_forward)
 def _watched_multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
     """It calls scaled_dot_product_attention unless it must return the probabilities."""
-    if kwargs.get("need_weights", True):
+    # Within a TorchFunctionMode, such as a default device, it comes by once more: by the mode.
+    by_mode = torch._C._len_torch_function_stack() > 0 and torch._C._is_torch_function_mode_enabled()
+    if kwargs.get("need_weights", True) and not by_mode:
         (_count_traced if torch.compiler.is_compiling() else _count)("multi_head_attention_forward(need_weights=True)", True)
     return _multi_head_attention_forward(*args, **kwargs)
 
@@ -70,7 +83,7 @@ def _watched_multi_head_attention_forward(*args: Any, **kwargs: Any) -> Any:
 # torch's function -> what stands in its place
 _ROUTES = {
     torch.nn.functional.scaled_dot_product_attention: _counted(scaled_dot_product_attention),
-    torch_flex.flex_attention: torch.compiler.disable(_counted(flex_attention)),  # also by torch.compile(flex_attention): it is fused already
+    torch_flex.flex_attention: _never_compiled(_counted(flex_attention)),  # also by torch.compile(flex_attention): it is fused already
     _multi_head_attention_forward: _watched_multi_head_attention_forward,
 }
 

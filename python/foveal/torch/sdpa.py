@@ -12,7 +12,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 from ..describe import Options, Rng, without_gradient
 from ..doors import public
 from .errors import CallError
-from .operators import bound, call, draw_rng, whole_seqlens
+from .operators import bound, call, draw_rng, dtype_of, whole_seqlens
 from .packed import jagged_attention
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -110,7 +110,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise CallError(
                 f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected torch.float64, float32, bfloat16 or float16"
             )
-        if tensor.dtype != query.dtype:
+        if tensor.dtype != query.dtype and dtype_of(tensor) != dtype_of(query):
             raise CallError(f"scaled_dot_product_attention: {name}: dtype {tensor.dtype}; expected {query.dtype}, query's")
         if tensor.device != query.device:
             raise CallError(f"scaled_dot_product_attention: {name}: on {tensor.device}; expected {query.device}, query's device")
@@ -124,6 +124,8 @@ def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"scaled_dot_product_attention: attn_mask: found {type(attn_mask).__name__}; expected a torch.Tensor or None")
     added = (torch.float32, query.dtype)
+    if dtype_of(query) != torch.float64 and torch.is_autocast_enabled(query.device.type):  # which casts masks, too
+        added = (torch.float32, torch.bfloat16, torch.float16)
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in added:
         raise CallError(
             f"scaled_dot_product_attention: attn_mask: dtype {attn_mask.dtype}; expected torch.bool (True = keep) or "
