@@ -11,12 +11,19 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HOST, DEVICE = 80, 120
 HIDDEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*', re.S | re.M)
-NO_FUNCTION = re.compile(r"^(?:if|for|while|switch|else|do|try|catch|case|default|return|namespace|struct|class|union|enum)\b|=\s*$|\[[^\]]*\]\s*\(")
-SIGNATURE = re.compile(r"[\w>&*~\]]\s*\([\s\S]*\)[^()]*$|\([\s\S]*\)\s*:\s*\w[\s\S]*$")
+NO_FUNCTION = re.compile(r"^(?:if|for|while|switch|else|do|try|catch|case|default|return|namespace|struct|class|union|enum)\b|=\s*$")
+SIGNATURE = re.compile(r"[\w>&*~=!+<\-\]]\s*\([\s\S]*\)[^()]*$|\([\s\S]*\)\s*:\s*\w[\s\S]*$|\[[^\[\]]*\]$")
+OPERATOR = re.compile(r"operator\s*[^\w\s]+")
 
 
 def blank(match):
     return re.sub(r"[^\n]", " ", match[0])
+
+
+def is_value(code, statement, at):
+    """Is the brace one of an initialiser (`a_{a}`, `A a = {}` among parameters), behind which a signature goes on?"""
+    before = code[statement:at]
+    return before.count("(") > before.count(")") and "[" not in before or bool(re.search(r"[)\]]?\s*[:,]\s*\w+$", before) and "(" in before)
 
 
 def functions(text):
@@ -24,16 +31,21 @@ def functions(text):
     code = HIDDEN.sub(blank, text)
     opened, statement, inside = [], 0, 0
     for at, char in enumerate(code):
-        if char == "{":
+        if char == "{" and inside == 0 and is_value(code, statement, at):
+            opened.append(None)
+        elif char == "{":
             head = re.sub(r"^(?:template\s*<[^{}]*?>\s*(?=[\w:]))", "", code[statement:at].strip())
             head = re.sub(r"^(?:public|private|protected):\s*", "", head)
-            is_function = inside == 0 and bool(SIGNATURE.search(head)) and not NO_FUNCTION.search(head.split("(")[0].strip() or head)
+            is_function = inside == 0 and bool(SIGNATURE.search(head)) and not NO_FUNCTION.search(OPERATOR.sub("operator", head).split("(")[0].strip() or head)
             first = statement + len(code[statement:at]) - len(code[statement:at].lstrip())
             opened.append((is_function, first, " ".join(head.split())))
             inside += is_function
             statement = at + 1
         elif char == "}" and opened:
-            is_function, first, head = opened.pop()
+            body = opened.pop()
+            if body is None:
+                continue
+            is_function, first, head = body
             inside -= is_function
             statement = at + 1
             if is_function:
