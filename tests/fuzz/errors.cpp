@@ -24,6 +24,7 @@
 #include <tuple>
 #include <vector>
 
+#include "arguments.h"
 #include "check/check.h"
 #include "on_device.h"
 #include "problem/random_line.h"
@@ -52,39 +53,20 @@ std::string target_of(const std::string& kernel) {
 volatile std::sig_atomic_t interrupted = 0;
 
 struct Options {
-  std::uint64_t first = 1, problems = ~std::uint64_t{0};
-  double seconds = 10;
+  explicit Options(const fuzz::Arguments& given)
+      : first(given.first_seed()),
+        problems(given.number("problems", ~std::uint64_t{0})),
+        programs(given.number("programs", 64)),
+        seconds(given.limit(10)),
+        file(given.file()),
+        device(given.device()),
+        threads(static_cast<int>(given.number("threads", 1))) {}
+  std::uint64_t first, problems, programs;
+  double seconds;
   std::string file;
-  DeviceKind device = DeviceKind::cpu;
-  std::uint64_t programs = 64;
-  int threads = 1;
+  DeviceKind device;
+  int threads;
 };
-
-Options parse_options(int argc, char** argv) {
-  Options options;
-  int place = 0;
-  for (int i = 1; i < argc; ++i) {
-    const std::string text = argv[i];
-    const char* value = text.starts_with("--") && i + 1 < argc ? argv[++i] : text.c_str();
-    const auto number = [&] { return std::strtoull(value, nullptr, 10); };
-    if (text == "--problems") {
-      options.problems = number();
-    } else if (text == "--threads") {
-      options.threads = static_cast<int>(number());
-    } else if (text == "--programs") {
-      options.programs = number();
-    } else if (text == "--device") {
-      options.device = std::string(value) == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
-    } else if (++place == 1) {
-      options.first = number();
-    } else if (place == 2) {
-      options.seconds = std::atof(value);
-    } else {
-      options.file = value;
-    }
-  }
-  return options;
-}
 
 constexpr problem::RandomLimits small{.seqlen = 40, .head_dim = 40, .pairs = 3000};
 
@@ -156,7 +138,7 @@ class Found {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = parse_options(argc, argv);
+  const Options options(fuzz::Arguments(argc, argv));
   const auto begin = std::chrono::steady_clock::now();
   const auto elapsed = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { interrupted = 1; });

@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "arguments.h"
 #include "base/hash.h"
 #include "check/run.h"
 #include "cuda/jit/driver.h"
@@ -49,33 +50,18 @@ void descend(problem::CaseData& data) {
 }
 
 struct Options {
-  std::uint64_t first = 1, programs = 40;
-  double minutes = 15;
+  explicit Options(const fuzz::Arguments& given)
+      : first(given.first_seed()),
+        programs(given.number("programs", 40)),
+        minutes(given.limit(15)),
+        file(given.file()),
+        device{given.device(), 0} {}
+  std::uint64_t first, programs;
+  double minutes;
   std::string file;
-  Device device{};
+  Device device;
   bool on_gpu() const { return device.kind == DeviceKind::cuda; }
 };
-
-Options parse_options(int argc, char** argv) {
-  Options options;
-  int place = 0;
-  for (int i = 1; i < argc; ++i) {
-    const std::string text = argv[i];
-    const char* value = text.starts_with("--") && i + 1 < argc ? argv[++i] : text.c_str();
-    if (text == "--programs") {
-      options.programs = std::strtoull(value, nullptr, 10);
-    } else if (text == "--device") {
-      if (std::string(value) == "cuda") options.device = {DeviceKind::cuda, 0};
-    } else if (++place == 1) {
-      options.first = std::strtoull(value, nullptr, 10);
-    } else if (place == 2) {
-      options.minutes = std::atof(value);
-    } else {
-      options.file = value;
-    }
-  }
-  return options;
-}
 
 /// Larger than every random one: threads keep the largest workspace that they needed.
 std::vector<problem::Line> largest(const Options& options) {
@@ -182,7 +168,7 @@ struct Measured {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Options options = parse_options(argc, argv);
+  const Options options(fuzz::Arguments(argc, argv));
   const std::uint64_t first = options.first;
   const double minutes = options.minutes;
   const auto begin = std::chrono::steady_clock::now();
