@@ -240,10 +240,6 @@ Result cuFuncSetAttribute(Function, FunctionAttribute, int) {
   MAY_FAIL;
   return success;
 }
-Result cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function, int, std::size_t) {
-  MAY_FAIL;
-  return *blocks = 1, success;
-}
 Result cuLaunchKernelEx(const LaunchConfig* config, Function function, void** arguments, void**) {
   MAY_FAIL;
   if (const OnLaunch call = on_launch) call(*config, arguments[0], *static_cast<const std::size_t*>(arguments[1]));

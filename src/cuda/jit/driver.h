@@ -33,9 +33,7 @@ enum class DeviceAttribute : int {
 };
 
 enum class FunctionAttribute : int {
-  max_threads_per_block = 0,
   shared_bytes = 1,
-  local_bytes = 3,
   registers = 4,
   max_dynamic_shared_bytes = 8,
 };
@@ -85,7 +83,6 @@ struct alignas(64) TensorMap {
   X(kernel_function, cuKernelGetFunction, (Function*, KernelHandle))                                                    \
   X(function_attribute, cuFuncGetAttribute, (int*, FunctionAttribute, Function))                                        \
   X(function_set_attribute, cuFuncSetAttribute, (Function, FunctionAttribute, int))                                     \
-  X(occupancy, cuOccupancyMaxActiveBlocksPerMultiprocessor, (int*, Function, int, std::size_t))                         \
   X(launch, cuLaunchKernelEx, (const LaunchConfig*, Function, void**, void**))                                          \
   X(memory_alloc, cuMemAlloc_v2, (DevicePointer*, std::size_t))                                                         \
   X(memory_free, cuMemFree_v2, (DevicePointer))                                                                         \

@@ -49,12 +49,6 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
   }
 }
 
-int Kernel::max_blocks_per_multiprocessor(unsigned threads, unsigned shared_bytes) const {
-  int blocks = 0;
-  driver::check(driver::api().occupancy(&blocks, loaded_->function, static_cast<int>(threads), shared_bytes), "cuOccupancyMaxActiveBlocks");
-  return blocks;
-}
-
 void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
   void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
   driver::LaunchAttribute cooperative{};

@@ -23,7 +23,6 @@ class Kernel {
   Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_bytes);
 
   const Image& image() const { return *image_; }
-  int max_blocks_per_multiprocessor(unsigned threads, unsigned shared_bytes) const;
 
   /// The kernel takes one struct by value (`const __grid_constant__ Params params`). The device's context is current already
   /// (driver::Current).

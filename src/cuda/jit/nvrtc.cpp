@@ -37,7 +37,7 @@ struct Nvrtc {
 #define FOVEAL_X(name, symbol, result, parameters) result(*name) parameters = nullptr;  // NOLINT(bugprone-macro-parentheses): types
   FOVEAL_NVRTC_FUNCTIONS(FOVEAL_X)
 #undef FOVEAL_X
-  std::string unavailable, identity, path;
+  std::string unavailable, identity;
   std::vector<int> supported;
 };
 
@@ -169,8 +169,8 @@ Nvrtc load() {
     }
     Dl_info info{};
     dladdr(reinterpret_cast<void*>(nvrtc.version), &info);
-    nvrtc.path = info.dli_fname ? info.dli_fname : path;
-    nvrtc.identity = base::join(major, ".", minor, " ", build_id(reinterpret_cast<void*>(nvrtc.version), nvrtc.path));
+    const std::string loaded = info.dli_fname ? info.dli_fname : path;
+    nvrtc.identity = base::join(major, ".", minor, " ", build_id(reinterpret_cast<void*>(nvrtc.version), loaded));
     int count = 0;
     if (nvrtc.arch_count(&count) == 0) nvrtc.supported.resize(static_cast<std::size_t>(std::max(count, 0)));
     if (nvrtc.supported.empty() || nvrtc.archs(nvrtc.supported.data()) != 0) {
@@ -202,7 +202,6 @@ const Nvrtc& nvrtc() {
 void set_nvrtc_path(std::string path) { explicit_path = std::move(path); }
 const std::string& nvrtc_unavailable() { return nvrtc().unavailable; }
 const std::string& nvrtc_identity() { return nvrtc().identity; }
-const std::string& nvrtc_library_path() { return nvrtc().path; }
 const std::vector<int>& nvrtc_archs() { return nvrtc().supported; }
 
 Compilation nvrtc_compile(const std::string& source, const std::string& name, const std::vector<std::string>& options, bool ptx) {

@@ -15,7 +15,6 @@ const std::string& nvrtc_unavailable();
 
 /// Version and build: "13.0 <build id>". Part of every cache key.
 const std::string& nvrtc_identity();
-const std::string& nvrtc_library_path();
 const std::vector<int>& nvrtc_archs();  ///< compute capabilities it can write machine code for, e.g. 80, 90, 100
 
 struct Compilation {
