@@ -128,6 +128,15 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
   text += list("constexpr int kTableParam", tables.size(), [&](std::size_t t) { return std::to_string(instr(t).param); });
   text += list("constexpr int kTableRank", tables.size(), [&](std::size_t t) { return std::to_string(instr(t).index.size()); });
   text += list("constexpr int kTableEntries", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].entries); });
+  const auto of_rows = [&](std::size_t t, bool padded) {  // entries of the last dimension that differs between pairs
+    const auto& index = instr(t).index;
+    std::size_t last = 0;
+    for (std::size_t d = 0; d < index.size(); ++d) last = is_pair_dimension(program, index[d]) ? d : last;
+    const std::int64_t size = p.params[static_cast<std::size_t>(instr(t).param)].param.shape()[last];
+    return std::to_string(padded ? table_row_entries(program, index, last, size) : size);
+  };
+  text += list("constexpr int kTableRow", tables.size(), [&](std::size_t t) { return of_rows(t, false); });
+  text += list("constexpr int kTablePaddedRow", tables.size(), [&](std::size_t t) { return of_rows(t, true); });
   text += list("constexpr int kTableCopies", tables.size(), [&](std::size_t t) { return std::to_string(tables[t].copies); });
   text += list("constexpr int kTableDims", tables.size(), [&](std::size_t t) { return pair_dimensions(program, instr(t).index); });
   text += "template <int i>\nstruct TableElementOf;\n";
@@ -402,8 +411,9 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
-  std::string gain = "  return 0;\n", offset = gain, offset_unit = gain;
-  bool sums = false;
+  std::string gain = "  return 0;\n";
+  std::vector<std::string> offsets, offset_units, offset_rows;
+  std::vector<bool> has_row;
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
@@ -412,10 +422,13 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
     if (const auto sum = writer.sum_with_score(result); sum && uniform) {
-      sums = true;
       gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
-      offset = writer.body({sum->offset_value}) + base::join("  return ", sum->offset.rest, ";\n");
-      offset_unit = writer.body(sum->offset.uniform_needs) + base::join("  return ", sum->offset.uniform, ";\n");
+      for (const Writer::ScoreSum::Offset& offset : sum->offsets) {
+        offsets.push_back(writer.body({offset.value}) + base::join("  return ", offset.apart.rest, ";\n"));
+        offset_units.push_back(writer.body(offset.apart.uniform_needs) + base::join("  return ", offset.apart.uniform, ";\n"));
+        offset_rows.push_back(writer.body({offset.value}) + base::join("  return ", offset.row, ";\n"));
+        has_row.push_back(offset.row != "1");
+      }
     }
     if (backward) {
       const Writer::Apart dscore = writer.slope_apart_from_uniform(score.dscore);
@@ -435,11 +448,13 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
-  text += base::join("constexpr bool kSumScore = ", sums ? "true" : "false", ";\n");
+  text += base::join("constexpr int kOffsets = ", offsets.size(), ";\nconstexpr bool kSumScore = ", offsets.empty() ? "false" : "true", ";\n");
+  text += list("constexpr bool kOffsetHasRow", offsets.size(), [&](std::size_t o) { return std::string(has_row[o] ? "true" : "false"); });
   const char* const linkage = linkage_of(p);
   text += base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n");
-  text += base::join("template <class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature, " {\n", offset, "}\n");
-  text += base::join("FOVEAL_DEVICE real offset_unit", head_signature, " {\n", offset_unit, "}\n");
+  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature), offsets, "  return 0;\n");
+  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_row", pair_signature), offset_rows, "  return 1;\n");
+  text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real offset_unit", head_signature), offset_units, "  return 0;\n");
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");
   text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");

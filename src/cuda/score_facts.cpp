@@ -76,8 +76,8 @@ std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   const auto forms = scoring::column_forms(program, p.attention.kv_offset);
   std::vector<PairTile> tiles;
   for (std::size_t i = 0; i < program.code.size() && tiles.size() < max_pair_tiles; ++i) {
-    auto tile = writer.tile_of(static_cast<ValueId>(i));
-    if (!tile) tile = writer.tile_of(static_cast<ValueId>(i), true);
+    auto tile = writer.tile_of(static_cast<ValueId>(i), true);
+    if (!tile) tile = writer.tile_of(static_cast<ValueId>(i), true, true);
     if (!tile) continue;
     const scoring::ColumnForm& form = forms[static_cast<std::size_t>(program.code[i].index[static_cast<std::size_t>(tile->column)])];
     if (tile->wraps && form.repeats) tile->keys = scoring::ColumnForm::period;
@@ -85,6 +85,13 @@ std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
     tiles.push_back(*std::move(tile));
   }
   return tiles;
+}
+
+std::int64_t table_row_entries(const Program& program, const std::vector<ValueId>& index, std::size_t dimension, std::int64_t size) {
+  const auto differs = [&](ValueId id) { return is_pair_dimension(program, id); };
+  const auto place = index.begin() + static_cast<std::ptrdiff_t>(dimension);
+  const bool last = std::none_of(place + 1, index.end(), differs), only = std::none_of(index.begin(), place, differs);
+  return last && !only && size % 2 == 0 ? size + 1 : size;
 }
 
 std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<PairTile>& tiles) {
@@ -98,10 +105,14 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
     if (instr.op != Op::read || instr.type != Type::real || !at_pairs || std::any_of(tiles.begin(), tiles.end(), same)) continue;
     if (p.params[static_cast<std::size_t>(instr.param)].tensor.dtype == DType::f64) continue;
     const std::int64_t most = 8 * p.seqlen_kv;  // filled for a row of tiles, and read there for 64 times as many pairs as one has keys
-    std::int64_t entries = 1;
-    for (std::size_t d = 0; d < instr.index.size() && entries <= most; ++d)
-      if (is_pair_dimension(program, instr.index[d])) entries *= p.params[static_cast<std::size_t>(instr.param)].param.shape()[d];
-    if (entries <= most) tables.push_back({static_cast<ValueId>(i), entries});
+    const auto& shape = p.params[static_cast<std::size_t>(instr.param)].param.shape();
+    std::int64_t elements = 1, entries = 1;
+    for (std::size_t d = 0; d < instr.index.size() && elements <= most; ++d) {
+      if (!is_pair_dimension(program, instr.index[d])) continue;
+      elements *= shape[d];
+      entries *= table_row_entries(program, instr.index, d, shape[d]);
+    }
+    if (elements <= most) tables.push_back({static_cast<ValueId>(i), entries});
   }
   std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
   return tables;

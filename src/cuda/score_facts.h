@@ -26,9 +26,13 @@ struct PairTile {
 /// and head can touch.
 struct ReadTable {
   scoring::ValueId read;
-  std::int64_t entries;
-  int copies = 0;  ///< for one lane in so many each
+  std::int64_t entries;  ///< those of padding included
+  int copies = 0;        ///< for one lane in so many each
 };
+/// Of how many entries of a table one index of a dimension is, of those behind it. The last one is padded to an odd number where others differ between pairs,
+/// too: lanes whose queries differ, but not their keys, then find their entries in other banks.
+std::int64_t table_row_entries(const scoring::Program& program, const std::vector<scoring::ValueId>& index, std::size_t dimension,
+                               std::int64_t size);
 /// Those of the pass's program that no line of a tile shares and no tile brings, the smallest first.
 std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles);
 

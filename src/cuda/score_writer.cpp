@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <span>
+#include <tuple>
 
 #include "cuda/device/args.cuh"
 #include "score/bounds.h"
@@ -152,17 +153,73 @@ Writer::Apart Writer::factor_apart_from_uniform(ValueId id) const {
 }
 
 std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
-  const Instr& sum = program_.code[at(id)];
-  const bool less = sum.op == Op::sub && problem_.pass == Pass::backward;  // whose registers last; forward passes spill
-  if (!regroups_ || (sum.op != Op::add && !less) || sum.type != Type::real || !given_text(at(id)).empty()) return {};
-  for (const auto& [scaled, offset] : {std::pair{sum.arg[0], sum.arg[1]}, std::pair{sum.arg[1], sum.arg[0]}}) {
-    const Product product = product_of(scaled);
-    if (!is_score(product) || (program_.depends[at(offset)] & scoring::depends_score) || (less && offset == sum.arg[0])) continue;
-    ScoreSum found{{"", rest_and_factor(product).second, factors_of(product)}, apart_from_uniform(offset), offset};
-    if (less) found.offset.uniform = base::join("-(", found.offset.uniform, ")");
-    return found;
+  struct Term {
+    ValueId value;
+    bool negative;
+  };
+  std::vector<Term> offsets;
+  std::optional<Product> score;
+  if (!regroups_) return {};
+  while (!score) {  // along what depends on the score: what else is added up stays as it is
+    const Instr& sum = program_.code[at(id)];
+    if ((sum.op != Op::add && sum.op != Op::sub) || sum.type != Type::real || !given_text(at(id)).empty()) return {};
+    const bool less = sum.op == Op::sub;
+    const bool first = (program_.depends[at(sum.arg[0])] & scoring::depends_score) != 0;
+    const ValueId on = sum.arg[first ? 0 : 1], other = sum.arg[first ? 1 : 0];
+    if (program_.depends[at(other)] & scoring::depends_score || (less && !first)) return {};
+    offsets.push_back({other, less});
+    if (const Product product = product_of(on); is_score(product)) score = product;
+    id = on;
+    if (problem_.pass == Pass::backward) break;
   }
-  return {};
+  if (!score) return {};
+  if (problem_.pass == Pass::forward) {  // whose sums wait until values have been multiplied: long ones had better not
+    constexpr int most = 6;
+    int operations = 0;
+    for (const Term& term : offsets) operations += operations_of_pairs(term.value);
+    if (operations > most) return {};
+  }
+  ScoreSum found{{"", rest_and_factor(*score).second, factors_of(*score)}};
+  const auto rank = [&](const Term& term) {
+    const Varies over = scoring::varies(program_, term.value);
+    return over == Varies::uniform || over == Varies::row ? 0 : forms_[at(term.value)].run > 0 ? 1 : 2;
+  };
+  if (offsets.size() > 1) std::stable_sort(offsets.begin(), offsets.end(), [&](const Term& a, const Term& b) { return rank(a) < rank(b); });
+  for (const Term& term : offsets) {
+    ScoreSum::Offset offset{apart_from_uniform(term.value), "1", term.value};
+    if (offsets.size() > 1 && given_text(at(term.value)).empty() && !is_uniform(term.value))
+      std::tie(offset.row, offset.apart.rest) = row_and_rest(product_of(term.value));
+    if (term.negative) offset.apart.uniform = base::join("-(", offset.apart.uniform, ")");
+    found.offsets.push_back(offset);
+  }
+  return found;
+}
+
+int Writer::operations_of_pairs(ValueId id) const {
+  std::vector<bool> needed(program_.code.size(), false);
+  needed[at(id)] = true;
+  int count = 0;
+  for (std::size_t i = at(id) + 1; i-- > 0;) {
+    const Instr& instr = program_.code[i];
+    if (!needed[i] || instr.type != Type::real || scoring::varies(program_, static_cast<ValueId>(i)) != Varies::pair) continue;
+    count += instr.op == Op::read ? 0 : 1;
+    for (const ValueId arg : instr.arg)
+      if (arg >= 0) needed[at(arg)] = true;
+  }
+  return count;
+}
+
+std::pair<std::string, std::string> Writer::row_and_rest(const Product& product) const {
+  std::string row, rest;
+  const auto times = [](std::string& text, ValueId id) { text += base::join(text.empty() ? "v" : " * v", id); };
+  for (const ValueId id : product.rest) {
+    const Instr& instr = program_.code[at(id)];
+    const bool apart = instr.op == Op::mul && instr.type == Type::real && given_text(at(id)).empty() && !decides_[id];
+    for (const ValueId factor : apart ? std::vector{instr.arg[0], instr.arg[1]} : std::vector{id})
+      times(scoring::varies(program_, factor) == Varies::row ? row : rest, factor);
+  }
+  if (row.empty() || rest.empty()) return {"1", base::join("(", rest_and_factor({1.0, {}, product.rest}).first, ")")};
+  return {base::join("(", row, ")"), base::join("(", rest, ")")};
 }
 
 std::optional<ValueId> Writer::tanh_of_score() const {
@@ -195,14 +252,19 @@ bool Writer::is_straight(ValueId value) const {
   return sum && std::all_of(sum->terms.begin(), sum->terms.end(), [&](const auto& term) { return is_uniform(term.first); });
 }
 
-std::string Writer::element_text(const Instr& instr) const {
-  if (const auto lines = element_by_lines(instr)) return text_of(*lines);
+std::int64_t Writer::entries_of(const Instr& instr, std::size_t dimension, bool padded) const {
+  const std::int64_t size = problem_.params[static_cast<std::size_t>(instr.param)].param.shape()[dimension];
+  return padded ? table_row_entries(program_, instr.index, dimension, size) : size;
+}
+
+std::string Writer::element_text(const Instr& instr, bool padded) const {
+  if (const auto lines = element_by_lines(instr, padded)) return text_of(*lines);
   const auto param = static_cast<std::size_t>(instr.param);
   std::string element;
   for (std::size_t d = 0; d < instr.index.size(); ++d) {
     if (!is_pair_dimension(program_, instr.index[d])) continue;
     const std::string index = index_text(instr.index[d], param, d);
-    element = element.empty() ? index : base::join("(", element, ") * ", problem_.params[param].param.shape()[d], " + ", index);
+    element = element.empty() ? index : base::join("(", element, ") * ", entries_of(instr, d, padded), " + ", index);
   }
   return element.empty() ? "0" : element;
 }
@@ -356,10 +418,20 @@ std::string Writer::read_text(const Instr& instr) const {
   for (std::size_t t = 0; t < given_.tables.size(); ++t)
     if (&program_.code[at(given_.tables[t].read)] == &instr) {
       const int bytes = 4 * given_.tables[t].copies;
-      if (const auto element = element_by_lines(instr))
-        return base::join("load_table(fv_kept(at.table[", t, "] + ", bytes, " * (", element->row, ")), fv_kept(", bytes, " * (",
-                          element->column, ")))");
-      return base::join("load_table(at.table[", t, "], ", bytes, " * (", element_text(instr), "))");
+      const auto element = element_by_lines(instr, true);
+      if (!element) return base::join("load_table(at.table[", t, "], ", bytes, " * (", element_text(instr, true), "))");
+      const auto load = [&](const std::string& row, const std::string& column) {
+        return base::join("load_table(fv_kept(at.table[", t, "] + ", bytes, " * (", row, ")), ", column, ")");
+      };
+      std::string text = load(element->row, base::join("fv_kept(", bytes, " * (", element->column, "))"));
+      if (const auto& steps = element->steps) {
+        std::string blocks;
+        for (const std::int64_t block : steps->blocks) blocks += base::join(", ", block);
+        text =
+            base::join("(fv_steps_apart(at.key_block", blocks, ") ? ",
+                       load(base::join(element->row, " + ", steps->origin), base::join(bytes, " * (", steps->step, ")")), " : ", text, ")");
+      }
+      return text;
     }
   const char* load = instr.type == Type::real ? "fv_load" : "fv_load_integer";
   const std::string text =
@@ -384,13 +456,13 @@ std::string Writer::offset_text(const Instr& instr) const {
   return offset;
 }
 
-std::optional<PairTile> Writer::tile_of(ValueId id, bool stairs) const {
+std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs) const {
   const Instr& instr = program_.code[at(id)];
   if (instr.op != Op::read || instr.type == Type::boolean) return {};
   const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
-  const bool narrow = tensor.dtype == DType::bf16 || tensor.dtype == DType::f16 || tensor.dtype == DType::i16;
-  if ((!narrow && tensor.dtype != DType::f32 && tensor.dtype != DType::i32) || !tensor.aligned) return {};
-  PairTile tile{id, static_cast<std::size_t>(instr.param), narrow ? 2 : 4, -1, -1, 0, 0, {}};
+  const auto bytes = static_cast<int>(size_of(tensor.dtype));
+  if (bytes > 4 || (bytes == 1 && transposed) || !tensor.aligned) return {};
+  PairTile tile{id, static_cast<std::size_t>(instr.param), bytes, -1, -1, 0, 0, {}};
   const std::int64_t piece = 16 / tile.element_bytes;  // where TMA boxes may begin
   const auto aligned = [&](std::size_t d) {
     constexpr std::int64_t most = std::int64_t{1} << 38;  // what a tensor map can say
@@ -566,33 +638,86 @@ std::optional<Writer::SumOfLines> Writer::sum_of_lines(ValueId id) const {
   }
   if (of_places || row.empty() || column.empty() || !(reach <= limit)) return {};
   if (sum->constant != 0) row += base::join(" + ", sum->constant);
-  return SumOfLines{row, column};
+  return SumOfLines{row, column, column_steps(id)};
+}
+
+bool Writer::of_kv(ValueId id, const std::string& kv, std::string& text, std::int64_t& divided, std::vector<std::int64_t>& blocks) const {
+  const Instr& instr = program_.code[at(id)];
+  if (instr.op == Op::kv_idx) {
+    text = kv, divided = 1;
+    return true;
+  }
+  if ((instr.op != Op::floor_div && instr.op != Op::mod) || program_.code[at(instr.arg[1])].op != Op::integer_const) return false;
+  constexpr std::int64_t most = std::int64_t{1} << 30;
+  const std::int64_t by = program_.code[at(instr.arg[1])].integer;
+  std::string value;
+  if (!of_kv(instr.arg[0], kv, value, divided, blocks) || by <= 0 || by > most / divided || by * divided % 8 != 0) return false;
+  blocks.push_back(by * divided);
+  const bool divides = instr.op == Op::floor_div;
+  text = base::join("int(u32(", value, divides ? ") / " : ") % ", by, "u)");
+  if (divides) divided *= by;
+  return true;
+}
+
+std::optional<Writer::ColumnSteps> Writer::column_steps(ValueId id) const {
+  const auto sum = sum_of(id);
+  if (problem_.attention.kv_offset != 0 || !sum) return {};
+  ColumnSteps steps;
+  const auto append = [](std::string& text, const std::string& value, std::int64_t factor) {
+    text += base::join(text.empty() ? "" : " + ", value, factor == 1 ? "" : base::join(" * ", factor));
+  };
+  if (sum->kv != 0) append(steps.origin, "(at.kv - at.kv_step)", sum->kv), append(steps.step, "at.kv_step", sum->kv);
+  for (const auto& [atom, factor] : sum->terms) {
+    if (scoring::varies(program_, atom) != Varies::column) continue;
+    std::int64_t divided = 1;
+    std::string origin, step;
+    std::vector<std::int64_t> once;
+    if (!of_kv(atom, "(at.kv - at.kv_step)", origin, divided, once) || !of_kv(atom, "at.kv_step", step, divided, steps.blocks)) return {};
+    append(steps.origin, origin, factor), append(steps.step, step, factor);
+  }
+  if (steps.origin.empty()) return {};
+  return steps;
 }
 
 std::string Writer::text_of(const SumOfLines& sum) { return base::join("(fv_kept(", sum.row, ") + fv_kept(", sum.column, "))"); }
 
-std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr) const {
+std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr, bool padded) const {
   const auto param = static_cast<std::size_t>(instr.param);
   SumOfLines element;
+  element.steps.emplace();
   std::int64_t step = 1;
   for (std::size_t d = instr.index.size(); d-- > 0;) {
-    const Varies over = scoring::varies(program_, instr.index[d]);
+    const ValueId id = instr.index[d];
+    const Varies over = scoring::varies(program_, id);
     if (over == Varies::uniform) continue;
-    const std::string index = index_text(instr.index[d], param, d);
+    const std::string index = index_text(id, param, d);
+    const bool inside = index.compare(0, 4, "int(") == 0;
     const auto add = [&](std::string& text, const std::string& value) {
       text += base::join(text.empty() ? "(" : " + (", value, ")", step == 1 ? "" : base::join(" * ", step));
     };
     if (over == Varies::row) {
       add(element.row, index);
-    } else if (over == Varies::column) {
-      add(element.column, index);
     } else {
-      const auto lines = sum_of_lines(instr.index[d]);
-      if (!lines || index.compare(0, 4, "int(") != 0) return {};
-      add(element.row, lines->row);
-      add(element.column, lines->column);
+      std::optional<ColumnSteps> steps;
+      if (over == Varies::column) {
+        add(element.column, index);
+        if (inside) steps = column_steps(id);
+      } else {
+        const auto lines = sum_of_lines(id);
+        if (!lines || !inside) return {};
+        add(element.row, lines->row);
+        add(element.column, lines->column);
+        steps = lines->steps;
+      }
+      if (steps && element.steps) {
+        add(element.steps->origin, steps->origin);
+        add(element.steps->step, steps->step);
+        element.steps->blocks.insert(element.steps->blocks.end(), steps->blocks.begin(), steps->blocks.end());
+      } else {
+        element.steps.reset();
+      }
     }
-    step *= problem_.params[param].param.shape()[d];
+    step *= entries_of(instr, d, padded);
   }
   if (element.row.empty() || element.column.empty()) return {};
   return element;

@@ -80,10 +80,16 @@ class Writer {
   /// Is a value the raw score times what is the same for all pairs of a head?
   bool is_scaled_score(ValueId id) const { return is_score(product_of(id)); }
 
-  /// A score that is the raw score times a factor, the same for all pairs of a head, and an offset that does not depend on it.
+  /// A score that is the raw score times a factor, the same for all pairs of a head, and offsets that do not depend on it.
   struct ScoreSum {
-    Apart gain, offset;
-    ValueId offset_value;
+    struct Offset {
+      Apart apart;
+      std::string row =
+          "1";  ///< of several offsets: a factor of a product that is the same for all pairs of a row, taken out of apart.rest
+      ValueId value;
+    };
+    Apart gain;
+    std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
   };
   std::optional<ScoreSum> sum_with_score(ValueId id) const;
 
@@ -102,23 +108,31 @@ class Writer {
   /// Is the result of the forward pass the tanh that the kernel has, but for factors?
   bool is_capped(ValueId value) const { return is_tanh(product_of(value)); }
 
+  /// The part of columns where it is the same sum of a value at at.kv - at.kv_step and one at at.kv_step, for all tiles of keys that blocks of these sizes divide
+  /// or are divided by (fv_steps_apart): indices by `//` and `%` then cost an offset known when the kernel is compiled.
+  struct ColumnSteps {
+    std::string origin, step;
+    std::vector<std::int64_t> blocks{};
+  };
+
   /// An integer sum of values of rows and values of columns: these are added apart, so that a pair costs one addition.
   struct SumOfLines {
     std::string row, column;  ///< what is uniform belongs to the row
+    std::optional<ColumnSteps> steps{};
   };
-  /// The number of a read's element as such a sum, if it is one.
-  std::optional<SumOfLines> element_by_lines(const Instr& instr) const;
+  /// The number of a read's element as such a sum, if it is one. padded: as it stands in a table (ReadTable::row_entries).
+  std::optional<SumOfLines> element_by_lines(const Instr& instr, bool padded = false) const;
 
   /// The number of a read's element among those that differ in the dimensions of pairs.
-  std::string element_text(const Instr& instr) const;
+  std::string element_text(const Instr& instr, bool padded = false) const;
 
   std::string index_text(ValueId index, std::size_t param, std::size_t dimension) const;
 
   /// Where a read's element is, in elements.
   std::string offset_text(const Instr& instr) const;
 
-  /// A read as tiles, if it can be had so; stairs: where its index of kv is such.
-  std::optional<PairTile> tile_of(ValueId id, bool stairs = false) const;
+  /// A read as tiles, if it can be had so. transposed: for a kernel whose rows are keys; stairs: where its index of kv is such.
+  std::optional<PairTile> tile_of(ValueId id, bool transposed = false, bool stairs = false) const;
 
   /// The same in bytes, as the offset of the place that a thread's pairs share and the step from there; no step where an index may be clamped.
   std::pair<std::string, std::string> bytes_from_origin(const Instr& instr) const;
@@ -184,6 +198,15 @@ class Writer {
   std::optional<SumOfPlaces> sum_of_places(ValueId id) const;
 
   std::optional<SumOfLines> sum_of_lines(ValueId id) const;
+  /// Of an integer whose column part is a sum of kv_idx and of such made of it by `//` and `%`.
+  std::optional<ColumnSteps> column_steps(ValueId id) const;
+  /// A value made of kv_idx by `//` and `%` by multiples of 8, at another kv; false: it is none. divided: by what kv_idx has been divided.
+  bool of_kv(ValueId id, const std::string& kv, std::string& text, std::int64_t& divided, std::vector<std::int64_t>& blocks) const;
+  /// Real operations for each pair that a value takes.
+  int operations_of_pairs(ValueId id) const;
+  /// A value as a product in text, of which one part is the same for all pairs of a row; "1": there is none.
+  std::pair<std::string, std::string> row_and_rest(const Product& product) const;
+  std::int64_t entries_of(const Instr& instr, std::size_t dimension, bool padded) const;
   static std::string text_of(const SumOfLines& sum);
 
   struct Sum {

@@ -1,6 +1,7 @@
 // The text of every operation compiles, in every element type and for both kinds of operands.
 #include "cuda/score_emit.h"
 
+#include "cuda/device/score/key_steps.cuh"
 #include "cuda/jit/compile.h"
 #include "cuda/launch/backward_sm80.h"
 #include "nvrtc_here.h"
@@ -87,6 +88,78 @@ TEST(ScoreUnits, SumsOfScoreAndOffsetAreFound) {
   EXPECT_TRUE(is_sum_of("t[kv_idx] + score * t[head]"));
   EXPECT_FALSE(is_sum_of("score * t[kv_idx] + t[q_idx]"));
   EXPECT_FALSE(is_sum_of("score + t[q_idx] * score"));
+  EXPECT_TRUE(is_sum_of("score + t[q_idx] * t[kv_idx] - t[kv_idx] * t[head]"));
+  EXPECT_TRUE(is_sum_of("t[kv_idx] + (score * t[head] - t[q_idx])"));
+  EXPECT_FALSE(is_sum_of("t[kv_idx] - score"));
+  EXPECT_FALSE(is_sum_of("t[kv_idx] + abs(score - t[q_idx])"));
+  const std::string square = "(t[q_idx] - t[kv_idx]) * (t[q_idx] - t[kv_idx])";
+  EXPECT_TRUE(is_sum_of("score - " + square + " * t[head]"));
+  EXPECT_FALSE(is_sum_of("score - (" + square + " + exp(" + square + ") + exp(t[q_idx] * t[kv_idx])) * t[head]"));  // long
+}
+
+TEST(ScoreUnits, OffsetsOfRowsComeFirst) {
+  const std::string text = emit_score(
+      problem_of("forward bf16 b2 h4 q64 d64 score=\"score + t[q_idx] * t[kv_idx] * t[head] - t[q_idx]\" param=\"t: real[64]\""));
+  EXPECT_NE(text.find("kOffsets = 2;"), std::string::npos) << text;
+  EXPECT_NE(text.find("kOffsetHasRow[] = {false, true, 0};"), std::string::npos) << text;
+  const std::string units = text.substr(text.find(" real offset_unit("));
+  EXPECT_LT(units.find("return -(1)"), units.find("if constexpr (i == 1)")) << units;
+  const std::string one =
+      emit_score(problem_of("backward bf16 b2 h4 q64 d64 score=\"score + t[q_idx] * t[kv_idx] - t[q_idx]\" param=\"t: real[64]\""));
+  EXPECT_NE(one.find("kOffsets = 0;"), std::string::npos) << one;  // of a backward pass there is one at most
+}
+
+TEST(KeySteps, AreApartWhereNoCarryReachesThem) {
+  int apart = 0;
+  for (const int key_block : {64, 80, 112, 128, 160, 192})
+    for (int block = 1; block <= 512; ++block) {
+      if (!device::fv_steps_apart(key_block, block)) continue;
+      ++apart;
+      for (int tile = 0; tile < 9; ++tile)
+        for (int rest = 0; rest < 8; rest += 2)  // of a thread's first column
+          for (int step = 0; step < key_block; ++step) {
+            if (step % 8 > 1) continue;
+            const int kv = tile * key_block + rest;
+            ASSERT_EQ((kv + step) / block, kv / block + step / block) << key_block << " " << block << " " << kv << " " << step;
+            ASSERT_EQ((kv + step) % block, kv % block + step % block) << key_block << " " << block << " " << kv << " " << step;
+          }
+    }
+  EXPECT_GT(apart, 50);
+  EXPECT_TRUE(device::fv_steps_apart(128, 16, 256));
+  EXPECT_FALSE(device::fv_steps_apart(128, 16, 96));
+  EXPECT_FALSE(device::fv_steps_apart(0, 16));
+}
+
+TEST(KeySteps, AreFoundInIndicesOfTables) {
+  const auto text_of = [](const std::string& index, const std::string& rest = "") {
+    const problem::Problem p = problem_of("forward bf16 b1 h1 q512 d64 score=\"score + t[" + index + "]\" param=\"t: real[4096]\" " + rest);
+    std::vector<ReadTable> tables = find_read_tables(p, {});
+    EXPECT_EQ(tables.size(), 1u);
+    for (ReadTable& table : tables) table.copies = 1;
+    return emit_score(p, {.tables = tables});
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  EXPECT_TRUE(has(text_of("q_idx % 64 + kv_idx // 32 * 64"), "fv_steps_apart(at.key_block, 32)"));
+  EXPECT_TRUE(has(text_of("q_idx % 64 - kv_idx % 32 + 100"), "fv_steps_apart(at.key_block, 32)"));
+  EXPECT_TRUE(has(text_of("q_idx % 64 + kv_idx // 16 % 8"), "fv_steps_apart(at.key_block, 16, 128)"));
+  EXPECT_FALSE(has(text_of("q_idx % 64 + kv_idx // 12"), "fv_steps_apart"));        // keys of a thread may lie in two blocks
+  EXPECT_FALSE(has(text_of("q_idx % 64 + (kv_idx + 3) // 32"), "fv_steps_apart"));  // blocks begin elsewhere
+  EXPECT_FALSE(has(text_of("q_idx % 64 + kv_idx // 32", "kv_offset=64"), "fv_steps_apart"));
+}
+
+TEST(ReadTables, RowsOfAnEvenNumberArePadded) {
+  const auto entries = [](const std::string& shape, const std::string& index) {
+    const std::vector<ReadTable> tables =
+        find_read_tables(problem_of("forward bf16 b1 h2 q512 d64 score=\"score + t[" + index + "]\" param=\"t: real[" + shape +
+                                    "]\" param=\"n: integer[512] integers(0, 7)\""),
+                         {});
+    return tables.empty() ? 0 : tables[0].entries;
+  };
+  EXPECT_EQ(entries("8, 8", "n[q_idx], n[kv_idx]"), 8 * 9);
+  EXPECT_EQ(entries("8, 9", "n[q_idx], n[kv_idx]"), 8 * 9);
+  EXPECT_EQ(entries("8, 4, 8", "n[q_idx], kv_idx % 4, n[kv_idx]"), 8 * 4 * 9);
+  EXPECT_EQ(entries("2, 16", "head, n[q_idx] + n[kv_idx]"), 16);  // one dimension differs between pairs
+  EXPECT_EQ(entries("8, 8, 2", "n[q_idx], n[kv_idx], head"), 8 * 9);
 }
 
 TEST_F(ScoreEmit, EveryOperationCompiles) {

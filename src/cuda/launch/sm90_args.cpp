@@ -41,13 +41,14 @@ device::TensorMap encode(DType dtype, void* data, const std::array<std::uint64_t
   box[0] = 128 / static_cast<unsigned>(size_of(dtype));
   std::array<unsigned, rank> steps;
   steps.fill(1);
-  constexpr int bits16 = 1, bits32 = 2, float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3,
+  constexpr int bits8 = 0, bits16 = 1, bits32 = 2, float16 = 6, float32 = 7, bfloat16 = 9, no_interleave = 0, swizzle_128_bytes = 3,
                 promote_to_256_bytes = 3, zeros_outside = 0;
   driver::TensorMap map;
   const int type = dtype == DType::f32    ? float32
                    : dtype == DType::bf16 ? bfloat16
                    : dtype == DType::i32  ? bits32
                    : dtype == DType::i16  ? bits16
+                   : size_of(dtype) == 1  ? bits8
                                           : float16;
   driver::check(driver::api().tensor_map_encode_tiled(&map, type, rank, data, dims.data(), strides_bytes.data(), box.data(), steps.data(),
                                                       no_interleave, swizzle_128_bytes, promote_to_256_bytes, zeros_outside),

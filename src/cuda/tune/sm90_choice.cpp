@@ -130,7 +130,7 @@ const std::vector<ForwardRow>& forward_rows() {
        .configs = {two, three},
        .why = "short sequences: narrower tasks even out",
        .measured = grid},
-      {.applies = [](const F& f) { return f.dim <= 64 && f.lines.walk.size() > 1; },
+      {.applies = [](const F& f) { return f.dim <= 64 && f.lines.walk.size() > (f.sum ? 2 : 1); },
        .configs = {two},
        .why = "beside values of rows, which registers hold, a wide tile spills",
        .measured = "docs/lab/gpu-experiments.md"},

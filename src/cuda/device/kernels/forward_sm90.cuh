@@ -82,8 +82,8 @@ struct Consumer {
       q_step = min(q_step, work.sequence.len_q - 1 - row);
       kv_step = min(kv_step, work.sequence.len_kv - 1 - key);
     }
-    return {work.task.batch, work.task.head, origin_q + q_step, origin_kv + kv_step, work.sequence.len_q, work.sequence.len_kv,
-            q_step,          kv_step};
+    return {work.task.batch,      work.task.head, origin_q + q_step, origin_kv + kv_step,   work.sequence.len_q,
+            work.sequence.len_kv, q_step,         kv_step,           partial ? 0 : kBlockKv};
   }
 
   /// The same where there are few queries: each row is of a query and a head of its own, and one that does not exist stands for the last query.
@@ -125,7 +125,7 @@ struct Consumer {
 
   /// What is the same for all pairs of a head.
   struct OfHead {
-    float gain, offset_unit;  // of a sum, to powers of two
+    float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two
     float tanh_factor, tanh_times;
     float tanh_limit;  // of |raw|, for the polynomial of the exponents
     TanhPolynomial<3> exponents;
@@ -138,7 +138,7 @@ struct Consumer {
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
     if constexpr (kSumScore) {
       head.gain = score_gain(one, at, score) * kLog2e;
-      head.offset_unit = offset_unit(one, at, score) * kLog2e;
+      find_offset_units<0>(head, at, score);
     }
     if constexpr (kTanhAhead) {
       head.tanh_factor = tanh_factor(one, at, score);
@@ -148,6 +148,24 @@ struct Consumer {
       head.highest_sum = highest_guessed_sum(head.exponents, head.tanh_times * exponent, head.tanh_limit);
     }
     return head;
+  }
+  template <int o>
+  FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score) const {
+    if constexpr (o < kOffsets) {
+      head.offset_unit[o] = offset_unit<o>(Score{1, args.scale}, at, score) * kLog2e;
+      find_offset_units<o + 1>(head, at, score);
+    }
+  }
+  /// The offsets of a score that is a sum, to powers of two, added to `onto`.
+  template <int o = 0>
+  FOVEAL_DEVICE float add_offsets(float onto, const OfHead& head, const Score& raw, const Pair& at) const {
+    if constexpr (o < kOffsets) {
+      const ScoreArgs& score = args.attention.score;
+      float unit = head.offset_unit[o];
+      if constexpr (kOffsetHasRow[o]) unit *= offset_row<o>(raw, at, score);
+      return add_offsets<o + 1>(fmaf(offset_in_units<o>(raw, at, score), unit, onto), head, raw, at);
+    }
+    return onto;
   }
   /// Of |raw|, for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
@@ -218,7 +236,7 @@ struct Consumer {
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
       if constexpr (to == Stage::probabilities) {
-        const float offset = fmaf(offset_in_units(raw, at, attention.score), head.offset_unit, -softmax.reference[r] * exponent);
+        const float offset = add_offsets(-softmax.reference[r] * exponent, head, raw, at);
         scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
         softmax.sum[r] += scores[i];
       } else {

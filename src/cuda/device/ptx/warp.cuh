@@ -61,6 +61,19 @@ FOVEAL_DEVICE u32 load_word(u32 shared) {
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(shared) : "memory");
   return value;
 }
+FOVEAL_DEVICE u32 load_half(u32 shared) {
+  u16 value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
+  return value;
+}
+/// A byte of a word as 32 bits: one instruction. (__byte_perm takes no signs.)
+template <bool has_sign>
+FOVEAL_DEVICE u32 widen_byte(u32 word, u32 byte) {
+  const u32 above = has_sign ? 8 + byte : 4;  // its sign, or zeros
+  u32 wide;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(wide) : "r"(word), "r"(above * 0x1110 + byte));
+  return wide;
+}
 /// The same for words that others may write meanwhile, where any of the values is as good. atomic: for tools that take this for a race. (As relaxed accesses both
 /// cost 1 % of a forward pass, by the order of instructions around them.)
 template <bool atomic>

@@ -5,6 +5,7 @@
 // with the one that base 2 needs.
 #include "args.cuh"
 #include "element.cuh"
+#include "score/key_steps.cuh"
 #include "score/small_tanh.cuh"
 
 #include "config.cuh"

@@ -28,13 +28,15 @@
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v>, pair_origin<v>(at, args) + pair_step<v>(at, args) bytes into parameter kPairParam[v]; the origin
 // is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.table[t], t < kTables: where a parameter's elements for one
-// batch and head are in shared memory (tile/read_tables.cuh), those that differ in the dimensions kTableDims[t], a bit each; table_index<t>(at, args, index): those
+// batch and head are in shared memory (tile/read_tables.cuh), those that differ in the dimensions kTableDims[t], a bit each, rows of kTableRow[t] of them padded to kTablePaddedRow[t]; table_index<t>(at, args, index): those
 // that differ not. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
 // tanh_times,
 //   real tanh_factor(score, at, args), tanh_times(score, at, args)
-// kCappedScore: the modified score / score_unit is at.tanh itself. kSumScore: the modified score is raw score * score_gain + offset_in_units * offset_unit,
-//   real offset_in_units(score, at, args)                                does not depend on the score
-//   real score_gain(score, at, args), offset_unit(score, at, args)       the same for all pairs of a head
+// kCappedScore: the modified score / score_unit is at.tanh itself. kSumScore: the modified score is raw score * score_gain + the sum over o < kOffsets of
+// offset_in_units<o> * offset_row<o> * offset_unit<o>; in backward passes there is one of them,
+//   real offset_in_units<o>(score, at, args)                                does not depend on the score
+//   real offset_row<o>(score, at, args)                                     the same for all pairs of a row; 1 where not kOffsetHasRow[o]
+//   real score_gain(score, at, args), offset_unit<o>(score, at, args)       the same for all pairs of a head
 // What is the same for all pairs of a head does not use the raw score.
 //
 // kPairRun[v], kPairRepeats[v]: the element of at.loaded[v] is the same for blocks of so many keys (0: it is not), and the same again 64 keys on. For the kernel that
@@ -46,10 +48,12 @@
 namespace foveal::device {
 
 /// Where a pair is: global positions, and the lengths of its sequence. A kernel that knows how far q and kv are from places that all pairs of a thread
-/// share says so in the steps: constants, once its loops are unrolled.
+/// share says so in the steps: constants, once its loops are unrolled. key_block: steps along kv stay below it, and kv - kv_step is a multiple of it and a rest that
+/// stays below 8 with kv_step % 8 added; 0: nothing is known.
 struct Position {
   int batch, head, q, kv, seqlen_q, seqlen_kv;
   int q_step = 0, kv_step = 0;
+  int key_block = 0;
 };
 
 /// A product q . k and its scale, apart, so that emitted text can merge the scale with factors of its own; or a product already scaled.

@@ -361,7 +361,7 @@ struct BackwardGroup {
     const Position at = work.base(args.attention);
     const ScoreArgs& score = args.attention.score;
     if constexpr (!kHasScore) return {at.head, exponent, 0, 0, 0};
-    return {at.head, score_unit(one, at, score) * kLog2e, score_gain(one, at, score) * kLog2e, offset_unit(one, at, score) * kLog2e,
+    return {at.head, score_unit(one, at, score) * kLog2e, score_gain(one, at, score) * kLog2e, offset_unit<0>(one, at, score) * kLog2e,
             tanh_factor(one, at, score)};
   }
   /// When the walk has gone on inside a task.
@@ -605,7 +605,7 @@ struct BackwardGroup {
         const Score raw{scores[i + j], scale};
         float logarithm;  // of the probability
         if constexpr (kSumScore) {
-          logarithm = fmaf(raw.raw, of_head.gain, fmaf(offset_in_units(raw, at, attention.score), of_head.offset_unit, -lse2[j & 1]));
+          logarithm = fmaf(raw.raw, of_head.gain, fmaf(offset_in_units<0>(raw, at, attention.score), of_head.offset_unit, -lse2[j & 1]));
         } else {
           logarithm = fmaf(score_in_units(raw, at, attention.score), of_head.exponent, -lse2[j & 1]);
         }

@@ -1,7 +1,7 @@
 #pragma once
 // Reads of one element per pair that TMA brings: a ring of tiles in shared memory, [query][chunk of keys] with 128-byte swizzle like all others, and
 // what a thread finds there. The blocks of a fragment are what ldmatrix gives where elements have 16 bits, so that values stay packed until they are used;
-// elements of 32 bits are loaded one by one, or as neighbours.
+// elements of 32 bits are loaded one by one, or as neighbours, those of 8 bits as neighbours.
 //
 // config.cuh: kPairStages, at least 1 where kPairTiles is.
 #include "element.cuh"
@@ -81,7 +81,7 @@ struct PairTiles {
   }
 };
 
-/// Values of eight registers of a fragment: pairs of 16-bit elements, or one of 32 bits each.
+/// Values of eight registers of a fragment: pairs of 8-bit or 16-bit elements, or one of 32 bits each.
 struct TiledValues {
   u32 word[kPairTileSlots][8];
 
@@ -95,7 +95,9 @@ struct TiledValues {
         const u32 two = word[v][i % 8 / 2];
         using TileElement = typename PairTileElementOf<v>::type;
         const u16 one = static_cast<u16>(i % 2 == 0 ? two : two >> 16);
-        if constexpr (kIsInteger<TileElement>) {
+        if constexpr (kPairTileElementBytes<v> == 1) {
+          pair.tiled[v] = __uint_as_float(widen_byte<kSame<TileElement, signed char>>(two, i % 2));
+        } else if constexpr (kIsInteger<TileElement>) {
           pair.tiled[v] = __int_as_float(static_cast<short>(one));
         } else {
           pair.tiled[v] = to_real(TileElement{one});
@@ -157,6 +159,10 @@ struct TiledView {
         } else {
           address[v] = tile + (first + row) * kChunkRowBytes + (((column / 4) ^ row) * 16 + column % 4 * 4);
         }
+      } else if constexpr (kPairTileElementBytes<v> == 1) {
+        static_assert(!transposed, "elements of 8 bits are read by rows of queries");
+        const int row = lane_id() / 4;
+        address[v] = tile + (first + row) * kChunkRowBytes + row * 16 + 2 * (lane_id() % 4);
       } else {
         const int along = lane_id() % 8, next = lane_id() / 8 & 1, third = lane_id() / 16;
         if constexpr (transposed) {
@@ -199,6 +205,10 @@ struct TiledView {
             *two = __float_as_uint(neighbours[1]);
           }
         }
+      } else if constexpr (kPairTileElementBytes<v> == 1) {
+        const u32 at = (address[v] ^ n % 8 * 16) + n / 8 * kRows * kChunkRowBytes;
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) values.word[v][i / 2] = load_half(at + 8 * (i / 4) + 8 * fragment_row(i) * kChunkRowBytes);
       } else {
         u32 block[4];
         load_blocks<transposed>(

@@ -70,11 +70,19 @@ struct TableFilling {
       for (int start = 0; start < kCount; start += threads) {
         const int i = start + thread;
         if (i >= kCount) continue;
-        const float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, i / kTableCopies[t]));
+        const float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTableCopies[t])));
         store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
       }
     }
     if constexpr (t + 1 < kTables) fill<t + 1>(tables, next, args, thread, threads);
+  }
+
+  /// Of an entry of the table; one of padding has the last of its row.
+  template <int t>
+  FOVEAL_DEVICE static int element_of(int entry) {
+    if constexpr (kTableRow[t] == kTablePaddedRow[t]) return entry;
+    const int row = entry / kTablePaddedRow[t];
+    return row * kTableRow[t] + min(entry - row * kTablePaddedRow[t], kTableRow[t] - 1);
   }
 
   /// Of an element of the table, from the first.
