@@ -110,6 +110,8 @@ TEST_F(TunedFile, PlansTakeWhatItSays) {
   EXPECT_EQ(detail(line, "sm_90a", "configuration"), "tuned (" + path_ + ":2)");
   EXPECT_NE(detail("forward bf16 b3 h4 q4000 d64", "sm_90a", "tiles").find("192x112"), std::string::npos) << "of the same class";
   EXPECT_EQ(detail("forward bf16 b2 h4 q8192 d64", "sm_90a", "tiles").find("192x112"), std::string::npos) << "of another class";
+  write(tuned_line(problem_of(line), "sm_90a", "sm90.forward", config) + " \r\n");
+  EXPECT_NE(detail(line, "sm_90a", "tiles").find("192x112"), std::string::npos) << "as editors of Windows leave lines";
   write(tuned_line(problem_of(line), "another device", "sm90.forward", config));
   EXPECT_EQ(detail(line, "sm_90a", "tiles"), before);
 }
@@ -133,6 +135,7 @@ TEST_F(TunedFile, ConfigurationsThatAreNotLegalAreNamedAndNotTaken) {
 TEST_F(TunedFile, WhatIsNoTableIsRefused) {
   EXPECT_NE(message_of([&] { write("sm90.forward | block_kv=1\n"); }).find("table.txt:1"), std::string::npos);
   EXPECT_NE(message_of([] { cuda::set_tuned_file("/no/such/file"); }).find("/no/such/file cannot be opened"), std::string::npos);
+  EXPECT_NE(message_of([&] { cuda::set_tuned_file(own_.path().string()); }).find("cannot be read"), std::string::npos) << "a folder";
   const std::string line = "forward bf16 b2 h4 q4096 d128";
   write(tuned_line(problem_of(line), "sm_90a", "sm90.forward", "block_kv=many"));
   EXPECT_NE(message_of([&] { test::MockPlan(problem::parse_line(line), "sm_90a"); }).find("table.txt:1"), std::string::npos);

@@ -25,6 +25,7 @@ Table read(const std::string& path) {
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
+    line.erase(line.find_last_not_of(" \t\r") + 1);  // of an editor: a class with it would match no problem, without a word
     if (line.empty() || line[0] == '#') continue;
     std::string part[4];
     std::size_t begin = 0;
@@ -37,6 +38,7 @@ Table read(const std::string& path) {
     }
     table.insert_or_assign(key_of(part[0], part[1], part[3]), Tuned{part[2], base::join(path, ":", number)});
   }
+  FOVEAL_CHECK(!file.bad(), "FOVEAL_TUNED: ", path, " cannot be read (a folder?); expected a file that foveal tune wrote, or nothing");
   return table;
 }
 
