@@ -477,12 +477,13 @@ TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   EXPECT_EQ(tiles("t[q_idx, kv_idx + 4]", "real[1000, 1004]").size(), 1u);
   EXPECT_TRUE(tiles("t[q_idx, kv_idx + 2]", "real[1000, 1004]").empty());
   EXPECT_TRUE(tiles("t[q_idx, kv_idx]", "real[1000, 1002]").empty());
-  const std::vector<PairTile> bytes = tiles("t[n[q_idx, kv_idx]]", "real[9]", "d64", "param=\"n: integer[1000, 1008] i8\"");
+  const std::vector<PairTile> bytes = tiles("t[n[q_idx, kv_idx]]", "real[9]", "d64", "param=\"n: integer[1000, 1008] u8\"");
   ASSERT_EQ(bytes.size(), 1u);
   EXPECT_EQ(bytes[0].element_bytes, 1);
   EXPECT_TRUE(tiles("t[n[q_idx, kv_idx]]", "real[9]", "d64", "param=\"n: integer[1000, 1000] u8\"").empty());  // rows are not aligned
+  EXPECT_TRUE(tiles("t[n[q_idx, kv_idx]]", "real[9]", "d64", "param=\"n: integer[1000, 1008] i8\"").empty());  // with a sign
   EXPECT_TRUE(sm90_pair_tiles(problem_of("backward bf16 b2 h4 q1000:1000 d64 score=\"score + t[n[q_idx, kv_idx]]\" param=\"t: real[9]\" "
-                                         "param=\"n: integer[1000, 1008] i8\""))
+                                         "param=\"n: integer[1000, 1008] u8\""))
                   .empty());                                                        // fragments whose rows are keys take no bytes
   EXPECT_TRUE(tiles("t[kv_idx, q_idx]", "real[1000, 1000] bf16").empty());          // keys are not side by side
   EXPECT_TRUE(tiles("t[q_idx + 8, kv_idx]", "real[1000, 1000] bf16").empty());      // an index is clamped
