@@ -294,14 +294,20 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Rings& rings, int 
   }
 }
 
-/// The first warpgroup.
+/// The first warpgroup. With turns its warps part by a number that the compiler knows to be the same in all lanes: else it keeps what follows from the task, in the
+/// warpgroups that compute too, in ordinary registers instead of uniform ones.
 FOVEAL_DEVICE void help(const Sm90Args& args, const Rings& rings) {
   registers_decrease<kHelperRegisters>();
-  if (threadIdx.x == 0) produce(args, rings);
-  if (kHasLines && warp_id() == 1) evaluate_lines(args, rings);
-  if (kReproducible && threadIdx.x == kWarp) keep_turns(args, rings);
-  if constexpr (kStagedReads > 0) {
-    if (warp_id() >= 2) collect_staged(args, rings, warp_id() - 2);
+  const u32 warp = kReproducible ? uniform(warp_id()) : warp_id();
+  if (warp == 0) {
+    if (lane_id() == 0) produce(args, rings);
+  } else if (warp == 1) {
+    if constexpr (kHasLines) evaluate_lines(args, rings);
+    if constexpr (kReproducible) {
+      if (lane_id() == 0) keep_turns(args, rings);
+    }
+  } else if constexpr (kStagedReads > 0) {
+    collect_staged(args, rings, static_cast<int>(warp) - 2);
   }
 }
 
