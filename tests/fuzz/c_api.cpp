@@ -12,7 +12,7 @@ namespace {
 using foveal::fuzz::Bytes;
 
 constexpr std::size_t arena_bytes = 1 << 15, margin = 256;
-constexpr unsigned char untouched = 0xa5, page_size = 4;
+constexpr unsigned char untouched = 0xa5, page_size = 16;
 
 /// Memory of one tensor between two margins that nobody may write.
 struct Arena {
