@@ -196,7 +196,13 @@ def reduction(fn: Callable[[Sequence[Any]], Any], signature: inspect.Signature, 
         arguments = call.bind(signature)
         if not hasattr(call.result, "shape"):
             raise call.refuse(f"{dim} gives indices too; expected amax, amin")
-        return over_dims(call, fn, next(iter(arguments.values())), arguments[dim])
+        value = next(iter(arguments.values()))
+        if arguments.get("dtype") is not None:  # converted before, not after
+            if call.tracer.type_of(call.result.dtype) != Type.real and fn is formulas.mean:
+                raise call.refuse(f"dtype={call.result.dtype}; expected a real one")
+            x = call.symbol(value)
+            value = call.tracer.finished(x._items, x._shape, call.result.dtype)
+        return over_dims(call, fn, value, arguments[dim])
 
     return meaning
 

@@ -95,7 +95,12 @@ def describe(
 def _number(name: str, value: Any) -> float:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__float__") or getattr(value, "shape", ()) != ():
         raise TypeError(f"attention: {name}: found {_found(value)}; expected a number")
-    return float(without_gradient(name, value))
+    try:
+        return float(without_gradient(name, value))
+    except TypeError as error:
+        if type(error).__module__ == "builtins":
+            raise
+        raise TypeError(f"attention: {name}: found {_found(value)}, which has no value while it is traced; expected a number") from None
 
 
 def without_gradient(name: str, value: Any) -> Any:

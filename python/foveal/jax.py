@@ -175,6 +175,8 @@ class _One:
 
     def batched(self, size: int, operands: Any, flags: list[bool]) -> list[Any]:
         """All examples as one batch where that is possible. flags: the operands with a leading dimension of `size`."""
+        if size == 0:
+            return [jnp.zeros((0, *x.shape), x.dtype) for x in self.results.values()]
         given, params = self.split(operands)
         copied = [flag or i in self.results for i, flag in enumerate(flags[len(given) :])]
         if not set(_LENGTHS) & set(given) and _folds(self.what.described, copied):
@@ -355,7 +357,8 @@ def _words(value: Any, name: str) -> list[Any]:
             raise ValueError(f"{name}: {value}; expected 0 to 2**64 - 1")
         return [np.uint32(value & 0xFFFFFFFF), np.uint32(value >> 32)]
     if value.ndim != 0 or not jnp.issubdtype(value.dtype, jnp.integer):
-        raise ValueError(f"{name}: {value.dtype}{list(value.shape)}; expected one integer")
+        of_key = ": of a key, jax.random.bits(key)" if value.shape == (2,) or jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else ""
+        raise ValueError(f"{name}: {value.dtype}{list(value.shape)}; expected one integer{of_key}")
     high = value >> 32 if value.dtype.itemsize == 8 else 0
     return [value.astype(jnp.uint32), jnp.asarray(high).astype(jnp.uint32)]
 
@@ -376,8 +379,10 @@ def _rng_state(described: Description, seed: Any, offset: Any, rng_state: Any) -
 
 def _scaled(description: Description, scale: jax.Array, arguments: dict[str, Any]) -> Description:
     """With a scale that is an array, perhaps traced: a parameter of the score, which may be trained."""
-    if scale.ndim != 0 or not jnp.issubdtype(scale.dtype, jnp.floating):
+    if scale.ndim != 0 or not (jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)):
         raise ValueError(f"scale: {scale.dtype}{list(scale.shape)}; expected a number")
+    if not jnp.issubdtype(scale.dtype, jnp.floating):
+        scale = scale.astype(jnp.result_type(float))
     text = "score" if description.score_mod is None else repr(description.score_mod)
     given = {param.name: array for param, array in zip(description.params, description.arrays)}
     return describe(

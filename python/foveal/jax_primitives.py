@@ -31,7 +31,7 @@ _NAMES = {
     **{name: name for name in "abs add and ceil cos cosh eq erf exp exp2 expm1 floor ge gt le log log1p logistic lt mul ne neg or".split()},
     **{name: name for name in "pow rsqrt sign sin sinh sqrt square stop_gradient sub tan tanh xor".split()},
     **{"max": "lax.max", "min": "lax.min", "div": "lax.div", "rem": "lax.rem", "clamp": "lax.clamp", "not": "bitwise_not", "is_finite": "isfinite"},
-    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "copy": "copy", "copy_p": "copy"},
+    **{"shift_left": "lshift", "shift_right_arithmetic": "rshift", "convert_element_type": "astype", "copy": "copy", "copy_p": "copy", "add_any": "add"},
     **dict.fromkeys("broadcast_in_dim concatenate expand_dims reshape rev slice split squeeze stack tile transpose unstack".split(), "layout"),
 }
 _REDUCTIONS: dict[str, Callable[[Sequence[Any]], Any]] = {

@@ -52,6 +52,8 @@ class Symbol(Symbols):
     def T(self) -> Any:  # noqa: N802 - JAX's name
         return _call(self._tracer, "transpose", jnp.transpose, (self,), {})
 
+    __array_ufunc__ = None  # NumPy's operators leave it to these below
+
     def __getitem__(self, index: Any) -> Any:
         return _call(self._tracer, "getitem", operator.getitem, (self, index), {})
 
@@ -113,6 +115,18 @@ def _signed(meaning: Meaning) -> Meaning:
         return meaning(call)
 
     return checked
+
+
+def _or_by_zero(divide: Callable[[Any, Any], Any], by_zero: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+    """Integers divided by zero give what XLA gives: https://openxla.org/stablehlo/spec#divide leaves it open, its compilers agree."""
+
+    def divided(a: Any, b: Any) -> Any:
+        found = divide(a, b)
+        if formulas.is_real(_core.constant(a) + b):
+            return found
+        return _core.where(_core.constant(b) == 0, by_zero(_core.constant(a)), found)
+
+    return divided
 
 
 def _divide(a: Any, b: Any) -> Any:
@@ -187,11 +201,9 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "truediv": _divide,
     "divide": _divide,
     "true_divide": _divide,
-    "floordiv": formulas.floor_divide,
-    "floor_divide": formulas.floor_divide,
-    "mod": formulas.remainder,
-    "remainder": formulas.remainder,
-    "fmod": formulas.fmod,
+    **dict.fromkeys(("floordiv", "floor_divide"), _or_by_zero(formulas.floor_divide, lambda a: _core.where(a == 0, -1, -2))),
+    **dict.fromkeys(("mod", "remainder"), _or_by_zero(formulas.remainder, lambda a: a * 0)),
+    "fmod": _or_by_zero(formulas.fmod, lambda a: a * 0),
     "maximum": _core.maximum,
     "minimum": _core.minimum,
     "logaddexp": formulas.logaddexp,
@@ -273,8 +285,8 @@ _TABLE: dict[str, Meaning] = {
     # jax.lax, where its functions of a name are others
     "lax.max": binary(_core.maximum),
     "lax.min": binary(_core.minimum),
-    "lax.div": elementwise(lambda x, y: formulas.trunc_divide(x, y) if not formulas.is_real(_core.constant(x) + y) else _divide(x, y), 2),
-    "lax.rem": binary(formulas.fmod),
+    "lax.div": binary(_or_by_zero(lambda x, y: _divide(x, y) if formulas.is_real(_core.constant(x) + y) else formulas.trunc_divide(x, y), lambda x: -1)),
+    "lax.rem": binary(_or_by_zero(formulas.fmod, lambda x: x)),
     "lax.select": elementwise(lambda pred, on_true, on_false: _core.where(pred, on_true, on_false), 3),
     "lax.clamp": elementwise(lambda min, x, max: formulas.bounded(x, min, max), 3),
     "stop_gradient": stopped,
@@ -452,6 +464,8 @@ class JaxTracer(CallTracer):
                 return jax_primitives.traced(self, _TABLE, fn, arguments)
             except jax_primitives.OwnRule:
                 raise
+            except (NotImplementedError, ValueError, jax.dtypes.TypePromotionError) as unread:
+                raise type(refused)(f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
             except Exception as unread:
                 raise refused from unread
 

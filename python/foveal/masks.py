@@ -6,6 +6,7 @@ Those that read an array are functions of the symbols, like a mask that you writ
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable
 
 from . import _core, arrays
@@ -26,12 +27,23 @@ def causal_bottom_right() -> Expr:
 
 def window(w: int) -> Expr:
     """abs(q_idx - kv_idx) <= w."""
-    return _core.window(w)
+    return _core.window(_known("window: w", w, "lambda batch, head, q_idx, kv_idx: abs(q_idx - kv_idx) <= w"))
 
 
 def prefix_lm(prefix: int) -> Expr:
     """kv_idx < prefix | kv_idx <= q_idx."""
-    return _core.prefix_lm(prefix)
+    return _core.prefix_lm(_known("prefix_lm: prefix", prefix, "lambda batch, head, q_idx, kv_idx: (kv_idx < prefix) | (kv_idx <= q_idx)"))
+
+
+def _known(name: str, value: Any, written: str) -> int:
+    """An integer that is known now; an array, perhaps traced, belongs into a function of one's own."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        of_array = arrays.is_array(value)
+        found = f"an array of {value.dtype}{list(value.shape)}" if of_array else f"{type(value).__name__} {value!r}"
+        instead = f"; a mask of your own may read an array: {written}" if of_array else ""
+        raise TypeError(f"{name}: found {found}; expected an integer{instead}") from None
 
 
 def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str]) -> None:

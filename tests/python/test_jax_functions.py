@@ -187,7 +187,27 @@ def test_functions_that_a_function_calls():
     compare(lambda x: lambda s, b, h, i, j: s * 0.1 + helper(x[i, j]) + sum(map(jnp.cos, [x[i, j]])), X)
 
 
+AS_JAX = {
+    "a sum of integers": lambda s, i, j: jnp.sum(jnp.stack([s, s * 2]), dtype=jnp.int32) + s,
+    "a product of integers": lambda s, i, j: jnp.prod(jnp.stack([s * 3, s * 2]), dtype=jnp.int32) + s,
+    "// 0": lambda s, i, j: s + i // (j - 3),
+    "% 0": lambda s, i, j: s + i % (j - 3),
+    "fmod 0": lambda s, i, j: s + jnp.fmod(i, j - 3),
+    "lax.div 0": lambda s, i, j: s + jax.lax.div(i, j - 3),
+    "lax.rem 0": lambda s, i, j: s + jax.lax.rem(i, j - 3),
+    "a gradient inside": lambda s, i, j: jax.grad(lambda x: jax.nn.sigmoid(x) * x * x)(s),
+}
+
+
+@pytest.mark.parametrize("name", AS_JAX)
+def test_dtypes_zeros_and_gradients_inside(name):
+    fn = AS_JAX[name]
+    compare(lambda x: lambda s, b, h, i, j: fn(s * 0.1 + x[i, j], i, j), X)
+
+
 REFUSED = {
+    "NumPy's function": (lambda s, i, j: np.exp(s), TypeError, "'Symbol' does not support ufuncs"),
+    "a type that is not read": (lambda s, i, j: s + W_.astype(jnp.float8_e5m2)[0, i, j].astype(s.dtype), NotImplementedError, "traced by JAX: .*float8_e5m2"),
     "unknown function": (lambda s, i, j: jax.scipy.special.digamma(s), NotImplementedError, "digamma"),
     "unknown argument": (lambda s, i, j: jnp.sum(jnp.asarray(W)[0, i], foo=1), TypeError, "sum"),
     "a function that orders": (lambda s, i, j: jnp.sort(W_[0, i])[0], NotImplementedError, "sort"),

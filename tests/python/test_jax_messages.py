@@ -46,6 +46,10 @@ WRONG = {
     "a real mask": (lambda: attention(q, k, v, mask=lambda b, h, i, j: i * 1.0), "foveal.jax.attention: mask: the function returned a real"),
     "a branch": (lambda: attention(q, k, v, lambda s, b, h, i, j: s if i > j else -s), "foveal.jax.attention: .*no truth value.*foveal.where"),
     "no seed": (lambda: attention(q, k, v, dropout_p=0.1), "foveal.jax.attention: seed: found None; expected an integer"),
+    "a key as seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=jax.random.key(0)), "foveal.jax.attention: seed: key.*expected one integer: of a key, jax.random.bits"),
+    "a traced dropout_p": (lambda: jax.jit(lambda p: attention(q, k, v, dropout_p=p, seed=1))(0.1), "foveal.jax.attention: dropout_p: found jax array.*traced"),
+    "a traced window": (lambda: jax.jit(lambda w: attention(q, k, v, mask=foveal.window(w)))(3), r"window: w: found an array of int32\[\]; expected an integer; a mask of"),
+    "a window as text": (lambda: foveal.window("3"), "window: w: found str '3'; expected an integer"),
     "a real seed": (lambda: attention(q, k, v, dropout_p=0.1, seed=1.5), "foveal.jax.attention: seed: found .*1.5"),
     "params": (lambda: attention(q, k, v, "score + b[q_idx]", params=[1]), "foveal.jax.attention: params: found list; expected a dict"),
     "a number as parameter": (lambda: attention(q, k, v, "score + b[q_idx]", params={"b": 1.0}), "params.*found float"),
@@ -60,6 +64,11 @@ WRONG = {
     "the door's window": (lambda: door(q, k, v, local_window_size="x"), "foveal.jax.dot_product_attention: local_window_size: found 'x'; expected"),
     "the door's mask": (lambda: door(q, k, v, mask=jnp.ones((5, 5))), "foveal.jax.dot_product_attention: mask: dtype float32; expected bool"),
 }  # fmt: skip
+
+
+def test_vmap_over_nothing_and_an_integer_as_traced_scale():
+    assert jax.vmap(jax.grad(lambda q: attention(q, k, v).sum()), 0)(q[None][:0]).shape == (0, *q.shape)
+    np.testing.assert_array_equal(jax.jit(lambda scale: attention(q, k, v, scale=scale))(2), attention(q, k, v, scale=jnp.float32(2)))
 
 
 class Holder:
