@@ -448,7 +448,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
-  text += base::join("constexpr int kOffsets = ", offsets.size(), ";\nconstexpr bool kSumScore = ", offsets.empty() ? "false" : "true", ";\n");
+  text +=
+      base::join("constexpr int kOffsets = ", offsets.size(), ";\nconstexpr bool kSumScore = ", offsets.empty() ? "false" : "true", ";\n");
   text += list("constexpr bool kOffsetHasRow", offsets.size(), [&](std::size_t o) { return std::string(has_row[o] ? "true" : "false"); });
   const char* const linkage = linkage_of(p);
   text += base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n");

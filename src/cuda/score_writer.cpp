@@ -461,7 +461,8 @@ std::optional<PairTile> Writer::tile_of(ValueId id, bool transposed, bool stairs
   if (instr.op != Op::read || instr.type == Type::boolean) return {};
   const problem::TensorSpec& tensor = problem_.params[static_cast<std::size_t>(instr.param)].tensor;
   const auto bytes = static_cast<int>(size_of(tensor.dtype));
-  if (bytes > 4 || (bytes == 1 && (transposed || tensor.dtype == DType::i8)) || !tensor.aligned) return {};  // bytes: widened without a sign only
+  if (bytes > 4 || (bytes == 1 && (transposed || tensor.dtype == DType::i8)) || !tensor.aligned)
+    return {};  // bytes: widened without a sign only
   PairTile tile{id, static_cast<std::size_t>(instr.param), bytes, -1, -1, 0, 0, {}};
   const std::int64_t piece = 16 / tile.element_bytes;  // where TMA boxes may begin
   const auto aligned = [&](std::size_t d) {
@@ -684,7 +685,7 @@ std::string Writer::text_of(const SumOfLines& sum) { return base::join("(fv_kept
 std::optional<Writer::SumOfLines> Writer::element_by_lines(const Instr& instr, bool padded) const {
   const auto param = static_cast<std::size_t>(instr.param);
   SumOfLines element;
-  element.steps.emplace();
+  element.steps = ColumnSteps{};
   std::int64_t step = 1;
   for (std::size_t d = instr.index.size(); d-- > 0;) {
     const ValueId id = instr.index[d];
