@@ -86,15 +86,18 @@ def type_of(array: Any) -> Type:
 
 def check_plain(array: Any, argument: str) -> None:
     """Refuses arrays whose memory does not hold their elements."""
-    if hasattr(array, "is_neg") and (array.is_neg() or array.is_conj()):
-        raise ValueError(f"{argument}: a view that negates or conjugates when it is read; expected a plain tensor: resolve_neg(), resolve_conj()")
-    if framework(array) == "torch" and (array.is_quantized or not str(array.layout) == "torch.strided" or array.is_nested):
-        found = "a quantised tensor" if array.is_quantized else "a nested tensor" if array.is_nested else f"a tensor of layout {array.layout}"
-        raise TypeError(f"{argument}: {found}; expected a plain, dense tensor")
-    if hasattr(array, "mask") and framework(array) == "numpy":
-        raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
-    if type(array).__module__.partition(".")[0] != "numpy" and framework(array) == "numpy":
-        raise TypeError(f"{argument}: a {type(array).__name__}, which may read as something else than its memory; expected a plain array: numpy.asarray(x)")
+    package = framework(array)
+    if package == "torch":  # on the way of each call of a plan: what a plain tensor lacks is not asked for
+        if array.is_neg() or array.is_conj():
+            raise ValueError(f"{argument}: a view that negates or conjugates when it is read; expected a plain tensor: resolve_neg(), resolve_conj()")
+        if array.is_quantized or array.layout is not sys.modules["torch"].strided or array.is_nested:
+            found = "a quantised tensor" if array.is_quantized else "a nested tensor" if array.is_nested else f"a tensor of layout {array.layout}"
+            raise TypeError(f"{argument}: {found}; expected a plain, dense tensor")
+    elif package == "numpy":
+        if hasattr(array, "mask"):
+            raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
+        if type(array).__module__.partition(".")[0] != "numpy":
+            raise TypeError(f"{argument}: a {type(array).__name__}, which may read as something else than its memory; expected a plain array: numpy.asarray(x)")
 
 
 def read(array: Any, argument: str) -> tuple[DType, bool, int, tuple[int, ...], tuple[int, ...], int]:

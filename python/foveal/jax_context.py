@@ -148,7 +148,8 @@ def context_attention(
         q, k, v, params, arrays = operands
         given = {**settings, **arrays, **own, "params": {**params, _FIRST: first}}
         of_rows = q[:, stretch * rows : (stretch + 1) * rows]
-        return attention(of_rows, k, v, part_score, part_mask, return_lse=True, options=options, **given)
+        found: tuple[jax.Array, jax.Array] = attention(of_rows, k, v, part_score, part_mask, return_lse=True, options=options, **given)
+        return found
 
     parts = []
     arrays = {"rng_state": dropped, **{key: value for key, value in settings.items() if isinstance(value, jax.Array)}}

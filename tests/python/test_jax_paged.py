@@ -201,6 +201,7 @@ def test_shard_map_over_the_batch():
 
 
 def test_export():
+    pytest.importorskip("flatbuffers")
     k, v, table = pools()
     q = queries(4, 5, 4, 8)
     checks = [jax.export.DisabledSafetyCheck.custom_call("foveal_call")]

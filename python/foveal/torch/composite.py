@@ -88,7 +88,8 @@ def second_derivatives(
             tensors: list[Any] = list(primals)
             for i, tensor in zip(asked, chosen):
                 tensors[i] = tensor
-            return attend(program, tensors[0], tensors[1], tensors[2], tensors[3:], run)
+            found: tuple[Tensor, Tensor] = attend(program, tensors[0], tensors[1], tensors[2], tensors[3:], run)
+            return found
 
         pulled: Any = torch.func.vjp(forward, *[primals[i] for i in asked])
         (_, lse), pull = pulled

@@ -151,7 +151,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(program: Any, run: Any, q: Any, k: Any, v: Any, *params: Any) -> Any:
-        return _forward(program, q, k, v, params, True, *run, True)
+        return _forward(program, q, k, v, params, True, *(*run, True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> Any:
@@ -175,7 +175,7 @@ class _Attention(torch.autograd.Function):
             given = ctx.program, run, want, out.detach(), lse.detach(), q, k, v, dout, dlse
             found = iter(_Gradients.apply(*given, *params))  # type: ignore[no-untyped-call]
             return (None, None, *[next(found) if wanted else None for wanted in want])
-        return (None, None, *_backward(ctx.program, q, k, v, out, lse, dout, dlse, params, want, *run, True))
+        return (None, None, *_backward(ctx.program, q, k, v, out, lse, dout, dlse, params, want, *(*run, True)))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, program: Any, run: Any, *tensors: Any) -> Any:
@@ -187,7 +187,7 @@ class _Gradients(torch.autograd.Function):
 
     @staticmethod
     def forward(program: Any, run: Any, want: Any, out: Any, lse: Any, q: Any, k: Any, v: Any, dout: Any, dlse: Any, *params: Any) -> Any:
-        found = _backward(program, q, k, v, out, lse, dout, dlse, params, want, *run, True)
+        found = _backward(program, q, k, v, out, lse, dout, dlse, params, want, *(*run, True))
         return tuple([gradient for gradient in found if gradient is not None])
 
     @staticmethod
@@ -302,7 +302,8 @@ def call(
     if dispatching and sharded.is_sharded(tensors):
         return sharded.attend(call, key_of(found), params, q, k, v, cu_seqlens is not None)
     if compiling and _transformed_while_compiling():
-        return _call_outside(found, params, q, k, v, cu_seqlens, max_seqlens, rng)
+        outside: tuple[Tensor, Tensor] = _call_outside(found, params, q, k, v, cu_seqlens, max_seqlens, rng)
+        return outside
     transformed = not compiling and torch._C._are_functorch_transforms_active()
     # Whether something sees calls below torch's functions (make_fx, torch.jit.trace, fake tensors, FLOP counters, selective checkpointing, tensor
     # classes with a dispatch of their own): it sees operators only, and would take results that come by other ways for constants.
@@ -316,7 +317,8 @@ def call(
     run = (*(cu_seqlens or (None, None)), *max_seqlens, *rng)
     made = program_of(found)
     if below or composite.in_forward_mode(tensors):  # torch's operations are seen, and have every derivative
-        return composite.attend(made, q, k, v, params, run)
+        by_operations: tuple[Tensor, Tensor] = composite.attend(made, q, k, v, params, run)
+        return by_operations
     if transformed:
         recorded: tuple[Tensor, Tensor] = _Attention.apply(made, run, q, k, v, *params)  # type: ignore[no-untyped-call]
         return recorded

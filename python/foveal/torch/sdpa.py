@@ -123,7 +123,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
     if not isinstance(attn_mask, Tensor):
         raise TypeError(f"scaled_dot_product_attention: attn_mask: found {type(attn_mask).__name__}; expected a torch.Tensor or None")
-    added = (torch.float32, query.dtype)
+    added: tuple[torch.dtype, ...] = (torch.float32, query.dtype)
     if dtype_of(query) != torch.float64 and torch.is_autocast_enabled(query.device.type):  # which casts masks, too
         added = (torch.float32, torch.bfloat16, torch.float16)
     if attn_mask.dtype != torch.bool and attn_mask.dtype not in added:
