@@ -174,6 +174,16 @@ ValueId Graph::read(const Param::Info& param, std::vector<ValueId> index) {
   return intern(std::move(instr));
 }
 
+namespace {
+
+/// What is written as the number 0, and not what folds to it: printed text may fold further where it is read again.
+bool is_written_zero(const Node& node) {
+  if (node.op == Op::to_integer || node.op == Op::to_real) return is_written_zero(*node.args[0]);
+  return (node.op == Op::integer_const || node.op == Op::boolean_const) && node.integer == 0;
+}
+
+}  // namespace
+
 ValueId Graph::lower(const Expr& expr) {
   FOVEAL_CHECK(expr.present(), "expression: absent");
   std::unordered_map<const Node*, ValueId> lowered;
@@ -204,6 +214,11 @@ ValueId Graph::lower(const Expr& expr) {
       case Op::read:
         id = read(*done->param, {args.begin(), args.begin() + static_cast<std::ptrdiff_t>(done->args.size())});
         break;
+      case Op::floor_div:
+      case Op::mod:
+        FOVEAL_CHECK(type(args[1]) != Type::integer || !is_written_zero(*done->args[1]), "operator ", row(done->op).text,
+                     ": an integer divided by the constant 0");
+        [[fallthrough]];
       default:
         id = row(done->op).arity == 0 ? symbol(done->op) : make(done->op, args[0], args[1], args[2]);
         break;
