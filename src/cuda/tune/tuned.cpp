@@ -1,8 +1,10 @@
 #include "cuda/tune/tuned.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -16,6 +18,9 @@ using Table = std::map<std::string, Tuned>;
 std::string key_of(const std::string& device, const std::string& family, const std::string& problem) {
   return base::join(device, " | ", family, " | ", problem);
 }
+
+/// All there are; what else a file names would be taken for nobody's, without a word.
+constexpr const char* families[] = {"sm90.forward", "sm90.backward", "sm80.forward", "sm80.dq", "sm80.dkdv"};
 
 Table read(const std::string& path) {
   Table table;
@@ -36,6 +41,9 @@ Table read(const std::string& path) {
       part[i] = line.substr(begin, end - begin);
       begin = end + 3;
     }
+    FOVEAL_CHECK(std::find(std::begin(families), std::end(families), part[1]) != std::end(families), "FOVEAL_TUNED: ", path, ":", number,
+                 ": unknown family ", part[1], "; expected ",
+                 base::join(families[0], ", ", families[1], ", ", families[2], ", ", families[3], " or ", families[4]));
     table.insert_or_assign(key_of(part[0], part[1], part[3]), Tuned{part[2], base::join(path, ":", number)});
   }
   FOVEAL_CHECK(!file.bad(), "FOVEAL_TUNED: ", path, " cannot be read (a folder?); expected a file that foveal tune wrote, or nothing");
