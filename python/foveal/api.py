@@ -62,7 +62,8 @@ def attention(
     NumPy's for other arrays; JAX has none: there a seed is needed. (forward() and backward() take them as given, 0 by default.)
     deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
     q_offset, kv_offset: added to q_idx and kv_idx, for tensors that are parts of longer ones.
-    checked: refuse, while running, an index that leaves a captured array at a pair that is kept; otherwise the nearest element is read.
+    checked: refuse, while running, an index that leaves a captured array at a pair that is kept; otherwise the nearest element is read. On GPUs
+    also pages of block_table that are not there and seqlens_kv beyond the table; otherwise zeros are read, and the nearest length is taken.
 
     Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
     [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.

@@ -10,6 +10,7 @@
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
 #include "cuda/launch/backward_sm90.h"
+#include "cuda/launch/checked_pages.h"
 #include "cuda/launch/checked_reads.h"
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/forward_sm90.h"
@@ -59,7 +60,7 @@ std::unique_ptr<GpuExecutable> make(const Candidate& candidate, problem::Problem
   problem.numbers = std::make_shared<std::vector<float>>();  // of all its kernels
   if (!gathers(problem, candidate)) return with_checked_reads(problem, candidate.make(problem, facts));
   const problem::Problem inner = gathered(problem);
-  return with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts)));
+  return with_checked_pages(problem, with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts))));
 }
 
 /// Why there are no kernels for a problem where there is no compiler: which of them did not come with the library.

@@ -7,6 +7,7 @@
 #include "base/dtype.h"
 #include "problem/call.h"
 #include "problem/overlap.h"
+#include "problem/pages.h"
 
 namespace foveal::problem {
 namespace {
@@ -117,7 +118,8 @@ void check_forms(const Problem& problem, const Call& call) {
                "block_table: ", call.paged ? "given; the plan expects none" : "absent; the plan expects it");
 }
 
-/// Of each sequence: keys that the table holds, on pages that there are.
+}  // namespace
+
 void check_pages(const Problem& p, const TensorView& table, const TensorView& lengths) {
   const auto* pages = static_cast<const std::int32_t*>(table.data);
   for (std::int64_t i = 0; i < p.batch; ++i) {
@@ -131,6 +133,8 @@ void check_pages(const Problem& p, const TensorView& table, const TensorView& le
     }
   }
 }
+
+namespace {
 
 /// What the lengths of packed sequences say.
 void read_lengths(const Problem& problem, const Call& call, Buffers& buffers) {

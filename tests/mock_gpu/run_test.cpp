@@ -82,5 +82,27 @@ TEST(GpuRun, NeitherAllocatesNorLocksWhereParametersAreTrained) {
   EXPECT_GT(expect_quiet_runs("tests/cuda/lines/reproducible.txt", 1), 10);
 }
 
+TEST(Runs, CheckedOnesNameAPageOrALengthThatCannotBe) {
+  test::MockPlan plan(problem::parse_line("forward bf16 b2 h2 q9:64 d64 pages=16:8 checked"), "sm_80");
+  std::vector<std::int32_t> pages{0, 1, 2, 3, 4, 99, 5, 6}, lengths{64, 40};
+  plan.buffers.block_table.data = pages.data(), plan.buffers.seqlens_kv.data = lengths.data();  // the mock device's memory is the host's
+  const auto message = [&] {
+    try {
+      plan.run();
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("nothing thrown");
+  };
+  EXPECT_EQ(plan.problem.pages(), 8);
+  EXPECT_NE(message().find("block_table: page 99 at [1, 1]; expected 0 to 7"), std::string::npos) << message();
+  pages[5] = 7, lengths[1] = 65;
+  EXPECT_NE(message().find("seqlens_kv: 65 of sequence 1; expected 0 to 64"), std::string::npos) << message();
+  lengths[1] = -1;
+  EXPECT_NE(message().find("seqlens_kv: -1 of sequence 1"), std::string::npos) << message();
+  lengths[1] = 40;
+  EXPECT_EQ(message(), "nothing thrown");
+}
+
 }  // namespace
 }  // namespace foveal
