@@ -38,7 +38,7 @@ def refusal(path, quoted, name):
             return None if top == "foveal" else "a public header includes only foveal/ and the standard library"
         return None if STANDARD_HEADER.match(name) or name in PUBLIC_C_HEADERS else "a public header includes only the standard library"
     if place[:3] == ("src", "cuda", "device"):
-        written_for_each_kernel = name == "config.cuh"
+        written_for_each_kernel = name in ("config.cuh", "emit.cuh")
         inside = quoted and (written_for_each_kernel or (path.parent / name).exists() or (ROOT / "src/cuda/device" / name).exists())
         return None if inside else "device code includes only device code"
     if place[0] == "examples":

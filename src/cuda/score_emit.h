@@ -23,7 +23,7 @@ struct Ahead {
   bool several_heads = false;       ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 
-/// The text of score.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
+/// The text of emit.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make
 /// a clamp superfluous, and on strides only where they are 0 or 1.
 std::string emit_score(const problem::Problem& problem, const Ahead& ahead = {});
 /// Can some index of a kept pair leave its parameter, as far as is known without data?

@@ -33,7 +33,7 @@ class Assembler {
     std::string_view body;
     if (path == "config.cuh") {
       body = source_.constants.text();
-    } else if (path == "score.cuh") {
+    } else if (path == "emit.cuh") {
       body = source_.score;
     } else {
       body = embedded_file(path);

@@ -4,7 +4,7 @@
 //
 // In a kernel file, #include "x/y.cuh" names files relative to device/. Two names are virtual and stand for what a source carries:
 //   #include "config.cuh"   the constants, e.g. `constexpr int kBlockQ = 128;`
-//   #include "score.cuh"    the functions that score_emit wrote for this score and mask
+//   #include "emit.cuh"     the functions that score_emit wrote for this score and mask
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -30,7 +30,7 @@ struct KernelSource {
   std::string stem;     ///< device/kernels/<stem>.cuh
   std::string entry;    ///< name of the extern "C" kernel in it
   Constants constants;  ///< config.cuh
-  std::string score;    ///< score.cuh
+  std::string score;    ///< emit.cuh
   std::string arch;     ///< "sm_80", "sm_90a", or "compute_90" for PTX
 };
 

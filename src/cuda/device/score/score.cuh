@@ -74,7 +74,7 @@ FOVEAL_DEVICE float load_table(u32 table, int bytes) {
 /// How the gradient of a read is reduced (scoring::Reduction).
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 
-#include "score.cuh"
+#include "emit.cuh"
 
 /// The modified score.
 template <class At>
