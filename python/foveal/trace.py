@@ -24,6 +24,34 @@ MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pa
 guards.trust(value for name, value in vars(_core).items() if callable(value) and not isinstance(value, Expr) and not name.startswith("_"))
 
 
+def _no_numpy(name: str) -> TypeError:
+    return TypeError(
+        f"numpy.{name}: NumPy cannot compute with a score expression while it is traced; use foveal's functions (foveal.where, foveal.exp, "
+        "...), torch's (torch.where) on torch tensors, or jax.numpy's (jnp.where) on JAX arrays"
+    )
+
+
+def _numpy_ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
+    """NumPy's operators compute as Python's do; what else it has asks for values."""
+    import numpy
+
+    operands = [numpy.array(value, dtype=object) if isinstance(value, Expr) else value for value in inputs]
+    if ufunc.__name__ in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        keywords["dtype"] = object  # else it asks for the truth of what the operator gives
+    try:
+        return getattr(ufunc, method)(*operands, **keywords)
+    except TypeError as error:
+        raise _no_numpy(ufunc.__name__) from error
+
+
+def _numpy_function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
+    raise _no_numpy(function.__name__)
+
+
+setattr(Expr, "__array_ufunc__", _numpy_ufunc)
+setattr(Expr, "__array_function__", _numpy_function)
+
+
 class Symbols:
     """Expressions in the shape of an array. This one follows the score language; a framework's (torch, JAX) follows the framework."""
 
