@@ -35,7 +35,7 @@ class Program:
                          f"torch.sin({x})", f"torch.cos({x})", f"torch.exp(-torch.abs({x}))", f"torch.log1p({x} * {x})", f"torch.erf({x})",
                          f"torch.maximum({x}, {b} + 0 * s)", f"torch.minimum({x}, {b} + 0 * s)", f"torch.clamp({x}, -0.7, 0.9)",
                          f"torch.nn.functional.softplus({x})", f"torch.nn.functional.relu({x})", f"torch.sqrt(1 + {x} * {x})", f"(-{a})",
-                         f"torch.where({self.boolean(depth - 1)}, {x}, {b} + 0 * s)", f"({a} + 0.125 * {self.integer(depth - 1)})",
+                         f"torch.where({self.boolean(depth - 1)}, {x}, {b} + 0 * s)", f"({a} + 0.125 * {self.integer(depth - 1)}.double())",
                          f"({x}.abs() + 0.2).log()", f"torch.addcmul({x}, {x}, {b} + 0 * s, value=0.5)")  # fmt: skip
 
     def integer(self, depth):
