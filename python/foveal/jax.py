@@ -521,10 +521,12 @@ def dot_product_attention(
     query: [batch, seqlen_q, heads_q, head_dim]; key, value: [batch, seqlen_kv, heads_kv, ...]; or all without batch. bias (added to the scores) and
     mask (bool, True = keep): broadcast to [batch, heads_q, seqlen_q, seqlen_kv]. query_seq_lengths, key_value_seq_lengths: integers [batch]; queries
     past theirs give zeros. local_window_size: how many keys to the left and to the right of its own position a query sees. implementation:
-    accepted and ignored. Returns the output, with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype.
+    None, "xla" or "cudnn", of which none changes anything. Returns the output, with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype.
     A query that sees no key gives zeros, as by cuDNN; XLA's implementation gives the mean of all values.
     """
     query, key, value = (_array(x, name) for name, x in (("query", query), ("key", key), ("value", value)))
+    if not (implementation is None or implementation in ("xla", "cudnn")):
+        raise ValueError(f"dot_product_attention: implementation: found {implementation!r}; expected None, 'xla' or 'cudnn', of which none changes anything")
     ranks = [x.ndim for x in (query, key, value)]
     if ranks[0] not in (3, 4) or len(set(ranks)) != 1:
         raise ValueError(f"dot_product_attention: query, key, value: ranks {ranks}; expected all 4, [batch, seqlen, heads, dim], or all 3")
@@ -544,7 +546,7 @@ def dot_product_attention(
         masks.append("kv_idx <= q_idx")
     if local_window_size is not None:
         sides = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
-        if not isinstance(sides, (tuple, list)) or [type(side) for side in sides] != [int, int]:
+        if not isinstance(sides, (tuple, list)) or len(sides) != 2 or not all(type(side) is int or isinstance(side, np.integer) for side in sides):
             raise ValueError(f"local_window_size: found {local_window_size!r}; expected an integer, or a pair of integers (to the left, to the right)")
         left, right = sides
         masks.append(f"kv_idx >= q_idx - {int(left)} and kv_idx <= q_idx + {int(right)}")

@@ -213,6 +213,7 @@ DOOR_CASES = {
     "mask": dict(mask=jax.random.uniform(jax.random.key(8), (1, 4, 9, 7)) > 0.3),
     "window": dict(local_window_size=3),
     "two windows": dict(local_window_size=(4, 1), is_causal=True),
+    "window of NumPy's integers": dict(local_window_size=(np.int32(2), np.int64(1))),
     "lengths": dict(query_seq_lengths=jnp.array([3, 9]), key_value_seq_lengths=jnp.array([7, 4])),
     "residual": dict(return_residual=True),
 }

@@ -62,6 +62,7 @@ WRONG = {
     "the door's query": (lambda: door("x", k, v), "foveal.jax.dot_product_attention: query: found str; expected a JAX array"),
     "the door's value": (lambda: door(q, k, v.astype(int)), "foveal.jax.dot_product_attention: value: dtype int32; expected float64"),
     "the door's window": (lambda: door(q, k, v, local_window_size="x"), "foveal.jax.dot_product_attention: local_window_size: found 'x'; expected"),
+    "the door's implementation": (lambda: door(q, k, v, implementation="flash"), "foveal.jax.dot_product_attention: implementation: found 'flash'; expected None, 'xla'"),
     "the door's mask": (lambda: door(q, k, v, mask=jnp.ones((5, 5))), "foveal.jax.dot_product_attention: mask: dtype float32; expected bool"),
 }  # fmt: skip
 

@@ -90,6 +90,8 @@ WRONG = {
     "explain": (lambda: foveal.explain(*ARRAYS, wrong=1.0), "foveal.explain: wrong: .*expected "),
     "flex": (lambda: flex(*HEADS_FIRST, is_causal=True), "foveal.torch.flex_attention: is_causal: "),
     "sdpa": (lambda: sdpa(*HEADS_FIRST, mask=None), "foveal.torch.scaled_dot_product_attention: mask: .*attn_mask"),
+    "a word as flag": (lambda: sdpa(*HEADS_FIRST, is_causal="no"), "foveal.torch.scaled_dot_product_attention: is_causal: found str 'no'; expected True or False"),
+    "a number as flag": (lambda: sdpa(*HEADS_FIRST, enable_gqa=1), "foveal.torch.scaled_dot_product_attention: enable_gqa: found int 1; expected True or False"),
     "a module": (lambda: foveal.torch.Attention(is_causal=True), "foveal.torch.Attention: is_causal: "),
     "meta": (lambda: attention(q.to("meta"), k, v), "foveal.torch.attention: q: on device meta.*expected cpu or cuda"),
     "a captured meta tensor": (lambda: flex(*HEADS_FIRST, lambda s, b, h, i, j: s + META[h]), "flex_attention: .*p0.*: on device meta.*expected cpu or cuda"),
