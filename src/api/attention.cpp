@@ -65,7 +65,7 @@ std::shared_ptr<const planning::PlanState> cached_plan(const Attention& attentio
   problem::Problem problem = problem::make_problem(attention, inputs, outputs);
   std::string meaning;
   planning::Signature of_meaning(meaning);
-  of_meaning.add(options), of_meaning.add(problem.key);
+  of_meaning.add(options), of_meaning.add(problem::key_of(problem));
   if (auto state = plan_cache().find(meaning)) return state;
   auto state = planning::choose(std::move(problem), options, api::backends());
   plan_cache().insert(std::move(meaning), state);

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <utility>
 
 #include "base/check.h"
 #include "base/dtype.h"
+#include "base/recent.h"
 #include "cpu/integer_widths.h"
 #include "cpu/tape_compile.h"
 #include "problem/outside.h"
@@ -78,22 +81,44 @@ struct Tape::Prepared {
   struct Programs {
     Pair full, partial, backward;
     std::optional<CompiledTape> ranges;
+    bool reads_dots = false;  ///< the backward does
   };
   IntegerWidths widths;
-  Programs narrow, wide;
+  std::shared_ptr<const Programs> narrow;
+  Programs wide;
 
-  const Programs& programs(const TapeData& data) const { return data.wide ? wide : narrow; }
+  const Programs& programs(const TapeData& data) const { return data.wide ? wide : *narrow; }
 
-  /// Returns whether the backward reads dots.
-  bool compile(Programs& programs, const IntegerWidths* of_integers) const {
+  /// Those for 32 bits know nothing of lengths: plans that differ in these share them.
+  std::shared_ptr<const Programs> narrow_once() const {
+    struct Compiled {
+      std::shared_ptr<const scoring::ScoreProgram> score;  // kept: it is known by its address
+      Programs programs;
+    };
+    static base::Recent<Compiled> latest(256);
+    std::string key;
+    const auto add = [&key](const auto& value) { key.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
+    add(score.get()), add(scale), add(f64);
+    for (const TapeLayout& layout : layouts)
+      for (const auto* numbers : {&layout.sizes, &layout.strides})
+        for (const std::int64_t number : *numbers) add(number);
+    auto found = latest.find(key);
+    if (!found) {
+      found = std::make_shared<const Compiled>(Compiled{score, compile(nullptr)});
+      latest.insert(std::move(key), found);
+    }
+    return {found, &found->programs};
+  }
+
+  Programs compile(const IntegerWidths* of_integers) const {
+    Programs programs;
     const auto source = [&](bool one_head) { return TapeSource{score.get(), scale, f64, layouts, one_head, of_integers}; };
     if (!score->forward.empty()) programs.full = {compile_forward(source(true), false), compile_forward(source(false), false)};
     if (!score->mask.empty()) programs.partial = {compile_forward(source(true), true), compile_forward(source(false), true)};
-    bool reads_dots = false;
     if (!score->backward.empty())
-      programs.backward = {compile_backward(source(true), reads_dots), compile_backward(source(false), reads_dots)};
+      programs.backward = {compile_backward(source(true), programs.reads_dots), compile_backward(source(false), programs.reads_dots)};
     programs.ranges = compile_ranges(source(false));
-    return reads_dots;
+    return programs;
   }
 
   /// Runs a program over all lanes of a frame: piece by piece where 16 lanes and more share a head and have consecutive queries.
@@ -156,13 +181,15 @@ Tape::Tape(const problem::Problem& problem, const std::string& target) : prepare
   }
   has_score_ = !p.score->forward.empty();
   has_mask_ = !p.score->mask.empty();
-  backward_needs_dots_ = p.compile(p.narrow, nullptr);
-  mask_is_ranges_ = p.narrow.ranges.has_value();
+  p.narrow = p.narrow_once();
+  backward_needs_dots_ = p.narrow->reads_dots;
+  mask_is_ranges_ = p.narrow->ranges.has_value();
   if (p.widths.undecided()) {
-    backward_needs_dots_ |= p.compile(p.wide, &p.widths);
+    p.wide = p.compile(&p.widths);
+    backward_needs_dots_ |= p.wide.reads_dots;
     mask_is_ranges_ = mask_is_ranges_ && p.wide.ranges.has_value();
   }
-  has_backward_ = !p.score->backward.empty() && p.narrow.backward.mixed.program.count > 0;
+  has_backward_ = !p.score->backward.empty() && p.narrow->backward.mixed.program.count > 0;
 }
 
 std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
@@ -176,7 +203,7 @@ std::size_t Tape::scratch_bytes(int max_keys, int max_ld) const {
     most = std::max(most, slots.uniform * t.uniforms + slots.lane * t.lanes + slots.key * t.keys + spread * t.key_spreads +
                               slots.diagonal * t.diagonals + strip * t.strips);
   };
-  for (const Prepared::Programs* programs : {&prepared_->narrow, &prepared_->wide}) {
+  for (const Prepared::Programs* programs : {prepared_->narrow.get(), &std::as_const(prepared_->wide)}) {
     for (const Prepared::Pair* pair : {&programs->full, &programs->partial, &programs->backward}) {
       add(pair->one_head);
       add(pair->mixed);
@@ -288,10 +315,10 @@ std::string Tape::describe(const IndexFault& fault) const {
 std::string Tape::text() const {
   std::string text;
   const auto add = [&](const char* title, const CompiledTape& tape) { text += std::string(title) + ":\n" + tape.text(); };
-  if (has_score_) add("score", prepared_->narrow.full.one_head);
-  if (has_mask_) add("masked score", prepared_->narrow.partial.one_head);
-  if (has_backward_) add("backward", prepared_->narrow.backward.one_head);
-  if (mask_is_ranges_) add("ranges", *prepared_->narrow.ranges);
+  if (has_score_) add("score", prepared_->narrow->full.one_head);
+  if (has_mask_) add("masked score", prepared_->narrow->partial.one_head);
+  if (has_backward_) add("backward", prepared_->narrow->backward.one_head);
+  if (mask_is_ranges_) add("ranges", *prepared_->narrow->ranges);
   return text;
 }
 

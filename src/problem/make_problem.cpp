@@ -446,7 +446,7 @@ void compile_score(Problem& p) {
     request.score_mod = scoring::settle_indices(request.score_mod, request.mask, request.params, *box);
     request.mask = scoring::settle_indices(request.mask, {}, request.params, *box);
   }
-  p.score = std::make_shared<const scoring::ScoreProgram>(scoring::compile(request));
+  p.score = scoring::compile_once(request);
   if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present)
     FOVEAL_CHECK(!reads(p.score->forward, p.sink), "sink: parameter ", p.attention.sink->name(),
                  " is read by score_mod too and its gradient is wanted; use two parameters");
@@ -509,7 +509,6 @@ Problem make(const Attention& attention, const Call& call) {
   } catch (const Error& error) {
     base::fail(error.code(), error.what(), " [", headline(p), "]");
   }
-  p.key = key_of(p);
   return p;
 }
 

@@ -73,10 +73,9 @@ struct Problem {
   std::int64_t page_size() const { return k.sizes[1]; }
   /// `backward bf16 b2 h12:4 q1024 kv1024 d64 mask="kv_idx <= q_idx" score="score + rel[head, ...]" ...`: parsed back by parse_line()
   std::string line() const;
-  std::string key;  ///< line() plus strides, dtypes and everything else that a plan depends on
 };
 
-/// What Problem::key is.
+/// line() plus strides, dtypes and everything else that a plan depends on.
 std::string key_of(const Problem& problem);
 
 /// All tensors of one call, in the same roles and order as the Problem's specs (rank-4 views of packed tensors).

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "base/check.h"
+#include "base/recent.h"
 #include "score/derivative.h"
 #include "score/graph.h"
 #include "score/print.h"
@@ -147,8 +148,35 @@ class Compiler {
   ScoreProgram result_;
 };
 
+/// The request is kept, so that no other expression comes to stand at the addresses by which it is known.
+struct Compiled {
+  Request request;
+  ScoreProgram program;
+};
+
+std::string identity(const Request& request) {
+  std::string key{static_cast<char>(request.backward), static_cast<char>(request.row_constant_terms_matter)};
+  const auto add = [&key](const void* address) { key.append(reinterpret_cast<const char*>(&address), sizeof(address)); };
+  add(request.score_mod.node().get());
+  add(request.mask.node().get());
+  for (const Param& param : request.params) add(param.info().get());
+  for (const bool wanted : request.wants_gradient) key += static_cast<char>(wanted);
+  return key;
+}
+
 }  // namespace
 
 ScoreProgram compile(const Request& request) { return Compiler(request)(); }
+
+std::shared_ptr<const ScoreProgram> compile_once(const Request& request) {
+  static base::Recent<Compiled> latest(256);
+  std::string key = identity(request);
+  auto found = latest.find(key);
+  if (!found) {
+    found = std::make_shared<const Compiled>(Compiled{request, compile(request)});
+    latest.insert(std::move(key), found);
+  }
+  return {found, &found->program};
+}
 
 }  // namespace foveal::scoring

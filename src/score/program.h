@@ -2,6 +2,7 @@
 // What backends receive from the score compiler: straight-line programs in SSA form. Nothing here knows how an expression was built.
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -93,5 +94,8 @@ struct Request {
 /// Verifies, simplifies, differentiates and lowers. Throws invalid_argument: wrong types, a mask that reads score, a parameter that is read
 /// but not bound (names it), two parameters of one name, a gradient wanted for a parameter that is not real or that nothing reads.
 ScoreProgram compile(const Request& request);
+/// The program that was made last time, where the very same expressions and parameters were compiled lately: lengths are no part of it, so that
+/// a cache that grows by a key a step compiles nothing.
+std::shared_ptr<const ScoreProgram> compile_once(const Request& request);
 
 }  // namespace foveal::scoring

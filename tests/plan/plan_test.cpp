@@ -113,7 +113,8 @@ TEST(Signature, SeedsAreNoPartOfIt) {
   const auto of = [](const std::string& dropout) {
     const CaseData data(parse_line("forward f32 b2 h4 q8 d16 dropout=0.1" + dropout));
     const Attention& attention = data.line().attention;
-    return std::pair{signature_of(data, attention), problem::make_problem(attention, data.forward_inputs(), data.forward_outputs()).key};
+    return std::pair{signature_of(data, attention),
+                     problem::key_of(problem::make_problem(attention, data.forward_inputs(), data.forward_outputs()))};
   };
   const auto plain = of("");
   for (const char* dropout : {":1", ":1:2", ":18446744073709551615:3", ":5:6:memory"}) EXPECT_EQ(plain, of(dropout)) << dropout;
@@ -122,11 +123,27 @@ TEST(Signature, SeedsAreNoPartOfIt) {
 TEST(Problem, TheKeySaysMoreThanTheLine) {
   const auto key = [](const char* line) {
     const CaseData data(parse_line(line));
-    return problem::make_problem(data.line().attention, data.forward_inputs(), data.forward_outputs()).key;
+    return problem::key_of(problem::make_problem(data.line().attention, data.forward_inputs(), data.forward_outputs()));
   };
   EXPECT_EQ(key("forward f32 b2 h4 q8 d16"), key("forward f32 b2 h4 q8 d16 seed=9"));
   EXPECT_NE(key("forward f32 b2 h4 q8 d16"), key("forward f32 b2 h4 q8 d16 layout=padded"));
   EXPECT_NE(key("forward f32 b2 h4 q8 d16"), key("forward f32 b2 h4 q8 d16 no_lse"));
+}
+
+TEST(Problem, LengthsCompileNoScoreAnew) {
+  const auto score = [&](std::int64_t keys, const Attention& attention, bool backward = false) {
+    const std::string line = std::string(backward ? "backward" : "forward") + " f32 b1 h4 q1:" + std::to_string(keys) + " d16";
+    const CaseData data(parse_line(line));
+    return backward ? problem::make_problem(attention, data.backward_inputs(), data.backward_outputs()).score
+                    : problem::make_problem(attention, data.forward_inputs(), data.forward_outputs()).score;
+  };
+  const Attention capped{.score_mod = softcap(30.0)}, other{.score_mod = softcap(20.0)},
+      masked{.score_mod = capped.score_mod, .mask = causal()};
+  const auto first = score(16, capped);
+  EXPECT_EQ(first, score(17, capped));
+  EXPECT_NE(first, score(17, other));
+  EXPECT_NE(first, score(17, masked));
+  EXPECT_NE(first, score(17, capped, true));
 }
 
 TEST(Problem, PlansOfGpuTensorsAreForTheirAlignment) {
@@ -142,7 +159,7 @@ TEST(Problem, PlansOfGpuTensorsAreForTheirAlignment) {
     outputs.out = on(outputs.out, 4096), outputs.lse = on(outputs.lse, 4096);
     std::string signature;
     write_signature({}, problem::call_of(inputs, outputs), {}, signature);
-    return std::pair{signature, problem::make_problem({}, inputs, outputs).key};
+    return std::pair{signature, problem::key_of(problem::make_problem({}, inputs, outputs))};
   };
   const auto aligned = at(DeviceKind::cuda, 4096), same = at(DeviceKind::cuda, 4112), not_aligned = at(DeviceKind::cuda, 4098);
   EXPECT_EQ(aligned, same);

@@ -121,3 +121,25 @@ def test_jax_compilation_cache_serves_another_process(tmp_path):
     said = [subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert said[0] == said[1] and said[0]
     assert any(tmp_path.iterdir())
+
+
+def naive(q, k, v, bias, cap=2.0):
+    s = cap * np.tanh((np.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5 + bias) / cap)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), v)
+
+
+def test_what_lengths_share_knows_of_strides_and_frameworks():
+    """Programs and what makes results are shared by the plans of other lengths; a parameter's strides and the kind of arrays are no length."""
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(7)
+    q, k, v = [random.standard_normal((1, 12, 2, 8)).astype(np.float32) for _ in range(3)]
+    table = random.standard_normal((12, 12)).astype(np.float32)
+    score = "2.0 * tanh((score + bias[q_idx, kv_idx]) / 2.0)"
+    for keys in range(5, 12):
+        for bias in (table, table.T):
+            for array in (np.asarray, torch.from_numpy):
+                given = [array(x) for x in (q, k[:, :keys], v[:, :keys])]
+                out, lse = foveal.forward(*given, score, params={"bias": array(bias)})
+                assert type(out) is type(lse) is type(given[0])
+                np.testing.assert_allclose(np.asarray(out), naive(q, k[:, :keys], v[:, :keys], bias[:, :keys]), atol=2e-6)

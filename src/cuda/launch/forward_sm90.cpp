@@ -55,7 +55,6 @@ problem::Problem any_length(const problem::Problem& p) {
   if (p.attention.q_offset > 0) any.attention.q_offset += any.seqlen_kv - p.seqlen_kv;
   any.total_kv = any.batch * any.seqlen_kv;
   for (problem::TensorSpec* keys : {&any.k, &any.v}) keys->sizes[1] = any.seqlen_kv, keys->strides = {};
-  any.key = problem::key_of(any);
   return any;
 }
 
@@ -79,7 +78,7 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
     return nullptr;
   const auto tuned = tuned_config(p, device, "sm90.forward");
   const auto key_for = [&](const problem::Problem& problem) {
-    return base::join(device, " | ", tuned ? tuned->config : "", " | ", problem.key, " | ", problem.score->text);
+    return base::join(device, " | ", tuned ? tuned->config : "", " | ", problem::key_of(problem), " | ", problem.score->text);
   };
   thread_local std::pair<std::string, std::shared_ptr<const Design>> latest;  // while a problem is planned it is asked for again and again
   std::string key = key_for(p);
