@@ -222,11 +222,14 @@ class Plan:
         self, call: _core.Call, bound: Bound, arrays_by_role: Mapping[str, Any], cu_seqlens: tuple[Any, Any], rng: Rng, backward: bool
     ):
         self._call = call
-        self._bound = bound
         self._planned = dict(arrays_by_role)
-        self._cu_seqlens = cu_seqlens
-        self._rng = rng
         self._roles = _ROLES if backward else _FORWARD_ROLES
+        self._results = ("dq", "dk", "dv") if backward else ("out", "lse")
+        self._params = dict(zip(bound.names, bound.arrays))
+        self._names = (*self._roles, *_LENGTHS, *bound.names)  # of the slots
+        # What a run is given by name, in the order of the slots, with what stands where it is not.
+        lengths = zip(_LENGTHS, length_slots(*cu_seqlens))
+        self._defaults = {**dict.fromkeys(self._roles), **dict(lengths), "seed": rng.seed, "offset": rng.offset, "rng_state": rng.state}
 
     @property
     def kernel(self) -> str:
@@ -266,28 +269,23 @@ class Plan:
 
     def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
         """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
-        lengths = dict(zip(_LENGTHS, length_slots(*self._cu_seqlens)))
-        lengths.update({name: tensors.pop(name) for name in _LENGTHS if name in tensors})
         if "cu_seqlens" in tensors:
-            lengths["cu_seqlens_q"], lengths["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
-        rng = Rng(tensors.pop("seed", self._rng.seed), tensors.pop("offset", self._rng.offset), tensors.pop("rng_state", self._rng.state))
-        unknown = set(tensors) - set(self._roles)
-        if unknown:
-            raise ValueError(f"{sorted(unknown)[0]}: not a tensor of this pass; expected some of {', '.join(self._roles)}")
-        bound = dict(zip(self._bound.names, self._bound.arrays))
-        for name, array in (params or {}).items():
-            if name not in bound:
-                raise ValueError(f"params: no parameter is called {name!r}; expected some of {list(bound)}")
-            bound[name] = array
-        slots = [*(tensors.get(role) for role in self._roles), *lengths.values(), *bound.values()]
-        _check_plain((*self._roles, *_LENGTHS, *bound), slots)
-        results = ("dq", "dk", "dv") if self._roles is _ROLES else ("out", "lse")
-        _check_writable({**{role: tensors.get(role) for role in results}, **(gradients or {}), "workspace": workspace})
+            tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
+        given = {**self._defaults, **tensors}
+        if len(given) > len(self._defaults):
+            raise ValueError(f"{[*given][len(self._defaults)]}: not a tensor of this pass; expected some of {', '.join(self._roles)}")
+        bound = {**self._params, **(params or {})}
+        if len(bound) > len(self._params):
+            raise ValueError(f"params: no parameter is called {[*bound][len(self._params)]!r}; expected some of {[*self._params]}")
+        *slots, seed, offset, rng_state = given.values()
+        slots += bound.values()
+        _check_plain(self._names, slots)
+        _check_writable({**{role: given[role] for role in self._results}, **(gradients or {}), "workspace": workspace})
         if self._roles is _ROLES:
             slots += [(gradients or {}).get(name) for name in bound]
         if workspace is None and slots[0] is not None and not arrays.on_cpu(slots[0]):
             workspace = self.workspace()
-        return functools.partial(self._call.run, slots, workspace, *rng)
+        return functools.partial(self._call.run, slots, workspace, seed, offset, rng_state)
 
 
 @public("foveal.plan")

@@ -121,7 +121,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"flex_attention: {name}: found {type(tensor).__name__}; expected a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
             raise CallError(f"flex_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
         if tensor.dim() != 4:
             raise CallError(f"flex_attention: {name}: rank {tensor.dim()}; expected 4: [batch, heads, seqlen, head_dim]")
@@ -130,15 +130,18 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
             raise CallError(f"flex_attention: {name}: dtype {tensor.dtype}; expected {expected}")
         if tensor.device != query.device:
             raise CallError(f"flex_attention: {name}: on {tensor.device}; expected {query.device}, query's device")
-        if tensor.shape[0] != query.shape[0] and tensor.shape[0] != 1:
-            raise CallError(f"flex_attention: {name}: batch {tensor.shape[0]}; expected {query.shape[0]}, query's, or 1")
-    if key.shape[-1] != query.shape[-1]:
-        raise CallError(f"flex_attention: key: head_dim {key.shape[-1]}; expected {query.shape[-1]}, query's")
-    if value.shape[:3] != key.shape[:3]:
+    batch, heads, _, dim = query.shape
+    key_batch, key_heads, seqlen, key_dim = key.shape
+    for name, found in (("key", key_batch), ("value", value.shape[0])):
+        if found != batch and found != 1:
+            raise CallError(f"flex_attention: {name}: batch {found}; expected {batch}, query's, or 1")
+    if key_dim != dim:
+        raise CallError(f"flex_attention: key: head_dim {key_dim}; expected {dim}, query's")
+    if value.shape[:3] != (key_batch, key_heads, seqlen):
         raise CallError(
-            f"flex_attention: value: batch, heads, seqlen of {tuple(value.shape[:3])}; expected {tuple(key.shape[:3])}, key's"
+            f"flex_attention: value: batch, heads, seqlen of {tuple(value.shape[:3])}; expected {(key_batch, key_heads, seqlen)}, key's"
         )
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise CallError(f"flex_attention: key: {key.shape[1]} heads, query: {query.shape[1]}; expected equal, or enable_gqa=True")
-    if query.shape[1] != key.shape[1] and (key.shape[1] == 0 or query.shape[1] % key.shape[1] != 0):
-        raise CallError(f"flex_attention: key: {key.shape[1]} heads; expected a number that divides query's {query.shape[1]}")
+    if heads != key_heads and not enable_gqa:
+        raise CallError(f"flex_attention: key: {key_heads} heads, query: {heads}; expected equal, or enable_gqa=True")
+    if heads != key_heads and (key_heads == 0 or heads % key_heads != 0):
+        raise CallError(f"flex_attention: key: {key_heads} heads; expected a number that divides query's {heads}")

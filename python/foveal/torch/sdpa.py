@@ -103,7 +103,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"scaled_dot_product_attention: {name}: found {type(tensor).__name__}; expected a torch.Tensor")
-        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+        if tensor.layout is not torch.strided or not (tensor.is_cpu or tensor.is_cuda):
             raise CallError(f"scaled_dot_product_attention: {name}: {tensor.layout} on {tensor.device}; expected a dense tensor on cpu or cuda")
         if tensor.dim() < 2:
             raise CallError(
