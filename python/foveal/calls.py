@@ -56,9 +56,6 @@ class CallTracer(Tracer):
     def capture(self, array: Any) -> Capture:
         return Capture(self, array)
 
-    def gradient_stopped(self) -> bool:
-        return False
-
     def finished(self, items: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> Symbols:
         """Expressions as an array of this dtype: converted, narrow integers wrapped, without derivative where none is to be recorded."""
         kind, stopped = self.type_of(dtype), self.gradient_stopped()

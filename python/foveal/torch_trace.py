@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards
+from . import _core, arrays, formulas, guards, torch_views
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
@@ -61,7 +61,12 @@ class Symbol(Symbols):
 
     @property
     def T(self) -> "Symbol":  # noqa: N802 - torch's name
-        result: "Symbol" = _call(self._tracer, torch.t, (self,), {})
+        result: "Symbol" = torch_views.PROPERTIES["T"](self)
+        return result
+
+    @property
+    def mT(self) -> "Symbol":  # noqa: N802 - torch's name
+        result: "Symbol" = torch_views.PROPERTIES["mT"](self)
         return result
 
     requires_grad = is_leaf = False
@@ -494,6 +499,12 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         look = _look_of_result(name, func, args, kwargs)
         if isinstance(look, torch.Tensor):
             _check_numbers(name, func, args, kwargs, look.dtype)
+        if args and isinstance(args[0], Capture):
+            found = args[0]._detached() if name == "detach" else None
+            if name in torch_views.NAMES and not symbolic((*args[1:], *kwargs.values())):
+                found = torch_views.view(args[0], func, args[1:], kwargs)
+            if found is not None:
+                return found
         return meaning(Call(tracer, name, func, args, kwargs, look))
 
 
@@ -586,6 +597,13 @@ class TorchTracer(CallTracer):
     def capture(self, tensor: torch.Tensor) -> Capture:
         known = self.views.get(id(tensor))
         return Capture(self, tensor) if known is None else known[1]
+
+    def attribute(self, capture: Capture, name: str) -> Any:
+        if name in torch_views.PROPERTIES:
+            return torch_views.PROPERTIES[name](capture)
+        if name in torch_views.NAMES or name == "detach":
+            return lambda *args, **kwargs: _call(self, getattr(torch.Tensor, name), (capture, *args), kwargs)
+        return super().attribute(capture, name)
 
     def gradient_stopped(self) -> bool:
         return self.with_gradients and not torch.is_grad_enabled()

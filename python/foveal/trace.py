@@ -238,11 +238,14 @@ class Along:
 class Capture:
     """An array seen from inside a traced function, and where it was indexed so far."""
 
-    def __init__(self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None):
+    def __init__(
+        self, tracer: "Tracer", array: Any, axes: tuple[Any, ...] | None = None, order: tuple[int | None, ...] | None = None, stopped: bool = False
+    ):  # fmt: skip
         self._tracer = tracer
         self._array = array
         self._axes = tuple(Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
         self._order = tuple(range(len(self._axes))) if order is None else order  # of the dimensions that are left; None: a new one of size 1
+        self._stopped = stopped  # what is read of it has no derivative
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -298,8 +301,15 @@ class Capture:
                 order.append(axis)
             elif axis is not None:
                 axes[axis] = At(self._one(i, along))
-        result = Capture(self._tracer, self._array, tuple(axes), tuple(order))
+        return self._part(axes, order)
+
+    def _part(self, axes: Sequence[Any], order: Sequence[int | None]) -> Any:
+        """What is left when it is indexed so, or viewed; its read where nothing is. Made where no derivative is recorded, it has none later, either."""
+        result = Capture(self._tracer, self._array, tuple(axes), tuple(order), self._stopped or self._tracer.gradient_stopped())
         return result if order or result._fixed() else result._read()
+
+    def _detached(self) -> Capture:
+        return Capture(self._tracer, self._array, self._axes, self._order, True)
 
     @staticmethod
     def _one(index: Any, along: Along) -> Any:
@@ -353,7 +363,7 @@ class Capture:
         for place in itertools.product(*map(range, shape)):
             where = {axis: at for axis, at in zip(self._order, place) if axis is not None}
             index = [a.index if isinstance(a, At) else a.start + a.step * where[axis] for axis, a in enumerate(self._axes)]
-            items.append(param.read(index))
+            items.append(_core.stop_gradient(param.read(index)) if self._stopped and param.type == Type.real else param.read(index))
         return self._tracer.made(items, shape, self._array)
 
     def _value(self) -> Any:
@@ -402,9 +412,9 @@ class Capture:
     __hash__ = object.__hash__
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer"):
+        if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):
             raise AttributeError(name)
-        return getattr(self._read(), name)
+        return self._tracer.attribute(self, name)
 
 
 _install_operators(
@@ -438,6 +448,14 @@ class Tracer:
         import numpy
 
         return numpy.array(value)
+
+    def gradient_stopped(self) -> bool:
+        """Whether no derivative is recorded just now."""
+        return False
+
+    def attribute(self, capture: Capture, name: str) -> Any:
+        """What captures have beside what they are: what is read of them has."""
+        return getattr(capture._read(), name)
 
     @staticmethod
     def size(shape: tuple[int, ...]) -> Any:

@@ -370,9 +370,33 @@ PARTIAL = {
 }
 
 
-@pytest.mark.parametrize("name", PARTIAL)
-def test_what_is_left_of_an_array(name):
-    score_mod = lambda s, b, h, i, j: s * 0.1 + PARTIAL[name](h, i, j)  # noqa: E731
+BIG = real(HEADS, LEN, 4096)  # more elements than a pair may read: a view of it has to be made without reading
+VIEWS = {
+    "t": lambda h, i, j: BIG[h].t()[4095 - j, i],
+    "T": lambda h, i, j: BIG[h].T[j, i],
+    "mT": lambda h, i, j: BIG[h].mT[j, i] + BIG[:, i].mT[j + 7, h],
+    "twice": lambda h, i, j: BIG[h].t().t()[i, j] - BIG[h, 1:].t()[5:][j, i // 2],
+    "transpose": lambda h, i, j: BIG[:, i].transpose(0, 1)[j * 3, h],
+    "of_a_part": lambda h, i, j: BIG[h, ::2, 3::5].transpose(0, 1)[j, i // 2],
+    "permute": lambda h, i, j: BIG[h, None].permute(2, 0, 1)[j, 0, i],
+    "movedim": lambda h, i, j: torch.movedim(BIG[h], -1, 0)[j, i],
+    "swapaxes": lambda h, i, j: torch.swapaxes(BIG[h], 0, 1)[j, i],
+    "unsqueeze": lambda h, i, j: BIG[h].unsqueeze(1)[i, 0, j],
+    "squeeze": lambda h, i, j: BIG[h, 2:3].squeeze(0)[j] * BIG[h, None].squeeze()[i, j],
+    "select": lambda h, i, j: BIG[h].select(0, 3)[j] + torch.select(BIG[:, i], 0, -1)[j],
+    "narrow": lambda h, i, j: BIG[h].narrow(1, 100, 50)[i, j],
+    "unbind": lambda h, i, j: BIG[:, i].unbind(0)[1][j] + BIG[h].unbind()[-1][j],
+    "split": lambda h, i, j: BIG[h].split(1024, -1)[2][i, j] + BIG[h].split([96, 4000], 1)[1][i, j],
+    "chunk": lambda h, i, j: torch.chunk(BIG[h], 4, 1)[3][i, j],
+    "flatten": lambda h, i, j: BIG[h, 2:3].flatten(0, 1)[j] + BIG[h, None].view(LEN, 4096)[i, j],
+    "detach": lambda h, i, j: BIG[h].detach()[i, j] * BIG[h].t()[j, i],
+    "detached_between": lambda h, i, j: BIG[h].t().detach().t()[i, j] * BIG[h, i, j],
+}
+
+
+@pytest.mark.parametrize("table, name", [(PARTIAL, name) for name in PARTIAL] + [(VIEWS, name) for name in VIEWS])
+def test_what_is_left_of_an_array(table, name):
+    score_mod = lambda s, b, h, i, j: s * 0.1 + table[name](h, i, j)  # noqa: E731
     weights = torch.randn(1, LEN, HEADS, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = foveal.torch.attention(Q, K, V, score_mod)
     q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
@@ -380,7 +404,8 @@ def test_what_is_left_of_an_array(name):
     wanted = (torch.softmax(eager_like(score_mod)(q @ k.transpose(-1, -2) / DIM**0.5, *places), -1) @ v).transpose(1, 2)
     torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-9)
     if wanted.requires_grad:
-        a, b = (torch.autograd.grad((x * weights).sum(), W, retain_graph=True)[0] for x in (found, wanted))
+        parameter = W if table is PARTIAL else BIG
+        a, b = (torch.autograd.grad((x * weights).sum(), parameter, retain_graph=True)[0] for x in (found, wanted))
         torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
