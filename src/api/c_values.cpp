@@ -1,5 +1,8 @@
 #include "api/c_values.h"
 
+#include <memory>
+
+#include "base/recent.h"
 #include "cuda/jit/driver.h"
 #include "problem/roles.h"
 
@@ -47,6 +50,34 @@ TensorView view_of(const foveal_tensor* tensor) {
   return view;
 }
 
+// Texts said before are not read again: calls that say the same share their expressions, and so what was compiled for these.
+
+static Param param_of(const char* declaration) {
+  static base::Recent<Param> said(256);
+  if (const auto known = said.find(declaration)) return *known;
+  const auto param = std::make_shared<const Param>(parse_param(declaration));
+  said.insert(declaration, param);
+  return *param;
+}
+
+static Expr expression_of(const char* text, const std::vector<Param>& params) {
+  struct Said {
+    std::vector<Param> params;  // kept: they are known by their addresses
+    Expr expression;
+  };
+  static base::Recent<Said> said(256);
+  std::string key = text;
+  key += '\0';
+  for (const Param& param : params) {
+    const void* address = param.info().get();
+    key.append(reinterpret_cast<const char*>(&address), sizeof(address));
+  }
+  if (const auto known = said.find(key)) return known->expression;
+  const auto fresh = std::make_shared<const Said>(Said{params, parse(text, params)});
+  said.insert(std::move(key), fresh);
+  return fresh->expression;
+}
+
 std::vector<Param> params_of(const foveal_call& call) {
   FOVEAL_CHECK(call.param_count >= 0 && (call.param_count == 0 || call.params != nullptr), "call: param_count ", call.param_count,
                " without params");
@@ -54,7 +85,7 @@ std::vector<Param> params_of(const foveal_call& call) {
   for (int32_t i = 0; i < call.param_count; ++i) {
     FOVEAL_CHECK(call.params[i].declaration != nullptr, "params: parameter ", i, " has no declaration");
     FOVEAL_CHECK(call.params[i].tensor != nullptr, "params: parameter ", i, " has no tensor");
-    params.push_back(parse_param(call.params[i].declaration));
+    params.push_back(param_of(call.params[i].declaration));
   }
   return params;
 }
@@ -62,8 +93,8 @@ std::vector<Param> params_of(const foveal_call& call) {
 Attention attention_of(const foveal_attention* given, const std::vector<Param>& params) {
   const foveal_attention a = adopted(given, "attention");
   Attention attention;
-  if (a.score_mod != nullptr) attention.score_mod = parse(a.score_mod, params);
-  if (a.mask != nullptr) attention.mask = parse(a.mask, params);
+  if (a.score_mod != nullptr) attention.score_mod = expression_of(a.score_mod, params);
+  if (a.mask != nullptr) attention.mask = expression_of(a.mask, params);
   if (a.scale != 0) attention.scale = a.scale;
   if (a.sink != nullptr) {
     const auto named = std::find_if(params.begin(), params.end(), [&](const Param& param) { return param.name() == a.sink; });
