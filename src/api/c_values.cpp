@@ -1,7 +1,5 @@
 #include "api/c_values.h"
 
-#include <memory>
-
 #include "base/recent.h"
 #include "cuda/jit/driver.h"
 #include "problem/roles.h"
@@ -54,10 +52,7 @@ TensorView view_of(const foveal_tensor* tensor) {
 
 static Param param_of(const char* declaration) {
   static base::Recent<Param> said(256);
-  if (const auto known = said.find(declaration)) return *known;
-  const auto param = std::make_shared<const Param>(parse_param(declaration));
-  said.insert(declaration, param);
-  return *param;
+  return *said.find_or_make(declaration, [&] { return parse_param(declaration); });
 }
 
 static Expr expression_of(const char* text, const std::vector<Param>& params) {
@@ -72,10 +67,7 @@ static Expr expression_of(const char* text, const std::vector<Param>& params) {
     const void* address = param.info().get();
     key.append(reinterpret_cast<const char*>(&address), sizeof(address));
   }
-  if (const auto known = said.find(key)) return known->expression;
-  const auto fresh = std::make_shared<const Said>(Said{params, parse(text, params)});
-  said.insert(std::move(key), fresh);
-  return fresh->expression;
+  return said.find_or_make(key, [&] { return Said{params, parse(text, params)}; })->expression;
 }
 
 std::vector<Param> params_of(const foveal_call& call) {

@@ -37,6 +37,15 @@ class Recent {
     forgotten.splice(forgotten.begin(), entries_, std::prev(entries_.end()));
   }
 
+  /// What was made before for the key, or make()'s, outside of the lock; nothing is kept of a make() that throws.
+  template <class Make>
+  std::shared_ptr<const Value> find_or_make(std::string_view key, Make&& make) {
+    if (auto found = find(key)) return found;
+    auto made = std::make_shared<const Value>(make());
+    insert(std::string(key), made);
+    return made;
+  }
+
   std::size_t size() const {
     const std::lock_guard lock(mutex_);
     return entries_.size();

@@ -102,11 +102,7 @@ struct Tape::Prepared {
     for (const TapeLayout& layout : layouts)
       for (const auto* numbers : {&layout.sizes, &layout.strides})
         for (const std::int64_t number : *numbers) add(number);
-    auto found = latest.find(key);
-    if (!found) {
-      found = std::make_shared<const Compiled>(Compiled{score, compile(nullptr)});
-      latest.insert(std::move(key), found);
-    }
+    const auto found = latest.find_or_make(key, [&] { return Compiled{score, compile(nullptr)}; });
     return {found, &found->programs};
   }
 

@@ -170,12 +170,7 @@ ScoreProgram compile(const Request& request) { return Compiler(request)(); }
 
 std::shared_ptr<const ScoreProgram> compile_once(const Request& request) {
   static base::Recent<Compiled> latest(256);
-  std::string key = identity(request);
-  auto found = latest.find(key);
-  if (!found) {
-    found = std::make_shared<const Compiled>(Compiled{request, compile(request)});
-    latest.insert(std::move(key), found);
-  }
+  const auto found = latest.find_or_make(identity(request), [&] { return Compiled{request, compile(request)}; });
   return {found, &found->program};
 }
 

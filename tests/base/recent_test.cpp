@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <stdexcept>
 #include <thread>
 #include <vector>
 
@@ -28,6 +29,18 @@ TEST(Recent, KeepsWhatWasThereFirst) {
   cache.insert("a", std::make_shared<const int>(2));
   EXPECT_EQ(*cache.find("a"), 1);
   EXPECT_EQ(cache.size(), 1u);
+}
+
+TEST(Recent, MakesWhatIsNotThere) {
+  Recent<int> cache(2);
+  int made = 0;
+  const auto one = [&] { return ++made; };
+  const auto first = cache.find_or_make("a", one);
+  EXPECT_EQ(cache.find_or_make("a", one), first);
+  EXPECT_EQ(made, 1);
+  EXPECT_THROW(cache.find_or_make("b", []() -> int { throw std::runtime_error("no"); }), std::runtime_error);
+  EXPECT_EQ(cache.find("b"), nullptr) << "what failed is made again";
+  EXPECT_EQ(*cache.find_or_make("b", one), 2);
 }
 
 TEST(Recent, IsSafeFromManyThreads) {

@@ -85,12 +85,7 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
   if (latest.first == key) return latest.second;
   static base::Recent<Design> designs(64);
   const problem::Problem any = any_length(p);
-  const std::string key_of_any = key_for(any);
-  auto design = designs.find(key_of_any);
-  if (!design) {
-    design = std::make_shared<const Design>(design_of(any, device));
-    designs.insert(key_of_any, design);
-  }
+  auto design = designs.find_or_make(key_for(any), [&] { return design_of(any, device); });
   if (!design->choice || design->tiles != sm90_mask(p).tiles) design = nullptr;
   latest = {std::move(key), design};
   return design;
