@@ -367,7 +367,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_forward.begin(in.q.device, stream);
+      state_->device_forward.begin(in.q.device, stream, *c.transport);
       run_forward(c, in, out, state_->device_forward, state_->plans_forward);
       state_->used = state_->device_forward.bytes();
       return;
@@ -395,7 +395,7 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_backward.begin(in.q.device, stream);
+      state_->device_backward.begin(in.q.device, stream, *c.transport);
       run_backward(c, in, out, state_->device_backward, state_->plans_backward);
       state_->used = state_->device_backward.bytes();
       return;

@@ -40,6 +40,7 @@ def context_parallel(
     threads: int = 0,
     time_limit: float = 600.0,
     multiprocessors: int = 16,
+    engine: str = "automatic",
 ) -> ContextParallel:
     """A context under which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
 
@@ -58,12 +59,13 @@ def context_parallel(
     right, but less even. deal: automatic, contiguous, zigzag or pieces; without masks zigzag (even for causal masks) or contiguous (for windows),
     which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked.
     unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a wait for other ranks may
-    take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
+    take. engine, for groups of NCCL: "peer", copies by the copy engines of GPUs of one host that reach each other's memory; "nccl"; or
+    "automatic", the former where it works. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
     ValueError that names the difference. Raises NotImplementedError for keys in pages and second derivatives.
     """
-    return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors)
+    return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors, engine)
 
 
 class ContextParallel:
@@ -82,6 +84,7 @@ class ContextParallel:
         threads: int,
         time_limit: float,
         multiprocessors: int,
+        engine: str,
     ):
         self._group = group.get_group() if hasattr(group, "get_group") else group
         self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
@@ -113,7 +116,7 @@ class ContextParallel:
         self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
         if any(len(tokens) == 0 for tokens in of_ranks):
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
-        self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors)
+        self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, _Transport)
         self._tokens(self.rank, torch.device("cpu"))
         self.number = next(_numbers)
@@ -138,6 +141,11 @@ class ContextParallel:
         if any([made.q_tokens(rank) != made.kv_tokens(rank) for rank in range(self.size)]):
             raise NotImplementedError(f"context_parallel: head_groups: the layout has {made.head_groups}, with other rows of k and v than of q; expected 1")
         return made
+
+    @property
+    def engine(self) -> str:
+        """What carries messages: peer copies, NCCL or torch.distributed."""
+        return "torch.distributed" if self._by_host else self._transport.name
 
     @property
     def positions(self) -> Tensor:
@@ -298,14 +306,43 @@ def _few(lengths: list[int]) -> str:
     return f"{lengths[:8]}" if len(lengths) <= 8 else f"{lengths[:8]} and {len(lengths) - 8} more"
 
 
-def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int) -> Any:
+def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int, engine: str) -> Any:
+    if engine not in ("automatic", "peer", "nccl"):
+        raise ValueError(f"context_parallel: engine: '{engine}'; expected automatic, peer or nccl")
     if "nccl" not in distributed.get_backend(group):
+        if engine != "automatic":
+            raise ValueError(f"context_parallel: engine: '{engine}' with a group of {distributed.get_backend(group)}; expected one of nccl")
         return _Transport(group, time_limit)
     device = torch.cuda.current_device()
+    if engine != "nccl":
+        made = _peer_transport(group, rank, size, device, time_limit, must=engine == "peer")
+        if made is not None:
+            return made
     mine = _core.nccl_id() if rank == 0 else bytes(128)
+    return _core.nccl_ranks(_of_rank_0(group, mine, device), rank, size, device, time_limit, multiprocessors)
+
+
+def _peer_transport(group: Any, rank: int, size: int, device: int, time_limit: float, *, must: bool) -> Any:
+    """None where it does not work: all ranks find the same."""
+    name = _of_rank_0(group, _core.peer_id().encode().ljust(256, b"\0") if rank == 0 else bytes(256), device).rstrip(b"\0").decode()
+    here = torch.tensor([_core.peer_reachable(name)], dtype=torch.int32, device=f"cuda:{device}")
+    distributed.all_reduce(here, op=distributed.ReduceOp.MIN, group=group)
+    if not here.item():
+        if must:
+            raise NotImplementedError("context_parallel: engine: 'peer' with ranks on several hosts; expected nccl")
+        return None
+    try:
+        return _core.peer_ranks(name, rank, size, device, time_limit)
+    except NotImplementedError:
+        if must:
+            raise
+        return None
+
+
+def _of_rank_0(group: Any, mine: bytes, device: int) -> bytes:
     common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
     distributed.broadcast(common, distributed.get_global_rank(group, 0), group=group)
-    return _core.nccl_ranks(bytes(common.tolist()), rank, size, device, time_limit, multiprocessors)
+    return bytes(common.tolist())
 
 
 class _Transport:
