@@ -43,6 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-tokens", type=int, default=131072, help="of a case; longer ones are left out")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--multiprocessors", type=int, default=16, help="that carry NCCL's transfers at most")
+    parser.add_argument("--engine", default="automatic", help="automatic, peer or nccl")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
@@ -135,7 +136,7 @@ class Bench:
             forward, whole, wanted = measure(q, k, v, dout)
             rows |= {("forward", "one device"): {"ms": forward}, ("both", "one device"): {"ms": whole}}
         deal = case.get("deal", "zigzag")
-        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors}
+        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine}
         with door.context_parallel(self.group, case["tokens"], deal=deal, **limits) as context:
             mine = [context.shard(t) for t in (q, k, v, dout)]
             del q, k, v, dout
@@ -150,6 +151,7 @@ class Bench:
                 rows["both", "foveal"]["differences"] = {
                     name: round(float((of[name].float() - found[name].float()).abs().max()) / scale[name], 6) for name in wanted}  # fmt: skip
             if self.cuda:
+                rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
                 rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
         return rows
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,12 @@ struct Message {
   int peer = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
+};
+
+/// Memory that the device reads: messages have arrived when it holds `value`, or what comes later in counting up.
+struct ArrivalWord {
+  const std::uint32_t* word = nullptr;
+  std::uint32_t value = 0;
 };
 
 /// What a plan needs of a network. Calls come from one thread for each rank. A failure, or a wait longer than its time limit, is an Error
@@ -51,6 +58,9 @@ class FOVEAL_API Transport {
   /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
   virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
   virtual void wait_on(Stream stream, std::uint64_t ticket);
+  /// What a kernel may wait for instead, of a peer's messages of a ticket; nothing where it could wait for ever, as multiprocessors carry
+  /// messages. wait_on() follows in any case.
+  virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) { return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt; }
   /// This rank cannot go on: the waits of the others are to fail at once, with this text, instead of at their time limit, where the network
   /// can tell them. Afterwards the transport is of no more use to anyone: every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }

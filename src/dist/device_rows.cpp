@@ -91,6 +91,11 @@ void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t
             stream_);
 }
 
+void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
+  cuda::row_kernels(device_.index)
+      .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim}, stream_);
+}
+
 void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
                          std::int64_t to_head, std::int64_t count, std::int64_t heads) {
   move(from, from_token, from_head, to, to_token, to_head, count, heads, false);

@@ -36,6 +36,8 @@ class DeviceBuffers final : public RowMemory {
   /// out and lse (no data: unwanted) from the wide sums of parts; the sink's logits begin with the head of the first row.
   void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head,
               std::int64_t tokens);
+  /// to = from + more, in the type of `to`; all of their rows.
+  void convert_sum(const Rows& from, const Rows& more, const Rows& to);
   /// f64 for each head.
   void sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink, std::int64_t first_head,
                      double* gradient);

@@ -43,6 +43,7 @@ class Mailbox {
     std::array<char, 256> why;  ///< it fails
     std::uint64_t process;      ///< the same for ranks of one process
     int device;                 ///< as that process counts
+    std::array<char, 16> gpu;   ///< its UUID
     std::atomic<std::uint64_t> deaths;                 ///< allocations that it gave up
     std::atomic<std::uint64_t> deaths_seen[most_ranks];  ///< by it, of each other rank
     Allocation allocations[most_allocations];

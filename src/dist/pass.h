@@ -65,12 +65,13 @@ class Pass {
   /// The description of a launch: the sink joins once, outside.
   Attention without_sink() const;
 
+  /// Does each piece travel by itself, from where it lies and to where it belongs? Else the pieces of a pair of ranks make one message.
+  bool direct() const { return memory_.direct() && c_.plan.head_groups == 1 && c_.batch() == 1; }
+
   const Context& c_;
   RowMemory& memory_;
 
  private:
-  /// Does each piece travel by itself, from where it lies and to where it belongs? Else the pieces of a pair of ranks make one message.
-  bool direct() const { return memory_.direct() && c_.plan.head_groups == 1 && c_.batch() == 1; }
   std::vector<Piece> pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, bool of_shard, int sharer) const;
   void send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends);
   Arrival receive(int peer, std::vector<Piece> pieces, bool in_place, std::vector<Message>& receives);

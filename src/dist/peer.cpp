@@ -59,6 +59,9 @@ class PeerTransport final : public Transport {
       constexpr unsigned non_blocking = 1;
       constexpr int first = -5;  // the driver takes the nearest that there is
       driver::check(driver::api().stream_create_with_priority(&stream_, non_blocking, first), "cuStreamCreateWithPriority");
+      driver::DeviceHandle handle = 0;
+      driver::check(driver::api().device_get(&handle, device_), "cuDeviceGet");
+      driver::check(driver::api().device_uuid(mailbox_.of(rank).gpu.data(), handle), "cuDeviceGetUuid");
       mailbox_.of(rank).device = device_;
     } catch (const Error& error) {
       why = error.what();
@@ -130,6 +133,17 @@ class PeerTransport final : public Transport {
                     "cuStreamWaitValue32");
     driver::check(driver::api().stream_wait_event(caller, ticket.sent, 0), "cuStreamWaitEvent");
     ticket.was_waited_for = true;
+  }
+
+  std::optional<ArrivalWord> arrival_word(std::uint64_t number, int peer) override {
+    if (shares_gpu_) return std::nullopt;
+    const std::lock_guard lock(mutex_);
+    const auto found = tickets_.find(number);
+    if (found == tickets_.end()) return std::nullopt;
+    for (const auto& [source, group] : found->second.sources)
+      if (source == peer)
+        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(registered_->at(&mailbox_.lane(source, rank_).arrived)), group};
+    return std::nullopt;
   }
 
   void* allocate(std::size_t bytes) override {
@@ -207,7 +221,10 @@ class PeerTransport final : public Transport {
   /// Writes to the memory of every other rank, and looks at what they wrote; "" or what does not work.
   std::string reach_all() noexcept {
     try {
-      for (int rank = 0; rank < size_; ++rank) alone_ = alone_ && mailbox_.of(rank).process == mailbox_.of(rank_).process;
+      for (int rank = 0; rank < size_; ++rank) {
+        alone_ = alone_ && mailbox_.of(rank).process == mailbox_.of(rank_).process;
+        shares_gpu_ = shares_gpu_ || (rank != rank_ && mailbox_.of(rank).gpu == mailbox_.of(rank_).gpu);
+      }
       const auto ranks = static_cast<std::size_t>(size_);
       std::vector<std::uint32_t> words(ranks, 0), wanted(ranks, 1);
       auto* there = static_cast<std::byte*>(allocate(2 * ranks * sizeof(std::uint32_t)));
@@ -413,7 +430,8 @@ class PeerTransport final : public Transport {
   const double time_limit_;
   Mailbox mailbox_;
   std::optional<Registered> registered_;
-  bool alone_ = true;  ///< all ranks are threads of this process
+  bool alone_ = true;        ///< all ranks are threads of this process
+  bool shares_gpu_ = false;  ///< a kernel that waits could keep the kernels of another rank from starting, for which it waits
   driver::StreamHandle stream_ = nullptr;
   Events events_;
   std::vector<Counts> counts_;  ///< of each other rank

@@ -118,6 +118,7 @@ struct alignas(64) TensorMap {
   X(ipc_open, cuIpcOpenMemHandle_v2, (DevicePointer*, IpcHandle, unsigned))                                             \
   X(ipc_close, cuIpcCloseMemHandle, (DevicePointer))                                                                    \
   X(can_access_peer, cuDeviceCanAccessPeer, (int*, DeviceHandle, DeviceHandle))                                         \
+  X(device_uuid, cuDeviceGetUuid_v2, (char*, DeviceHandle))                                                             \
   X(enable_peer_access, cuCtxEnablePeerAccess, (Context, unsigned))                                                     \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
     (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \

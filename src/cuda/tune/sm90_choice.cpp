@@ -229,7 +229,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
 
 std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
   config.lines = f.lines;
-  config.paged = f.p.paged;
+  config.paged = f.p.paged || f.p.spread;
   config = with_tables(f.p, with_pair_tiles(f, config));
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
 }
