@@ -27,6 +27,7 @@ struct Message {
 struct ArrivalWord {
   const std::uint32_t* word = nullptr;
   std::uint32_t value = 0;
+  const std::uint32_t* failed = nullptr;  ///< not 0: they will never arrive
 };
 
 /// What a plan needs of a network. Calls come from one thread for each rank. A failure, or a wait longer than its time limit, is an Error

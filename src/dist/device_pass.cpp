@@ -9,6 +9,7 @@
 #include "base/strided.h"
 #include "cuda/jit/driver.h"
 #include "dist/pass.h"
+#include "plan/signature.h"
 
 namespace foveal::dist {
 namespace {
@@ -29,18 +30,15 @@ std::int64_t transfer_pairs(const Context& c, bool forward) {
   return us * (forward ? machine.forward_gflops : machine.backward_gflops) * 1000 / std::max<std::int64_t>(flops, 1);
 }
 
+/// What tensors look like to plans.
 std::string signature_of(std::initializer_list<const TensorView*> tensors, const std::vector<ParamBinding>& params,
                          const std::vector<ParamBinding>& gradients) {
-  std::string text;
-  const auto add = [&](const TensorView& t) {
-    text += t.present() ? t.describe() : "-";
-    for (int d = 0; d < t.rank; ++d) text += ' ' + std::to_string(t.strides[static_cast<std::size_t>(d)]);
-    text += base::join(' ', reinterpret_cast<std::uintptr_t>(t.data) % 16, ' ', t.device.index, ';');
-  };
-  for (const TensorView* t : tensors) add(*t);
+  std::string bytes;
+  planning::Signature signature(bytes);
+  for (const TensorView* t : tensors) signature.add(*t);
   for (const std::vector<ParamBinding>* list : {&params, &gradients})
-    for (const ParamBinding& p : *list) text += p.param.name(), add(p.tensor);
-  return text;
+    for (const ParamBinding& p : *list) signature.add(p.param.info().get()), signature.add(p.tensor);
+  return bytes;
 }
 
 class DevicePass : protected Pass {
@@ -246,7 +244,7 @@ class ForwardPass : DevicePass {
       if (of_step.waits) {
         const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.sources[i]);
         if (word && direct()) {
-          stretch.word = word->word, stretch.arrived = word->value;
+          stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
         } else {
           arrive(of_step);
         }
@@ -322,7 +320,10 @@ class BackwardPass : DevicePass {
     const auto gradients = [&](std::size_t i) { return std::vector<Role>{{dk_sum, dk[i], true}, {dv_sum, dv[i], true}}; };
 
     std::vector<Return> returns(steps);
+    if (request.returns_early)
+      for (std::size_t i = 1; i < steps; ++i) returns[i] = expect_back(c_.keys_to[i], gradients(i));
     const auto give_back = [&](std::size_t i) {
+      if (request.returns_early && i > 0) return send_back(c_.mine.steps[i].keys, gradients(i), returns[i]);
       if (!in_place() || i > 0) returns[i] = send_back(c_.mine.steps[i].keys, c_.keys_to[i], gradients(i));
     };
     const auto run_launch = [&](const PartLaunch& launch, std::size_t number) {

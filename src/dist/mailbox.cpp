@@ -168,6 +168,8 @@ void Mailbox::fail(const std::string& why) noexcept {
   header_->failed.store(2, std::memory_order_release);
 }
 
+const void* Mailbox::failure_word() const { return &header_->failed; }
+
 bool Mailbox::has_failed() const { return header_->failed.load(std::memory_order_acquire) == 2; }
 
 void Mailbox::throw_failure() const {

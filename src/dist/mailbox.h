@@ -1,6 +1,6 @@
 #pragma once
-// Shared memory of the ranks of one host: small messages between their processes, and the flags that their GPUs set and wait for. Whoever
-// ends, however it ends, is seen by the others: the kernel drops its lock on the file.
+// Shared memory of the ranks of one host: small messages between their processes, and where their GPUs find each other's memory. Whoever ends,
+// however it ends, is seen by the others: the kernel drops its lock on the file.
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -29,10 +29,8 @@ class Mailbox {
   struct Post {
     std::uint64_t allocation, generation, offset, bytes;
   };
-  /// From one rank to another. GPUs count in the flags, which the host reads and, after a failure, writes.
+  /// From one rank to another.
   struct Lane {
-    alignas(64) std::atomic<std::uint32_t> ready;    ///< groups of messages whose memory the receiver's GPU is done with
-    alignas(64) std::atomic<std::uint32_t> arrived;  ///< groups of messages that the sender's GPU has copied
     alignas(64) std::atomic<std::uint64_t> posted;   ///< by the receiver's host
     alignas(64) std::atomic<std::uint64_t> taken;    ///< by the sender's host
     Post posts[most_posts];
@@ -76,6 +74,7 @@ class Mailbox {
   /// The first failure of any rank is everybody's.
   void fail(const std::string& why) noexcept;
   bool has_failed() const;
+  const void* failure_word() const;  ///< 32 bits, 0 unless some rank failed
   void throw_failure() const;
   /// Fails when a rank is gone. From time to time.
   void look_for_the_dead() noexcept;

@@ -1,5 +1,6 @@
 // Ranks of one host whose GPUs write to each other's memory: copy engines carry the messages, and no multiprocessor. A receiver's host says
 // where a message goes, its GPU when that memory is free; the sender's GPU waits for that on a stream of its own, copies, and says so.
+// Flags lie in the memory of the GPU that waits: its streams do, or its kernels.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -22,8 +23,6 @@ namespace {
 
 namespace driver = cuda::driver;
 using Clock = std::chrono::steady_clock;
-
-std::int32_t difference(std::uint32_t a, std::uint32_t b) { return static_cast<std::int32_t>(a - b); }
 
 /// The mailbox as the device sees it.
 class Registered {
@@ -107,10 +106,9 @@ class PeerTransport final : public Transport {
       if (m.bytes > 0) post(m), add(ticket.sources, m.peer);
     for (auto& [source, group] : ticket.sources) {
       group = ++of(source).awaited;
-      driver::check(driver::api().stream_write_value(caller, registered_->at(&mailbox_.lane(source, rank_).ready), group, 0),
-                    "cuStreamWriteValue32");
+      write(caller, Flag::ready, source, group);
     }
-    ticket.begins = events_.take(), ticket.sent = events_.take();
+    ticket.begins = events_.take(), ticket.sent = events_.take(), ticket.ended = events_.take();
     driver::check(driver::api().event_record(ticket.begins, caller), "cuEventRecord");
     driver::check(driver::api().stream_wait_event(stream_, ticket.begins, 0), "cuStreamWaitEvent");
     copy(sends);
@@ -129,9 +127,9 @@ class PeerTransport final : public Transport {
     const auto caller = static_cast<driver::StreamHandle>(stream.handle);
     constexpr unsigned at_least = 0;
     for (const auto& [source, group] : ticket.sources)
-      driver::check(driver::api().stream_wait_value(caller, registered_->at(&mailbox_.lane(source, rank_).arrived), group, at_least),
-                    "cuStreamWaitValue32");
+      driver::check(driver::api().stream_wait_value(caller, mine(Flag::arrived, source), group, at_least), "cuStreamWaitValue32");
     driver::check(driver::api().stream_wait_event(caller, ticket.sent, 0), "cuStreamWaitEvent");
+    driver::check(driver::api().event_record(ticket.ended, caller), "cuEventRecord");
     ticket.was_waited_for = true;
   }
 
@@ -142,7 +140,8 @@ class PeerTransport final : public Transport {
     if (found == tickets_.end()) return std::nullopt;
     for (const auto& [source, group] : found->second.sources)
       if (source == peer)
-        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(registered_->at(&mailbox_.lane(source, rank_).arrived)), group};
+        return ArrivalWord{reinterpret_cast<const std::uint32_t*>(mine(Flag::arrived, source)), group,
+                           reinterpret_cast<const std::uint32_t*>(registered_->at(mailbox_.failure_word()))};
     return std::nullopt;
   }
 
@@ -187,7 +186,7 @@ class PeerTransport final : public Transport {
   };
   struct Ticket {
     std::vector<std::pair<int, std::uint32_t>> sources{};  ///< ranks that send, and the number of the group
-    driver::EventHandle begins = nullptr, sent = nullptr;
+    driver::EventHandle begins = nullptr, sent = nullptr, ended = nullptr;
     bool was_waited_for = false, has_begun = false;
     Clock::time_point begun{};
   };
@@ -218,7 +217,7 @@ class PeerTransport final : public Transport {
       if (all[rank][0] != 0) base::fail(ErrorCode::unsupported, "peer copies: rank ", rank, ": ", all[rank].data());
   }
 
-  /// Writes to the memory of every other rank, and looks at what they wrote; "" or what does not work.
+  /// Makes the flags of all ranks, sets one of every other rank, and looks at what they set; "" or what does not work.
   std::string reach_all() noexcept {
     try {
       for (int rank = 0; rank < size_; ++rank) {
@@ -226,33 +225,33 @@ class PeerTransport final : public Transport {
         shares_gpu_ = shares_gpu_ || (rank != rank_ && mailbox_.of(rank).gpu == mailbox_.of(rank_).gpu);
       }
       const auto ranks = static_cast<std::size_t>(size_);
-      std::vector<std::uint32_t> words(ranks, 0), wanted(ranks, 1);
-      auto* there = static_cast<std::byte*>(allocate(2 * ranks * sizeof(std::uint32_t)));
+      const std::vector<std::byte> zeros(2 * ranks * flag_bytes);
+      void* there = allocate(zeros.size());
+      flags_ = reinterpret_cast<driver::DevicePointer>(there);
       planning::DeviceMemory& memory = cuda::cuda_memory(device_);
-      memory.to_device(there, words.data(), ranks * sizeof(std::uint32_t));
-      memory.to_device(there + ranks * sizeof(std::uint32_t), wanted.data(), ranks * sizeof(std::uint32_t));
+      memory.to_device(there, zeros.data(), zeros.size());
+      const std::uint64_t slot = mine_.at(flags_);
       std::vector<std::uint64_t> slots(ranks);
-      const std::uint64_t slot = mine_.at(reinterpret_cast<std::uint64_t>(there));
       mailbox_.gather(&slot, sizeof slot, slots.data());
+      their_flags_.resize(ranks);
       std::string why;
       for (int rank = 0; rank < size_ && why.empty(); ++rank) {
         if (rank == rank_) continue;
         try {
-          const driver::DevicePointer to = mapped(rank, slots[static_cast<std::size_t>(rank)]);
-          driver::check(driver::api().copy_on_device(to + static_cast<std::size_t>(rank_) * sizeof(std::uint32_t),
-                                                     reinterpret_cast<driver::DevicePointer>(there) + ranks * sizeof(std::uint32_t),
-                                                     sizeof(std::uint32_t), stream_),
-                        "cuMemcpyDtoDAsync");
+          their_flags_[static_cast<std::size_t>(rank)] = mapped(rank, slots[static_cast<std::size_t>(rank)]);
+          of(rank).sent = 1, of(rank).awaited = 1;
+          write(stream_, Flag::arrived, rank, 1), write(stream_, Flag::ready, rank, 1);
         } catch (const Error& error) {
           why = base::join("it does not reach the GPU of rank ", rank, ": ", error.what());
         }
       }
       if (driver::api().stream_synchronize(stream_) != 0 && why.empty()) why = "a copy to another GPU failed";
       mailbox_.gather(&slot, sizeof slot, slots.data());  // all have written
-      memory.to_host(words.data(), there, ranks * sizeof(std::uint32_t));
-      wanted[static_cast<std::size_t>(rank_)] = 0;
-      if (why.empty() && words != wanted) why = "what others wrote to its GPU did not arrive";
-      release(there);
+      std::vector<std::byte> found(zeros.size());
+      memory.to_host(found.data(), there, found.size());
+      for (int rank = 0; rank < size_ && why.empty(); ++rank)
+        for (const Flag flag : {Flag::arrived, Flag::ready})
+          if (rank != rank_ && found[flag_at(flag, rank)] != std::byte{1}) why = base::join("what rank ", rank, " wrote to its GPU did not arrive");
       return why;
     } catch (const std::exception& error) {
       mailbox_.fail(base::join("rank ", rank_, " failed: ", error.what()));
@@ -293,7 +292,7 @@ class PeerTransport final : public Transport {
       constexpr unsigned at_least = 0;
       if (!has_begun[static_cast<std::size_t>(m.peer)]) {
         has_begun[static_cast<std::size_t>(m.peer)] = true;
-        driver::check(driver::api().stream_wait_value(stream_, registered_->at(&lane.ready), ++of(m.peer).sent, at_least),
+        driver::check(driver::api().stream_wait_value(stream_, mine(Flag::ready, m.peer), ++of(m.peer).sent, at_least),
                       "cuStreamWaitValue32");
       }
       driver::check(driver::api().copy_on_device(mapped(m.peer, post.allocation) + post.offset,
@@ -301,9 +300,21 @@ class PeerTransport final : public Transport {
                     "cuMemcpyDtoDAsync");
       lane.taken.store(number + 1, std::memory_order_release);
       if (--left[m.peer] == 0)
-        driver::check(driver::api().stream_write_value(stream_, registered_->at(&lane.arrived), of(m.peer).sent, 0),
-                      "cuStreamWriteValue32");
+        write(stream_, Flag::arrived, m.peer, of(m.peer).sent);
     }
+  }
+
+  enum class Flag : std::size_t { arrived, ready };
+  static constexpr std::size_t flag_bytes = 256;
+  std::size_t flag_at(Flag flag, int peer) const {
+    return (static_cast<std::size_t>(flag) * static_cast<std::size_t>(size_) + static_cast<std::size_t>(peer)) * flag_bytes;
+  }
+  /// Flags of this rank: set by the peer.
+  driver::DevicePointer mine(Flag flag, int peer) const { return flags_ + flag_at(flag, peer); }
+  /// Sets the flag that a peer waits for, when what comes before on the stream is done and seen by all.
+  void write(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) const {
+    const driver::DevicePointer to = their_flags_[static_cast<std::size_t>(peer)] + flag_at(flag, rank_);
+    driver::check(driver::api().stream_write_value(stream, to, value, 0), "cuStreamWriteValue32");
   }
 
   /// Where an allocation of another rank is, for this device.
@@ -382,18 +393,18 @@ class PeerTransport final : public Transport {
       const Clock::time_point latest = Clock::now() + std::chrono::seconds(1);
       for (see_deaths(); !dying_.empty() && !mailbox_.has_failed() && Clock::now() < latest; see_deaths())
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      for (const auto& [number, ticket] : tickets_) events_.give(ticket.begins), events_.give(ticket.sent);
+      for (const auto& [number, ticket] : tickets_) give_back(ticket);
       events_.clear();
-      if (stream_ != nullptr) driver::api().stream_destroy(stream_);
+      for (const driver::StreamHandle stream : {stream_, rescue_})
+        if (stream != nullptr) driver::api().stream_destroy(stream);
       registered_.reset();
     } catch (...) {  // the device is gone, and all that was on it
     }
   }
 
-  bool has_ended(const Ticket& ticket) {
-    for (const auto& [source, group] : ticket.sources)
-      if (difference(mailbox_.lane(source, rank_).arrived.load(std::memory_order_acquire), group) < 0) return false;
-    return driver::api().event_query(ticket.sent) == 0;
+  static bool has_ended(const Ticket& ticket) { return ticket.was_waited_for && driver::api().event_query(ticket.ended) == 0; }
+  void give_back(const Ticket& ticket) {
+    for (const driver::EventHandle event : {ticket.begins, ticket.sent, ticket.ended}) events_.give(event);
   }
 
   /// A thread of its own: transfers that take too long, and ranks that are gone, are failures; then nothing waits on this GPU any more.
@@ -401,8 +412,8 @@ class PeerTransport final : public Transport {
     const driver::Current current(device_);
     std::unique_lock lock(mutex_);
     for (int round = 0; !ends_; ++round) {
-      while (!tickets_.empty() && has_ended(tickets_.begin()->second) && tickets_.begin()->second.was_waited_for) {
-        events_.give(tickets_.begin()->second.begins), events_.give(tickets_.begin()->second.sent);
+      while (!tickets_.empty() && has_ended(tickets_.begin()->second)) {
+        give_back(tickets_.begin()->second);
         tickets_.erase(tickets_.begin());
       }
       if (!tickets_.empty() && !mailbox_.has_failed()) {
@@ -414,16 +425,17 @@ class PeerTransport final : public Transport {
     }
   }
   void look_at(Ticket& first) {
-    if (has_ended(first)) return;
     if (!first.has_begun && driver::api().event_query(first.begins) == 0) first.has_begun = true, first.begun = Clock::now();
     if (first.has_begun && std::chrono::duration<double>(Clock::now() - first.begun).count() > time_limit_)
       mailbox_.fail(base::join("rank ", rank_, " waited ", time_limit_, " s for the others"));
   }
+  /// Kernels that wait see the failure themselves; streams do not.
   void end_waits() {
-    for (int rank = 0; rank < size_; ++rank) {
-      mailbox_.lane(rank, rank_).arrived.store(of(rank).awaited, std::memory_order_release);
-      mailbox_.lane(rank_, rank).ready.store(of(rank).sent, std::memory_order_release);
-    }
+    if (flags_ == 0) return;
+    if (rescue_ == nullptr && driver::api().stream_create(&rescue_, 1) != 0) return;
+    for (int rank = 0; rank < size_; ++rank)
+      for (const auto& [flag, value] : {std::pair{Flag::arrived, of(rank).awaited.load()}, {Flag::ready, of(rank).sent.load()}})
+        driver::api().stream_write_value(rescue_, mine(flag, rank), value, 0);
   }
 
   const int rank_, size_, device_;
@@ -432,7 +444,9 @@ class PeerTransport final : public Transport {
   std::optional<Registered> registered_;
   bool alone_ = true;        ///< all ranks are threads of this process
   bool shares_gpu_ = false;  ///< a kernel that waits could keep the kernels of another rank from starting, for which it waits
-  driver::StreamHandle stream_ = nullptr;
+  driver::StreamHandle stream_ = nullptr, rescue_ = nullptr;
+  driver::DevicePointer flags_ = 0;  ///< of this rank
+  std::vector<driver::DevicePointer> their_flags_;
   Events events_;
   std::vector<Counts> counts_;  ///< of each other rank
   std::map<std::uint64_t, std::size_t> mine_;  ///< slots of allocations, by their addresses

@@ -162,7 +162,7 @@ void check_stretches(const Problem& p, const Buffers& buffers) {
     const std::int64_t end = i + 1 < part.stretch_count ? part.stretches[i + 1].first : p.seqlen_kv;
     const TensorView& memory = s.received ? part.k_received : buffers.k;
     FOVEAL_CHECK((i > 0 || s.first == 0) && s.first % Part::stretch_unit == 0 && end > s.first && s.row >= 0 && memory.present() &&
-                     end - s.first <= memory.sizes[1] - s.row && (!s.received || part.v_received.present()),
+                     end - s.first <= memory.sizes[1] - s.row && (!s.received || part.v_received.present()) && (s.word == nullptr || part.failed != nullptr),
                  "part.stretches: stretch ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
                  "; expected ascending multiples of ", Part::stretch_unit, ", from 0 on, in rows that there are");
   }

@@ -74,8 +74,9 @@ struct SpreadKeys {
   TensorMap k, v;  ///< of what others sent
   KeyStretch stretch[kMaxStretches];
   const unsigned* words;
+  const unsigned* failed;  ///< not 0: nobody is to wait any more
   int count;
-  int unused[13];  ///< to the alignment of tensor maps
+  int unused[11];  ///< to the alignment of tensor maps
 };
 
 /// For kernels/forward_sm90.cuh with KeyRows::spread.

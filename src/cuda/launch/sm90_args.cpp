@@ -132,6 +132,7 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const Part& pa
   spread.k = k.present() ? sm90_tensor_map(k, box_rows, k.sizes[1]) : args.k;
   spread.v = v.present() ? sm90_tensor_map(v, box_rows, v.sizes[1]) : args.v;
   spread.count = static_cast<int>(part.stretch_count);
+  spread.failed = part.failed;
   for (std::size_t i = 0; i < part.stretch_count; ++i)
     if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words)) spread.words = part.stretches[i].word;
   for (std::size_t i = 0; i < part.stretch_count; ++i) {

@@ -58,7 +58,9 @@ FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& a
   while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
   const KeyStretch& stretch = keys.stretch[at];
   if (stretch.word >= 0 && !(arrived >> at & 1)) {
-    while (static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0) continue;
+    constexpr u32 kLooks = 1024;  // between two at the memory of the host, which is far
+    for (u32 looks = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++looks)
+      if (looks % kLooks == 0 && load_acquire_system(keys.failed) != 0) break;
     fence_async_proxy_of_all_memory();
     arrived |= 1u << at;
   }
