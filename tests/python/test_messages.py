@@ -6,8 +6,9 @@ import torch
 
 import foveal
 import foveal.torch
+from places import seeded
 
-q, k, v = (torch.randn(1, 5, 2, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+q, k, v = (torch.randn(1, 5, 2, 8, generator=seeded(i)) for i in range(3))
 HEADS_FIRST = [t.transpose(1, 2) for t in (q, k, v)]
 META = torch.zeros(8, device="meta")
 ARRAYS = [t.cpu().numpy() for t in (q, k, v)]
