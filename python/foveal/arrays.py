@@ -46,7 +46,7 @@ def is_array(value: Any) -> bool:
             return False
     except Exception:  # an attribute of the user's that runs code
         return False
-    return hasattr(value, "__dlpack__") or framework(value) == "jax"
+    return not isinstance(value, type) and (hasattr(value, "__dlpack__") or framework(value) == "jax")
 
 
 def plain_number(value: Any) -> Any:

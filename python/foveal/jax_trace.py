@@ -31,6 +31,9 @@ _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type
 class Symbol(Symbols):
     """An array of expressions."""
 
+    def __stands_for__(self) -> type:
+        return jax.Array
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape
@@ -420,6 +423,7 @@ class JaxTracer(CallTracer):
     score_dtype: Any = np.dtype("float32")
 
     library = "jax"
+    immutable = True
 
     @classmethod
     def like(cls, dtype: Any) -> "JaxTracer":

@@ -26,7 +26,7 @@ from .calls import (
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
-from .trace import Capture, Symbols
+from .trace import IN_PLACE, Capture, Symbols
 
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _META = torch.device("meta")
@@ -35,6 +35,11 @@ _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch
 
 class Symbol(Symbols):
     """A tensor of expressions."""
+
+    _shares = False  # its elements with another symbol
+
+    def __stands_for__(self) -> type:
+        return torch.Tensor
 
     @property
     def shape(self) -> torch.Size:
@@ -95,8 +100,20 @@ class Symbol(Symbols):
             raise AttributeError(f"{name}: no attribute of a tensor in a score or mask")
         return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
 
-    def item(self) -> "Symbol":
+    def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
+        """x += y: whatever else is called by x has changed, too."""
+        name = func.__name__
+        if self._shares:
+            raise NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+        with torch._C.DisableTorchFunction():
+            _look_of_result(name, func, (self, other), {})  # whether torch can
+        result = _call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
+        self._items = _call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
         return self
+
+    def item(self) -> "Symbol":
+        result: "Symbol" = _call(self._tracer, torch.Tensor.item, (self,), {})
+        return result
 
     def dim(self) -> int:
         return len(self._shape)
@@ -110,6 +127,10 @@ class Symbol(Symbols):
     def is_floating_point(self) -> bool:
         result: bool = self._dtype.is_floating_point
         return result
+
+
+for _name in IN_PLACE:
+    setattr(Symbol, _name, lambda self, other, func=getattr(operator, _name): self._written(func, other))
 
 
 # ---- what calls mean for expressions ----
@@ -367,7 +388,8 @@ _TABLE: dict[str, Meaning] = {
     "mm": matmul,
     # conversions and constants
     **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), cast),
-    **dict.fromkeys("contiguous clone cpu cuda item".split(), same),
+    **dict.fromkeys("contiguous cpu cuda item".split(), same),
+    "clone": cast,
     "detach": stopped,
     "zeros_like": filled(0),
     "ones_like": filled(1),
@@ -385,6 +407,14 @@ _TABLE: dict[str, Meaning] = {
     ),
     **dict.fromkeys("expand_as reshape_as view_as".split(), _layout_as),
 }
+
+
+# Whose result, where it has the same dtype, may be what they were given, or a view of it.
+_SHARING = frozenset(
+    "to type float double half bfloat16 int long short char bool byte type_as cpu cuda item detach pos positive getitem unsqueeze squeeze "
+    "reshape view flatten ravel unflatten expand broadcast_to expand_as reshape_as view_as permute transpose t swapaxes swapdims movedim narrow select "
+    "unbind split chunk diagonal atleast_1d atleast_2d".split()
+)
 
 
 # ---- the call on meta tensors ----
@@ -505,7 +535,16 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
                 found = torch_views.view(args[0], func, args[1:], kwargs)
             if found is not None:
                 return found
-        return meaning(Call(tracer, name, func, args, kwargs, look))
+        result = meaning(Call(tracer, name, func, args, kwargs, look))
+    if name in _SHARING:
+        _note_sharing([value for value in flat((*args, result)) if isinstance(value, Symbol)])
+    return result
+
+
+def _note_sharing(symbols: list[Symbol]) -> None:
+    if len({value._dtype for value in symbols}) == 1:
+        for value in symbols:
+            value._shares = True
 
 
 # ---- tracing ----

@@ -15,7 +15,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays, formulas, guards, masks
+from . import _core, arrays, formulas, guards, masks, questions
 from ._core import Expr, Param, Type
 from .numbers import Number
 
@@ -70,6 +70,10 @@ class Symbols:
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
         raise NotImplementedError
 
+    def __stands_for__(self) -> type:
+        """Of what it is an instance to the function that is traced."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("a number has no length")
@@ -90,7 +94,7 @@ class Symbols:
         )
 
     __float__ = __int__ = __index__ = __complex__ = _no_number
-    __hash__ = object.__hash__
+    __hash__ = questions.no_hash
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -99,6 +103,14 @@ class Symbols:
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor lt le gt ge eq ne".split()
 _REFLECTED = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor".split()
 _UNARY = "neg pos abs invert".split()
+IN_PLACE = [f"__i{name.rstrip('_')}__" for name in _REFLECTED if name != "matmul"]
+
+
+def _no_writing(self: Any, other: Any) -> Any:
+    """x += y writes into an array, which x may not be the only name of. Where arrays do not change, it is x = x + y."""
+    if self._tracer.immutable:
+        return NotImplemented
+    raise NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y")
 
 
 def _install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:
@@ -148,6 +160,11 @@ class Vector(Symbols):
 
     def _made(self, items: Sequence[Expr], shape: tuple[int, ...]) -> Any:
         return Vector(self._tracer, items, shape) if shape else items[0]
+
+    def __stands_for__(self) -> type:
+        import numpy
+
+        return numpy.ndarray
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,6 +219,10 @@ class Vector(Symbols):
         return (self * other).sum()
 
 
+for _name in IN_PLACE:
+    setattr(Vector, _name, _no_writing)
+
+
 def _numbers(shape: tuple[int, ...]) -> Any:
     import numpy
 
@@ -246,6 +267,9 @@ class Capture:
         self._axes = tuple(Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
         self._order = tuple(range(len(self._axes))) if order is None else order  # of the dimensions that are left; None: a new one of size 1
         self._stopped = stopped  # what is read of it has no derivative
+
+    def __stands_for__(self) -> type:
+        return type(self._array)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -409,7 +433,7 @@ class Capture:
 
         return numpy.asarray(self._value(), *arguments, **keywords)
 
-    __hash__ = object.__hash__
+    __hash__ = questions.no_hash
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):
@@ -422,6 +446,8 @@ _install_operators(
     lambda fn, self, other, reflected: fn(_scalar(other), self._read()) if reflected else fn(self._read(), _scalar(other)),
     lambda fn, self: fn(self._read()),
 )
+for _name in IN_PLACE:
+    setattr(Capture, _name, _no_writing)
 
 
 @dataclass
@@ -435,6 +461,7 @@ class Tracer:
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
+    immutable: ClassVar[bool] = False  # arrays do not change
     tensors: ClassVar[type | None] = None  # arrays that are noticed wherever they come from
 
     @classmethod
@@ -532,7 +559,8 @@ class Tracer:
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
         try:
-            result = self.run(fn, arguments)
+            with questions.answered():
+                result = self.run(fn, arguments)
         except IndexError as error:
             if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
