@@ -113,9 +113,12 @@ def without_gradient(name: str, value: Any) -> Any:
 
 def _integer(name: str, value: Any) -> int:
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"attention: {name}: found {_found(value)}; expected an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"attention: {name}: found {number}; expected an integer of 64 bits")
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:

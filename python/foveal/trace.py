@@ -501,7 +501,7 @@ class Tracer:
             if known is array:
                 return param
         arrays.check_plain(array, "a captured array")
-        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array))
+        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array, "a captured array"))
         self.arrays.append(array)
         self.params.append(param)
         return param
