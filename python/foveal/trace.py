@@ -15,7 +15,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays, formulas, guards, masks, questions
+from . import _core, arrays, formulas, guards, masks, numpy_on_symbols, questions
 from ._core import Expr, Param, Type
 from .numbers import Number
 
@@ -24,32 +24,7 @@ MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pa
 guards.trust(value for name, value in vars(_core).items() if callable(value) and not isinstance(value, Expr) and not name.startswith("_"))
 
 
-def _no_numpy(name: str) -> TypeError:
-    return TypeError(
-        f"numpy.{name}: NumPy cannot compute with a score expression while it is traced; use foveal's functions (foveal.where, foveal.exp, "
-        "...), torch's (torch.where) on torch tensors, or jax.numpy's (jnp.where) on JAX arrays"
-    )
-
-
-def _numpy_ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-    """NumPy's operators compute as Python's do; what else it has asks for values."""
-    import numpy
-
-    operands = [numpy.array(value, dtype=object) if isinstance(value, Expr) else value for value in inputs]
-    if ufunc.__name__ in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
-        keywords["dtype"] = object  # else it asks for the truth of what the operator gives
-    try:
-        return getattr(ufunc, method)(*operands, **keywords)
-    except TypeError as error:
-        raise _no_numpy(ufunc.__name__) from error
-
-
-def _numpy_function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
-    raise _no_numpy(function.__name__)
-
-
-setattr(Expr, "__array_ufunc__", _numpy_ufunc)
-setattr(Expr, "__array_function__", _numpy_function)
+numpy_on_symbols.install()
 
 
 class Symbols:
@@ -94,6 +69,7 @@ class Symbols:
         )
 
     __float__ = __int__ = __index__ = __complex__ = _no_number
+    __array_function__ = numpy_on_symbols.refused
     __hash__ = questions.no_hash
 
     def __repr__(self) -> str:
@@ -188,29 +164,38 @@ class Vector(Symbols):
         found = from_shape[index]
         return self._made([self._items[i] for i in found.reshape(-1).tolist()], tuple(found.shape))
 
-    def _reduced(self, name: str, fn: Callable[[Sequence[Expr]], Expr], axis: Any = None) -> Any:
+    def __array_function__(self, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
+        """NumPy's reductions are the methods."""
+        if function.__name__ in ("sum", "mean", "max", "min", "any", "all") and inputs and inputs[0] is self:
+            return getattr(self, function.__name__)(*inputs[1:], **keywords)
+        return numpy_on_symbols.refused(self, function, types, inputs, keywords)
+
+    def _reduced(self, name: str, fn: Callable[[Sequence[Expr]], Expr], axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        """dtype and out: as NumPy's functions pass them on to methods."""
+        if dtype is not None or out is not None:
+            raise TypeError(f"numpy.{name} in a score or mask: dtype or out; expected axis alone")
         dims = range(len(self._shape)) if axis is None else [axis] if isinstance(axis, int) else axis
         dims = [operator.index(d) % len(self._shape) for d in dims]
         rest = tuple(extent for d, extent in enumerate(self._shape) if d not in dims)
         return self._made([fn(group) for group in groups(self._items, self._shape, dims)], rest)
 
-    def sum(self, axis: Any = None) -> Any:
-        return self._reduced("sum", formulas.total, axis)
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._reduced("sum", formulas.total, axis, dtype, out)
 
-    def mean(self, axis: Any = None) -> Any:
-        return self._reduced("mean", formulas.mean, axis)
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._reduced("mean", formulas.mean, axis, dtype, out)
 
-    def max(self, axis: Any = None) -> Any:
-        return self._reduced("max", formulas.largest, axis)
+    def max(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("max", formulas.largest, axis, out=out)
 
-    def min(self, axis: Any = None) -> Any:
-        return self._reduced("min", formulas.smallest, axis)
+    def min(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("min", formulas.smallest, axis, out=out)
 
-    def any(self, axis: Any = None) -> Any:
-        return self._reduced("any", formulas.any_of, axis)
+    def any(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("any", formulas.any_of, axis, out=out)
 
-    def all(self, axis: Any = None) -> Any:
-        return self._reduced("all", formulas.all_of, axis)
+    def all(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("all", formulas.all_of, axis, out=out)
 
     def norm(self) -> Any:
         return self._reduced("norm", lambda items: formulas.norm(items, 2, at_zero=True))

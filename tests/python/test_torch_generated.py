@@ -134,7 +134,7 @@ SHIFTS = {"bitwise_left_shift", "bitwise_right_shift", "lshift", "rshift"}
 OF_ARRAYS = set(
     "sum mean prod amax amin any all logsumexp count_nonzero norm vector_norm dot inner matmul mv mm where masked_fill zeros_like ones_like new_zeros "
     "new_ones full_like new_full new_tensor to type float double half bfloat16 int long short char bool byte type_as contiguous clone cpu cuda item detach "
-    "threshold".split()
+    "threshold softmax log_softmax linear embedding index_select".split()
 )
 MOVED = {name for name, meaning in torch_trace._TABLE.items() if meaning in (torch_trace._layout, torch_trace._layout_as)}
 OPERATORS = {"truediv": operator.truediv, "floordiv": operator.floordiv, "mod": operator.mod, "and": operator.and_, "or": operator.or_,
@@ -393,6 +393,25 @@ SHAPED = {
     "logsumexp": lambda e: torch.logsumexp(e.double(), (0, 1)),
     "count_nonzero": lambda e: torch.count_nonzero(e),
     "count_nonzero dim": lambda e: e.count_nonzero(dim=0)[0],
+    "softmax": lambda e: torch.softmax(e.double(), 0)[1, 2],
+    "softmax method": lambda e: (e.double() * 3).softmax(-1)[0, 0],
+    "softmax dtype": lambda e: F.softmax(e, dim=1, dtype=torch.float64)[1, 0],
+    "softmax of integers": lambda e: e.softmax(0)[0, 0],
+    "log_softmax": lambda e: F.log_softmax(e.double(), -1)[0, 1],
+    "linear": lambda e: F.linear(e.double(), WEIGHT[:, :3])[1, 0],
+    "linear bias": lambda e: F.linear(e[0].double(), WEIGHT[:, :3], WEIGHT[:, 3])[1],
+    "linear one": lambda e: F.linear(e.double(), WEIGHT[0, :3], WEIGHT[0, 0])[1],
+    "embedding": lambda e: F.embedding(e[0, 1].long() & 1, WEIGHT)[2] * e[0, 0],
+    "embedding of many": lambda e: F.embedding(e[0].long() & 1, WEIGHT)[2, 1] * e[0, 0],
+    "index_select": lambda e: torch.index_select(WEIGHT, 1, e[0].long() & 3)[1, 2] * e[0, 0],
+    "index_select one": lambda e: WEIGHT.index_select(-2, (e[0, 0].int() & 1))[0, 3] * e[0, 0],
+    "index_select of expressions": lambda e: (e * 2).index_select(1, torch.tensor([2, 0]))[1, 0],
+    "chosen": lambda e: (e * 2)[e[0, 0].long() & 1, 2],
+    "chosen twice": lambda e: (e * 2)[e[0, 0].long() & 1, (e[1, 1].long() & 1) + 1],
+    "chosen backwards": lambda e: (e * 2)[1, -1 - (e[0, 0].int() & 1)],
+    "chosen row": lambda e: (e * 2)[:, e[0, 2].long() & 1][1],
+    "chosen by bytes": lambda e: (e * 2)[e[0, 0].byte() & 1, 2],
+    "read by bytes": lambda e: WEIGHT[e[0, 0].byte() & 1, 2] * e[0, 0],
     "norm": lambda e: e.double().norm(),
     "norm 1": lambda e: torch.norm(e.double(), p=1, dim=0)[1],
     "norm inf": lambda e: e.double().norm(math.inf, -1)[1],
@@ -464,6 +483,7 @@ SHAPED = {
     "new_zeros": lambda e: e.new_zeros(4).sum() + e[0, 0],
     "new_ones": lambda e: e.new_ones((2, 3))[0, 0] + e[0, 0],
 }
+WEIGHT = operand([[0.5, -1.0, 2.0, 0.25], [1.5, 0.75, -0.5, 1.0]], torch.float64)
 VIEWS = {
     "plain": lambda x: x,
     "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
