@@ -630,6 +630,8 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         raise NotImplementedError(
             f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
         )
+    if name == "view" and any([isinstance(value, torch.dtype) for value in (*args, *kwargs.values())]):
+        raise NotImplementedError("torch.view in a score or mask: a dtype, by which bits are read as another type; expected sizes, or x.to(dtype)")
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
     with torch._C.DisableTorchFunction():  # what follows is ours

@@ -350,11 +350,19 @@ def test_arguments(name):
     lambda x: x.add_(1), lambda x: x.clamp_(0), lambda x: F.relu(x, inplace=True), lambda x: torch.relu_(x), lambda x: x.sqrt_(),
     lambda x: x.mul_(2), lambda x: x.fill_(2), lambda x: x.copy_(x), lambda x: x.requires_grad_(),
     lambda x: torch.exp(x, wrong=1), lambda x: x.exp(3), lambda x: torch.full_like(x, 1.0, requires_grad=True), lambda x: F.dropout(x),
+    lambda x: x.view(torch.int64), lambda x: x.view(dtype=torch.int64), lambda x: x[None].view(torch.int64)[0],
     lambda x: torch.bernoulli(x), lambda x: x[None][[True]][0], lambda x: torch.sort(x.unsqueeze(0))[0][0], lambda x: torch.cumsum(x.unsqueeze(0), 0)[0],
-], ids=range(20))  # fmt: skip
+], ids=range(23))  # fmt: skip
 def test_what_is_not_understood_is_refused(call):
     with pytest.raises(REFUSED):
         ours(call, operand(THIRDS, torch.float64).abs())
+
+
+def test_bits_of_a_captured_row_are_not_read_as_another_type():
+    x, q = rows(torch.float32), torch.zeros(1, N, 1, 1)
+    for view in (lambda row: row.view(torch.int32), lambda row: row.view(dtype=torch.int32)):
+        with pytest.raises(NotImplementedError, match="foveal.torch.attention: torch.view in a score or mask: a dtype, by which bits"):
+            foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + view(x[i])[1, 0])
 
 
 # ---- infinities and NaN ----
