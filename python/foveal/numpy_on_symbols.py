@@ -21,7 +21,7 @@ _MEANINGS: dict[str, Callable[..., Any]] = {
     **{name: getattr(_core, name) for name in "exp exp2 log log2 sqrt tanh sin cos tan floor maximum minimum".split()},
     **{name: getattr(formulas, name) for name in "log1p expm1 sinh cosh square sign ceil trunc fmod hypot logaddexp logaddexp2".split()},
     **{name: getattr(formulas, name) for name in "logical_and logical_or logical_xor logical_not".split()},
-    "rint": formulas.round_half_even,
+    "rint": lambda x: formulas.rounded(x, 0),
     "isnan": formulas.is_nan,
     "isinf": formulas.is_infinite,
     "isfinite": formulas.is_finite,

@@ -109,6 +109,7 @@ def length_slots(of_q: Any, of_kv: Any) -> tuple[Any, ...]:
 
 
 def check_flags(function: str, **flags: Any) -> None:
+    """For arguments that are True or False; a call costs more than asking whether it is needed."""
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise TypeError(f"{function}: {name}: found {type(flag).__name__} {flag!r}; expected True or False")

@@ -221,7 +221,9 @@ def _LINEAR(input: Any, weight: Any, bias: Any = None) -> None: ...  # noqa: N80
 
 
 def _linear(call: Call) -> Any:
-    x, weight, bias = [None if value is None else call.symbol(value) for value in call.bind(_LINEAR).values()]
+    arguments = call.bind(_LINEAR)
+    x, weight = call.symbol(arguments["input"]), call.symbol(arguments["weight"])
+    bias = None if arguments["bias"] is None else call.symbol(arguments["bias"])
     inner = weight._shape[-1]
     columns = [weight._items[at : at + inner] for at in range(0, len(weight._items), inner)]
     added = [0.0] * len(columns) if bias is None else bias._items * (len(columns) // len(bias._items))
