@@ -38,6 +38,7 @@ class Symbols:
 
     def __score__(self) -> Expr:
         """The expression that the score language's own functions take this for."""
+        self._tracer.check_own(self)
         if self._shape:
             raise TypeError(f"an array of shape {list(self._shape)} is no score expression; expected one number: index or reduce it")
         return self._items[0]
@@ -360,6 +361,7 @@ class Capture:
 
     def _read(self) -> Any:
         """The read of one element, or all that are left as Symbols."""
+        self._tracer.check_own(self)
         shape = self.shape
         count = math.prod(shape)
         if count > MAX_UNROLL:
@@ -443,6 +445,7 @@ class Tracer:
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
     numbers: int = 0  # that are read at run time
+    over: bool = False  # the functions have returned
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
@@ -460,6 +463,11 @@ class Tracer:
         import numpy
 
         return numpy.array(value)
+
+    def check_own(self, value: Any) -> None:
+        """Refuses a symbol that a function has kept from an earlier trace, where its parameters were others."""
+        if value._tracer is not self or self.over:
+            raise TypeError("a score or mask uses a symbol that it kept from an earlier call; expected one that is made anew each time")
 
     def gradient_stopped(self) -> bool:
         """Whether no derivative is recorded just now."""
@@ -511,6 +519,8 @@ class Tracer:
             raise TypeError("index of a captured array: found a bool; expected an integer")
         if isinstance(value, int):
             return value
+        if isinstance(value, (Symbols, Capture)):
+            self.check_own(value)
         if isinstance(value, Capture):
             value = value._read()
         elif arrays.is_array(value):
@@ -555,6 +565,7 @@ class Tracer:
             ) from error
         result = _scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):
+            self.check_own(result)
             if result._shape:
                 raise TypeError(f"{kind}: the function returned an array of shape {list(result._shape)}; expected one number for each pair")
             result = result.__score__()
