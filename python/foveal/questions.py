@@ -1,4 +1,5 @@
-"""What Python asks of symbols without calling them, while a function is traced: whose instances they are, and their hashes.
+"""What Python asks of symbols without calling them, while a function is traced: whose instances they are, and their hashes. (hasattr() and getattr()
+with a default ask a symbol's own __getattr__, which refuses what tensors have and symbols have not.)
 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, the second is refused.

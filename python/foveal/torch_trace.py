@@ -96,8 +96,12 @@ class Symbol(Symbols):
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
-        if name.startswith("_") or not callable(method):
-            raise AttributeError(f"{name}: no attribute of a tensor in a score or mask")
+        if name in _LOOKS_OF_PLAIN:
+            return _LOOKS_OF_PLAIN[name](self)
+        if name.startswith("_") or method is None:
+            raise AttributeError(f"{name}: no attribute of a tensor")
+        if not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
+            raise NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
         return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
 
     def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
@@ -128,6 +132,13 @@ class Symbol(Symbols):
         result: bool = self._dtype.is_floating_point
         return result
 
+
+_LOOKS_OF_PLAIN: dict[str, Callable[[Symbol], Any]] = {
+    **dict.fromkeys("is_sparse is_sparse_csr is_nested is_quantized is_mkldnn is_meta".split(), lambda x: False),
+    "is_cpu": lambda x: x.device.type == "cpu",
+    "layout": lambda x: torch.strided,
+    "itemsize": lambda x: x.dtype.itemsize,
+}
 
 for _name in IN_PLACE:
     setattr(Symbol, _name, lambda self, other, func=getattr(operator, _name): self._written(func, other))

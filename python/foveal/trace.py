@@ -165,6 +165,13 @@ class Vector(Symbols):
         found = from_shape[index]
         return self._made([self._items[i] for i in found.reshape(-1).tolist()], tuple(found.shape))
 
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        if not name.startswith("_") and hasattr(numpy.ndarray, name):  # for which hasattr() and getattr() would have another answer than for an array
+            raise NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+        raise AttributeError(f"{name}: no attribute of an array in a score or mask")
+
     def __array_function__(self, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
         """NumPy's reductions are the methods."""
         if function.__name__ in ("sum", "mean", "max", "min", "any", "all") and inputs and inputs[0] is self:

@@ -70,3 +70,32 @@ def test_hashes_are_refused(name, ask):
 def test_expressions_have_hashes_where_nothing_is_traced():
     mask = foveal.causal()
     assert {mask: 1}[mask] == 1 and hash(foveal.head) == hash(foveal.head)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda s: getattr(s, "is_sparse", None) is False, lambda s: not getattr(s, "is_nested", True), lambda s: s.layout == torch.strided, lambda s: s.itemsize == 4,
+    lambda s: getattr(s, "is_cpu", not s.is_cuda) != s.is_cuda, lambda s: not hasattr(s, "no_such_attribute"), lambda s: not getattr(s, "is_meta", True),
+    lambda s: hasattr(s, "numpy") and hasattr(s, "shape"),
+])  # fmt: skip
+def test_plain_attributes_of_a_tensor(ask):
+    pytest.importorskip("torch")
+    np.testing.assert_array_equal(attend("torch", lambda s, b, h, i, j: s * 2 if ask(s) else s * 3), attend("torch", "2 * score"))
+
+
+@pytest.mark.parametrize("name, ask, words", [
+    ("torch", lambda row: hasattr(row * 1, "grad_fn"), "torch.Tensor.grad_fn in a score or mask"),
+    ("torch", lambda row: getattr(row * 1, "grad", None) is None, "torch.Tensor.grad in a score or mask"),
+    ("numpy", lambda row: getattr(row * 1, "T", None) is None, "numpy.ndarray.T in a score or mask"),
+    ("numpy", lambda row: hasattr(row * 1, "flat"), "numpy.ndarray.flat in a score or mask"),
+], ids=["grad_fn", "grad", "T", "flat"])  # fmt: skip
+def test_attributes_that_only_tensors_have_are_refused(name, ask, words):
+    """hasattr() and getattr() with a default took a symbol for something else than a tensor."""
+    table = KINDS[name][0](TABLE) if name in KINDS else pytest.skip(f"{name} is not installed")
+    with pytest.raises(NotImplementedError, match=f"foveal.attention: {words}"):
+        attend(name, lambda s, b, h, i, j: s * 2 + table[:, j].sum() if ask(table[:, j]) else s)
+
+
+def test_jax_answers_for_its_own_attributes():
+    pytest.importorskip("jax")
+    found = attend("jax", lambda s, b, h, i, j: s * 2 if getattr(s, "itemsize", 0) == 4 and hasattr(s, "nbytes") else s * 3)
+    np.testing.assert_array_equal(found, attend("jax", "2 * score"))
