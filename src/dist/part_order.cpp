@@ -155,13 +155,30 @@ class WholeRows {
   const OrderRequest& request_;
 };
 
-std::vector<PartLaunch> parts_of(const RankPlan& mine, const std::vector<Block>& blocks) {
+/// The rows of a segment from the first to the last that needs some of its keys: under a window few rows of a chunk need another rank's.
+Segment rows_that_need(const Workload& workload, Segment s) {
+  const SequenceWork& of_one = *workload.sequences[static_cast<std::size_t>(s.sequence)];
+  const std::int64_t unit = of_one.unit(), end = s.q_first + s.q_rows, kv_end = s.kv_first + s.kv_rows;
+  std::int64_t first = end, last = s.q_first;
+  for (std::int64_t q = s.q_first; q < end;) {
+    const Range rows{q, std::min(end, (q / unit + 1) * unit)};
+    const std::vector<KeyRun> runs = of_one.keys(rows);
+    if (std::any_of(runs.begin(), runs.end(), [&](const KeyRun& run) { return run.kv.begin < kv_end && s.kv_first < run.kv.end; }))
+      first = std::min(first, rows.begin), last = rows.end;
+    q = rows.end;
+  }
+  if (first >= last) return s;
+  s.q_row += first - s.q_first, s.q_first = first, s.q_rows = last - first;
+  return s;
+}
+
+std::vector<PartLaunch> parts_of(const Workload& workload, const RankPlan& mine, const std::vector<Block>& blocks) {
   std::vector<PartLaunch> parts;
   for (std::size_t step = 0; step < mine.steps.size(); ++step)
     for (const std::vector<Segment>& launch : launches_of(blocks, mine.queries, mine.steps[step].keys))
       for (const Segment& segment : launch) {
         PartLaunch part;
-        part.step = step, part.segment = segment;
+        part.step = step, part.segment = rows_that_need(workload, segment);
         parts.push_back(std::move(part));
       }
   return parts;
@@ -241,7 +258,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
     }
     for (PartLaunch& launch : *whole) (launch.spread() ? spread : order.launches).push_back(std::move(launch));
   }
-  for (PartLaunch& part : parts_of(mine, others)) order.launches.push_back(std::move(part));
+  for (PartLaunch& part : parts_of(workload, mine, others)) order.launches.push_back(std::move(part));
   std::stable_sort(order.launches.begin(), order.launches.end(), [](const PartLaunch& a, const PartLaunch& b) { return a.step < b.step; });
   if (request.leaves_multiprocessors) leave_multiprocessors(order.launches, workload, request.transfer_pairs);
   if (request.returns_early) return_early(order.launches, workload, request.transfer_pairs);
