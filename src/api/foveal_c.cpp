@@ -67,8 +67,8 @@ int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* work
     FOVEAL_CHECK(plan != nullptr, "plan: null");
     dispatch(adopted(call, "call"), plan->params, plan->first_rng, [&](const auto& inputs, const auto& outputs) {
       run_into(
-          plan->accumulates, inputs, outputs,
-          [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); }, plan->threads);
+          plan->accumulates, inputs, outputs, [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); },
+          plan->threads);
     });
   });
 }
