@@ -156,9 +156,11 @@ TEST(Allocation, EveryOneOfAContextMayFail) {
   }
 }
 
-constexpr const char* device_line =
+constexpr const char* device_lines[] = {
     "backward bf16 b1 h1 q64 d64 mask=\"ids[q_idx] == ids[kv_idx]\" score=\"tanh(score / 3) + rel[q_idx]\" param=\"ids: integer[64]\" "
-    "param=\"rel: real[64] grad\"";
+    "param=\"rel: real[64] grad\"",
+    "backward bf16 b2 h2:1 q9:64 d64 pages=16 mask=\"causal_bottom_right()\" checked",
+};
 
 /// Plans are made anew each time: nobody holds what they had on the device.
 template <class Act>
@@ -176,24 +178,28 @@ void fail_each_on_device(const char* what, Act&& act) {
 }
 
 TEST(Allocation, EveryOneOfAPlanOnADeviceMayFail) {
-  test::OnDevice problem(device_line);
-  fail_each_on_device("a forward plan on a device", [&] { problem.plan(); });
-  fail_each_on_device("a backward plan on a device", [&] { problem.backward_plan(); });
+  for (const char* line : device_lines) {
+    test::OnDevice problem(line);
+    fail_each_on_device("a forward plan on a device", [&] { problem.plan(); });
+    fail_each_on_device("a backward plan on a device", [&] { problem.backward_plan(); });
+  }
 }
 
 TEST(Allocation, EveryOneOfARunOnADeviceMayFail) {
-  test::OnDevice problem(device_line);
-  const Stream stream{reinterpret_cast<void*>(std::uintptr_t{64})};
-  problem.forward(stream), problem.backward(stream);
-  const long before = mock::device().allocations;
-  fail_each("forward() on a device", [&] { problem.forward(stream); });
-  fail_each("backward() on a device", [&] { problem.backward(stream); });
-  void* graph = mock::begin_capture();  // which holds the plan
-  problem.forward(stream), problem.backward(stream);
-  mock::end_capture();
-  mock::destroy_graph(graph);
-  cuda::driver::give_back(true);
-  EXPECT_EQ(mock::device().allocations, before);
+  for (const char* line : device_lines) {
+    test::OnDevice problem(line);
+    const Stream stream{reinterpret_cast<void*>(std::uintptr_t{64})};
+    problem.forward(stream), problem.backward(stream);
+    const long before = mock::device().allocations;
+    fail_each("forward() on a device", [&] { problem.forward(stream); });
+    fail_each("backward() on a device", [&] { problem.backward(stream); });
+    void* graph = mock::begin_capture();  // which holds the plan
+    problem.forward(stream), problem.backward(stream);
+    mock::end_capture();
+    mock::destroy_graph(graph);
+    cuda::driver::give_back(true);
+    EXPECT_EQ(mock::device().allocations, before);
+  }
 }
 
 }  // namespace

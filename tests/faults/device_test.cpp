@@ -14,9 +14,11 @@
 namespace foveal {
 namespace {
 
-constexpr const char* line =
+constexpr const char* lines[] = {
     "backward bf16 b1 h2 q96:160 d64 mask=\"ids[q_idx] == ids[kv_idx % 96]\" score=\"score + rel[kv_idx - q_idx + 96]\" "
-    "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"";
+    "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"",
+    "backward bf16 b2 h2 q9:64 d64 pages=16 mask=\"causal_bottom_right()\" checked"};
+constexpr const char* line = lines[0];
 constexpr int out_of_memory = 2, launch_failed = 719;
 /// Codes of the driver after which it works on: invalid value, out of memory, (de)initialised, no device, invalid image, context, no binary for
 /// this GPU, invalid PTX, invalid handle, not found, out of resources, failed launch, not supported, unknown.
@@ -45,9 +47,11 @@ void in_a_child(const std::string& what, const std::function<void()>& check) {
 }
 
 void run_both() {
-  test::OnDevice problem(line);
-  problem.forward();
-  problem.backward();
+  for (const char* one : lines) {
+    test::OnDevice problem(one);
+    problem.forward();
+    problem.backward();
+  }
 }
 
 /// The error of run_both(), "" when there is none.
