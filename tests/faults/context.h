@@ -1,5 +1,6 @@
 #pragma once
 // Small calls of context parallelism, for what may fail in them.
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,12 +19,14 @@ inline constexpr const char* context_lines[] = {
 /// One rank of a line: both passes over rows of its own, whose values do not matter.
 class Context {
  public:
-  Context(const problem::CaseData& data, std::shared_ptr<dist::Transport> transport)
+  Context(const problem::CaseData& data, std::shared_ptr<dist::Transport> transport, Device device = {})
       : line_(data.line()),
         params_(data.forward_inputs().params),
+        device_(device),
         attention_(std::move(transport), line_.attention, shapes_of(line_), params_, {.unit = 8, .plan = {.threads = 1}}) {}
 
   void run() {
+    for (ParamBinding& param : params_) param.tensor.device = device_;
     ForwardInputs in{.q = tensor("q"), .k = tensor("k"), .v = tensor("v"), .params = params_};
     ForwardOutputs out{.out = tensor("out"), .lse = tensor("lse")};
     attention_.forward(in, out);
@@ -56,13 +59,21 @@ class Context {
     const bool packed = !line_.lengths.empty(), keys = role.find_first_of("kv") != std::string::npos, statistic = role == "lse";
     const auto rows = static_cast<std::int64_t>((keys ? attention_.kv_tokens() : attention_.q_tokens()).size());
     const std::int64_t heads = keys ? line_.heads_kv : line_.heads_q, dim = statistic ? 1 : line_.head_dim;
-    float* data = memory_[role].emplace_back(static_cast<std::size_t>(line_.batch * rows * heads * dim) + 1, 0.5f).data();
-    if (statistic) return packed ? TensorView(data, DType::f32, {heads, rows}) : TensorView(data, DType::f32, {line_.batch, heads, rows});
-    return packed ? TensorView(data, DType::f32, {rows, heads, dim}) : TensorView(data, DType::f32, {line_.batch, rows, heads, dim});
+    TensorView view;
+    view.data = memory_[role].emplace_back(static_cast<std::size_t>(line_.batch * rows * heads * dim) + 1, 0.5f).data();
+    view.dtype = statistic ? DType::f32 : line_.dtype, view.device = device_;
+    for (const std::int64_t size : statistic ? std::vector{line_.batch, heads, rows} : std::vector{line_.batch, rows, heads, dim})
+      view.sizes[static_cast<std::size_t>(view.rank++)] = size;
+    if (packed) std::rotate(view.sizes.begin(), view.sizes.begin() + 1, view.sizes.begin() + view.rank--);
+    std::int64_t stride = 1;
+    for (int d = view.rank - 1; d >= 0; --d)
+      view.strides[static_cast<std::size_t>(d)] = stride, stride *= view.sizes[static_cast<std::size_t>(d)];
+    return view;
   }
 
   const problem::Line& line_;
   std::vector<ParamBinding> params_;
+  Device device_;
   dist::ContextAttention attention_;
   std::map<std::string, std::vector<std::vector<float>>> memory_;
 };
