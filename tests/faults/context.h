@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,66 +17,65 @@ inline constexpr const char* context_lines[] = {
     "backward f32 h2 d8 lengths=20,9 mask=\"ids[q_idx] == ids[kv_idx]\" param=\"ids: integer[20] i32 integers(0, 2)\"",
 };
 
-/// One rank of a line: both passes over rows of its own, whose values do not matter.
+/// One rank of a line, with memory for all tokens, whose values do not matter. After it is made, only the library allocates.
 class Context {
  public:
-  Context(const problem::CaseData& data, std::shared_ptr<dist::Transport> transport, Device device = {})
-      : line_(data.line()),
-        params_(data.forward_inputs().params),
-        device_(device),
-        attention_(std::move(transport), line_.attention, shapes_of(line_), params_, {.unit = 8, .plan = {.threads = 1}}) {}
-
-  void run() {
-    for (ParamBinding& param : params_) param.tensor.device = device_;
-    ForwardInputs in{.q = tensor("q"), .k = tensor("k"), .v = tensor("v"), .params = params_};
-    ForwardOutputs out{.out = tensor("out"), .lse = tensor("lse")};
-    attention_.forward(in, out);
-    BackwardInputs backward{.q = in.q, .k = in.k, .v = in.v, .out = out.out, .lse = out.lse, .dout = tensor("dout")};
-    backward.params = params_;
-    BackwardOutputs gradients{.dq = tensor("dq"), .dk = tensor("dk"), .dv = tensor("dv")};
+  explicit Context(const problem::CaseData& data, Device device = {})
+      : line_(data.line()), device_(device), params_(data.forward_inputs().params), options_{.unit = 8, .plan = {.threads = 1}} {
+    shapes_.dtype = line_.dtype, shapes_.batch = line_.batch, shapes_.lengths = line_.lengths;
+    shapes_.heads_q = line_.heads_q, shapes_.heads_kv = line_.heads_kv;
+    shapes_.seqlen_q = line_.seqlen_q, shapes_.seqlen_kv = line_.seqlen_kv;
+    shapes_.head_dim = line_.head_dim, shapes_.head_dim_v = line_.head_dim_v;
+    for (const char* role : {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"}) memory_[role].resize(1 << 16, 0.5f);
+    in_.params = params_;
+    for (ParamBinding& param : in_.params) param.tensor.device = device;
+    backward_in_.params = in_.params;
     for (std::size_t i = 0; i < line_.params.size(); ++i) {
       if (!line_.params[i].grad) continue;
-      TensorView gradient = params_[i].tensor;
-      gradient.data = memory_["gradient"].emplace_back(static_cast<std::size_t>(gradient.numel())).data();
-      gradients.dparams.push_back({params_[i].param, gradient});
+      backward_out_.dparams.push_back(in_.params[i]);
+      backward_out_.dparams.back().tensor.data = sums_.emplace_back(static_cast<std::size_t>(params_[i].tensor.numel())).data();
     }
-    attention_.backward(backward, gradients);
+  }
+
+  Context& begin(std::shared_ptr<dist::Transport> transport) {
+    attention_.emplace(std::move(transport), line_.attention, shapes_, params_, options_);
+    return *this;
+  }
+
+  void run() {
+    in_.q = tensor("q"), in_.k = tensor("k"), in_.v = tensor("v");
+    out_.out = tensor("out"), out_.lse = tensor("lse");
+    attention_->forward(in_, out_);
+    backward_in_.q = in_.q, backward_in_.k = in_.k, backward_in_.v = in_.v;
+    backward_in_.out = out_.out, backward_in_.lse = out_.lse, backward_in_.dout = tensor("dout");
+    backward_out_.dq = tensor("dq"), backward_out_.dk = tensor("dk"), backward_out_.dv = tensor("dv");
+    attention_->backward(backward_in_, backward_out_);
   }
 
  private:
-  static dist::WholeShapes shapes_of(const problem::Line& line) {
-    return {.dtype = line.dtype,
-            .batch = line.batch,
-            .heads_q = line.heads_q,
-            .heads_kv = line.heads_kv,
-            .seqlen_q = line.seqlen_q,
-            .seqlen_kv = line.seqlen_kv,
-            .head_dim = line.head_dim,
-            .head_dim_v = line.head_dim_v,
-            .lengths = line.lengths};
-  }
-
   TensorView tensor(const std::string& role) {
-    const bool packed = !line_.lengths.empty(), keys = role.find_first_of("kv") != std::string::npos, statistic = role == "lse";
-    const auto rows = static_cast<std::int64_t>((keys ? attention_.kv_tokens() : attention_.q_tokens()).size());
-    const std::int64_t heads = keys ? line_.heads_kv : line_.heads_q, dim = statistic ? 1 : line_.head_dim;
-    TensorView view;
-    view.data = memory_[role].emplace_back(static_cast<std::size_t>(line_.batch * rows * heads * dim) + 1, 0.5f).data();
-    view.dtype = statistic ? DType::f32 : line_.dtype, view.device = device_;
-    for (const std::int64_t size : statistic ? std::vector{line_.batch, heads, rows} : std::vector{line_.batch, rows, heads, dim})
-      view.sizes[static_cast<std::size_t>(view.rank++)] = size;
-    if (packed) std::rotate(view.sizes.begin(), view.sizes.begin() + 1, view.sizes.begin() + view.rank--);
-    std::int64_t stride = 1;
-    for (int d = view.rank - 1; d >= 0; --d)
-      view.strides[static_cast<std::size_t>(d)] = stride, stride *= view.sizes[static_cast<std::size_t>(d)];
-    return view;
+    const bool keys = role.find_first_of("kv") != std::string::npos, packed = !line_.lengths.empty();
+    const auto rows = static_cast<std::int64_t>((keys ? attention_->kv_tokens() : attention_->q_tokens()).size());
+    const std::int64_t batch = line_.batch, heads = keys ? line_.heads_kv : line_.heads_q, dim = line_.head_dim;
+    void* data = memory_.at(role).data();
+    if (role == "lse")
+      return packed ? TensorView(data, DType::f32, {heads, rows}, device_) : TensorView(data, DType::f32, {batch, heads, rows}, device_);
+    return packed ? TensorView(data, line_.dtype, {rows, heads, dim}, device_)
+                  : TensorView(data, line_.dtype, {batch, rows, heads, dim}, device_);
   }
 
   const problem::Line& line_;
-  std::vector<ParamBinding> params_;
   Device device_;
-  dist::ContextAttention attention_;
-  std::map<std::string, std::vector<std::vector<float>>> memory_;
+  std::vector<ParamBinding> params_;
+  dist::ContextOptions options_;
+  dist::WholeShapes shapes_;
+  std::map<std::string, std::vector<float>> memory_;
+  std::vector<std::vector<float>> sums_;
+  ForwardInputs in_;
+  ForwardOutputs out_;
+  BackwardInputs backward_in_;
+  BackwardOutputs backward_out_;
+  std::optional<dist::ContextAttention> attention_;
 };
 
 }  // namespace foveal::test
