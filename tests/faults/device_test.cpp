@@ -58,7 +58,7 @@ void run_both() {
 /// Context parallelism of one rank, whose keys are dealt to several launches.
 void run_context() {
   const problem::CaseData data(problem::parse_line("backward bf16 h2 q300 d64 mask=\"causal()\""));
-  test::Context(data, dist::thread_ranks(1)[0], {DeviceKind::cuda, 0}).run();
+  test::Context(data, {DeviceKind::cuda, 0}).begin(dist::thread_ranks(1)[0]).run();
 }
 
 using Act = void (*)();
