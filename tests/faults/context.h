@@ -26,7 +26,10 @@ class Context {
     shapes_.heads_q = line_.heads_q, shapes_.heads_kv = line_.heads_kv;
     shapes_.seqlen_q = line_.seqlen_q, shapes_.seqlen_kv = line_.seqlen_kv;
     shapes_.head_dim = line_.head_dim, shapes_.head_dim_v = line_.head_dim_v;
-    for (const char* role : {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"}) memory_[role].resize(1 << 16, 0.5f);
+    const std::int64_t tokens =
+        line_.lengths.empty() ? line_.batch * std::max(line_.seqlen_q, line_.seqlen_kv) : line_.total_q + line_.total_kv;
+    for (const char* role : {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"})
+      memory_[role].resize(static_cast<std::size_t>(tokens * line_.heads_q * line_.head_dim), 0.5f);
     in_.params = params_;
     for (ParamBinding& param : in_.params) param.tensor.device = device;
     backward_in_.params = in_.params;
