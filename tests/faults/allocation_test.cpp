@@ -2,6 +2,9 @@
 // and the next call works.
 #include <gtest/gtest.h>
 
+#include <latch>
+#include <thread>
+
 #include "context.h"
 #include "counted_allocations.h"
 #include "cuda/jit/driver.h"
@@ -152,6 +155,43 @@ TEST(Allocation, EveryOneOfAContextMayFail) {
     EXPECT_GT(fail_each("a context", begin, Leaves::what_messages_may_reach), 50);
     const auto run = [&] { test::Context(data).begin(dist::thread_ranks(1)[0]).run(); };
     EXPECT_GT(fail_each("passes of a context", run, Leaves::what_messages_may_reach), 50);
+  }
+}
+
+/// A context and its passes on ranks that are threads. An allocation that is to fail is one of theirs. The first error is rethrown when all have ended.
+void run_ranks(const problem::CaseData& data, std::size_t ranks, double time_limit) {
+  const long failing = failing_allocation.exchange(0);
+  auto transports = dist::thread_ranks(static_cast<int>(ranks), {.time_limit = time_limit});
+  std::vector<std::exception_ptr> errors(ranks);
+  std::vector<std::unique_ptr<test::Context>> contexts;
+  for (std::size_t rank = 0; rank < ranks; ++rank) contexts.push_back(std::make_unique<test::Context>(data));
+  std::vector<std::thread> threads;
+  std::latch begin(1);
+  for (std::size_t rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      begin.wait();
+      try {
+        contexts[rank]->begin(std::move(transports[rank])).run();
+      } catch (const Error& error) {
+        EXPECT_EQ(std::string(error.what()).find(" waited "), std::string::npos) << error.what();
+        errors[rank] = std::current_exception();
+      } catch (...) {
+        errors[rank] = std::current_exception();
+      }
+    });
+  failing_allocation = failing;
+  begin.count_down();
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+}
+
+TEST(Allocation, OfOneRankMayFailAndNoOtherWaitsForIt) {
+  for (const char* line : test::context_lines) {
+    const problem::CaseData data(problem::parse_line(line));
+    EXPECT_GT(fail_each(
+                  "two ranks", [&] { run_ranks(data, 2, 10); }, Leaves::what_messages_may_reach),
+              50);
   }
 }
 
