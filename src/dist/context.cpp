@@ -175,11 +175,11 @@ void telling_others(Transport& transport, Fn&& fn) {
 }
 
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
-void agree(Transport& transport, const Agreement& agreement) {
+void agree(Transport& transport, Agreement& agreement) {
   try {
     agreement.exchange(transport);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::communication) transport.fail(error.what());
+  } catch (const std::exception& error) {
+    if (!agreement.is_known_to_all()) transport.fail(error.what());
     throw;
   }
 }
@@ -195,6 +195,17 @@ std::size_t with_buffers(Fn&& fn) {
     throw;
   }
   return buffers->bytes();
+}
+
+/// What this rank does of the plan, and what it holds.
+void plan_own_part(Context& c) {
+  std::vector<RankPlan> ranks;
+  for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
+  const int me = c.transport->rank();
+  c.mine = ranks[static_cast<std::size_t>(me)];
+  c.queries_to = sendings(c.plan, me, ranks, -1);
+  for (std::size_t step = 0; step < c.mine.steps.size(); ++step) c.keys_to.push_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
+  c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }
 
 }  // namespace
@@ -251,13 +262,14 @@ struct ContextAttention::State {
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
-                                   const std::vector<ParamBinding>& params, const ContextOptions& options)
-    : state_(std::make_unique<State>()) {
+                                   const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
+  telling_others(*transport, [&] { state_ = std::make_unique<State>(); });
   Context& c = state_->context;
-  c.transport = std::move(transport), c.attention = attention, c.shapes = shapes, c.options = options;
+  c.transport = std::move(transport);
   Agreement agreement;
   try {
+    c.attention = attention, c.shapes = shapes, c.options = options;
     c.request = {.ranks = c.transport->size(),
                  .deal = deal_named(options.deal),
                  .head_groups = options.head_groups,
@@ -284,17 +296,11 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     c.mask_reads.erase(std::unique(c.mask_reads.begin(), c.mask_reads.end()), c.mask_reads.end());
     c.mask_digest = digest_of_mask(c, params);
     add_plan(agreement, c, problem, params);
+    plan_own_part(c);
   } catch (...) {  // the others wait for this rank to agree
     agreement.refuse(std::current_exception());
   }
   agree(*c.transport, agreement);
-  std::vector<RankPlan> ranks;
-  for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
-  const int me = c.transport->rank();
-  c.mine = ranks[static_cast<std::size_t>(me)];
-  c.queries_to = sendings(c.plan, me, ranks, -1);
-  for (std::size_t step = 0; step < c.mine.steps.size(); ++step) c.keys_to.push_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
-  c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }
 
 ContextAttention::~ContextAttention() = default;
@@ -337,9 +343,9 @@ void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBi
       check_mask_data(context, params);
     });
   Agreement agreement;
-  add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
-  agreement.add("plan", context.plan.checksum, context.plan.text);
   try {
+    add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
+    agreement.add("plan", context.plan.checksum, context.plan.text);
     check();
     add_rng(agreement, context, rng);
     check_mask_data(context, params);
