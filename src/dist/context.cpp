@@ -295,6 +295,8 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     std::sort(c.mask_reads.begin(), c.mask_reads.end());
     c.mask_reads.erase(std::unique(c.mask_reads.begin(), c.mask_reads.end()), c.mask_reads.end());
     c.mask_digest = digest_of_mask(c, params);
+    for (const scoring::Program* program : {&problem.score->forward, &problem.score->mask})
+      for (const scoring::Instr& instr : program->code) c.reads_batch = c.reads_batch || instr.op == scoring::Op::batch;
     add_plan(agreement, c, problem, params);
     plan_own_part(c);
   } catch (...) {  // the others wait for this rank to agree

@@ -57,11 +57,21 @@ class DevicePass : protected Pass {
   void order_by(const OrderRequest& request) {
     plans_.order = part_order(c_.plan, c_.workload, c_.mine, request);
     plans_.plans.assign(plans_.order.launches.size(), std::nullopt);
+    plans_.cu_seqlens.clear();
+    for (const PartLaunch& launch : plans_.order.launches) {
+      std::vector<std::int32_t> begins{0};
+      for (const std::int64_t length : launch.closed) begins.push_back(begins.back() + static_cast<std::int32_t>(length));
+      plans_.cu_seqlens.emplace_back();
+      if (!launch.closed.empty()) plans_.cu_seqlens.back() = {buffers_.device().index, begins.data(), begins.size() * sizeof begins[0]};
+    }
   }
-  OrderRequest request_for(bool forward) const {
+  /// trains: gradients of parameters are wanted, which are not collected from sequences of their own lengths.
+  OrderRequest request_for(bool forward, bool trains) const {
     return {.forward = forward,
             .whole_rows = in_place(),
             .spread = in_place() && c_.transport->carries_device_memory(),
+            .closed_sequences = c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch &&
+                                c_.attention.dropout_p == 0 && !trains,
             .transfer_pairs = transfer_pairs(c_, forward),
             .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
             .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
@@ -79,7 +89,7 @@ class DevicePass : protected Pass {
       driver::DeviceFacts facts = driver::device_facts(buffers_.device().index);
       if (part.beside_transfers) facts.multiprocessors = std::max(1, facts.multiprocessors - c_.transport->multiprocessors());
       const driver::Redirected fewer(driver::api(), facts);
-      plan = foveal::plan(attention_of(part), inputs, outputs, c_.options.plan);
+      plan = foveal::plan(attention_of(part, std::is_same_v<Inputs, ForwardInputs>), inputs, outputs, c_.options.plan);
     }
     return *plan;
   }
@@ -100,6 +110,23 @@ class DevicePass : protected Pass {
                       {r.batch_stride / size, r.head_stride / size, r.token_stride / size}, buffers_.device());
   }
 
+  /// The same as packed calls take them, [count, heads, dim] or [heads, count].
+  TensorView packed_view(const Rows& r, const Segment& s) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, s.q_row, 0), r.dtype, {s.q_rows, r.heads, r.dim}, {r.token_stride / size, r.head_stride / size, r.dim_stride / size},
+                      buffers_.device());
+  }
+  TensorView packed_statistics(const Rows& r, const Segment& s) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, s.q_row, 0), r.dtype, {r.heads, s.q_rows}, {r.head_stride / size, r.token_stride / size}, buffers_.device());
+  }
+  Varlen closed_sequences(const PartLaunch& launch, std::size_t number) const {
+    TensorView cu(plans_.cu_seqlens[number].data(), DType::i32, {static_cast<std::int64_t>(launch.closed.size()) + 1});
+    cu.device = buffers_.device();
+    const std::int64_t longest = *std::max_element(launch.closed.begin(), launch.closed.end());
+    return {cu, cu, longest, longest};
+  }
+
   Part part_of(const PartLaunch& launch, std::size_t number) const {
     FOVEAL_CHECK(number < std::numeric_limits<std::uint16_t>::max(), "context parallelism: more than 65534 parts on a rank");
     const Segment& s = launch.segment;
@@ -115,7 +142,8 @@ class DevicePass : protected Pass {
             .adds_to_kv = launch.adds_to_kv,
             .number = static_cast<std::uint16_t>(number + 1)};
   }
-  Attention attention_of(const PartLaunch& launch) const {
+  Attention attention_of(const PartLaunch& launch, bool forward) const {
+    if (!launch.closed.empty()) return forward ? c_.attention : without_sink();
     Attention attention = launch.whole ? c_.attention : without_sink();
     attention.q_offset += launch.segment.q_first, attention.kv_offset += launch.segment.kv_first;
     return attention;
@@ -190,6 +218,10 @@ class ForwardPass : DevicePass {
 
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
+      if (!launch.closed.empty()) {
+        run_closed(inputs, outputs, launch, number);
+        continue;
+      }
       if (!launch.spread()) arrive(keys[launch.step]);
       const ForwardInputs in = inputs_of(inputs, launch, number, q, keys);
       const Segment& s = launch.segment;
@@ -218,6 +250,14 @@ class ForwardPass : DevicePass {
   }
 
  private:
+  void run_closed(const ForwardInputs& inputs, const ForwardOutputs& outputs, const PartLaunch& launch, std::size_t number) {
+    const Segment& s = launch.segment;
+    ForwardInputs in{.q = packed_view(rows_of(inputs.q), s), .k = packed_view(rows_of(inputs.k), s), .v = packed_view(rows_of(inputs.v), s)};
+    in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
+    ForwardOutputs to{.out = packed_view(rows_of(outputs.out), s)};
+    if (outputs.lse.present()) to.lse = packed_statistics(statistics_of(outputs.lse), s);
+    this->launch(launch, number, in, to);
+  }
   ForwardOutputs whole_outputs(const ForwardOutputs& outputs, const Segment& s) const {
     ForwardOutputs to{.out = view(rows_of(outputs.out), s.q_row, s.q_rows)};
     if (outputs.lse.present()) to.lse = statistics_view(statistics_of(outputs.lse), s.q_row, s.q_rows);
@@ -256,7 +296,7 @@ class ForwardPass : DevicePass {
   /// Keys in stretches are read by kernels of Hopper alone: elsewhere rows of queries meet theirs in parts.
   const PartOrder& order_of(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Rows& q, std::vector<Keys>& keys) {
     const std::string before = plans_.signature;
-    OrderRequest request = request_for(true);
+    OrderRequest request = request_for(true, false);
     const PartOrder& order = order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state, &outputs.lse}, inputs.params, {}), request);
     if (plans_.signature == before) return order;
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
@@ -280,7 +320,8 @@ class BackwardPass : DevicePass {
   using DevicePass::DevicePass;
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-    const OrderRequest request = request_for(false);
+    const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
+    const OrderRequest request = request_for(false, trains);
     const PartOrder& order = order_for(
         signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state}, inputs.params,
                      outputs.dparams),
@@ -351,7 +392,11 @@ class BackwardPass : DevicePass {
     std::vector<bool> is_given(steps, false);
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const std::size_t step = order.launches[number].step;
-      run_launch(order.launches[number], number);
+      if (order.launches[number].closed.empty()) {
+        run_launch(order.launches[number], number);
+      } else {
+        run_closed(inputs, outputs, order.launches[number], number, q, out, dout, lse, dlse);
+      }
       if (--left[step] == 0 && step > 0 && request.returns_early) give_back(step), is_given[step] = true;
     }
     for (std::size_t i = 0; i < steps; ++i) {
@@ -360,14 +405,32 @@ class BackwardPass : DevicePass {
     }
     add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
 
-    return_dq(dq, rows_of(inputs.q).tokens, outputs);
+    return_dq(dq, order.merged_q, rows_of(inputs.q).tokens, outputs);
     if (!sums_in_place)
       for (std::size_t i = 0; i < steps; ++i) take_own(c_.mine.steps[i].keys, gradients(i), true);
-    take_returns(returns, dk_sum, outputs.dk, dv_sum, outputs.dv);
+    take_returns(returns, order.summed_kv, dk_sum, outputs.dk, dv_sum, outputs.dv);
     sum_params(outputs.dparams);
   }
 
  private:
+  void run_closed(const BackwardInputs& inputs, const BackwardOutputs& outputs, const PartLaunch& launch, std::size_t number, const Rows& q,
+                  const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse) {
+    const Segment& s = launch.segment;
+    BackwardInputs in{.q = packed_view(q, s),
+                      .k = packed_view(rows_of(inputs.k), s),
+                      .v = packed_view(rows_of(inputs.v), s),
+                      .out = packed_view(out, s),
+                      .lse = packed_statistics(lse, s),
+                      .dout = packed_view(dout, s)};
+    if (dlse.data) in.dlse = packed_statistics(dlse, s);
+    in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
+    BackwardOutputs to;
+    if (outputs.dq.present()) to.dq = packed_view(rows_of(outputs.dq), s);
+    if (outputs.dk.present()) to.dk = packed_view(rows_of(outputs.dk), s);
+    if (outputs.dv.present()) to.dv = packed_view(rows_of(outputs.dv), s);
+    if (to.dq.present() || to.dk.present() || to.dv.present()) this->launch(launch, number, in, to);
+  }
+
   /// Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so, as zeros where none is given.
   Rows dlse_of(const BackwardInputs& inputs, std::int64_t tokens) {
     if (inputs.dlse.present()) return statistics_of(inputs.dlse);
@@ -379,11 +442,12 @@ class BackwardPass : DevicePass {
   }
 
   /// The gradients of the queries go to the ranks whose queries these are.
-  void return_dq(const Rows& dq, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+  void return_dq(const Rows& dq, const std::vector<Range>& merged, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
     const DType own = c_.shapes.dtype;
     const std::int64_t dim = c_.shapes.head_dim;
     if (in_place()) {
-      if (outputs.dq.present()) memory_.convert(dq, 0, 0, rows_of(outputs.dq), 0, 0, c_.mine.q_rows, heads(false).size());
+      if (outputs.dq.present())
+        for (const Range& r : merged) memory_.convert(dq, r.begin, 0, rows_of(outputs.dq), r.begin, 0, r.size(), heads(false).size());
       return;
     }
     const Rows dq_own = query_rows(own, dim);
@@ -397,7 +461,7 @@ class BackwardPass : DevicePass {
   }
 
   /// What other ranks send back is added in the order of ranks, whatever came first; the last of it on the way to the caller's tensors.
-  void take_returns(const std::vector<Return>& returns, const Rows& dk_sum, const TensorView& dk, const Rows& dv_sum, const TensorView& dv) {
+  void take_returns(const std::vector<Return>& returns, const std::vector<Range>& summed, const Rows& dk_sum, const TensorView& dk, const Rows& dv_sum, const TensorView& dv) {
     for (std::size_t i = 0; i < returns.size(); ++i)
       if (!in_place() || i > 0) wait(returns[i]);
     std::vector<const Arrival*> arrivals;
@@ -408,10 +472,10 @@ class BackwardPass : DevicePass {
     for (std::size_t i = 0; i + 1 < arrivals.size(); ++i) take_back(*arrivals[i], true);
     const Arrival none;
     const Arrival& last = arrivals.empty() ? none : *arrivals.back();
-    finish_sum(dk_sum, dk, last);
-    finish_sum(dv_sum, dv, last);
+    finish_sum(dk_sum, dk, last, summed);
+    finish_sum(dv_sum, dv, last, summed);
   }
-  void finish_sum(const Rows& sum, const TensorView& gradient, const Arrival& last) {
+  void finish_sum(const Rows& sum, const TensorView& gradient, const Arrival& last, const std::vector<Range>& summed) {
     if (!gradient.present()) return;
     const Rows to = rows_of(gradient);
     std::vector<std::pair<const Piece*, const Piece*>> pieces;  // of the last arrival, and its messages
@@ -419,17 +483,19 @@ class BackwardPass : DevicePass {
       if (last.pieces[i].rows.data == sum.data) pieces.emplace_back(&last.pieces[i], &last.messages[i]);
     std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first->token < b.first->token; });
     const bool heads_together = std::all_of(pieces.begin(), pieces.end(), [&](const auto& p) { return p.first->heads == sum.heads; });
-    std::int64_t at = 0;
-    for (const auto& [piece, message] : pieces) {
-      if (!heads_together) {
+    if (!heads_together)
+      for (const auto& [piece, message] : pieces)
         memory_.add(message->rows, 0, 0, sum, piece->token, piece->head, piece->count, piece->heads);
-        continue;
+    for (const Range& range : summed) {
+      std::int64_t at = range.begin;
+      for (const auto& [piece, message] : pieces) {
+        if (!heads_together || piece->token < range.begin || piece->token >= range.end) continue;
+        memory_.convert(sum, at, 0, to, at, 0, piece->token - at, sum.heads);
+        buffers_.convert_sum(some_rows(sum, piece->token, piece->count), message->rows, some_rows(to, piece->token, piece->count));
+        at = piece->token + piece->count;
       }
-      memory_.convert(sum, at, 0, to, at, 0, piece->token - at, sum.heads);
-      buffers_.convert_sum(some_rows(sum, piece->token, piece->count), message->rows, some_rows(to, piece->token, piece->count));
-      at = piece->token + piece->count;
+      memory_.convert(sum, at, 0, to, at, 0, range.end - at, sum.heads);
     }
-    memory_.convert(sum, at, 0, to, at, 0, sum.tokens - at, sum.heads);
   }
 
   void clear(const Rows& rows, Range tokens) { buffers_.clear(rows, tokens); }

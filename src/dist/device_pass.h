@@ -14,6 +14,7 @@ struct PartPlans {
   std::string signature;  ///< of the tensors
   PartOrder order;
   std::vector<std::optional<Plan>> plans;
+  std::vector<cuda::driver::Memory> cu_seqlens;  ///< i32, of launches of closed sequences
 };
 
 void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,

@@ -53,6 +53,14 @@ std::int64_t pairs_of(const Workload& workload, const Segment& s) {
   return pairs;
 }
 
+/// The same of a launch; of closed sequences as if they were causal.
+std::int64_t pairs_of(const Workload& workload, const PartLaunch& launch) {
+  if (launch.closed.empty()) return pairs_of(workload, launch.segment);
+  std::int64_t pairs = 0;
+  for (const std::int64_t length : launch.closed) pairs += length * length / 2;
+  return pairs;
+}
+
 /// Finds rows whose keys are all in one launch's reach.
 class WholeRows {
  public:
@@ -184,11 +192,37 @@ std::vector<PartLaunch> parts_of(const Workload& workload, const RankPlan& mine,
   return parts;
 }
 
+bool is_closed(const Workload& workload, const Transfer& queries) {
+  return queries.tokens == Range{0, workload.lengths_q[static_cast<std::size_t>(queries.sequence)]};
+}
+
+/// Packed sequences that are this rank's alone, as few calls as neighbours in the shard allow.
+std::vector<PartLaunch> closed_launches(const Workload& workload, const RankPlan& mine) {
+  std::vector<PartLaunch> launches;
+  for (const Transfer& queries : mine.queries) {
+    const std::int64_t length = workload.lengths_q[static_cast<std::size_t>(queries.sequence)];
+    if (!is_closed(workload, queries)) continue;
+    if (launches.empty() || launches.back().segment.q_row + launches.back().segment.q_rows != queries.row) {
+      PartLaunch launch;
+      launch.whole = true, launch.segment.q_row = launch.segment.kv_row = queries.row;
+      launches.push_back(std::move(launch));
+    }
+    PartLaunch& launch = launches.back();
+    launch.closed.push_back(length);
+    launch.segment.q_rows += length, launch.segment.kv_rows += length;
+  }
+  return launches;
+}
 /// Launches that begin before so many pairs are computed run beside transfers; the last of them is cut, for the rest has the whole GPU.
 void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& workload, std::int64_t transfer_pairs) {
   constexpr std::int64_t unit = 128;
   std::int64_t begun = 0;
   for (std::size_t i = 0; i < launches.size() && launches[i].step == 0 && begun < transfer_pairs; ++i) {
+    launches[i].beside_transfers = true;
+    if (!launches[i].closed.empty()) {
+      begun += pairs_of(workload, launches[i]);
+      continue;
+    }
     const std::int64_t pairs = pairs_of(workload, launches[i].segment);
     const std::int64_t rows = launches[i].segment.q_rows;
     const std::int64_t wanted = pairs > 0 ? rows * (transfer_pairs - begun) / pairs : rows;
@@ -199,7 +233,6 @@ void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& wo
       rest.segment.q_row += first, rest.segment.q_first += first, rest.segment.q_rows -= first;
       launches.insert(launches.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
     }
-    launches[i].beside_transfers = true;
     begun += pairs_of(workload, launches[i].segment);
   }
 }
@@ -209,17 +242,18 @@ void return_early(std::vector<PartLaunch>& launches, const Workload& workload, s
   const auto remote = std::find_if(launches.begin(), launches.end(), [](const PartLaunch& l) { return l.step > 0; });
   std::int64_t begun = 0;
   auto later = launches.begin();
-  for (; later != remote && begun < transfer_pairs; ++later) begun += pairs_of(workload, later->segment);
+  for (; later != remote && begun < transfer_pairs; ++later) begun += pairs_of(workload, *later);
   std::rotate(later, remote, launches.end());
 }
 
 /// A launch whose rows no other has met writes; rows that it does not write first are cleared.
-void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward) {
-  Covered q, q_written, q_final;
+void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, std::int64_t shard_tokens) {
+  Covered q, q_written, q_final, kv_final;
   std::vector<Covered> kv(mine.steps.size()), kv_written(mine.steps.size());
   for (PartLaunch& launch : order.launches) {
     const Segment& s = launch.segment;
     const Range rows{s.q_row, s.q_row + s.q_rows}, keys{s.kv_row, s.kv_row + s.kv_rows};
+    if (!launch.closed.empty()) q_written.add(rows), kv_final.add(keys), kv_written[0].add(keys);
     if (launch.whole) {
       q_final.add(rows);
       continue;
@@ -234,6 +268,7 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward) {
   }
   order.merged_q = q_final.rest(mine.q_rows);
   order.clear_q = q_written.rest(mine.q_rows);
+  order.summed_kv = kv_final.rest(shard_tokens);
   for (std::size_t step = 0; step < mine.steps.size(); ++step) order.clear_kv.push_back(kv_written[step].rest(mine.steps[step].rows));
 }
 
@@ -246,10 +281,13 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   const std::vector<Block>& blocks = plan.blocks[static_cast<std::size_t>(plan.group_of(mine.rank))];
   const WholeRows whole_rows(workload, mine, request);
   const bool any_whole = request.forward && request.whole_rows;
-  if (!any_whole) others = blocks;
+  if (request.closed_sequences) order.launches = closed_launches(workload, mine);
+  if (!any_whole && !request.closed_sequences) others = blocks;
   for (const Transfer& queries : mine.queries) {
-    if (!any_whole) break;
-    std::optional<std::vector<PartLaunch>> whole = whole_rows.launches(queries);
+    if (!any_whole && !request.closed_sequences) break;
+    if (request.closed_sequences && is_closed(workload, queries)) continue;
+    std::optional<std::vector<PartLaunch>> whole;
+    if (any_whole) whole = whole_rows.launches(queries);
     if (!whole) {
       for (const Block& block : blocks)
         if (block.sequence == queries.sequence && queries.tokens.begin <= block.q.begin && block.q.end <= queries.tokens.end)
@@ -263,7 +301,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   if (request.leaves_multiprocessors) leave_multiprocessors(order.launches, workload, request.transfer_pairs);
   if (request.returns_early) return_early(order.launches, workload, request.transfer_pairs);
   for (PartLaunch& launch : spread) order.launches.push_back(std::move(launch));
-  find_what_is_there(order, mine, request.forward);
+  find_what_is_there(order, mine, request.forward, plan.kv.tokens(mine.rank));
   return order;
 }
 

@@ -17,6 +17,9 @@ struct PartLaunch {
   std::vector<Part::Stretch> stretches{};  ///< spread: from segment.kv_first on; received ones in rows of the step `sources` says
   std::vector<std::size_t> steps{};        ///< of each stretch; 0: own rows
   std::vector<int> sources{};              ///< of each stretch: the rank that sends it
+  /// Lengths of packed sequences that are this rank's alone, one after the other: an ordinary call in both passes, whose results are final. The segment's
+  /// rows are the shard's.
+  std::vector<std::int64_t> closed{};
   bool adds_to_q = false, adds_to_kv = false;
   bool beside_transfers = false;  ///< runs while keys are on their way, and leaves multiprocessors to them
   bool spread() const { return !stretches.empty(); }
@@ -27,6 +30,7 @@ struct PartOrder {
   std::vector<Range> clear_q;                ///< rows of the queries' buffer that no launch writes first
   std::vector<std::vector<Range>> clear_kv;  ///< likewise, of each step's keys
   std::vector<Range> merged_q;               ///< rows whose results are not final: met by parts, or by nothing
+  std::vector<Range> summed_kv;              ///< rows of the shard whose dk and dv are sums: of launches, of other ranks, or of nothing
 };
 
 /// What decides the order beside the plan.
@@ -34,6 +38,7 @@ struct OrderRequest {
   bool forward = true;
   /// Rows of queries that meet all their keys in one launch, where these lie in own rows, or, if `spread`, in stretches of own and received ones.
   bool whole_rows = false, spread = false;
+  bool closed_sequences = false;  ///< packed ones that are this rank's alone make calls of their own
   /// Pairs of tokens that a rank computes while keys arrive; where launches beside transfers leave multiprocessors to them, they are cut so that
   /// not all of the own work does.
   std::int64_t transfer_pairs = 0;

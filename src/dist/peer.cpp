@@ -119,10 +119,13 @@ class PeerTransport final : public Transport {
   }
 
   void wait_on(Stream stream, std::uint64_t number) override {
-    const std::lock_guard lock(mutex_);
-    const auto found = tickets_.find(number);
-    if (found == tickets_.end() || found->second.was_waited_for) return;
-    Ticket& ticket = found->second;
+    Ticket ticket;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = tickets_.find(number);
+      if (found == tickets_.end() || found->second.was_waited_for) return;
+      ticket = found->second;
+    }
     const driver::Current current(device_);
     const auto caller = static_cast<driver::StreamHandle>(stream.handle);
     constexpr unsigned at_least = 0;
@@ -130,7 +133,8 @@ class PeerTransport final : public Transport {
       driver::check(driver::api().stream_wait_value(caller, mine(Flag::arrived, source), group, at_least), "cuStreamWaitValue32");
     driver::check(driver::api().stream_wait_event(caller, ticket.sent, 0), "cuStreamWaitEvent");
     driver::check(driver::api().event_record(ticket.ended, caller), "cuEventRecord");
-    ticket.was_waited_for = true;
+    const std::lock_guard lock(mutex_);
+    tickets_.at(number).was_waited_for = true;
   }
 
   std::optional<ArrivalWord> arrival_word(std::uint64_t number, int peer) override {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <numeric>
 #include <tuple>
 
 #include "check/check.h"
@@ -24,7 +25,9 @@ using test::Feature;
 TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
   const OrderRequest requests[] = {{.forward = false},
                                    {.forward = false, .transfer_pairs = 10000, .leaves_multiprocessors = true},
-                                   {.forward = false, .transfer_pairs = 10000, .returns_early = true}};
+                                   {.forward = false, .transfer_pairs = 10000, .returns_early = true},
+                                   {.forward = false, .closed_sequences = true, .transfer_pairs = 1000, .returns_early = true},
+                                   {.forward = false, .closed_sequences = true, .transfer_pairs = 1000, .leaves_multiprocessors = true}};
   for (const char* text :
        {"forward f32 h2 q1000 d16 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"window(100)\"",
         "forward f32 h2 q700:900 d16 mask=\"abs(q_idx - kv_idx) > 300\"", "forward f32 h4 d16 lengths=300,10,500,0,90 mask=\"causal()\""})
@@ -74,7 +77,22 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
           std::size_t segments = 0;
           for (const Step& step : mine.steps)
             for (const auto& launch : step.launches) segments += launch.size();
-          if (!request.leaves_multiprocessors) {
+          std::size_t closed = 0;
+          for (const PartLaunch& launch : order.launches) closed += launch.closed.size();
+          const bool alone = ranks == 1 && request.closed_sequences;  // then every sequence is
+          if (alone) {
+            EXPECT_EQ(closed, line.lengths.empty() ? 1u : 4u);  // but those without tokens
+          }
+          if (!request.closed_sequences) {
+            EXPECT_EQ(closed, 0u);
+          }
+          if (closed > 0) {
+            std::int64_t rows = 0;
+            for (const Range& r : order.merged_q) rows += r.size();
+            for (const PartLaunch& launch : order.launches)
+              if (!launch.closed.empty()) rows += launch.segment.q_rows;
+            EXPECT_EQ(rows, mine.q_rows);
+          } else if (!request.leaves_multiprocessors) {
             EXPECT_EQ(launches, segments);
           } else {
             EXPECT_GE(launches, segments);
@@ -98,7 +116,7 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
         std::size_t of_stretches = 0;
         for (int rank = 0; rank < ranks; ++rank) {
           const RankPlan mine = rank_plan(plan, rank);
-          const PartOrder order = part_order(plan, work, mine, {.whole_rows = true, .spread = spread});
+          const PartOrder order = part_order(plan, work, mine, {.whole_rows = true, .spread = spread, .closed_sequences = spread && !line.lengths.empty()});
           std::vector<char> merged(static_cast<std::size_t>(mine.q_rows), 0), final = merged;
           for (const Range& r : order.merged_q)
             for (std::int64_t row = r.begin; row < r.end; ++row) merged[static_cast<std::size_t>(row)] = 1;
@@ -121,6 +139,20 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
               return -1;
             };
             of_stretches += launch.spread() ? 1 : 0;
+            if (!launch.closed.empty()) {
+              std::int64_t rows = 0;
+              for (const Transfer& t : mine.queries) {
+                if (t.row < s.q_row || t.row + t.tokens.size() > s.q_row + s.q_rows) continue;
+                rows += t.tokens.size();
+                for (std::int64_t q = 0; q < t.tokens.size(); ++q) {
+                  EXPECT_EQ(merged[static_cast<std::size_t>(t.row + q)], 0);
+                  for (std::int64_t key = 0; key < work.lengths_kv[static_cast<std::size_t>(t.sequence)]; ++key) ++met[{t.sequence, q, key}];
+                }
+              }
+              EXPECT_EQ(rows, s.q_rows);
+              EXPECT_EQ(std::accumulate(launch.closed.begin(), launch.closed.end(), std::int64_t{0}), rows);
+              continue;
+            }
             for (std::int64_t row = 0; row < s.q_rows; ++row) {
               const auto at = static_cast<std::size_t>(s.q_row + row);
               EXPECT_EQ(merged[at], launch.whole ? 0 : 1);
