@@ -29,10 +29,10 @@ CASES: list[dict[str, Any]] = [
     {"name": "table", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "score + rel[head, clamp(q_idx - kv_idx, 0, 1023)]"},
     {"name": "softcap", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "30 * tanh(score / 30)"},
     {"name": "alibi", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "score - 0.01 * (head + 1) * to_real(q_idx - kv_idx)"},
-    {"name": "causal", "tokens": 131072, "heads": (32, 8), "mask": "causal()"},
     {"name": "causal", "tokens": 8192, "heads": (32, 8), "mask": "causal()"},
     {"name": "documents", "tokens": 65536, "heads": (16, 16), "mask": "causal()",
      "lengths": [9363, 606, 7250, 1795, 5206, 3441, 11876, 285, 2117, 4402, 6031, 899, 3650, 5188, 2609, 818]},
+    {"name": "causal", "tokens": 131072, "heads": (32, 8), "mask": "causal()"},
     {"name": "causal", "tokens": 1048576, "heads": (32, 8), "mask": "causal()", "alone": False},
 ]
 HEAD_DIM = 128
