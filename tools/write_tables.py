@@ -382,7 +382,7 @@ def speed():
 
 def distributed():
     """Times of two GPUs and one, and of PyTorch's context_parallel in the same run."""
-    rows = rows_of("h200x2-distributed")
+    rows = rows_of("h100x2-distributed")
     first = rows[0]
     lines = [f"{first['gpus']} x {first['machine']}, bf16, head dim 128, NCCL {first['nccl']}, torch {first['torch']}, commit `{first['commit']}`, ms:", "",
              "| mask or score | tokens | heads | forward | efficiency | torch | forward and backward | efficiency | torch |", "|---|---|---|---|---|---|---|---|---|"]

@@ -125,7 +125,7 @@ struct Part {
     const std::uint32_t* word = nullptr;
     std::uint32_t arrived = 0;
   };
-  const std::uint32_t* failed = nullptr;  ///< likewise: not 0 when nobody is to wait for keys any more. With any `word`
+  const std::uint32_t* failed = nullptr;            ///< likewise: not 0 when nobody is to wait for keys any more. With any `word`
   std::array<Stretch, most_stretches> stretches{};  ///< so many of them; the first begins at key 0
   std::size_t stretch_count = 0;
   TensorView k_received{}, v_received{};  ///< of k's and v's type, batch and heads; may be absent

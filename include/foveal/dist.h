@@ -61,7 +61,9 @@ class FOVEAL_API Transport {
   virtual void wait_on(Stream stream, std::uint64_t ticket);
   /// What a kernel may wait for instead, of a peer's messages of a ticket; nothing where it could wait for ever, as multiprocessors carry
   /// messages. wait_on() follows in any case.
-  virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) { return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt; }
+  virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) {
+    return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt;
+  }
   /// This rank cannot go on: the waits of the others are to fail at once, with this text, instead of at their time limit, where the network
   /// can tell them. Afterwards the transport is of no more use to anyone: every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }

@@ -141,8 +141,8 @@ void check_rows(const char* name, const TensorView& view, const Context& c, Devi
   if (!same) {
     std::string wanted;
     for (int d = 0; d < rank; ++d) wanted += (d > 0 ? ", " : "") + std::to_string(expected[static_cast<std::size_t>(d)]);
-    base::fail(ErrorCode::invalid_argument, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ", c.plan.ranks,
-               " holds ", to_string(dtype), "[", wanted, "]");
+    base::fail(ErrorCode::invalid_argument, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ",
+               c.plan.ranks, " holds ", to_string(dtype), "[", wanted, "]");
   }
   FOVEAL_CHECK(view.device == device, name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, name, ": data is null");

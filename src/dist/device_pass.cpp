@@ -25,7 +25,8 @@ std::int64_t transfer_pairs(const Context& c, bool forward) {
   const Machine& machine = c.request.machine;
   constexpr std::int64_t bytes_per_us = 15'000;  // that NCCL carries for each multiprocessor it occupies
   const int occupied = c.transport->multiprocessors();
-  const std::int64_t us = (occupied > 0 ? bytes / (bytes_per_us * occupied) : bytes / machine.host_mbytes + machine.host_latency_ns / 1000) + 1;
+  const std::int64_t us =
+      (occupied > 0 ? bytes / (bytes_per_us * occupied) : bytes / machine.host_mbytes + machine.host_latency_ns / 1000) + 1;
   const std::int64_t flops = (forward ? 2 : 5) * dims * c.heads_q().size() * c.batch();  // of a pair
   return us * (forward ? machine.forward_gflops : machine.backward_gflops) * 1000 / std::max<std::int64_t>(flops, 1);
 }
@@ -70,8 +71,8 @@ class DevicePass : protected Pass {
     return {.forward = forward,
             .whole_rows = in_place(),
             .spread = in_place() && c_.transport->carries_device_memory(),
-            .closed_sequences = c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch &&
-                                c_.attention.dropout_p == 0 && !trains,
+            .closed_sequences =
+                c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !trains,
             .transfer_pairs = transfer_pairs(c_, forward),
             .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
             .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
@@ -79,7 +80,8 @@ class DevicePass : protected Pass {
   /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
   template <class Inputs, class Outputs>
   void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
-    plan(part, number, inputs, outputs).run(inputs, outputs, buffers_.workspace(plans_.plans[number]->workspace_bytes()), buffers_.stream());
+    plan(part, number, inputs, outputs)
+        .run(inputs, outputs, buffers_.workspace(plans_.plans[number]->workspace_bytes()), buffers_.stream());
   }
   template <class Inputs, class Outputs>
   const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -113,8 +115,8 @@ class DevicePass : protected Pass {
   /// The same as packed calls take them, [count, heads, dim] or [heads, count].
   TensorView packed_view(const Rows& r, const Segment& s) const {
     const auto size = static_cast<std::int64_t>(size_of(r.dtype));
-    return TensorView(r.at(0, s.q_row, 0), r.dtype, {s.q_rows, r.heads, r.dim}, {r.token_stride / size, r.head_stride / size, r.dim_stride / size},
-                      buffers_.device());
+    return TensorView(r.at(0, s.q_row, 0), r.dtype, {s.q_rows, r.heads, r.dim},
+                      {r.token_stride / size, r.head_stride / size, r.dim_stride / size}, buffers_.device());
   }
   TensorView packed_statistics(const Rows& r, const Segment& s) const {
     const auto size = static_cast<std::int64_t>(size_of(r.dtype));
@@ -225,8 +227,9 @@ class ForwardPass : DevicePass {
       if (!launch.spread()) arrive(keys[launch.step]);
       const ForwardInputs in = inputs_of(inputs, launch, number, q, keys);
       const Segment& s = launch.segment;
-      const ForwardOutputs to = launch.whole ? whole_outputs(outputs, s)
-                                             : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
+      const ForwardOutputs to = launch.whole
+                                    ? whole_outputs(outputs, s)
+                                    : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
       this->launch(launch, number, in, to);
     }
     for (Keys& of_step : keys) arrive(of_step);  // of steps without work
@@ -252,7 +255,8 @@ class ForwardPass : DevicePass {
  private:
   void run_closed(const ForwardInputs& inputs, const ForwardOutputs& outputs, const PartLaunch& launch, std::size_t number) {
     const Segment& s = launch.segment;
-    ForwardInputs in{.q = packed_view(rows_of(inputs.q), s), .k = packed_view(rows_of(inputs.k), s), .v = packed_view(rows_of(inputs.v), s)};
+    ForwardInputs in{
+        .q = packed_view(rows_of(inputs.q), s), .k = packed_view(rows_of(inputs.k), s), .v = packed_view(rows_of(inputs.v), s)};
     in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
     ForwardOutputs to{.out = packed_view(rows_of(outputs.out), s)};
     if (outputs.lse.present()) to.lse = packed_statistics(statistics_of(outputs.lse), s);
@@ -263,7 +267,8 @@ class ForwardPass : DevicePass {
     if (outputs.lse.present()) to.lse = statistics_view(statistics_of(outputs.lse), s.q_row, s.q_rows);
     return to;
   }
-  ForwardInputs inputs_of(const ForwardInputs& inputs, const PartLaunch& launch, std::size_t number, const Rows& q, std::vector<Keys>& keys) {
+  ForwardInputs inputs_of(const ForwardInputs& inputs, const PartLaunch& launch, std::size_t number, const Rows& q,
+                          std::vector<Keys>& keys) {
     const Segment& s = launch.segment;
     Keys& of_step = keys[launch.spread() ? 0 : launch.step];
     const std::int64_t first = launch.spread() ? 0 : s.kv_row, count = launch.spread() ? of_step.k.tokens : s.kv_rows;
@@ -297,7 +302,8 @@ class ForwardPass : DevicePass {
   const PartOrder& order_of(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Rows& q, std::vector<Keys>& keys) {
     const std::string before = plans_.signature;
     OrderRequest request = request_for(true, false);
-    const PartOrder& order = order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state, &outputs.lse}, inputs.params, {}), request);
+    const PartOrder& order =
+        order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state, &outputs.lse}, inputs.params, {}), request);
     if (plans_.signature == before) return order;
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
@@ -322,26 +328,14 @@ class BackwardPass : DevicePass {
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
     const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
     const OrderRequest request = request_for(false, trains);
-    const PartOrder& order = order_for(
-        signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state}, inputs.params,
-                     outputs.dparams),
-        request);
-    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v, share = heads(false).size();
-    const DType own = c_.shapes.dtype, wide = c_.wide();
+    const PartOrder& order =
+        order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state},
+                               inputs.params, outputs.dparams),
+                  request);
+    const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v;
+    const DType wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
-    Rows q = rows_of(inputs.q), out = rows_of(inputs.out), dout = rows_of(inputs.dout), lse = statistics_of(inputs.lse);
-    const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
-    Rows dlse = has_dlse ? dlse_of(inputs, q.tokens) : Rows{};
-    if (!in_place()) {
-      std::vector<Role> roles{{q, query_rows(own, dim), false},
-                              {out, query_rows(own, dim_v), false},
-                              {dout, query_rows(own, dim_v), false},
-                              {lse, memory_.statistics(wide, c_.batch(), c_.mine.q_rows, share), false}};
-      if (has_dlse) roles.push_back({dlse, memory_.statistics(wide, c_.batch(), c_.mine.q_rows, share), false});
-      finish(gather(c_.queries_to, c_.mine.queries, roles));
-      q = roles[0].buffer, out = roles[1].buffer, dout = roles[2].buffer, lse = roles[3].buffer;
-      if (has_dlse) dlse = roles[4].buffer;
-    }
+    const Queries queries = gather_queries(inputs);
     std::vector<Keys> keys = gather_keys(k_shard, v_shard);
     const std::size_t steps = c_.mine.steps.size();
     std::vector<Rows> dk, dv;
@@ -367,35 +361,18 @@ class BackwardPass : DevicePass {
       if (request.returns_early && i > 0) return send_back(c_.mine.steps[i].keys, gradients(i), returns[i]);
       if (!in_place() || i > 0) returns[i] = send_back(c_.mine.steps[i].keys, c_.keys_to[i], gradients(i));
     };
-    const auto run_launch = [&](const PartLaunch& launch, std::size_t number) {
-      const Segment& s = launch.segment;
-      Keys& of_step = keys[launch.step];
-      arrive(of_step);
-      BackwardInputs in{.q = view(q, s.q_row, s.q_rows),
-                        .k = view(of_step.k, s.kv_row, s.kv_rows),
-                        .v = view(of_step.v, s.kv_row, s.kv_rows),
-                        .out = view(out, s.q_row, s.q_rows),
-                        .lse = statistics_view(lse, s.q_row, s.q_rows),
-                        .dout = view(dout, s.q_row, s.q_rows)};
-      if (has_dlse) in.dlse = statistics_view(dlse, s.q_row, s.q_rows);
-      in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
-      const std::size_t i = launch.step;
-      BackwardOutputs results{
-          .dq = view(dq, s.q_row, s.q_rows), .dk = view(dk[i], s.kv_row, s.kv_rows), .dv = view(dv[i], s.kv_row, s.kv_rows)};
-      results.dparams = parts_;
-      this->launch(launch, number, in, results);
-      if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
-    };
     // A transfer that waits for its peer may hold multiprocessors: then not before all is computed, for ranks come here at different times.
     std::vector<std::size_t> left(steps, 0);
     for (const PartLaunch& launch : order.launches) ++left[launch.step];
     std::vector<bool> is_given(steps, false);
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
-      const std::size_t step = order.launches[number].step;
-      if (order.launches[number].closed.empty()) {
-        run_launch(order.launches[number], number);
+      const PartLaunch& launch = order.launches[number];
+      const std::size_t step = launch.step;
+      if (launch.closed.empty()) {
+        arrive(keys[step]);
+        run_part(inputs, launch, number, queries, keys[step], dq, dk[step], dv[step]);
       } else {
-        run_closed(inputs, outputs, order.launches[number], number, q, out, dout, lse, dlse);
+        run_closed(inputs, outputs, launch, number, queries);
       }
       if (--left[step] == 0 && step > 0 && request.returns_early) give_back(step), is_given[step] = true;
     }
@@ -403,7 +380,7 @@ class BackwardPass : DevicePass {
       arrive(keys[i]);  // of steps without work
       if (!is_given[i]) give_back(i);
     }
-    add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
+    add_dsink(inputs.params, outputs.dparams, queries);
 
     return_dq(dq, order.merged_q, rows_of(inputs.q).tokens, outputs);
     if (!sums_in_place)
@@ -413,16 +390,54 @@ class BackwardPass : DevicePass {
   }
 
  private:
-  void run_closed(const BackwardInputs& inputs, const BackwardOutputs& outputs, const PartLaunch& launch, std::size_t number, const Rows& q,
-                  const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse) {
+  /// What belongs to queries; dlse without data: absent.
+  struct Queries {
+    Rows q, out, dout, lse, dlse;
+  };
+  Queries gather_queries(const BackwardInputs& inputs) {
+    Queries own{rows_of(inputs.q), rows_of(inputs.out), rows_of(inputs.dout), statistics_of(inputs.lse), {}};
+    const bool has_dlse = inputs.dlse.present() || c_.attention.sink.has_value();
+    if (has_dlse) own.dlse = dlse_of(inputs, own.q.tokens);
+    if (in_place()) return own;
+    const std::int64_t share = heads(false).size();
+    const auto statistics = [&] { return memory_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, share); };
+    std::vector<Role> roles{{own.q, query_rows(c_.shapes.dtype, c_.shapes.head_dim), false},
+                            {own.out, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
+                            {own.dout, query_rows(c_.shapes.dtype, c_.shapes.head_dim_v), false},
+                            {own.lse, statistics(), false}};
+    if (has_dlse) roles.push_back({own.dlse, statistics(), false});
+    finish(gather(c_.queries_to, c_.mine.queries, roles));
+    return {roles[0].buffer, roles[1].buffer, roles[2].buffer, roles[3].buffer, has_dlse ? roles[4].buffer : Rows{}};
+  }
+
+  /// dk and dv: of the step's rows.
+  void run_part(const BackwardInputs& inputs, const PartLaunch& launch, std::size_t number, const Queries& queries, const Keys& keys,
+                const Rows& dq, const Rows& dk, const Rows& dv) {
     const Segment& s = launch.segment;
-    BackwardInputs in{.q = packed_view(q, s),
+    BackwardInputs in{.q = view(queries.q, s.q_row, s.q_rows),
+                      .k = view(keys.k, s.kv_row, s.kv_rows),
+                      .v = view(keys.v, s.kv_row, s.kv_rows),
+                      .out = view(queries.out, s.q_row, s.q_rows),
+                      .lse = statistics_view(queries.lse, s.q_row, s.q_rows),
+                      .dout = view(queries.dout, s.q_row, s.q_rows)};
+    if (queries.dlse.data) in.dlse = statistics_view(queries.dlse, s.q_row, s.q_rows);
+    in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
+    BackwardOutputs results{.dq = view(dq, s.q_row, s.q_rows), .dk = view(dk, s.kv_row, s.kv_rows), .dv = view(dv, s.kv_row, s.kv_rows)};
+    results.dparams = parts_;
+    this->launch(launch, number, in, results);
+    if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
+  }
+
+  void run_closed(const BackwardInputs& inputs, const BackwardOutputs& outputs, const PartLaunch& launch, std::size_t number,
+                  const Queries& queries) {
+    const Segment& s = launch.segment;
+    BackwardInputs in{.q = packed_view(queries.q, s),
                       .k = packed_view(rows_of(inputs.k), s),
                       .v = packed_view(rows_of(inputs.v), s),
-                      .out = packed_view(out, s),
-                      .lse = packed_statistics(lse, s),
-                      .dout = packed_view(dout, s)};
-    if (dlse.data) in.dlse = packed_statistics(dlse, s);
+                      .out = packed_view(queries.out, s),
+                      .lse = packed_statistics(queries.lse, s),
+                      .dout = packed_view(queries.dout, s)};
+    if (queries.dlse.data) in.dlse = packed_statistics(queries.dlse, s);
     in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
     BackwardOutputs to;
     if (outputs.dq.present()) to.dq = packed_view(rows_of(outputs.dq), s);
@@ -461,7 +476,8 @@ class BackwardPass : DevicePass {
   }
 
   /// What other ranks send back is added in the order of ranks, whatever came first; the last of it on the way to the caller's tensors.
-  void take_returns(const std::vector<Return>& returns, const std::vector<Range>& summed, const Rows& dk_sum, const TensorView& dk, const Rows& dv_sum, const TensorView& dv) {
+  void take_returns(const std::vector<Return>& returns, const std::vector<Range>& summed, const Rows& dk_sum, const TensorView& dk,
+                    const Rows& dv_sum, const TensorView& dv) {
     for (std::size_t i = 0; i < returns.size(); ++i)
       if (!in_place() || i > 0) wait(returns[i]);
     std::vector<const Arrival*> arrivals;
@@ -516,12 +532,11 @@ class BackwardPass : DevicePass {
     }
   }
 
-  void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Rows& out, const Rows& dout,
-                 const Rows& lse, const Rows& dlse) {
+  void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Queries& of) {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       if (!is_sink(wanted[i])) continue;
       auto* gradient = reinterpret_cast<double*>(sums_.data) + first_[i] + heads(false).begin;
-      buffers_.sink_gradient(out, dout, lse, dlse, sink_of(params), heads(false).begin, gradient);
+      buffers_.sink_gradient(of.out, of.dout, of.lse, of.dlse, sink_of(params), heads(false).begin, gradient);
     }
   }
 

@@ -28,7 +28,7 @@ void DeviceBuffers::release() noexcept {
   if (transport_ != nullptr && !blocks_.empty()) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
-    } catch (...) {                                            // the device is gone
+    } catch (...) {                                           // the device is gone
     }
   }
   for (Block& block : blocks_) release(block);
@@ -93,7 +93,8 @@ void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t
 
 void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
   cuda::row_kernels(device_.index)
-      .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim}, stream_);
+      .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim},
+           stream_);
 }
 
 void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,

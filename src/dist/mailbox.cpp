@@ -23,9 +23,7 @@ namespace {
 
 constexpr std::uint64_t format = 0x666f7665616c0001;  ///< of what lies in the memory
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 std::uint64_t random_bits() {
   std::uint64_t bits = 0;
@@ -41,7 +39,7 @@ std::uint64_t this_process() {
 
 /// A lock on one byte of the file: the rank's. It belongs to the open file, so it is gone when the process is.
 struct flock byte_of(int rank) {
-  struct flock lock{};
+  struct flock lock {};
   lock.l_type = F_WRLCK, lock.l_whence = SEEK_SET, lock.l_start = rank, lock.l_len = 1;
   return lock;
 }
@@ -58,7 +56,7 @@ struct Mailbox::Header {
 std::string mailbox_host() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
-  struct stat memory{};
+  struct stat memory {};
   if (stat("/dev/shm", &memory) != 0) return base::join("no shared memory of process ", this_process());
   return base::join(boot, ' ', memory.st_dev, ' ', memory.st_ino);
 }
@@ -111,7 +109,7 @@ void Mailbox::attach(const std::string& name) {
     wait_until(
         [&] {
           if (file_ < 0) file_ = shm_open(name.c_str(), O_RDWR, 0600);
-          struct stat is{};
+          struct stat is {};
           return file_ >= 0 && fstat(file_, &is) == 0 && static_cast<std::size_t>(is.st_size) >= bytes_;
         },
         "to make their shared memory: are all of them processes of this host?");

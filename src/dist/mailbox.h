@@ -31,18 +31,18 @@ class Mailbox {
   };
   /// From one rank to another.
   struct Lane {
-    alignas(64) std::atomic<std::uint64_t> posted;   ///< by the receiver's host
-    alignas(64) std::atomic<std::uint64_t> taken;    ///< by the sender's host
+    alignas(64) std::atomic<std::uint64_t> posted;  ///< by the receiver's host
+    alignas(64) std::atomic<std::uint64_t> taken;   ///< by the sender's host
     Post posts[most_posts];
   };
   enum class State : std::uint32_t { absent, here, works, fails, left };
   struct Rank {
     std::atomic<State> state;
-    std::array<char, 256> why;  ///< it fails
-    std::uint64_t process;      ///< the same for ranks of one process
-    int device;                 ///< as that process counts
-    std::array<char, 16> gpu;   ///< its UUID
-    std::atomic<std::uint64_t> deaths;                 ///< allocations that it gave up
+    std::array<char, 256> why;                           ///< it fails
+    std::uint64_t process;                               ///< the same for ranks of one process
+    int device;                                          ///< as that process counts
+    std::array<char, 16> gpu;                            ///< its UUID
+    std::atomic<std::uint64_t> deaths;                   ///< allocations that it gave up
     std::atomic<std::uint64_t> deaths_seen[most_ranks];  ///< by it, of each other rank
     Allocation allocations[most_allocations];
     std::atomic<std::uint64_t> gathered;  ///< rounds of gather() that it has taken part in

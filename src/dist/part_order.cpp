@@ -124,8 +124,10 @@ class WholeRows {
   PartLaunch on_own(const Transfer& queries, Range rows, Range keys, const Transfer& own) const {
     PartLaunch launch;
     launch.whole = true;
-    launch.segment = {queries.sequence, queries.row + rows.begin - queries.tokens.begin, rows.size(), own.row + keys.begin - own.tokens.begin,
-                      keys.size(),      rows.begin,                                      keys.begin};
+    launch.segment = {queries.sequence, queries.row + rows.begin - queries.tokens.begin,
+                      rows.size(),      own.row + keys.begin - own.tokens.begin,
+                      keys.size(),      rows.begin,
+                      keys.begin};
     return launch;
   }
 
@@ -141,7 +143,8 @@ class WholeRows {
     std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.keys.tokens.begin < b.keys.tokens.begin; });
     PartLaunch launch;
     launch.whole = true;
-    launch.segment = {queries.sequence, queries.row + rows.begin - queries.tokens.begin, rows.size(), 0, keys.size(), rows.begin, keys.begin};
+    launch.segment = {queries.sequence, queries.row + rows.begin - queries.tokens.begin, rows.size(), 0, keys.size(), rows.begin,
+                      keys.begin};
     std::int64_t at = keys.begin;
     for (const Piece& piece : pieces) {
       const Transfer& t = piece.keys;

@@ -11,9 +11,9 @@ namespace foveal::dist {
 
 /// A segment as one launch, and what is there before it.
 struct PartLaunch {
-  std::size_t step = 0;  ///< whose keys it needs, or the last of these
-  Segment segment;       ///< kv_row: of the step's buffer; not of spread ones
-  bool whole = false;    ///< it has all keys of its rows, whose results are final
+  std::size_t step = 0;                    ///< whose keys it needs, or the last of these
+  Segment segment;                         ///< kv_row: of the step's buffer; not of spread ones
+  bool whole = false;                      ///< it has all keys of its rows, whose results are final
   std::vector<Part::Stretch> stretches{};  ///< spread: from segment.kv_first on; received ones in rows of the step `sources` says
   std::vector<std::size_t> steps{};        ///< of each stretch; 0: own rows
   std::vector<int> sources{};              ///< of each stretch: the rank that sends it

@@ -49,7 +49,12 @@ class Registered {
 class PeerTransport final : public Transport {
  public:
   PeerTransport(const std::string& name, int rank, int size, Device device, const PeerOptions& options)
-      : rank_(rank), size_(size), device_(device.index), time_limit_(options.time_limit), mailbox_(name, rank, size, options.time_limit), counts_(static_cast<std::size_t>(size)) {
+      : rank_(rank),
+        size_(size),
+        device_(device.index),
+        time_limit_(options.time_limit),
+        mailbox_(name, rank, size, options.time_limit),
+        counts_(static_cast<std::size_t>(size)) {
     mapped_.resize(static_cast<std::size_t>(size));
     const driver::Current current(device_);
     std::string why;
@@ -255,7 +260,8 @@ class PeerTransport final : public Transport {
       memory.to_host(found.data(), there, found.size());
       for (int rank = 0; rank < size_ && why.empty(); ++rank)
         for (const Flag flag : {Flag::arrived, Flag::ready})
-          if (rank != rank_ && found[flag_at(flag, rank)] != std::byte{1}) why = base::join("what rank ", rank, " wrote to its GPU did not arrive");
+          if (rank != rank_ && found[flag_at(flag, rank)] != std::byte{1})
+            why = base::join("what rank ", rank, " wrote to its GPU did not arrive");
       return why;
     } catch (const std::exception& error) {
       mailbox_.fail(base::join("rank ", rank_, " failed: ", error.what()));
@@ -303,8 +309,7 @@ class PeerTransport final : public Transport {
                                                  reinterpret_cast<driver::DevicePointer>(m.data), m.bytes, stream_),
                     "cuMemcpyDtoDAsync");
       lane.taken.store(number + 1, std::memory_order_release);
-      if (--left[m.peer] == 0)
-        write(stream_, Flag::arrived, m.peer, of(m.peer).sent);
+      if (--left[m.peer] == 0) write(stream_, Flag::arrived, m.peer, of(m.peer).sent);
     }
   }
 
@@ -371,7 +376,8 @@ class PeerTransport final : public Transport {
       seen.store(deaths, std::memory_order_release);
     }
     for (auto dying = dying_.begin(); dying != dying_.end();) {
-      const bool all = everyone_else([&](int rank) { return mailbox_.of(rank).deaths_seen[rank_].load(std::memory_order_acquire) >= dying->second.death; });
+      const bool all = everyone_else(
+          [&](int rank) { return mailbox_.of(rank).deaths_seen[rank_].load(std::memory_order_acquire) >= dying->second.death; });
       if (all) cuda::cuda_memory(device_).release(dying->second.memory);
       dying = all ? dying_.erase(dying) : std::next(dying);
     }
@@ -452,7 +458,7 @@ class PeerTransport final : public Transport {
   driver::DevicePointer flags_ = 0;  ///< of this rank
   std::vector<driver::DevicePointer> their_flags_;
   Events events_;
-  std::vector<Counts> counts_;  ///< of each other rank
+  std::vector<Counts> counts_;                 ///< of each other rank
   std::map<std::uint64_t, std::size_t> mine_;  ///< slots of allocations, by their addresses
   std::map<std::size_t, Dying> dying_;         ///< by their slots
   std::vector<std::map<std::uint64_t, Mapped>> mapped_;

@@ -83,9 +83,10 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;
   const std::int64_t launches = (load.launches - 1) * machine.launch_ns;  // a backward pass makes one for own keys and one for others'
-  load.forward_ns = std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
-  load.backward_ns =
-      std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps + 2 * exchange + 2 * launches;
+  load.forward_ns =
+      std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
+  load.backward_ns = std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps +
+                     2 * exchange + 2 * launches;
 }
 
 /// Of a shard: one for each chunk, but for neighbours that are whole sequences.

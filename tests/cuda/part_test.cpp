@@ -3,6 +3,7 @@
 
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
+#include "cuda/launch/forward_sm90.h"
 #include "nvrtc_here.h"
 #include "problem/problem.h"
 
@@ -94,6 +95,23 @@ TEST_F(PartKernels, OfWholeRowsCompile) {
   Call dropped{.part = {.batch_offset = 3, .head_offset = 4, .heads_q = 8, .whole_rows = true, .spread_keys = 3000}};
   dropped.attention.dropout_p = 0.1;
   expect_compiled(dropped.forward(), "sm_90a", "sm90");
+}
+
+/// Tiles of the widths that a call without stretches takes, or none.
+TEST(Part, StretchesAreReadWhereTilesLieInThem) {
+  driver::DeviceFacts facts;
+  facts.name = "NVIDIA H100", facts.major = 9, facts.multiprocessors = 132, facts.shared_bytes_per_block = 232448,
+  facts.l2_bytes = 50 << 20;
+  const auto refuses = [&](std::int64_t dim, std::int64_t keys_in_reach, const char* score) {
+    Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.whole_rows = true, .spread_keys = keys_in_reach}};
+    call.attention.q_offset = keys_in_reach - rows, call.attention.score_mod = parse(score);
+    return forward_sm90.refuses(call.forward(), facts).value_or("");
+  };
+  EXPECT_EQ(refuses(128, 4096, "score"), "");
+  EXPECT_NE(refuses(128, 32768, "score").find("tiles of 160 keys are faster"), std::string::npos) << refuses(128, 32768, "score");
+  EXPECT_EQ(refuses(128, 32768, "30 * tanh(score / 30)"), "");
+  EXPECT_EQ(refuses(64, 32768, "score"), "");
+  EXPECT_EQ(refuses(256, 32768, "score"), "");
 }
 
 TEST_F(PartKernels, TrainedParametersCompile) {

@@ -116,7 +116,8 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
         std::size_t of_stretches = 0;
         for (int rank = 0; rank < ranks; ++rank) {
           const RankPlan mine = rank_plan(plan, rank);
-          const PartOrder order = part_order(plan, work, mine, {.whole_rows = true, .spread = spread, .closed_sequences = spread && !line.lengths.empty()});
+          const PartOrder order =
+              part_order(plan, work, mine, {.whole_rows = true, .spread = spread, .closed_sequences = spread && !line.lengths.empty()});
           std::vector<char> merged(static_cast<std::size_t>(mine.q_rows), 0), final = merged;
           for (const Range& r : order.merged_q)
             for (std::int64_t row = r.begin; row < r.end; ++row) merged[static_cast<std::size_t>(row)] = 1;
@@ -146,7 +147,8 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
                 rows += t.tokens.size();
                 for (std::int64_t q = 0; q < t.tokens.size(); ++q) {
                   EXPECT_EQ(merged[static_cast<std::size_t>(t.row + q)], 0);
-                  for (std::int64_t key = 0; key < work.lengths_kv[static_cast<std::size_t>(t.sequence)]; ++key) ++met[{t.sequence, q, key}];
+                  for (std::int64_t key = 0; key < work.lengths_kv[static_cast<std::size_t>(t.sequence)]; ++key)
+                    ++met[{t.sequence, q, key}];
                 }
               }
               EXPECT_EQ(rows, s.q_rows);
@@ -161,14 +163,16 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
               }
               for (std::int64_t key = 0; key < s.kv_rows; ++key) ++met[{s.sequence, s.q_first + row, s.kv_first + key}];
             }
-            for (std::int64_t key = 0; key < s.kv_rows; ++key) EXPECT_EQ(key_at(key), s.kv_first + key) << text << ", " << ranks << " ranks";
+            for (std::int64_t key = 0; key < s.kv_rows; ++key)
+              EXPECT_EQ(key_at(key), s.kv_first + key) << text << ", " << ranks << " ranks";
           }
           for (const Transfer& queries : mine.queries)
             for (std::int64_t q = queries.tokens.begin; q < queries.tokens.end; ++q)
               for (const KeyRun& run : work.sequences[static_cast<std::size_t>(queries.sequence)]->keys({q, q + 1}))
                 for (std::int64_t key = run.kv.begin; key < run.kv.end; ++key) {
                   const int times = met[{queries.sequence, q, key}];
-                  if (times != 1) ADD_FAILURE() << text << ", " << ranks << " ranks: pair " << q << ", " << key << " is met " << times << " times";
+                  if (times != 1)
+                    ADD_FAILURE() << text << ", " << ranks << " ranks: pair " << q << ", " << key << " is met " << times << " times";
                   if (times != 1) return;
                 }
         }

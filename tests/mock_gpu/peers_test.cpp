@@ -41,7 +41,9 @@ void expect_no(const std::vector<std::string>& errors) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
-unsigned char byte_of(int from, int to, int round, std::size_t at) { return static_cast<unsigned char>(from * 31 + to * 7 + round * 3 + static_cast<int>(at)); }
+unsigned char byte_of(int from, int to, int round, std::size_t at) {
+  return static_cast<unsigned char>(from * 31 + to * 7 + round * 3 + static_cast<int>(at));
+}
 
 TEST(Peers, MessagesArriveWhereReceiversSay) {
   for (const int ranks : {1, 2, 3, 5})
@@ -59,7 +61,8 @@ TEST(Peers, MessagesArriveWhereReceiversSay) {
         for (std::size_t& size : sizes) size = random() % 5 == 0 ? 0 : random() % 3000;
         for (int peer = 0; peer < ranks; ++peer) {
           if (peer == me) continue;
-          const std::size_t out = sizes[static_cast<std::size_t>(me * ranks + peer)], in = sizes[static_cast<std::size_t>(peer * ranks + me)];
+          const std::size_t out = sizes[static_cast<std::size_t>(me * ranks + peer)],
+                            in = sizes[static_cast<std::size_t>(peer * ranks + me)];
           auto& source = sources[static_cast<std::size_t>(peer)];
           source.resize(out);
           for (std::size_t i = 0; i < out; ++i) source[i] = byte_of(me, peer, round, i);
@@ -146,7 +149,8 @@ TEST(Peers, WhatDoesNotWorkIsUnsupportedOnEveryRank) {
     mock::fail(call, 1, 801, mock::Lasts::once);
     const auto errors = on_ranks(3, [](Transport&) {});
     mock::work();
-    for (const std::string& error : errors) EXPECT_NE(error.find("unsupported: peer copies: rank"), std::string::npos) << call << ": " << error;
+    for (const std::string& error : errors)
+      EXPECT_NE(error.find("unsupported: peer copies: rank"), std::string::npos) << call << ": " << error;
   }
   EXPECT_THROW(peer_ranks("elsewhere", 0, 2, gpu), Error);
   EXPECT_THROW(peer_ranks("/foveal-of another host", 0, 2, gpu), Error);

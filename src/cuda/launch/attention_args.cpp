@@ -75,7 +75,9 @@ jit::Constants attention_constants(const problem::Problem& p) {
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
       .set("kKeyRows", static_cast<int>(key_rows_of(p)))
-      .set("kPageSize", static_cast<int>(p.spread ? Part::stretch_unit : p.paged ? p.page_size() : 0))
+      .set("kPageSize", static_cast<int>(p.spread  ? Part::stretch_unit
+                                         : p.paged ? p.page_size()
+                                                   : 0))
       .set("kPart", p.merges())
       .set("kOfWhole", p.part)
       .set("kDropout", p.attention.dropout_p > 0)

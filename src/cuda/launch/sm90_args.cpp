@@ -134,7 +134,8 @@ device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const Part& pa
   spread.count = static_cast<int>(part.stretch_count);
   spread.failed = part.failed;
   for (std::size_t i = 0; i < part.stretch_count; ++i)
-    if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words)) spread.words = part.stretches[i].word;
+    if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words))
+      spread.words = part.stretches[i].word;
   for (std::size_t i = 0; i < part.stretch_count; ++i) {
     const Part::Stretch& s = part.stretches[i];
     const int word = !s.received ? device::kOwnKeys : s.word == nullptr ? device::kHereKeys : static_cast<int>(s.word - spread.words);

@@ -48,7 +48,9 @@ extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constan
     To* target = to + token * args.to.token + head * args.to.head + piece * kVector * args.to.dim;
     const auto value = *reinterpret_cast<const Piece<From>*>(source);
     Piece<From> other;
-    if (more != nullptr) other = *reinterpret_cast<const Piece<From>*>(more + token * args.more.token + head * args.more.head + piece * kVector * args.more.dim);
+    if (more != nullptr)
+      other =
+          *reinterpret_cast<const Piece<From>*>(more + token * args.more.token + head * args.more.head + piece * kVector * args.more.dim);
     Piece<To> result;
     if (args.adds) result = *reinterpret_cast<const Piece<To>*>(target);
 #pragma unroll
