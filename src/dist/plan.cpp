@@ -90,10 +90,10 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
 }
 
 /// Of a shard: one for each chunk, but for neighbours that are whole sequences.
-std::int64_t launches_of(const Workload& w, const std::vector<Chunk>& shard) {
+std::int64_t launches_of(const Workload& w, const ContextPlan& plan, int rank) {
   std::int64_t launches = 0;
   bool before_is_whole = false;
-  for (const Chunk& chunk : shard) {
+  for (const Chunk& chunk : plan.q.shard(rank)) {
     const bool is_whole = chunk.tokens == Range{0, w.lengths_q[static_cast<std::size_t>(chunk.sequence)]};
     if (!is_whole || !before_is_whole) ++launches;
     before_is_whole = is_whole;
@@ -136,7 +136,7 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
       const std::int64_t mine_elsewhere = own * (members - 1);
       load.tokens_q = own, load.tokens_kv = plan.kv.tokens(rank);
       load.chunks = static_cast<std::int64_t>(plan.q.shard(rank).size());
-      load.launches = launches_of(w, plan.q.shard(rank));
+      load.launches = launches_of(w, plan, rank);
       const std::int64_t key_bytes = (near + far) * kv_row * w.element_bytes, sum_bytes = (near + far) * kv_row * wide;
       const std::int64_t results = out_row * w.element_bytes + lse_row;
       // Forward: queries in, results out. Backward: queries, out, dout and statistics in, dq out.

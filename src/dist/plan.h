@@ -23,8 +23,8 @@ struct Machine {
   std::int64_t forward_gflops = 631'000, backward_gflops = 530'000;  ///< of one rank
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
-  std::int64_t step_ns = 8'000;     ///< one more step and its share of merging
-  std::int64_t launch_ns = 20'000;  ///< one more launch: its tail, where multiprocessors idle
+  std::int64_t step_ns = 8'000;    ///< one more step and its share of merging
+  std::int64_t launch_ns = 2'000;  ///< one more launch beside those of a step
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);
