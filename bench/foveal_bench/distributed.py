@@ -117,7 +117,7 @@ class Bench:
             params = {"rel": torch.randn(case["heads"][0], 1024, generator=generator, device=self.device, requires_grad=True)}
 
         lengths = case.get("lengths")
-        packed = {}
+        packed: dict[str, Any] = {}
         if lengths:
             begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device)
             packed = {"cu_seqlens": (begins, begins), "max_seqlens": (max(lengths), max(lengths))}

@@ -63,12 +63,12 @@ def refusals(mesh):
         t = DTensor.from_local(Q, mesh, [placement, *everywhere[1:]])
         is_refused(NotImplementedError, "expected Replicate() or Shard() of the batch or the heads", lambda: sdpa(t, t, t))  # noqa: B023
     q = distribute_tensor(Q, mesh, [Shard(1), *everywhere[1:]])
-    is_refused(TypeError, "k: found a torch.Tensor beside distributed ones", lambda: sdpa(q, K, V))
-    is_refused(ValueError, "v: placed as", lambda: sdpa(q, q, distribute_tensor(V, mesh, everywhere)))
+    is_refused(TypeError, "key: found a torch.Tensor beside distributed ones", lambda: sdpa(q, K, V))
+    is_refused(ValueError, "value: placed as", lambda: sdpa(q, q, distribute_tensor(V, mesh, everywhere)))
     is_refused(NotImplementedError, "dropout_p: dropout of distributed tensors", lambda: sdpa(q, q, q, dropout_p=0.5))
     is_refused(TypeError, "attn_mask: found a torch.Tensor that requires a gradient", lambda: sdpa(q, q, q, attn_mask=BIAS.clone().requires_grad_()))
     odd = distribute_tensor(Q[:, :3].contiguous(), mesh, [Shard(1), *everywhere[1:]])
-    is_refused(ValueError, "q: 3 of dim 1 over 2 ranks; expected a multiple of them", lambda: sdpa(odd, odd, odd))
+    is_refused(ValueError, "query: 3 of dim 1 over 2 ranks; expected a multiple of them", lambda: sdpa(odd, odd, odd))
 
 
 def main():
