@@ -47,7 +47,7 @@ class FOVEAL_API Transport {
 
   /// Are messages in device memory carried? If not, they go through host memory, and every pass waits for its GPU.
   virtual bool carries_device_memory() const { return false; }
-  /// What messages to explain() call it.
+  /// Which engine it is: "threads", "MPI", "NCCL", "peer copies".
   virtual std::string name() const { return "messages"; }
   /// Memory of the device that messages of start_on() are to arrive in; null, if they may arrive in any.
   virtual void* allocate(std::size_t bytes) { return static_cast<void>(bytes), nullptr; }

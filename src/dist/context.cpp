@@ -133,9 +133,13 @@ void check_rows(const char* name, const TensorView& view, const Context& c, Devi
                 std::int64_t dim, DType dtype) {
   std::array<std::int64_t, 4> expected{};
   int rank = 0;
-  if (!c.packed()) expected[static_cast<std::size_t>(rank++)] = c.shapes.batch;
-  for (const std::int64_t size : dim > 0 ? std::array{rows, heads, dim} : std::array{heads, rows, std::int64_t{0}})
-    if (dim > 0 || rank < (c.packed() ? 2 : 3)) expected[static_cast<std::size_t>(rank++)] = size;
+  const auto add = [&](std::int64_t size) { expected[static_cast<std::size_t>(rank++)] = size; };
+  if (!c.packed()) add(c.shapes.batch);
+  if (dim > 0) {
+    add(rows), add(heads), add(dim);
+  } else {
+    add(heads), add(rows);
+  }
   bool same = view.rank == rank && view.dtype == dtype;
   for (int d = 0; same && d < rank; ++d) same = view.sizes[static_cast<std::size_t>(d)] == expected[static_cast<std::size_t>(d)];
   if (!same) {

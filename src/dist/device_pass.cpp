@@ -283,11 +283,11 @@ class ForwardPass : DevicePass {
     part.k_received = view(k_received_, 0, k_received_.tokens), part.v_received = view(v_received_, 0, v_received_.tokens);
     part.stretch_count = launch.stretches.size();
     for (std::size_t i = 0; i < launch.stretches.size(); ++i) {
-      Part::Stretch stretch = launch.stretches[i];
-      Keys& of_step = keys[launch.steps[i]];
+      Part::Stretch stretch = launch.stretches[i].place;
+      Keys& of_step = keys[launch.stretches[i].step];
       if (stretch.received) stretch.row += of_step.first_row;
       if (of_step.waits) {
-        const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.sources[i]);
+        const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.stretches[i].source);
         if (word && direct()) {
           stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
         } else {

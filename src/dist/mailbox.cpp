@@ -149,7 +149,7 @@ void Mailbox::pause(long tries, const char* what) {
   if (seconds() - waited_since_ > time_limit_) {
     const std::string why = base::join("rank ", rank_, " waited ", time_limit_, " s for the other ranks ", what);
     if (header_ == nullptr) base::fail(ErrorCode::communication, "context parallelism: ", why);
-    fail(why);
+    fail(why.c_str());
     throw_failure();
   }
   if (tries < 2 * spins) {
@@ -159,10 +159,10 @@ void Mailbox::pause(long tries, const char* what) {
   }
 }
 
-void Mailbox::fail(const std::string& why) noexcept {
+void Mailbox::fail(const char* why) noexcept {
   std::uint32_t none = 0;
   if (!header_->failed.compare_exchange_strong(none, 1)) return;
-  std::snprintf(header_->failure.data(), header_->failure.size(), "%s", why.c_str());
+  std::snprintf(header_->failure.data(), header_->failure.size(), "%s", why);
   header_->failed.store(2, std::memory_order_release);
 }
 

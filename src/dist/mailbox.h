@@ -72,7 +72,7 @@ class Mailbox {
   }
 
   /// The first failure of any rank is everybody's.
-  void fail(const std::string& why) noexcept;
+  void fail(const char* why) noexcept;
   bool has_failed() const;
   const void* failure_word() const;  ///< 32 bits, 0 unless some rank failed
   void throw_failure() const;

@@ -151,13 +151,11 @@ class WholeRows {
       const std::int64_t begin = std::max(t.tokens.begin, keys.begin);
       if (begin != at || (begin - keys.begin) % Part::stretch_unit != 0) return std::nullopt;
       at = t.tokens.end;
-      Part::Stretch stretch;
-      stretch.first = begin - keys.begin, stretch.row = t.row + begin - t.tokens.begin, stretch.received = piece.step > 0;
-      launch.stretches.push_back(stretch);
-      launch.steps.push_back(piece.step), launch.sources.push_back(t.source);
+      const Part::Stretch place{.first = begin - keys.begin, .row = t.row + begin - t.tokens.begin, .received = piece.step > 0};
+      launch.stretches.push_back({place, piece.step, t.source});
       launch.step = std::max(launch.step, piece.step);
     }
-    if (at < keys.end || launch.stretches.size() > Part::most_stretches) return std::nullopt;
+    if (at < keys.end || launch.stretches.empty() || launch.stretches.size() > Part::most_stretches) return std::nullopt;
     return launch;
   }
 
@@ -216,6 +214,7 @@ std::vector<PartLaunch> closed_launches(const Workload& workload, const RankPlan
   }
   return launches;
 }
+
 /// Launches that begin before so many pairs are computed run beside transfers; the last of them is cut, for the rest has the whole GPU.
 void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& workload, std::int64_t transfer_pairs) {
   constexpr std::int64_t unit = 128;
@@ -233,6 +232,7 @@ void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& wo
     if (rows >= 4 * unit && first <= rows - unit) {
       PartLaunch rest = launches[i];
       launches[i].segment.q_rows = first;
+      rest.beside_transfers = false;
       rest.segment.q_row += first, rest.segment.q_first += first, rest.segment.q_rows -= first;
       launches.insert(launches.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
     }

@@ -9,14 +9,19 @@
 
 namespace foveal::dist {
 
+/// Keys of a launch that lie together.
+struct KeyStretch {
+  Part::Stretch place;   ///< in rows of the step's buffer
+  std::size_t step = 0;  ///< 0: own rows
+  int source = 0;        ///< the rank that holds them
+};
+
 /// A segment as one launch, and what is there before it.
 struct PartLaunch {
-  std::size_t step = 0;                    ///< whose keys it needs, or the last of these
-  Segment segment;                         ///< kv_row: of the step's buffer; not of spread ones
-  bool whole = false;                      ///< it has all keys of its rows, whose results are final
-  std::vector<Part::Stretch> stretches{};  ///< spread: from segment.kv_first on; received ones in rows of the step `sources` says
-  std::vector<std::size_t> steps{};        ///< of each stretch; 0: own rows
-  std::vector<int> sources{};              ///< of each stretch: the rank that sends it
+  std::size_t step = 0;                 ///< whose keys it needs, or the last of these
+  Segment segment;                      ///< kv_row: of the step's buffer; not of spread ones
+  bool whole = false;                   ///< it has all keys of its rows, whose results are final
+  std::vector<KeyStretch> stretches{};  ///< spread: from segment.kv_first on
   /// Lengths of packed sequences that are this rank's alone, one after the other: an ordinary call in both passes, whose results are final. The segment's
   /// rows are the shard's.
   std::vector<std::int64_t> closed{};

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -186,7 +187,11 @@ class PeerTransport final : public Transport {
     mine_.erase(found);
   }
 
-  void fail(const std::string& why) noexcept override { mailbox_.fail(base::join("rank ", rank_, " failed: ", why)); }
+  void fail(const std::string& why) noexcept override {
+    std::array<char, 400> text{};  // memory may be what has run out
+    std::snprintf(text.data(), text.size(), "rank %d failed: %s", rank_, why.c_str());
+    mailbox_.fail(text.data());
+  }
 
  private:
   /// Groups of messages between this rank and another.
@@ -264,7 +269,7 @@ class PeerTransport final : public Transport {
             why = base::join("what rank ", rank, " wrote to its GPU did not arrive");
       return why;
     } catch (const std::exception& error) {
-      mailbox_.fail(base::join("rank ", rank_, " failed: ", error.what()));
+      fail(error.what());
       return error.what();
     }
   }
@@ -426,9 +431,9 @@ class PeerTransport final : public Transport {
         give_back(tickets_.begin()->second);
         tickets_.erase(tickets_.begin());
       }
-      if (!tickets_.empty() && !mailbox_.has_failed()) {
-        if (round % 10 == 0) mailbox_.look_for_the_dead();
-        look_at(tickets_.begin()->second);
+      if (!mailbox_.has_failed()) {
+        if (round % 10 == 0) mailbox_.look_for_the_dead();  // also for a host that waits for another one's
+        if (!tickets_.empty()) look_at(tickets_.begin()->second);
       }
       if (mailbox_.has_failed()) end_waits();
       changed_.wait_for(lock, std::chrono::milliseconds(20));
@@ -437,7 +442,7 @@ class PeerTransport final : public Transport {
   void look_at(Ticket& first) {
     if (!first.has_begun && driver::api().event_query(first.begins) == 0) first.has_begun = true, first.begun = Clock::now();
     if (first.has_begun && std::chrono::duration<double>(Clock::now() - first.begun).count() > time_limit_)
-      mailbox_.fail(base::join("rank ", rank_, " waited ", time_limit_, " s for the others"));
+      mailbox_.fail(base::join("rank ", rank_, " waited ", time_limit_, " s for the others").c_str());
   }
   /// Kernels that wait see the failure themselves; streams do not.
   void end_waits() {

@@ -158,13 +158,14 @@ void check_stretches(const Problem& p, const Buffers& buffers) {
                      received->strides[3] == 1,
                  "part.", name, "_received: ", received->describe(), "; expected what ", name, " is, in other rows: ", own->describe());
   }
+  FOVEAL_CHECK(part.k_received.present() == part.v_received.present() && part.k_received.sizes[1] == part.v_received.sizes[1],
+               "part.k_received, part.v_received: of different rows; expected the same of both");
   for (std::size_t i = 0; i < part.stretch_count; ++i) {
     const Part::Stretch& s = part.stretches[i];
     const std::int64_t end = i + 1 < part.stretch_count ? part.stretches[i + 1].first : p.seqlen_kv;
     const TensorView& memory = s.received ? part.k_received : buffers.k;
     FOVEAL_CHECK((i > 0 || s.first == 0) && s.first % Part::stretch_unit == 0 && end > s.first && s.row >= 0 && memory.present() &&
-                     end - s.first <= memory.sizes[1] - s.row && (!s.received || part.v_received.present()) &&
-                     (s.word == nullptr || part.failed != nullptr),
+                     end - s.first <= memory.sizes[1] - s.row && (s.word == nullptr || (s.received && part.failed != nullptr)),
                  "part.stretches: stretch ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
                  "; expected ascending multiples of ", Part::stretch_unit, ", from 0 on, in rows that there are");
   }

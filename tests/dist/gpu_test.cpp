@@ -129,11 +129,11 @@ TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
               std::int64_t row = s.kv_row + key;
               if (launch.spread()) {
                 std::size_t at = launch.stretches.size();
-                while (launch.stretches[at - 1].first > key) --at;
-                const Part::Stretch& stretch = launch.stretches[at - 1];
+                while (launch.stretches[at - 1].place.first > key) --at;
+                const Part::Stretch& stretch = launch.stretches[at - 1].place;
                 EXPECT_EQ(stretch.first % Part::stretch_unit, 0);
-                EXPECT_EQ(stretch.received, launch.steps[at - 1] > 0);
-                step = launch.steps[at - 1], row = stretch.row + key - stretch.first;
+                EXPECT_EQ(stretch.received, launch.stretches[at - 1].step > 0);
+                step = launch.stretches[at - 1].step, row = stretch.row + key - stretch.first;
               }
               for (const Transfer& t : mine.steps[step].keys)
                 if (t.row <= row && row < t.row + t.tokens.size() && t.sequence == s.sequence) return t.tokens.begin + row - t.row;

@@ -91,7 +91,8 @@ void RowKernels::move(const DeviceRows& from, const DeviceRows& more, const Devi
   if (empty(sizes)) return;
   check(sizes);
   const driver::Current current(device_);
-  const int vector = std::min(vector_of(from, to, sizes), more.data ? vector_of(more, to, sizes) : vector_of(from, to, sizes));
+  int vector = vector_of(from, to, sizes);
+  if (more.data != nullptr) vector = std::min(vector, vector_of(more, to, sizes));
   const device::MoveRowsArgs args{from.view(),
                                   more.view(),
                                   to.view(),
