@@ -22,11 +22,13 @@ namespace foveal::device {
 constexpr bool kBounded = kCappedScore && kAnyExponent;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
+/// Is there something to be done for each score when the product q . k is there? Else offsets are in it.
+constexpr bool kScoresToMake = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
-constexpr bool kLooksAhead = !kHasScore && !kOrdered;
+constexpr bool kLooksAhead = !kScoresToMake && !kOrdered;
 /// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
 /// is to compile, stands once. Without a score there is little of it, and registers are short.
-constexpr bool kPartialOutside = kHasScore && (kSource == TileSource::causal || kSource == TileSource::band);
+constexpr bool kPartialOutside = kScoresToMake && (kSource == TileSource::causal || kSource == TileSource::band);
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 constexpr bool kHolds = !kFewQueries;
@@ -123,22 +125,35 @@ struct Consumer {
     }
   }
 
-  /// What is the same for all pairs of a head.
+  /// What is the same for all pairs of a head, or of a thread's row in a task.
   struct OfHead {
-    float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two
+    float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets to raw scores
     float tanh_factor, tanh_times;
     float tanh_limit;  // of |raw|, for the polynomial of the exponents
     TanhPolynomial<3> exponents;
     float highest_sum;  // of guessed probabilities; 0: none are guessed
+    RowValues rows[2];
+    RowColumns columns;
   };
   FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
     OfHead head;
     const ScoreArgs& score = args.attention.score;
     const Score one{1, args.scale};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) head.rows[r].load(position<true>(work, 2 * r), score);
     if constexpr (kSumScore) {
       head.gain = score_gain(one, at, score) * kLog2e;
-      find_offset_units<0>(head, at, score);
+      find_offset_units<0>(head, at, score, kLog2e);
+    }
+    if constexpr (kOffsetsInScores) find_offset_units<0>(head, at, score, 1);
+    if constexpr (kOffsetsAreColumns) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float value[kOffsetSlots];
+        find_row_factors(value, head, work, r);
+        head.columns.put(r, value);
+      }
     }
     if constexpr (kTanhAhead) {
       head.tanh_factor = tanh_factor(one, at, score);
@@ -150,22 +165,62 @@ struct Consumer {
     return head;
   }
   template <int o>
-  FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score) const {
+  FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score, float unit) const {
     if constexpr (o < kOffsets) {
-      head.offset_unit[o] = offset_unit<o>(Score{1, args.scale}, at, score) * kLog2e;
-      find_offset_units<o + 1>(head, at, score);
+      head.offset_unit[o] = offset_unit<o>(Score{1, args.scale}, at, score) * unit;
+      find_offset_units<o + 1>(head, at, score, unit);
     }
   }
   /// The offsets of a score that is a sum, to powers of two, added to `onto`.
   template <int o = 0>
   FOVEAL_DEVICE float add_offsets(float onto, const OfHead& head, const Score& raw, const Pair& at) const {
     if constexpr (o < kOffsets) {
-      const ScoreArgs& score = args.attention.score;
-      float unit = head.offset_unit[o];
-      if constexpr (kOffsetHasRow[o]) unit *= offset_row<o>(raw, at, score);
-      return add_offsets<o + 1>(fmaf(offset_in_units<o>(raw, at, score), unit, onto), head, raw, at);
+      const float offset = offset_in_units<o>(raw, at, args.attention.score);
+      if constexpr (kOffsetIsScaled[o]) return add_offsets<o + 1>(onto + offset, head, raw, at);
+      return add_offsets<o + 1>(fmaf(offset, unit_of_offset<o>(head, raw, at), onto), head, raw, at);
     }
     return onto;
+  }
+  template <int o>
+  FOVEAL_DEVICE float unit_of_offset(const OfHead& head, const Score& raw, const Pair& at) const {
+    if constexpr (kOffsetHasRow[o]) return head.offset_unit[o] * offset_row<o>(raw, at, args.attention.score);
+    return head.offset_unit[o];
+  }
+  /// The same in raw scores, to begin with.
+  FOVEAL_DEVICE float begin_with_offsets(const OfHead& head, const Pair& at) const {
+    const Score none{0, args.scale};
+    const float offset = offset_in_units<0>(none, at, args.attention.score);
+    return add_offsets<1>(kOffsetIsScaled[0] ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
+  }
+  template <int o = 0>
+  FOVEAL_DEVICE void find_row_factors(float (&value)[kOffsetSlots], const OfHead& head, const ForwardTask& work, int r) const {
+    if constexpr (o < kOffsets) {
+      Pair at;
+      static_cast<Position&>(at) = position<true>(work, 2 * r);
+      value[o] = unit_of_offset<o>(head, Score{0, args.scale}, at);
+      find_row_factors<o + 1>(value, head, work, r);
+    }
+  }
+  /// kOffsetsAreColumns: what the product leaves out, where values are not tame. Seldom.
+  FOVEAL_DEVICE void add_strange_offsets(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+    const bool all_keys_tame = rings.lines(use).tame();
+    if (__all_sync(~0u, all_keys_tame && !head.columns.strange[0] && !head.columns.strange[1])) return;
+    float of_row[2][kOffsetSlots];
+    for (int r = 0; r < 2; ++r) find_row_factors(of_row[r], head, work, r);
+#pragma unroll
+    for (int i = 0; i < kBlockKv / 2; ++i) {
+      const int r = fragment_row(i), column = fragment_first_column(thread) + fragment_column(i);
+      bool tame = !head.columns.strange[r];
+      float offset = 0;
+#pragma unroll
+      for (int o = 0; o < kOffsets; ++o) {
+        const float of_column = rings.lines(use).walk(kOffsetWalk[o])[column];
+        tame = tame && is_tame(of_column);
+        offset = fmaf(of_column, of_row[r][o], offset);
+      }
+      scores[i] += tame ? 0.0f : offset;
+      if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
+    }
   }
   /// Of |raw|, for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
@@ -205,6 +260,27 @@ struct Consumer {
     }
     return Stage::scores;
   }
+  /// kOffsetsFirst: what the product q . k of a tile is added to. A pair then costs no more behind the product than without a score, where it would hold up the
+  /// exponentials, and loads from tables wait for nothing but each other.
+  template <bool partial>
+  FOVEAL_DEVICE void begin_scores(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+    if constexpr (kHasLines) rings.line_values.wait_full(use);
+    if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(use);
+    const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
+    const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score);
+    TiledValues tiled;
+#pragma unroll
+    for (int i = 0; i < kBlockKv / 2; ++i) {
+      Pair at = lines.pair(i, position<partial>(work, i));
+      head.rows[fragment_row(i)].put_into(at);
+      if (i % 8 == 0) tiled = tiles.load(i / 8);
+      tiled.put_into(at, i);
+      rings.tables().put_into(at);
+      scores[i] = begin_with_offsets(head, at);
+    }
+    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
+    if constexpr (kHasLines) release(rings.line_values, use);
+  }
   template <bool partial, Stage to, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
@@ -228,10 +304,12 @@ struct Consumer {
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
-      put_pair_values<false, kHolds, kBlockKv>(at, ahead, i);
-      if (i % 8 == 0) tiled = tiles.load(i / 8);
-      tiled.put_into(at, i);
-      rings.tables().put_into(at);
+      if constexpr (kScoresToMake) {
+        put_pair_values<false, kHolds, kBlockKv>(at, ahead, i);
+        if (i % 8 == 0) tiled = tiles.load(i / 8);
+        tiled.put_into(at, i);
+        rings.tables().put_into(at);
+      }
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
@@ -240,7 +318,7 @@ struct Consumer {
         scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
         softmax.sum[r] += scores[i];
       } else {
-        scores[i] = score_in_units(raw, at, attention.score);
+        scores[i] = kOffsetsInScores && kScoresToMake ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
       }
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -254,7 +332,7 @@ struct Consumer {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
-    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
+    if constexpr (kPairTiles > 0 && kScoresToMake) release_loaded(rings.pairs.ring, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < kKeptWords; ++word) {
@@ -492,7 +570,9 @@ struct Consumer {
     const auto score_product = [&] {
       wgmma_pin(scores);
       wgmma_fence();
-      multiply_rows<Element, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)));
+      if constexpr (kOffsetsAreColumns) rings.key_columns(tile).multiply(scores, head.columns);
+      multiply_rows<Element, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)), 0,
+                                             kOffsetsFirst || kOffsetsAreColumns);
       wgmma_commit();
     };
     const auto value_product = [&](u32 use, bool accumulate) {
@@ -501,7 +581,7 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
-    TableFilling filling;
+    TableFilling filling(args.scale);
     const auto follow_tables = [&] {
       const Position base{next.task.batch, next.task.head, 0, 0, next.sequence.len_q, next.sequence.len_kv};
       filling.follow(rings.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
@@ -510,8 +590,12 @@ struct Consumer {
       if (leader) rings.key.release(tile);
       if (kGivesQueriesEarly && leader && next.walk.is_last()) rings.query.release(query);
       wgmma_pin(scores);
-      if constexpr (kHasLines) rings.line_values.wait_full(tile);
-      if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
+      if constexpr (kHasLines && kScoresToMake) rings.line_values.wait_full(tile);
+      if constexpr (kPairTiles > 0 && kScoresToMake) rings.pairs.ring.wait_full(tile);
+      if constexpr (kOffsetsAreColumns) {
+        add_strange_offsets(scores, head, next, tile);
+        release(rings.line_values, tile);
+      }
       stage = Stage::scores;
       rescales = false;
       if (partial) {
@@ -528,7 +612,7 @@ struct Consumer {
         }
       } else if (kGuesses || (kSumScore && kAnyExponent && lasts(softmax))) {
         stage = Stage::products;
-      } else if constexpr (kHasScore) {
+      } else if constexpr (kScoresToMake) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
       if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = follow_maximum(softmax, scores, rescale);
@@ -542,7 +626,7 @@ struct Consumer {
       if constexpr (kSumScore && kAnyExponent) {
         if (stage == Stage::products) transform<false, Stage::probabilities>(scores, softmax, AnyTanhAhead{}, head, ahead, next, tile, 0);
       }
-      if constexpr (kHasLines) release(rings.line_values, tile);
+      if constexpr (kHasLines && kScoresToMake) release(rings.line_values, tile);
       if constexpr (kDropout) drop(scores, next);
     };
     const auto take_probabilities = [&] {
@@ -599,12 +683,23 @@ struct Consumer {
       } else {
         ++tile;
       }
+      if constexpr (kOffsetsFirst) {
+        if (!kInside && new_task) follow_tables();
+        if (kInside) {
+          begin_scores<false>(scores, head, next, tile);
+        } else if (kSource != TileSource::list || partial) {
+          begin_scores<true>(scores, head, next, tile);
+        } else {
+          begin_scores<false>(scores, head, next, tile);
+        }
+      }
+      if constexpr (kOffsetsAreColumns) rings.line_values.wait_full(tile);
       rings.key.wait_full(tile);
       if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
       if constexpr (!kValuesFirst) start_values(tile - 1);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
-      if (!kInside && new_task) follow_tables();
+      if (!kOffsetsFirst && !kInside && new_task) follow_tables();
       load_ahead(ahead, next, !kInside && partial, !kInside && new_task);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
