@@ -404,7 +404,7 @@ struct Offsets {
         table_is_scaled(ahead.tables.size(), false) {
     const auto sum = writer.sum_with_score(result);
     if (!sum) return;
-    in_scores = first || columns || (sum->is_long && sum->gain_is_positive);
+    in_scores = first || columns || (ahead.raw_offsets && sum->is_long && sum->gain_is_plain);
     if (sum->is_long && !in_scores) return;
     gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
     for (const Writer::ScoreSum::Offset& offset : sum->offsets) add(writer, offset, sum->gain.uniform, ahead);

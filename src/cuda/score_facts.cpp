@@ -138,13 +138,21 @@ bool is_sum(const Problem& p) {
 bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
   if (p.pass != Pass::forward || !p.has_score_mod() || tables.empty()) return false;
   const Program& program = p.score->forward;
+  const auto is_read = [&](std::size_t i) { return program.code[i].op == Op::read; };
+  const auto integers_choose = [&](const ReadTable& table) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(table.read); ++i)
+      if (is_read(i) && comes_from(program, table.read, static_cast<ValueId>(i))) return true;
+    return false;
+  };
+  if (!std::all_of(tables.begin(), tables.end(), integers_choose)) return false;
+  if (std::any_of(tiles.begin(), tiles.end(), [](const PairTile& tile) { return tile.element_bytes > 1; })) return false;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const auto is = [&](const auto& known) { return known.read == static_cast<ValueId>(i); };
-    const bool of_pairs = program.code[i].op == Op::read && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair;
+    const bool of_pairs = is_read(i) && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair;
     if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
   }
   const auto sum = Writer(p, program).sum_with_score(program.outputs[0]);
-  return sum && sum->gain_is_positive;
+  return sum && sum->gain_is_plain;
 }
 
 int offsets_as_columns(const Problem& p, const LineValues& lines) {
@@ -152,7 +160,7 @@ int offsets_as_columns(const Problem& p, const LineValues& lines) {
                         most = 5;  // one costs less as an instruction; more take as much of the tensor cores as half of head dim 64
   if (p.pass != Pass::forward || !p.has_score_mod()) return 0;
   const auto sum = Writer(p, p.score->forward, {.lines = lines}).sum_with_score(p.score->forward.outputs[0]);
-  if (!sum || !sum->gain_is_positive || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
+  if (!sum || !sum->gain_is_plain || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
   for (const auto& offset : sum->offsets)
     if (std::find(lines.walk.begin(), lines.walk.end(), offset.column) == lines.walk.end()) return 0;
   return static_cast<int>(sum->offsets.size());

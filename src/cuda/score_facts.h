@@ -64,7 +64,8 @@ bool is_capped(const problem::Problem& problem);
 /// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it and takes few instructions?
 bool is_sum(const problem::Problem& problem);
 /// Can a forward kernel that has some reads in tables and the others of pairs as tiles know all that is added to a score before the product q . k is there? That is
-/// then added to the rest by the tensor cores. For what is read from tables: other offsets take as many instructions in either place.
+/// then added to the rest by the tensor cores. For what is read from tables where integers say, which tiles bring as bytes if they are of pairs: other offsets take as
+/// many instructions in either place, and tables at a difference of places are quicker behind the product.
 bool offsets_come_first(const problem::Problem& problem, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables);
 /// Is the score of a forward pass, or the mask, another one for each head?
 bool score_depends_on_head(const problem::Problem& problem);

@@ -178,7 +178,7 @@ std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
   for (const Term& term : offsets) operations += operations_of_pairs(term.value);
   ScoreSum found{.gain = {"", rest_and_factor(*score).second, factors_of(*score)},
                  .is_long = problem_.pass == Pass::forward && operations > most,
-                 .gain_is_positive = scales(*score) && score->factors.empty()};
+                 .gain_is_plain = scales(*score) && score->factors.empty() && score->constant >= 1};
   const auto rank = [&](const Term& term) {
     const Varies over = scoring::varies(program_, term.value);
     return over == Varies::uniform || over == Varies::row ? 0 : forms_[at(term.value)].run > 0 ? 1 : 2;

@@ -207,20 +207,45 @@ TEST(ReadPlan, WhatPairsReadStandsInSharedMemory) {
   EXPECT_EQ(tables("d64"), 0u);
 }
 
-TEST(ReadPlan, OffsetsOfTablesAreThereBeforeScores) {
+TEST(ReadPlan, OffsetsOfTablesThatIntegersChooseFromAreThereBeforeScores) {
   const auto first = [](const std::string& line) {
-    const Sm90ForwardConfig config = sm90_forward_candidates(problem_of("forward bf16 b4 h4 q4096 " + line)).front();
-    EXPECT_LE(config.shared_bytes(problem_of("forward bf16 b4 h4 q4096 " + line)), 232448u);
+    const problem::Problem given = problem_of("forward bf16 b4 h4 q4096 " + line);
+    const problem::Problem p = with_narrow_indices(given).value_or(given);
+    const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
+    EXPECT_LE(config.shared_bytes(p), 232448u);
+    EXPECT_EQ(config.offsets_first, forward_sm90_source(p, config).score.find("kOffsetsFirst = true") != std::string::npos);
+    EXPECT_TRUE(!config.offsets_first || config.consumers == 3);
     return config.offsets_first;
   };
-  const std::string t = "\" param=\"t: real[4, 4096]\" param=\"g: real[4096]\"";
-  const std::string at = "t[head, q_idx % 64 - kv_idx % 64 + 64]";
-  EXPECT_TRUE(first("d64 score=\"score + " + at + t));
-  EXPECT_TRUE(first("d128 score=\"2.0 * score - g[head] * " + at + " + g[kv_idx]" + t));
-  EXPECT_FALSE(first("d64 score=\"score * g[head] + " + at + t));  // maxima want a factor that is positive
-  EXPECT_FALSE(first("d64 score=\"score * g[q_idx] + " + at + t));
-  EXPECT_FALSE(first("d64 score=\"score + g[kv_idx]" + t));  // takes as many instructions in either place
-  EXPECT_FALSE(first("d64 score=\"score + t[head, (q_idx * 7 + kv_idx * 5) % 100000]\" param=\"t: real[4, 100000]\""));  // no table
+  const std::string t = "\" param=\"t: real[128, 128]\" param=\"perm: integer[4096] integers(0, 127)\" param=\"g: real[4096]\"";
+  EXPECT_TRUE(first("d64 score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));
+  EXPECT_TRUE(first("d64 score=\"2.0 * score - g[head] * t[perm[q_idx], perm[kv_idx]] + g[kv_idx]" + t));
+  EXPECT_FALSE(first("d64 score=\"0.5 * score + t[perm[q_idx], perm[kv_idx]]" + t));  // what it divides may overflow
+  EXPECT_FALSE(first("d64 score=\"score * g[head] + t[perm[q_idx], perm[kv_idx]]" + t));
+  EXPECT_FALSE(first("d128 score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));  // two warpgroups
+  EXPECT_FALSE(first("d64 mask=\"causal()\" score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));
+  for (const char* kind : {"integers(0, 39)", "i8 integers(0, 39)", "i64 integers(0, 39)", "u8 integers(0, 39)"})
+    EXPECT_TRUE(first(base::join(
+        "d64 score=\"score + e[kind[q_idx, kv_idx], head]\" param=\"e: real[40, 4]\" param=\"kind: integer[4096, 4096] ", kind, "\"")));
+  const std::string image =
+      "score=\"score + t[head, (q_idx // 64 - kv_idx // 64 + 63) * 127 + q_idx % 64 - kv_idx % 64 + 63]\" param=\"t: real[4, 16129]\"";
+  for (const char* shape : {"d64 ", "d128 ", "d256 ", "d64 mask=\"causal()\" "}) EXPECT_FALSE(first(shape + image));
+  EXPECT_FALSE(first("d64 score=\"score + g[kv_idx]" + t));
+}
+
+TEST(ReadPlan, OffsetsAreRawOnlyWhereTasksCanBeDoneAgain) {
+  const std::string points =
+      " score=\"score - c[head] * ((x[q_idx, 0] - x[kv_idx, 0]) * (x[q_idx, 0] - x[kv_idx, 0]) + (x[q_idx, 1] - x[kv_idx, 1]) * (x[q_idx, 1] - "
+      "x[kv_idx, 1]) + (x[q_idx, 2] - x[kv_idx, 2]) * (x[q_idx, 2] - x[kv_idx, 2]))\" param=\"c: real[4]\" param=\"x: real[4096, 3]\"";
+  const auto raw = [](const std::string& text) { return text.find("kOffsetsInScores = true") != std::string::npos; };
+  const auto of_line = [&](const std::string& line) {
+    const problem::Problem p = problem_of(line);
+    EXPECT_FALSE(raw(emit_score(p)));  // kernels that evaluate scores whole
+    return raw(forward_sm90_source(p, sm90_forward_candidates(p).front()).score);
+  };
+  EXPECT_TRUE(of_line("forward bf16 b4 h4 q4096 d64" + points));
+  EXPECT_FALSE(of_line("forward f16 b4 h4 q4096 d64" + points));
+  EXPECT_FALSE(of_line("forward bf16 b4 h4 q1:4096 d64" + points));  // parts of keys share units
 }
 
 TEST(ReadPlan, OffsetsThatAreProductsAreColumns) {

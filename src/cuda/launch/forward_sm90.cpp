@@ -253,6 +253,7 @@ jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm9
                                                          .tables = config.tables,
                                                          .tanh = true,
                                                          .band = sm90_mask(problem).tiles != Sm90Tiles::list,
+                                                         .raw_offsets = config.raw_offsets,
                                                          .offsets_first = config.offsets_first,
                                                          .offset_columns = config.offset_steps > 0,
                                                          .several_heads = config.packed_heads > 1}),

@@ -53,6 +53,7 @@ struct Sm90ForwardConfig {
   std::vector<scoring::ValueId> row_values{};  ///< that threads keep for a task
   int offset_steps = 0;                        ///< of 16 columns beside the head dim, by which tensor cores add to scores
   bool offsets_first = false;                  ///< what is added to scores is there before they are
+  bool raw_offsets = false;                    ///< what takes many instructions is added to raw scores
 
   /// Those that are chosen; the others follow from them and the problem.
   template <class Self, class Fn>

@@ -41,8 +41,10 @@ struct ForwardFacts {
   bool light = is_light(p);
   bool capped = is_capped(p);
   bool sum = is_sum(p);
-  int columns = offsets_as_columns(p, lines);
-  bool offsets_first = offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));  ///< if tables fit
+  bool may_be_raw = bf16 && !p.part;  ///< offsets: such tasks can be done again where raw scores do not hold them
+  int columns = may_be_raw ? offsets_as_columns(p, lines) : 0;
+  /// Of three warpgroups whose tables fit. With two, below causal masks and for tables at a difference of places that took longer.
+  bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));
 
   bool few_queries() const;
 };
@@ -103,17 +105,19 @@ const std::vector<ForwardRow>& decode_rows() {
   return rows;
 }
 
+constexpr const char* reads = "bench/results/h100-reads.jsonl";
+
 /// Where tensor cores add the offsets of a score, asked before the others.
 const std::vector<ForwardRow>& offset_rows() {
   static const std::vector<ForwardRow> rows = {
       {.applies = [](const F& f) { return f.dim <= 64 && f.columns > 0 && !f.listed && !f.dropout; },
        .configs = {{.block_kv = 160}, {.block_kv = 128}},
        .why = "offsets as columns beside the head dim: scores like those of a plain pass",
-       .measured = "docs/lab/gpu-experiments.md"},
-      {.applies = [](const F& f) { return f.dim <= 64 && f.offsets_first && !f.listed && !f.dropout && !f.wide_pair_tiles; },
-       .configs = {{.block_kv = 128, .consumers = 3}, {.block_kv = 128}},
-       .why = "offsets that tables hold begin the scores, which then are like those of a plain pass",
-       .measured = "docs/lab/gpu-experiments.md"},
+       .measured = reads},
+      {.applies = [](const F& f) { return f.offsets_first; },
+       .configs = {{.block_kv = 128, .consumers = 3}},
+       .why = "offsets of tables that integers choose from begin the scores, and registers last for three warpgroups",
+       .measured = reads},
   };
   return rows;
 }
@@ -247,6 +251,7 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
 /// Lines, and offsets that tensor cores can add as columns beside the head dim.
 void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines = f.lines;
+  config.raw_offsets = f.may_be_raw && !config.few_queries();
   if (config.few_queries() || f.columns == 0) return;
   config.offset_steps = device::offset_steps(f.columns);
   config.lines.checked = true;
@@ -254,7 +259,7 @@ void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
 
 /// Offsets that are known before scores, now that it is known what stands in shared memory.
 void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
-  config.offsets_first = !config.few_queries() && offsets_come_first(f.p, config.tiles, config.tables);
+  config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
   if (config.offsets_first) config.row_values = find_row_values(f.p);
 }
 

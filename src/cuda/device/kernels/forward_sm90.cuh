@@ -29,6 +29,7 @@ constexpr bool kLooksAhead = !kScoresToMake && !kOrdered;
 /// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
 /// is to compile, stands once. Without a score there is little of it, and registers are short.
 constexpr bool kPartialOutside = kScoresToMake && (kSource == TileSource::causal || kSource == TileSource::band);
+static_assert(!kOffsetsInScores || (kAnyExponent && !kSplit && !kPart && !kFewQueries), "tasks are done again, each in units of its own");
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 constexpr bool kHolds = !kFewQueries;
@@ -40,18 +41,29 @@ constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// Scores to powers of two.
-FOVEAL_DEVICE float score_exponent(const Sm90Args& args) { return score_unit({1, args.scale}, {}, args.attention.score) * kLog2e; }
+FOVEAL_DEVICE float score_exponent(const Sm90Args& args, float scale) { return score_unit({1, scale}, {}, args.attention.score) * kLog2e; }
 
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
   const Sm90Args& args;
   const Rings& rings;
-  const int group;       // of warps
-  const int thread;      // inside the group
+  const int group;   // of warps
+  const int thread;  // inside the group
+  /// kOffsetsInScores, where tasks are done again: raw scores are multiplied by the scale first, so that offsets of any size are numbers.
+  const bool exact;
   const float exponent;  // scores to powers of two
 
   FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
-      : args(args), rings(rings), group(group), thread(threadIdx.x % 128), exponent(score_exponent(args)) {}
+      : args(args),
+        rings(rings),
+        group(group),
+        thread(threadIdx.x % 128),
+        exact(kOffsetsInScores && rings.maxima() == Maxima::all),
+        exponent(score_exponent(args, offset_scale())) {}
+
+  FOVEAL_DEVICE bool is_exact() const { return kOffsetsInScores && __any_sync(~0u, exact); }
+  /// By which offsets are divided.
+  FOVEAL_DEVICE float offset_scale() const { return kOffsetsInScores && exact ? 1.0f : args.scale; }
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -138,7 +150,7 @@ struct Consumer {
   FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
     OfHead head;
     const ScoreArgs& score = args.attention.score;
-    const Score one{1, args.scale};
+    const Score one{1, offset_scale()};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
 #pragma unroll
     for (int r = 0; r < 2; ++r) head.rows[r].load(position<true>(work, 2 * r), score);
@@ -152,7 +164,7 @@ struct Consumer {
       for (int r = 0; r < 2; ++r) {
         float value[kOffsetSlots];
         find_row_factors(value, head, work, r);
-        head.columns.put(r, value);
+        head.columns.put(r, value, exact);
       }
     }
     if constexpr (kTanhAhead) {
@@ -167,7 +179,7 @@ struct Consumer {
   template <int o>
   FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score, float unit) const {
     if constexpr (o < kOffsets) {
-      head.offset_unit[o] = offset_unit<o>(Score{1, args.scale}, at, score) * unit;
+      head.offset_unit[o] = offset_unit<o>(Score{1, offset_scale()}, at, score) * unit;
       find_offset_units<o + 1>(head, at, score, unit);
     }
   }
@@ -188,7 +200,7 @@ struct Consumer {
   }
   /// The same in raw scores, to begin with.
   FOVEAL_DEVICE float begin_with_offsets(const OfHead& head, const Pair& at) const {
-    const Score none{0, args.scale};
+    const Score none{0, offset_scale()};
     const float offset = offset_in_units<0>(none, at, args.attention.score);
     return add_offsets<1>(kOffsetIsScaled[0] ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
   }
@@ -197,7 +209,7 @@ struct Consumer {
     if constexpr (o < kOffsets) {
       Pair at;
       static_cast<Position&>(at) = position<true>(work, 2 * r);
-      value[o] = unit_of_offset<o>(head, Score{0, args.scale}, at);
+      value[o] = unit_of_offset<o>(head, Score{0, offset_scale()}, at);
       find_row_factors<o + 1>(value, head, work, r);
     }
   }
@@ -262,7 +274,8 @@ struct Consumer {
   }
   /// kOffsetsFirst: what the product q . k of a tile is added to. A pair then costs no more behind the product than without a score, where it would hold up the
   /// exponentials, and loads from tables wait for nothing but each other.
-  template <bool partial>
+  /// late: it is there already.
+  template <bool partial, bool late = false>
   FOVEAL_DEVICE void begin_scores(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
     if constexpr (kHasLines) rings.line_values.wait_full(use);
     if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(use);
@@ -276,10 +289,22 @@ struct Consumer {
       if (i % 8 == 0) tiled = tiles.load(i / 8);
       tiled.put_into(at, i);
       rings.tables().put_into(at);
-      scores[i] = begin_with_offsets(head, at);
+      const float begin = begin_with_offsets(head, at);
+      scores[i] = late ? scores[i] + begin : begin;
+      if (late && i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
     }
     if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
     if constexpr (kHasLines) release(rings.line_values, use);
+  }
+  FOVEAL_DEVICE static void clear(float (&scores)[kBlockKv / 2]) {
+#pragma unroll
+    for (float& score : scores) score = 0;
+  }
+  /// Products q . k as they are become scores, to which offsets may still come.
+  FOVEAL_DEVICE void make_exact(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+#pragma unroll
+    for (float& score : scores) score *= args.scale;
+    if constexpr (kOffsetsFirst) begin_scores<true, true>(scores, head, work, use);
   }
   template <bool partial, Stage to, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
@@ -500,8 +525,15 @@ struct Consumer {
     return ending;
   }
 
+  /// Has the task to be done again? kOffsetsInScores: also where a row has no number as a score. Where it has one, those that are too low for raw scores are -inf, which is
+  /// what is left of their probabilities.
+  FOVEAL_DEVICE static bool fails(const OnlineSoftmax& softmax) {
+    const bool empty = softmax.reference[0] == -infinity() || softmax.reference[1] == -infinity();
+    return softmax.overflows() || (kOffsetsInScores && empty);
+  }
+
   FOVEAL_DEVICE Ending end(int round, OnlineSoftmax& softmax) const {
-    if (kAnyExponent && softmax.overflows() && rings.maxima() != Maxima::all) rings.do_again(round);
+    if (kAnyExponent && fails(softmax) && rings.maxima() != Maxima::all) rings.do_again(round);
     return end(task_of(round), softmax);
   }
 
@@ -581,15 +613,18 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
-    TableFilling filling(args.scale);
+    TableFilling filling(offset_scale());
     const auto follow_tables = [&] {
       const Position base{next.task.batch, next.task.head, 0, 0, next.sequence.len_q, next.sequence.len_kv};
       filling.follow(rings.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
     };
-    const auto take_scores = [&](bool partial) {
+    const auto take_scores = [&](auto inside, bool partial) {
       if (leader) rings.key.release(tile);
       if (kGivesQueriesEarly && leader && next.walk.is_last()) rings.query.release(query);
       wgmma_pin(scores);
+      if constexpr (kOffsetsInScores && !decltype(inside)::value) {
+        if (is_exact()) make_exact(scores, head, next, tile);
+      }
       if constexpr (kHasLines && kScoresToMake) rings.line_values.wait_full(tile);
       if constexpr (kPairTiles > 0 && kScoresToMake) rings.pairs.ring.wait_full(tile);
       if constexpr (kOffsetsAreColumns) {
@@ -685,7 +720,9 @@ struct Consumer {
       }
       if constexpr (kOffsetsFirst) {
         if (!kInside && new_task) follow_tables();
-        if (kInside) {
+        if (!kInside && is_exact()) {
+          clear(scores);
+        } else if (kInside) {
           begin_scores<false>(scores, head, next, tile);
         } else if (kSource != TileSource::list || partial) {
           begin_scores<true>(scores, head, next, tile);
@@ -708,7 +745,7 @@ struct Consumer {
         end_values();
         wgmma_wait<0>();
       }
-      take_scores(!kInside && (kPartialOutside || partial));
+      take_scores(inside, !kInside && (kPartialOutside || partial));
       if constexpr (kOrdered) {
         take_exponentials();
         softmax.complete();
@@ -729,6 +766,9 @@ struct Consumer {
       round = next_round;
       if (!advance(next, next_round, partial, new_task)) break;
       step(Constant<false>{});
+      if constexpr (kOffsetsInScores) {
+        if (is_exact()) continue;
+      }
       if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
         while (next.next_full_tile()) step(Constant<true>{});
       }
@@ -751,7 +791,8 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
   fence_mbarrier_init();
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least.
+/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least, or
+/// Consumer::fails.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
   named_barrier_sync(kEndBarrier, kThreads);
@@ -779,7 +820,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
     for (int word = 0; word < ForwardLayout::kAgainWords; ++word) store_word(rings.base + kShared.again + 4 * word, 0);
   }
-  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args);
+  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
   if constexpr (kQueries * kPackedHeads < kBlockQ) {
     for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
     fence_async_proxy();
@@ -798,8 +839,14 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     registers_increase<kConsumerRegisters>();
     const Consumer consumer(args, rings, warp_group - 1);
     consumer.open_turns();
-    do {
-      consumer.run();
-    } while (repeats(rings));
+    if constexpr (kOffsetsInScores) {
+      do {
+        Consumer(args, rings, warp_group - 1).run();
+      } while (repeats(rings));
+    } else {
+      do {
+        consumer.run();
+      } while (repeats(rings));
+    }
   }
 }

@@ -77,13 +77,6 @@ FOVEAL_DEVICE float load_table(u32 table, int bytes) {
   return value;
 }
 
-/// What becomes of a number when it is scaled: a large one stays a number, as only infinity says that a pair is not kept.
-FOVEAL_DEVICE float still_finite(float number, float scaled) {
-  constexpr float kMost = 0x1.fffffep127f;
-  if (!(fabsf(number) <= kMost)) return scaled;
-  return scaled > kMost ? kMost : scaled < -kMost ? -kMost : scaled;  // NaN stays
-}
-
 /// How the gradient of a read is reduced (scoring::Reduction).
 enum ReadKind { kUniform, kRow, kColumn, kDiagonal, kElement, kScatter };
 

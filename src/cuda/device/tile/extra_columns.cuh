@@ -44,8 +44,9 @@ struct RowColumns {
   u32 operand[kStepSlots][4];
   bool strange[2];  // not tame
 
-  FOVEAL_DEVICE void put(int r, const float (&value)[kOffsetSlots]) {
-    bool tame = true;
+  /// exact: none are.
+  FOVEAL_DEVICE void put(int r, const float (&value)[kOffsetSlots], bool exact) {
+    bool tame = !exact;
 #pragma unroll
     for (int o = 0; o < kOffsets; ++o) tame = tame && is_tame(value[o]);
     strange[r] = !tame;

@@ -73,7 +73,7 @@ struct TableFilling {
         const int i = start + thread;
         if (i >= kCount) continue;
         float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTableCopies[t])));
-        if constexpr (kTableIsScaled[t]) value = still_finite(value, value * table_unit<t>(one, args));
+        if constexpr (kTableIsScaled[t]) value *= table_unit<t>(one, args);
         store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
       }
     }
