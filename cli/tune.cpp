@@ -2,6 +2,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -62,8 +63,8 @@ class Case {
     several(2);
     constexpr int rounds = 5;
     const int count = std::clamp(static_cast<int>(seconds / rounds / std::max(several(3), 1e-7)), 1, 10000);
-    std::vector<double> times;
-    for (int round = 0; round < rounds; ++round) times.push_back(several(count));
+    std::array<double, rounds> times{};
+    for (double& time : times) time = several(count);
     std::sort(times.begin(), times.end());
     return times[rounds / 2];
   }

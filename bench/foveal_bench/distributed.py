@@ -7,6 +7,7 @@ same tensors. Times are medians of the slowest rank; efficiency is the time of o
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import subprocess
 import sys
@@ -28,8 +29,10 @@ CASES: list[dict[str, Any]] = [
     {"name": "table", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "score + rel[head, clamp(q_idx - kv_idx, 0, 1023)]"},
     {"name": "softcap", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "30 * tanh(score / 30)"},
     {"name": "alibi", "tokens": 32768, "heads": (16, 16), "mask": "causal()", "score": "score - 0.01 * (head + 1) * to_real(q_idx - kv_idx)"},
-    {"name": "causal", "tokens": 131072, "heads": (32, 8), "mask": "causal()"},
     {"name": "causal", "tokens": 8192, "heads": (32, 8), "mask": "causal()"},
+    {"name": "documents", "tokens": 65536, "heads": (16, 16), "mask": "causal()",
+     "lengths": [9363, 606, 7250, 1795, 5206, 3441, 11876, 285, 2117, 4402, 6031, 899, 3650, 5188, 2609, 818]},
+    {"name": "causal", "tokens": 131072, "heads": (32, 8), "mask": "causal()"},
     {"name": "causal", "tokens": 1048576, "heads": (32, 8), "mask": "causal()", "alone": False},
 ]
 HEAD_DIM = 128
@@ -43,6 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--most-tokens", type=int, default=131072, help="of a case; longer ones are left out")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--multiprocessors", type=int, default=16, help="that carry NCCL's transfers at most")
+    parser.add_argument("--engine", default="automatic", help="automatic, peer or nccl")
     parser.add_argument("--no-torch", action="store_true")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
@@ -97,7 +101,8 @@ class Bench:
         torch = self.torch
         generator = torch.Generator(device=self.device).manual_seed(7)  # the same on every rank
         heads_q, heads_kv = case["heads"]
-        shapes = [(1, case["tokens"], heads, HEAD_DIM) for heads in (heads_q, heads_kv, heads_kv, heads_q)]
+        batch = () if "lengths" in case else (1,)
+        shapes = [(*batch, case["tokens"], heads, HEAD_DIM) for heads in (heads_q, heads_kv, heads_kv, heads_q)]
         return [torch.randn(shape, generator=generator, device=self.device, dtype=torch.bfloat16) for shape in shapes]
 
     def foveal(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -111,8 +116,14 @@ class Bench:
             generator = torch.Generator(device=self.device).manual_seed(9)
             params = {"rel": torch.randn(case["heads"][0], 1024, generator=generator, device=self.device, requires_grad=True)}
 
+        lengths = case.get("lengths")
+        packed = {}
+        if lengths:
+            begins = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device)
+            packed = {"cu_seqlens": (begins, begins), "max_seqlens": (max(lengths), max(lengths))}
+
         def attend(q: Any, k: Any, v: Any) -> Any:
-            return door.attention(q, k, v, case.get("score"), case["mask"], params=params)
+            return door.attention(q, k, v, case.get("score"), case["mask"], params=params, **packed)
 
         def both(leaves: list[Any], dout: Any) -> Any:
             for t in (*leaves, *params.values()):
@@ -134,9 +145,9 @@ class Bench:
         if case.get("alone", True):
             forward, whole, wanted = measure(q, k, v, dout)
             rows |= {("forward", "one device"): {"ms": forward}, ("both", "one device"): {"ms": whole}}
-        deal = case.get("deal", "zigzag")
-        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors}
-        with door.context_parallel(self.group, case["tokens"], deal=deal, **limits) as context:
+        deal = case.get("deal", None if lengths else "zigzag")
+        limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine}
+        with door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits) as context:
             mine = [context.shard(t) for t in (q, k, v, dout)]
             del q, k, v, dout
             forward, whole, found = measure(*mine)
@@ -150,6 +161,7 @@ class Bench:
                 rows["both", "foveal"]["differences"] = {
                     name: round(float((of[name].float() - found[name].float()).abs().max()) / scale[name], 6) for name in wanted}  # fmt: skip
             if self.cuda:
+                rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
                 rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
         return rows
 

@@ -26,7 +26,7 @@ FIELDS = {
     "command": "what makes the row again",
     "date": "when the run began, UTC",
     "torch": "version", "cudnn": "version", "nccl": "version", "nvrtc": "version", "transformers": "version", "llmc": "commit of llm.c",
-    "cores": "of the machine", "gpus": "how many took part", "multiprocessors": "that carried transfers at most", "device": "cpu or cuda",
+    "cores": "of the machine", "gpus": "how many took part", "multiprocessors": "that carried transfers at most", "engine": "that carried messages", "device": "cpu or cuda",
     "refused": "why there is no time: not supported, a wrong answer, or an error",
     "ms": "milliseconds, median; backward includes every launch that it needs. `distributed`: of the slowest rank; `llmc`, `models`: of a training step",
     "ms_quartiles": "first and third quartile of ms", "ms_turns": "ms of each of some runs in turns with other contenders",

@@ -12,6 +12,7 @@
 // Paged keys and values: k, v, dk, dv are pools of pages, [pages, page_size, heads_kv, dim].
 // heads_q is a multiple of heads_kv; query head h reads kv head h / (heads_q / heads_kv).
 // A row with nothing to attend gives out = 0, lse = -inf (the sink's value when there is one) and zero gradients.
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -101,15 +102,33 @@ struct Segments {
 /// on a GPU. Positions come from q_offset and kv_offset; the other symbols are those of the whole. Results are wide, to be added to: out, dq,
 /// dk and dv f32 (f64 for f64), lse f64. out and lse of the parts that a row has met are merged; a row that met no key has lse -inf, and its
 /// out is not looked at. In a backward pass out and lse are inputs, in their own types, of whole rows. A sink joins whole rows only. GPU only.
+/// With whole_rows, all keys that the queries keep are in this call: it gives what a call without a part gives, and a sink may join.
 struct Part {
   std::int64_t batch_offset = 0;             ///< the symbol `batch` of the first row of the batch
   std::int64_t head_offset = 0;              ///< the symbol `head` of the first query head
   std::int64_t heads_q = 0;                  ///< query heads of the whole; 0: the tensors'
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< the symbols; 0: the tensors'
+  bool whole_rows = false;                   ///< forward only
+  /// With whole_rows: so many keys, from kv_offset on, lie in stretches of two memories, k and v and k_received and v_received. 0: in k and v.
+  std::int64_t spread_keys = 0;
   // Of a run, not of a plan:
   bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
   bool adds_to_kv = false;   ///< likewise dk and dv
   std::uint16_t number = 0;  ///< of the part, different for parts that a row meets: kept in the last bits of lse
+  static constexpr std::int64_t stretch_unit = 128;
+  static constexpr std::size_t most_stretches = 16;
+  /// Keys from `first` (a multiple of stretch_unit) of the spread ones on, up to the next stretch, in rows from `row` on.
+  struct Stretch {
+    std::int64_t first = 0, row = 0;
+    bool received = false;
+    /// Memory that the device reads: they are there when it holds `arrived`, or what comes later in counting up. Null: they are there.
+    const std::uint32_t* word = nullptr;
+    std::uint32_t arrived = 0;
+  };
+  const std::uint32_t* failed = nullptr;  ///< likewise: not 0 when nobody is to wait for keys any more. With any `word`
+  std::array<Stretch, most_stretches> stretches{};  ///< so many of them; the first begins at key 0
+  std::size_t stretch_count = 0;
+  TensorView k_received{}, v_received{};  ///< of k's and v's type, batch and heads; may be absent
 };
 
 struct ForwardInputs {

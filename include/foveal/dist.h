@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,13 @@ struct Message {
   int peer = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
+};
+
+/// Memory that the device reads: messages have arrived when it holds `value`, or what comes later in counting up.
+struct ArrivalWord {
+  const std::uint32_t* word = nullptr;
+  std::uint32_t value = 0;
+  const std::uint32_t* failed = nullptr;  ///< not 0: they will never arrive
 };
 
 /// What a plan needs of a network. Calls come from one thread for each rank. A failure, or a wait longer than its time limit, is an Error
@@ -39,12 +47,21 @@ class FOVEAL_API Transport {
 
   /// Are messages in device memory carried? If not, they go through host memory, and every pass waits for its GPU.
   virtual bool carries_device_memory() const { return false; }
+  /// What messages to explain() call it.
+  virtual std::string name() const { return "messages"; }
+  /// Memory of the device that messages of start_on() are to arrive in; null, if they may arrive in any.
+  virtual void* allocate(std::size_t bytes) { return static_cast<void>(bytes), nullptr; }
+  /// Gives it back, when the work of this rank with it has ended.
+  virtual void release(void* memory) noexcept { static_cast<void>(memory); }
   /// Of the GPU, that transfers of device memory occupy while they last: launches beside them leave so many free.
   virtual int multiprocessors() const { return 0; }
   /// The same as start() and wait() for device memory: transfers begin when the work before them on the stream has ended, and work that
   /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
   virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
   virtual void wait_on(Stream stream, std::uint64_t ticket);
+  /// What a kernel may wait for instead, of a peer's messages of a ticket; nothing where it could wait for ever, as multiprocessors carry
+  /// messages. wait_on() follows in any case.
+  virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) { return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt; }
   /// This rank cannot go on: the waits of the others are to fail at once, with this text, instead of at their time limit, where the network
   /// can tell them. Afterwards the transport is of no more use to anyone: every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }
@@ -81,6 +98,22 @@ FOVEAL_API std::string nccl_id();
 FOVEAL_API std::shared_ptr<Transport> nccl_ranks(const std::string& id, int rank, int size, Device device, const NcclOptions& options = {});
 /// The same over ranks that can talk to each other already: threads, MPI.
 FOVEAL_API std::shared_ptr<Transport> nccl_ranks(Transport& control, Device device, const NcclOptions& options = {});
+
+struct PeerOptions {
+  double time_limit = 600;  ///< seconds that a transfer may take once its turn has come, or a wait for the others; then all ranks fail
+};
+/// What ranks of one host have in common whose GPUs are to copy to each other's memory, made by rank 0.
+FOVEAL_API std::string peer_id();
+/// Is this process on the host of the rank that made the id?
+FOVEAL_API bool peer_reachable(const std::string& id);
+/// Ranks with a GPU each, threads or processes of one host. Copy engines carry the messages, beside kernels that have all multiprocessors.
+/// Collective: all ranks call it, with the same id. Throws unsupported on all of them when a GPU does not reach another's memory, or when
+/// this rank is on another host than rank 0.
+FOVEAL_API std::shared_ptr<Transport> peer_ranks(const std::string& id, int rank, int size, Device device, const PeerOptions& options = {});
+
+/// Ranks with a GPU each, over ranks that can talk already: by peer copies where all are on one host and their GPUs reach each other, else by
+/// NCCL.
+FOVEAL_API std::shared_ptr<Transport> gpu_ranks(Transport& control, Device device, const NcclOptions& options = {});
 
 /// Sizes of the whole problem.
 struct WholeShapes {

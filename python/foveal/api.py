@@ -10,7 +10,7 @@ from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
 from .doors import public
-from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_names, length_slots, pair, tokens
+from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -70,6 +70,7 @@ def attention(
     Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
     """
     check_names("attention", arguments, (*_ACCEPTED, "return_lse"))
+    check_flags("attention", return_lse=return_lse)
     front = _front(q)
     if front is not None:
         return front.attention(q, k, v, score_mod, mask, return_lse=return_lse, **arguments)

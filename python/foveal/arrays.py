@@ -46,7 +46,7 @@ def is_array(value: Any) -> bool:
             return False
     except Exception:  # an attribute of the user's that runs code
         return False
-    return hasattr(value, "__dlpack__") or framework(value) == "jax"
+    return not isinstance(value, type) and (hasattr(value, "__dlpack__") or framework(value) == "jax")
 
 
 def plain_number(value: Any) -> Any:
@@ -76,9 +76,9 @@ def dtype_named(name: str, argument: str = "array") -> DType:
         raise ValueError(f"{argument}: dtype {name} is not supported; expected one of {', '.join(_DTYPES)}") from None
 
 
-def type_of(array: Any) -> Type:
+def type_of(array: Any, argument: str = "array") -> Type:
     """How a score sees the array's elements."""
-    dtype = dtype_of(array)
+    dtype = dtype_of(array, argument)
     if dtype in _REAL:
         return Type.real
     return Type.boolean if dtype == DType.boolean else Type.integer
@@ -96,7 +96,7 @@ def check_plain(array: Any, argument: str) -> None:
     elif package == "numpy":
         if hasattr(array, "mask"):
             raise TypeError(f"{argument}: a NumPy masked array; expected a plain array, and the mask as a mask")
-        if type(array).__module__.partition(".")[0] != "numpy":
+        if type(array).__name__ == "matrix" or type(array).__module__.partition(".")[0] != "numpy":
             raise TypeError(f"{argument}: a {type(array).__name__}, which may read as something else than its memory; expected a plain array: numpy.asarray(x)")
 
 

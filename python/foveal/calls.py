@@ -109,6 +109,7 @@ class Call:
     def symbol(self, value: Any) -> Any:
         """An operand: arrays that meet a symbol become reads, numbers constants."""
         if isinstance(value, Symbols):
+            self.tracer.check_own(value)
             return value
         value = arrays.plain_number(value)
         if isinstance(value, (bool, int, float)):

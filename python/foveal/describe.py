@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import as_called, key_of, number_key_of
+from .guards import Key, as_called, key_of, number_key_of
 from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
@@ -75,6 +75,9 @@ def describe(
         tracer.param(array)
     score_expr = tracer.expression(score_mod, "score_mod")
     mask_expr = tracer.expression(mask, "mask")
+    tracer.over = True
+    if callable(score_mod) or callable(mask):
+        _check_kept(key_of((score_mod, mask), tracer.tensors), params or {})
     tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=tracer.numbers + len(params or {}))
     sink_param = None
     if sink is not None:
@@ -90,6 +93,13 @@ def describe(
         "kv_offset": _integer("kv_offset", kv_offset),
     }
     return description_of(score_expr, mask_expr, tracer.params, tracer.arrays, sink_param, settings)
+
+
+def _check_kept(reached: Key | None, given: Mapping[str, Any]) -> None:
+    """Refuses functions that keep what they read for a later call, where its name is another array's. Symbols tell by themselves (Tracer.check_own)."""
+    for expr in [] if reached is None else reached.expressions:
+        if not _core.params_of(expr) <= given.keys():
+            raise TypeError(f"attention: a score or mask keeps {expr}, which reads an array of one call; expected expressions that are made anew each time")
 
 
 def _number(name: str, value: Any) -> float:
@@ -113,9 +123,12 @@ def without_gradient(name: str, value: Any) -> Any:
 
 def _integer(name: str, value: Any) -> int:
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"attention: {name}: found {_found(value)}; expected an integer") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"attention: {name}: found {number}; expected an integer of 64 bits")
+    return number
 
 
 def _flag(name: str, value: Any) -> bool:

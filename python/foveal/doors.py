@@ -48,7 +48,7 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
     try:
         parameters = inspect.signature(function).parameters
         if not any([p.kind == p.VAR_KEYWORD for p in parameters.values()]):
-            check_names(name, kwargs, parameters.keys())
+            check_names(name, kwargs, [own for own in parameters if own != "self"])
         given = _by_name(function, args, kwargs)
         _check_tensors(name, given)
         _check_lengths(name, given)
@@ -57,11 +57,22 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         message = str(error)
         for prefix in (getattr(error, "door", name), name.rpartition(".")[2], "attention"):
             message = message.removeprefix(f"{prefix}: ")
+        argument, separator, rest = message.partition(":")
+        own = _OTHER_NAMES.get(argument, argument)
+        if argument not in parameters and own in parameters:
+            message = own + separator + rest
         found: Exception = type(error)(f"{name}: {message}")
     except _ERRORS as better:
         found = better
     setattr(found, "door", name)
     raise found from error
+
+
+# What is called so within is another argument of doors that have another framework's signature.
+_OTHER_NAMES = {
+    "q": "query", "k": "key", "v": "value", "mask": "block_mask", "cu_seqlens_q": "cu_seq_q", "cu_seqlens_kv": "cu_seq_k", "max_seqlen_q": "max_q",
+    "max_seqlen_kv": "max_k", "seqlens_kv": "seqused_k",
+}  # fmt: skip
 
 
 def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

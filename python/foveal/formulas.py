@@ -285,6 +285,19 @@ def logsumexp(items: Sequence[Any]) -> Any:
     return _core.log(total([_core.exp(x - top) for x in items])) + top
 
 
+def log_softmax(items: Sequence[Any]) -> list[Any]:
+    top = _core.stop_gradient(functools.reduce(_core.maximum, items))
+    log_total = _core.log(total([_core.exp(x - top) for x in items]))
+    return [x - top - log_total for x in items]
+
+
+def softmax(items: Sequence[Any]) -> list[Any]:
+    top = _core.stop_gradient(functools.reduce(_core.maximum, items))
+    parts = [_core.exp(x - top) for x in items]
+    share = 1.0 / total(parts)
+    return [part * share for part in parts]
+
+
 def norm(items: Sequence[Any], p: float, at_zero: bool, abs: Callable[[Any], Any] = _core.abs) -> Any:
     """(sum |x|^p)^(1/p) for p in 0, 1, 2, inf, -inf. at_zero: the derivative of p = 2 is 0 where the norm is 0, not undefined."""
     if p == 2:

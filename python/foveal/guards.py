@@ -27,6 +27,7 @@ _MAX_CODES = 4096
 class Key(NamedTuple):
     parts: tuple[Any, ...]  # equal for calls whose trace is the same
     arrays: list[Any]  # that the functions can reach: later calls find them again
+    expressions: list[Expr]  # that they can reach
 
 
 class _Unknown(Exception):
@@ -171,12 +172,13 @@ class _Walk:
     """Collects the parts of a key. tensors: the type of arrays that tracing notices wherever they come from; others only where they are
     put in place of the captured ones (Tracer), not as attributes."""
 
-    __slots__ = ("arrays", "parts", "seen", "tensors")
+    __slots__ = ("arrays", "expressions", "parts", "seen", "tensors")
 
     def __init__(self, tensors: type | None):
         self.tensors = tensors
         self.parts: list[Any] = []
         self.arrays: list[Any] = []
+        self.expressions: list[Expr] = []
         self.seen: dict[Any, int] = {}
 
     def value(self, value: Any, attributes: tuple[str, ...] = (), captured: bool = True) -> None:
@@ -267,6 +269,7 @@ class _Walk:
             if len(_structures) >= _MAX_CODES:
                 _structures.clear()
             known = _structures[id(value)] = value, value.structure()
+        self.expressions.append(value)
         self.parts.append(Expr)
         self.parts.append(known[1])
 
@@ -597,7 +600,7 @@ def key_of(functions: Iterable[Any], tensors: type | None = None) -> Key | None:
                 handle(walk, function, (), True)
     except (_Unknown, RecursionError):
         return None
-    return Key(tuple(walk.parts), walk.arrays)
+    return Key(tuple(walk.parts), walk.arrays, walk.expressions)
 
 
 class NumberKey(NamedTuple):

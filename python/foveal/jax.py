@@ -26,7 +26,7 @@ from .doors import public
 from .jax_derivatives import Forward, is_real, of_backward, of_forward
 from .jax_partition import can_split, partitioned, placed
 from .jax_trace import JaxTracer
-from .signatures import Arguments, Mask, ScoreMod, check_names, length_slots, tokens
+from .signatures import Arguments, Mask, ScoreMod, check_flags, check_names, length_slots, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -446,6 +446,7 @@ def attention(
     and sinks that differ between examples run one example after the other. Gradients of keys and values in pages are pools, too. Inside jit the call is planned for JAX's default device.
     """
     check_names("attention", arguments, (*Arguments.__annotations__, "return_lse"))
+    check_flags("attention", return_lse=return_lse)
     q, k, v = (_array(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
     what, params, names = _describe(q, score_mod, mask, max_seqlens, options, arguments)
     if arrays.holds_nothing(q, k, v):

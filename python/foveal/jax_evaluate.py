@@ -210,7 +210,7 @@ def _kept_by_dropout(p: float, rng_state: jax.Array, heads: int, symbols: Mappin
         (seed_low, offset_low), (seed_high, offset_high) = words.astype(jnp.uint32), (words >> 32).astype(jnp.uint32)
     u32: Callable[[Any], jax.Array] = lambda x: jnp.asarray(x).astype(jnp.uint32)  # noqa: E731
     kv = u32(symbols["kv_idx"])
-    counter = jnp.broadcast_arrays(kv // 4, u32(symbols["q_idx"]), u32(symbols["batch"]) * u32(heads) + u32(symbols["head"]), offset_low)
+    counter = list(jnp.broadcast_arrays(kv // 4, u32(symbols["q_idx"]), u32(symbols["batch"]) * u32(heads) + u32(symbols["head"]), offset_low))
     key = [seed_low, seed_high ^ offset_high]
     for _ in range(10):
         high = [_product_high(0xD2511F53, counter[0]), _product_high(0xCD9E8D57, counter[2])]

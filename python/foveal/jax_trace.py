@@ -31,6 +31,9 @@ _DTYPES = {Type.boolean: np.dtype("bool"), Type.integer: np.dtype("int32"), Type
 class Symbol(Symbols):
     """An array of expressions."""
 
+    def __stands_for__(self) -> type:
+        return jax.Array
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape
@@ -62,6 +65,8 @@ class Symbol(Symbols):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not callable(getattr(jax.Array, name, None)) or not hasattr(jnp, name):
+            if not name.startswith("_") and hasattr(jax.Array, name):  # for which hasattr() and getattr() would have another answer than for an array
+                raise NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none")
             raise AttributeError(f"{name}: no attribute of an array in a score or mask")
         return lambda *args, **kwargs: _call(self._tracer, name, getattr(jnp, name), (self, *args), kwargs)
 
@@ -420,6 +425,7 @@ class JaxTracer(CallTracer):
     score_dtype: Any = np.dtype("float32")
 
     library = "jax"
+    immutable = True
 
     @classmethod
     def like(cls, dtype: Any) -> "JaxTracer":

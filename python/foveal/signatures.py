@@ -108,6 +108,13 @@ def length_slots(of_q: Any, of_kv: Any) -> tuple[Any, ...]:
     return (of_q, None, *of_kv) if isinstance(of_kv, Paged) else (of_q, of_kv, *[None] * len(Paged._fields))
 
 
+def check_flags(function: str, **flags: Any) -> None:
+    """For arguments that are True or False; a call costs more than asking whether it is needed."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise TypeError(f"{function}: {name}: found {type(flag).__name__} {flag!r}; expected True or False")
+
+
 def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:
     """Raises TypeError for a keyword argument that the function does not have."""
     for name in arguments:

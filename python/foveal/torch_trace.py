@@ -26,7 +26,7 @@ from .calls import (
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
-from .trace import Capture, Symbols
+from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, groups
 
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _META = torch.device("meta")
@@ -35,6 +35,11 @@ _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch
 
 class Symbol(Symbols):
     """A tensor of expressions."""
+
+    _shares = False  # its elements with another symbol
+
+    def __stands_for__(self) -> type:
+        return torch.Tensor
 
     @property
     def shape(self) -> torch.Size:
@@ -91,12 +96,28 @@ class Symbol(Symbols):
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(torch.Tensor, name, None)
-        if name.startswith("_") or not callable(method):
-            raise AttributeError(f"{name}: no attribute of a tensor in a score or mask")
+        if name in _LOOKS_OF_PLAIN:
+            return _LOOKS_OF_PLAIN[name](self)
+        if name.startswith("_") or method is None:
+            raise AttributeError(f"{name}: no attribute of a tensor")
+        if not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
+            raise NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
         return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
 
-    def item(self) -> "Symbol":
+    def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
+        """x += y: whatever else is called by x has changed, too."""
+        name = func.__name__
+        if self._shares:
+            raise NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+        with torch._C.DisableTorchFunction():
+            _look_of_result(name, func, (self, other), {})  # whether torch can
+        result = _call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
+        self._items = _call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
         return self
+
+    def item(self) -> "Symbol":
+        result: "Symbol" = _call(self._tracer, torch.Tensor.item, (self,), {})
+        return result
 
     def dim(self) -> int:
         return len(self._shape)
@@ -110,6 +131,17 @@ class Symbol(Symbols):
     def is_floating_point(self) -> bool:
         result: bool = self._dtype.is_floating_point
         return result
+
+
+_LOOKS_OF_PLAIN: dict[str, Callable[[Symbol], Any]] = {
+    **dict.fromkeys("is_sparse is_sparse_csr is_nested is_quantized is_mkldnn is_meta".split(), lambda x: False),
+    "is_cpu": lambda x: x.device.type == "cpu",
+    "layout": lambda x: torch.strided,
+    "itemsize": lambda x: x.dtype.itemsize,
+}
+
+for _name in IN_PLACE:
+    setattr(Symbol, _name, lambda self, other, func=getattr(operator, _name): self._written(func, other))
 
 
 # ---- what calls mean for expressions ----
@@ -149,7 +181,18 @@ def _largest_or_smallest(pairwise: Callable[[Any, Any], Any], of_many: Callable[
     return meaning
 
 
-_layout = layout(lambda first, last, shape: torch.arange(first, last).reshape(shape), lambda found: found.reshape(-1).tolist())
+_on_cpu = layout(lambda first, last, shape: torch.arange(first, last).reshape(shape), lambda found: found.reshape(-1).tolist())
+
+
+def _layout(call: Call) -> Any:
+    """The numbers of elements lie on the CPU; a tensor that is an index may lie elsewhere."""
+    return _on_cpu(replace(call, args=(call.args[0], *_cpu(call.args[1:])), kwargs={name: _cpu(value) for name, value in call.kwargs.items()}))
+
+
+def _cpu(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)([_cpu(item) for item in value])
+    return value.cpu() if isinstance(value, torch.Tensor) else value
 
 
 def _layout_as(call: Call) -> Any:
@@ -161,6 +204,95 @@ def _layout_as(call: Call) -> Any:
 def _new_tensor(call: Call) -> Any:
     data = torch.as_tensor(call.args[1])
     return call.made([_core.constant(x) for x in data.reshape(-1).tolist()], call.result)
+
+
+@signature_of
+def _ALONG(input: Any, dim: Any = None, _stacklevel: Any = 3, dtype: Any = None) -> None: ...  # noqa: N802
+
+
+def _along(fn: Callable[[Sequence[Any]], list[Any]]) -> Meaning:
+    """fn(items) gives as many, for the items along one dimension."""
+
+    def meaning(call: Call) -> Any:
+        arguments = call.bind(_ALONG)
+        if not isinstance(arguments["dim"], int) or not call.result.dtype.is_floating_point:
+            raise call.refuse(f"dim={arguments['dim']!r} of {call.result.dtype}; expected one dimension of reals")
+        x = call.symbol(arguments["input"])
+        x = call.tracer.finished(x._items, x._shape, call.result.dtype)
+        found: dict[int, Any] = {}
+        for places in groups(range(len(x._items)), x._shape or (1,), [arguments["dim"] % max(len(x._shape), 1)]):
+            found.update(zip(places, fn([x._items[place] for place in places])))
+        return call.made([found[place] for place in range(len(found))], call.result)
+
+    return meaning
+
+
+@signature_of
+def _LINEAR(input: Any, weight: Any, bias: Any = None) -> None: ...  # noqa: N802
+
+
+def _linear(call: Call) -> Any:
+    arguments = call.bind(_LINEAR)
+    x, weight = call.symbol(arguments["input"]), call.symbol(arguments["weight"])
+    bias = None if arguments["bias"] is None else call.symbol(arguments["bias"])
+    inner = weight._shape[-1]
+    columns = [weight._items[at : at + inner] for at in range(0, len(weight._items), inner)]
+    added = [0.0] * len(columns) if bias is None else bias._items * (len(columns) // len(bias._items))
+    rows = [x._items[at : at + inner] for at in range(0, len(x._items), inner)]
+    return call.made([formulas.dot(row, column) + more for row in rows for column, more in zip(columns, added)], call.result)
+
+
+@signature_of
+def _EMBEDDING(  # noqa: N802
+    input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> None: ...
+
+
+def _embedding(call: Call) -> Any:
+    """torch.nn.functional.embedding; torch.embedding has other arguments."""
+    if call.func is not F.embedding:
+        raise call.refuse("torch.embedding; expected torch.nn.functional.embedding")
+    index, weight, *rest, _ = call.bind(_EMBEDDING).values()
+    if rest != [None, None, 2.0, False]:
+        raise call.refuse(f"padding_idx, max_norm, norm_type, scale_grad_by_freq: {', '.join(map(repr, rest))}; expected their defaults")
+    return _captured(call, weight)[index]
+
+
+@signature_of
+def _INDEX_SELECT(input: Any, dim: Any, index: Any) -> None: ...  # noqa: N802
+
+
+def _index_select(call: Call) -> Any:
+    array, dim, index = call.bind(_INDEX_SELECT).values()
+    if isinstance(array, Symbol):  # elements that are expressions already: the places are constants
+        return _layout(call)
+    array, index = _captured(call, array), call.symbol(index)
+    places = Symbol(call.tracer, index._items, (len(index._items),), index._dtype)
+    return array[(*[slice(None)] * (dim % array.ndim), places)]
+
+
+def _chosen(x: Symbol, index: Any) -> Symbol:
+    """Elements that are expressions, at a place that symbols choose: each of them where it is the one. Outside, the nearest."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    at = next(place for place, i in enumerate(given) if symbolic(i))
+    which = given[at]._read() if isinstance(given[at], Capture) else given[at]
+    if not isinstance(which, Symbol) or which._shape or which._dtype not in _INDEX or any([i is None or i is Ellipsis for i in given[:at]]):
+        raise NotImplementedError("torch.getitem in a score or mask: expressions indexed by more than integer symbols; expected an integer for each dimension, symbols or constants")
+    dim = at  # what stands before is one dimension each
+    if not 0 < x._shape[dim] <= MAX_UNROLL:
+        raise NotImplementedError(f"torch.getitem in a score or mask: a symbol chooses one of {x._shape[dim]} expressions; expected 1 to {MAX_UNROLL}")
+    place = _core.wrapped_index(which._items[0], x._shape[dim])
+    parts = [x[(*given[:at], n, *given[at + 1 :])] for n in range(x._shape[dim])]
+    items = parts[-1]._items
+    for n in reversed(range(len(parts) - 1)):
+        items = [_core.where(place <= n, mine, other) for mine, other in zip(parts[n]._items, items)]
+    return Symbol(x._tracer, items, parts[0]._shape, x._dtype)
+
+
+def _captured(call: Call, array: Any) -> Capture:
+    if not isinstance(array, (Capture, torch.Tensor)):
+        raise call.refuse(f"found {type(array).__name__}; expected a captured tensor")
+    return array if isinstance(array, Capture) else call.tracer.capture(array)
 
 
 def _gelu(input: Any, approximate: str = "none") -> Any:
@@ -358,6 +490,8 @@ _TABLE: dict[str, Meaning] = {
     "all": _reduction(formulas.all_of),
     "logsumexp": _reduction(formulas.logsumexp),
     "count_nonzero": _reduction(lambda items: formulas.total([_core.to_boolean(x) for x in items])),
+    "softmax": _along(formulas.softmax),
+    "log_softmax": _along(formulas.log_softmax),
     "norm": _norm,
     "vector_norm": _norm,
     "dot": matmul,
@@ -365,9 +499,14 @@ _TABLE: dict[str, Meaning] = {
     "matmul": matmul,
     "mv": matmul,
     "mm": matmul,
+    "linear": _linear,
+    # reads
+    "embedding": _embedding,
+    "index_select": _index_select,
     # conversions and constants
     **dict.fromkeys("to type float double half bfloat16 int long short char bool byte type_as".split(), cast),
-    **dict.fromkeys("contiguous clone cpu cuda item".split(), same),
+    **dict.fromkeys("contiguous cpu cuda item".split(), same),
+    "clone": cast,
     "detach": stopped,
     "zeros_like": filled(0),
     "ones_like": filled(1),
@@ -385,6 +524,14 @@ _TABLE: dict[str, Meaning] = {
     ),
     **dict.fromkeys("expand_as reshape_as view_as".split(), _layout_as),
 }
+
+
+# Whose result, where it has the same dtype, may be what they were given, or a view of it.
+_SHARING = frozenset(
+    "to type float double half bfloat16 int long short char bool byte type_as cpu cuda item detach pos positive getitem unsqueeze squeeze "
+    "reshape view flatten ravel unflatten expand broadcast_to expand_as reshape_as view_as permute transpose t swapaxes swapdims movedim narrow select "
+    "unbind split chunk diagonal atleast_1d atleast_2d".split()
+)
 
 
 # ---- the call on meta tensors ----
@@ -446,6 +593,9 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
     return found
 
 
+_INDEX = (torch.int64, torch.int32)  # torch takes uint8 for a mask, and other integers not at all
+
+
 def _is_integral(dtype: torch.dtype) -> bool:
     return dtype != torch.bool and not dtype.is_floating_point and not dtype.is_complex
 
@@ -493,9 +643,13 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         raise NotImplementedError(
             f"{getattr(func, '__name__', func)} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)"
         )
+    if name == "view" and any([isinstance(value, torch.dtype) for value in (*args, *kwargs.values())]):
+        raise NotImplementedError("torch.view in a score or mask: a dtype, by which bits are read as another type; expected sizes, or x.to(dtype)")
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
     with torch._C.DisableTorchFunction():  # what follows is ours
+        if name == "getitem" and isinstance(args[0], Symbol) and symbolic(args[1]):
+            return _chosen(args[0], args[1])
         look = _look_of_result(name, func, args, kwargs)
         if isinstance(look, torch.Tensor):
             _check_numbers(name, func, args, kwargs, look.dtype)
@@ -505,7 +659,16 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
                 found = torch_views.view(args[0], func, args[1:], kwargs)
             if found is not None:
                 return found
-        return meaning(Call(tracer, name, func, args, kwargs, look))
+        result = meaning(Call(tracer, name, func, args, kwargs, look))
+    if name in _SHARING:
+        _note_sharing([value for value in flat((*args, result)) if isinstance(value, Symbol)])
+    return result
+
+
+def _note_sharing(symbols: list[Symbol]) -> None:
+    if len({value._dtype for value in symbols}) == 1:
+        for value in symbols:
+            value._shares = True
 
 
 # ---- tracing ----
@@ -642,6 +805,8 @@ class TorchTracer(CallTracer):
     def index(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype == torch.bool:
             raise NotImplementedError("index of a captured tensor: found a boolean tensor; expected integers")
+        if isinstance(value, (torch.Tensor, Symbol, Capture)) and _is_integral(value.dtype) and value.dtype not in _INDEX:
+            raise NotImplementedError(f"index of a captured tensor: found {value.dtype}, which torch takes for a mask or not at all; expected int64 or int32: .long()")
         if isinstance(value, torch.Tensor) and value.ndim == 0:
             value = self.capture(value)._read()
         return super().index(value)

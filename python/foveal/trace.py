@@ -15,7 +15,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
 
-from . import _core, arrays, formulas, guards, masks
+from . import _core, arrays, formulas, guards, masks, numpy_on_symbols, questions
 from ._core import Expr, Param, Type
 from .numbers import Number
 
@@ -24,32 +24,7 @@ MAX_UNROLL = 1024  # elements of Symbols: a score of more reads than this per pa
 guards.trust(value for name, value in vars(_core).items() if callable(value) and not isinstance(value, Expr) and not name.startswith("_"))
 
 
-def _no_numpy(name: str) -> TypeError:
-    return TypeError(
-        f"numpy.{name}: NumPy cannot compute with a score expression while it is traced; use foveal's functions (foveal.where, foveal.exp, "
-        "...), torch's (torch.where) on torch tensors, or jax.numpy's (jnp.where) on JAX arrays"
-    )
-
-
-def _numpy_ufunc(self: Expr, ufunc: Any, method: str, *inputs: Any, **keywords: Any) -> Any:
-    """NumPy's operators compute as Python's do; what else it has asks for values."""
-    import numpy
-
-    operands = [numpy.array(value, dtype=object) if isinstance(value, Expr) else value for value in inputs]
-    if ufunc.__name__ in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
-        keywords["dtype"] = object  # else it asks for the truth of what the operator gives
-    try:
-        return getattr(ufunc, method)(*operands, **keywords)
-    except TypeError as error:
-        raise _no_numpy(ufunc.__name__) from error
-
-
-def _numpy_function(self: Expr, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
-    raise _no_numpy(function.__name__)
-
-
-setattr(Expr, "__array_ufunc__", _numpy_ufunc)
-setattr(Expr, "__array_function__", _numpy_function)
+numpy_on_symbols.install()
 
 
 class Symbols:
@@ -63,11 +38,16 @@ class Symbols:
 
     def __score__(self) -> Expr:
         """The expression that the score language's own functions take this for."""
+        self._tracer.check_own(self)
         if self._shape:
             raise TypeError(f"an array of shape {list(self._shape)} is no score expression; expected one number: index or reduce it")
         return self._items[0]
 
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
+        raise NotImplementedError
+
+    def __stands_for__(self) -> type:
+        """Of what it is an instance to the function that is traced."""
         raise NotImplementedError
 
     def __len__(self) -> int:
@@ -90,7 +70,8 @@ class Symbols:
         )
 
     __float__ = __int__ = __index__ = __complex__ = _no_number
-    __hash__ = object.__hash__
+    __array_function__ = numpy_on_symbols.refused
+    __hash__ = questions.no_hash
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -99,6 +80,14 @@ class Symbols:
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor lt le gt ge eq ne".split()
 _REFLECTED = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor".split()
 _UNARY = "neg pos abs invert".split()
+IN_PLACE = [f"__i{name.rstrip('_')}__" for name in _REFLECTED if name != "matmul"]
+
+
+def _no_writing(self: Any, other: Any) -> Any:
+    """x += y writes into an array, which x may not be the only name of. Where arrays do not change, it is x = x + y."""
+    if self._tracer.immutable:
+        return NotImplemented
+    raise NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y")
 
 
 def _install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:
@@ -149,6 +138,11 @@ class Vector(Symbols):
     def _made(self, items: Sequence[Expr], shape: tuple[int, ...]) -> Any:
         return Vector(self._tracer, items, shape) if shape else items[0]
 
+    def __stands_for__(self) -> type:
+        import numpy
+
+        return numpy.ndarray
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self._shape
@@ -171,35 +165,55 @@ class Vector(Symbols):
         found = from_shape[index]
         return self._made([self._items[i] for i in found.reshape(-1).tolist()], tuple(found.shape))
 
-    def _reduced(self, name: str, fn: Callable[[Sequence[Expr]], Expr], axis: Any = None) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        if not name.startswith("_") and hasattr(numpy.ndarray, name):  # for which hasattr() and getattr() would have another answer than for an array
+            raise NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+        raise AttributeError(f"{name}: no attribute of an array in a score or mask")
+
+    def __array_function__(self, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
+        """NumPy's reductions are the methods."""
+        if function.__name__ in ("sum", "mean", "max", "min", "any", "all") and inputs and inputs[0] is self:
+            return getattr(self, function.__name__)(*inputs[1:], **keywords)
+        return numpy_on_symbols.refused(self, function, types, inputs, keywords)
+
+    def _reduced(self, name: str, fn: Callable[[Sequence[Expr]], Expr], axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        """dtype and out: as NumPy's functions pass them on to methods."""
+        if dtype is not None or out is not None:
+            raise TypeError(f"numpy.{name} in a score or mask: dtype or out; expected axis alone")
         dims = range(len(self._shape)) if axis is None else [axis] if isinstance(axis, int) else axis
         dims = [operator.index(d) % len(self._shape) for d in dims]
         rest = tuple(extent for d, extent in enumerate(self._shape) if d not in dims)
         return self._made([fn(group) for group in groups(self._items, self._shape, dims)], rest)
 
-    def sum(self, axis: Any = None) -> Any:
-        return self._reduced("sum", formulas.total, axis)
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._reduced("sum", formulas.total, axis, dtype, out)
 
-    def mean(self, axis: Any = None) -> Any:
-        return self._reduced("mean", formulas.mean, axis)
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        return self._reduced("mean", formulas.mean, axis, dtype, out)
 
-    def max(self, axis: Any = None) -> Any:
-        return self._reduced("max", formulas.largest, axis)
+    def max(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("max", formulas.largest, axis, out=out)
 
-    def min(self, axis: Any = None) -> Any:
-        return self._reduced("min", formulas.smallest, axis)
+    def min(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("min", formulas.smallest, axis, out=out)
 
-    def any(self, axis: Any = None) -> Any:
-        return self._reduced("any", formulas.any_of, axis)
+    def any(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("any", formulas.any_of, axis, out=out)
 
-    def all(self, axis: Any = None) -> Any:
-        return self._reduced("all", formulas.all_of, axis)
+    def all(self, axis: Any = None, out: Any = None) -> Any:
+        return self._reduced("all", formulas.all_of, axis, out=out)
 
     def norm(self) -> Any:
         return self._reduced("norm", lambda items: formulas.norm(items, 2, at_zero=True))
 
     def dot(self, other: Any) -> Any:
         return (self * other).sum()
+
+
+for _name in IN_PLACE:
+    setattr(Vector, _name, _no_writing)
 
 
 def _numbers(shape: tuple[int, ...]) -> Any:
@@ -246,6 +260,9 @@ class Capture:
         self._axes = tuple(Along(0, 1, int(extent)) for extent in array.shape) if axes is None else axes
         self._order = tuple(range(len(self._axes))) if order is None else order  # of the dimensions that are left; None: a new one of size 1
         self._stopped = stopped  # what is read of it has no derivative
+
+    def __stands_for__(self) -> type:
+        return type(self._array)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -351,6 +368,7 @@ class Capture:
 
     def _read(self) -> Any:
         """The read of one element, or all that are left as Symbols."""
+        self._tracer.check_own(self)
         shape = self.shape
         count = math.prod(shape)
         if count > MAX_UNROLL:
@@ -409,7 +427,7 @@ class Capture:
 
         return numpy.asarray(self._value(), *arguments, **keywords)
 
-    __hash__ = object.__hash__
+    __hash__ = questions.no_hash
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):
@@ -422,6 +440,8 @@ _install_operators(
     lambda fn, self, other, reflected: fn(_scalar(other), self._read()) if reflected else fn(self._read(), _scalar(other)),
     lambda fn, self: fn(self._read()),
 )
+for _name in IN_PLACE:
+    setattr(Capture, _name, _no_writing)
 
 
 @dataclass
@@ -432,9 +452,11 @@ class Tracer:
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
     numbers: int = 0  # that are read at run time
+    over: bool = False  # the functions have returned
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
 
     rebind: ClassVar[bool] = True  # put Captures in place of captured arrays; torch intercepts indexing instead
+    immutable: ClassVar[bool] = False  # arrays do not change
     tensors: ClassVar[type | None] = None  # arrays that are noticed wherever they come from
 
     @classmethod
@@ -448,6 +470,11 @@ class Tracer:
         import numpy
 
         return numpy.array(value)
+
+    def check_own(self, value: Any) -> None:
+        """Refuses a symbol that a function has kept from an earlier trace, where its parameters were others."""
+        if value._tracer is not self or self.over:
+            raise TypeError("a score or mask uses a symbol that it kept from an earlier call; expected one that is made anew each time")
 
     def gradient_stopped(self) -> bool:
         """Whether no derivative is recorded just now."""
@@ -474,7 +501,7 @@ class Tracer:
             if known is array:
                 return param
         arrays.check_plain(array, "a captured array")
-        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array))
+        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array, "a captured array"))
         self.arrays.append(array)
         self.params.append(param)
         return param
@@ -499,6 +526,8 @@ class Tracer:
             raise TypeError("index of a captured array: found a bool; expected an integer")
         if isinstance(value, int):
             return value
+        if isinstance(value, (Symbols, Capture)):
+            self.check_own(value)
         if isinstance(value, Capture):
             value = value._read()
         elif arrays.is_array(value):
@@ -532,7 +561,8 @@ class Tracer:
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
         try:
-            result = self.run(fn, arguments)
+            with questions.answered():
+                result = self.run(fn, arguments)
         except IndexError as error:
             if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
                 raise
@@ -542,6 +572,7 @@ class Tracer:
             ) from error
         result = _scalar(arrays.plain_number(result))
         if isinstance(result, Symbols):
+            self.check_own(result)
             if result._shape:
                 raise TypeError(f"{kind}: the function returned an array of shape {list(result._shape)}; expected one number for each pair")
             result = result.__score__()

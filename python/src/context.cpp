@@ -24,6 +24,7 @@ class PythonTransport final : public dist::Transport {
     group_.reset();
   }
   int rank() const override { return rank_; }
+  std::string name() const override { return "torch.distributed"; }
   int size() const override { return size_; }
 
   std::uint64_t start(const std::vector<dist::Message>& sends, const std::vector<dist::Message>& receives) override {
@@ -124,7 +125,17 @@ TensorView tensor(const nb::list& arrays, std::size_t slot, bool heads_first) {
 
 void bind_context(nb::module_& m) {
   using dist::ContextAttention;
-  nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.");
+  nb::class_<dist::Transport>(m, "Transport", "What carries messages between ranks.").def_prop_ro("name", &dist::Transport::name);
+  m.def("peer_id", &dist::peer_id, "What ranks have in common whose GPUs copy to each other's memory, made by rank 0.");
+  m.def("peer_reachable", &dist::peer_reachable, nb::arg("id"), "Is this process on the host of the rank that made it?");
+  m.def(
+      "peer_ranks",
+      [](const std::string& id, int rank, int size, int device, double time_limit) {
+        const nb::gil_scoped_release release;
+        return dist::peer_ranks(id, rank, size, {DeviceKind::cuda, device}, {time_limit});
+      },
+      nb::arg("id"), nb::arg("rank"), nb::arg("size"), nb::arg("device"), nb::arg("time_limit"),
+      "Collective. Raises NotImplementedError on all ranks where a GPU does not reach another's memory.");
   m.def(
       "nccl_id",
       [] {

@@ -112,15 +112,15 @@ void dispatch(const foveal_call& call, const std::vector<Param>& params, const D
   problem::with_arguments(by_role(call, pass, views), std::move(rest), std::forward<Do>(run));
 }
 
-/// run(inputs, outputs), whose gradients are added to those of the call where it accumulates.
+/// run(inputs, outputs), whose gradients are added to those of the call where it accumulates, by so many threads (0: all).
 template <class Inputs, class Outputs, class Run>
-void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run) {
+void run_into(bool accumulate, const Inputs& inputs, const Outputs& outputs, Run&& run, int threads = 0) {
   if constexpr (std::is_same_v<Outputs, BackwardOutputs>) {
     if (accumulate) {
       api::GradientSum sum(outputs);
       sum.allocate(inputs);
       run(inputs, sum.parts());
-      sum.add();
+      sum.add(threads);
       return;
     }
   }

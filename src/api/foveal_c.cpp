@@ -21,6 +21,7 @@ struct foveal_plan {
   std::vector<Param> params;
   DropoutRng first_rng;  ///< of calls of the first version
   bool accumulates;
+  int threads;  ///< that gradients are added by; 0: all
 };
 
 extern "C" {
@@ -42,7 +43,7 @@ int foveal_plan_create(const foveal_attention* attention, const foveal_call* cal
       }
       made = foveal::plan(what, inputs, outputs, how);
     });
-    *plan = new foveal_plan{std::move(made), std::move(params), first_rng, accumulate};
+    *plan = new foveal_plan{std::move(made), std::move(params), first_rng, accumulate, how.threads};
   });
 }
 
@@ -65,8 +66,9 @@ int foveal_plan_run(const foveal_plan* plan, const foveal_call* call, void* work
   return guarded([&] {
     FOVEAL_CHECK(plan != nullptr, "plan: null");
     dispatch(adopted(call, "call"), plan->params, plan->first_rng, [&](const auto& inputs, const auto& outputs) {
-      run_into(plan->accumulates, inputs, outputs,
-               [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); });
+      run_into(
+          plan->accumulates, inputs, outputs, [&](const auto& in, const auto& out) { plan->plan.run(in, out, workspace, Stream{stream}); },
+          plan->threads);
     });
   });
 }
@@ -78,12 +80,15 @@ int foveal_run(const foveal_attention* attention, const foveal_call* call, const
     const Attention what = attention_of(attention, params);
     const PlanOptions how = options_of(options);
     dispatch(own, params, rng_of(attention, own), [&](const auto& inputs, const auto& outputs) {
-      run_into(accumulates(attention), inputs, outputs, [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
-        if constexpr (std::is_same_v<Inputs, ForwardInputs>)
-          forward(what, in, out, Stream{stream}, how);
-        else
-          backward(what, in, out, Stream{stream}, how);
-      });
+      run_into(
+          accumulates(attention), inputs, outputs,
+          [&]<class Inputs, class Outputs>(const Inputs& in, const Outputs& out) {
+            if constexpr (std::is_same_v<Inputs, ForwardInputs>)
+              forward(what, in, out, Stream{stream}, how);
+            else
+              backward(what, in, out, Stream{stream}, how);
+          },
+          how.threads);
     });
   });
 }

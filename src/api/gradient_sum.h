@@ -17,7 +17,7 @@ class GradientSum {
 
   /// Memory for the parts. Throws invalid_argument where the outputs are not what a call without parts is given: apart from all other tensors, and aligned.
   void allocate(const BackwardInputs& inputs);
-  void add(int threads = 0) const;  ///< outputs += parts
+  void add(int threads) const;  ///< outputs += parts
 
  private:
   BackwardOutputs outputs_, parts_;

@@ -126,7 +126,7 @@ class CudaBackend : public planning::Backend {
 
   std::optional<std::string> refuses(const problem::Problem& problem, const PlanOptions& options) const override {
     for (const problem::TensorSpec* output : {&problem.out, &problem.dq, &problem.dk, &problem.dv})
-      if (output->present && output->dtype != problem.dtype && !problem.part) return "out, dq, dk, dv: of another dtype than q";
+      if (output->present && output->dtype != problem.dtype && !problem.merges()) return "out, dq, dk, dv: of another dtype than q";
     if (!driver::unavailable().empty()) return driver::unavailable();
     const bool compiles = jit::nvrtc_unavailable().empty();
     if (!compiles && !jit::shipped_kernels().usable()) return jit::nvrtc_unavailable();

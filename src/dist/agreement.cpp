@@ -43,7 +43,7 @@ void Agreement::add(const char* name, const std::string& text) { add(name, base:
 
 void Agreement::add(const char* name, std::uint64_t value, const std::string& text) { fields_.push_back({name, value, text}); }
 
-void Agreement::exchange(Transport& transport) const {
+void Agreement::exchange(Transport& transport) {
   Numbers mine{};
   std::string why;
   if (refusal_) mine[0] = static_cast<std::uint64_t>(code_of(refusal_, why));
@@ -54,6 +54,7 @@ void Agreement::exchange(Transport& transport) const {
   const auto refuses = std::find_if(all.begin(), all.end(), [](const Numbers& numbers) { return numbers[0] != 0; });
   if (refuses != all.end()) {
     const std::vector<std::string> texts = gather_texts(transport, why);
+    known_to_all_ = true;
     if (refusal_) std::rethrow_exception(refusal_);
     const auto rank = static_cast<std::size_t>(refuses - all.begin());
     base::fail(static_cast<ErrorCode>((*refuses)[0]), "context parallelism: rank ", rank, ": ", texts[rank]);
@@ -62,6 +63,7 @@ void Agreement::exchange(Transport& transport) const {
     for (std::size_t rank = 1; rank < all.size(); ++rank) {
       if (all[rank][1 + f] == all[0][1 + f]) continue;
       const std::vector<std::string> texts = gather_texts(transport, fields_[f].text);
+      known_to_all_ = true;
       base::fail(ErrorCode::invalid_argument, "context parallelism: ranks 0 and ", rank, " differ in ", fields_[f].name, ": rank 0 has ",
                  texts[0], "; rank ", rank, " has ", texts[rank]);
     }

@@ -18,7 +18,9 @@ class Agreement {
   /// This rank cannot go on: it says why instead.
   void refuse(std::exception_ptr why) { refusal_ = std::move(why); }
   /// Collective. Throws on every rank: a rank's own refusal, else the first refusal of another, else the first difference from rank 0.
-  void exchange(Transport& transport) const;
+  void exchange(Transport& transport);
+  /// Did the exchange come to an end that every rank sees?
+  bool is_known_to_all() const { return known_to_all_; }
 
   static constexpr std::size_t most_fields = 8;
 
@@ -30,6 +32,7 @@ class Agreement {
   };
   std::vector<Field> fields_;
   std::exception_ptr refusal_;
+  bool known_to_all_ = false;
 };
 
 }  // namespace foveal::dist

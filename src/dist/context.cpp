@@ -2,6 +2,7 @@
 #include "dist/context.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 
@@ -130,21 +131,19 @@ std::vector<Sending> sendings(const ContextPlan& plan, int mine, const std::vect
 
 void check_rows(const char* name, const TensorView& view, const Context& c, Device device, std::int64_t rows, std::int64_t heads,
                 std::int64_t dim, DType dtype) {
-  std::vector<std::int64_t> expected;
-  if (!c.packed()) expected.push_back(c.shapes.batch);
-  if (dim > 0) {
-    expected.insert(expected.end(), {rows, heads, dim});
-  } else {
-    expected.insert(expected.end(), {heads, rows});
+  std::array<std::int64_t, 4> expected{};
+  int rank = 0;
+  if (!c.packed()) expected[static_cast<std::size_t>(rank++)] = c.shapes.batch;
+  for (const std::int64_t size : dim > 0 ? std::array{rows, heads, dim} : std::array{heads, rows, std::int64_t{0}})
+    if (dim > 0 || rank < (c.packed() ? 2 : 3)) expected[static_cast<std::size_t>(rank++)] = size;
+  bool same = view.rank == rank && view.dtype == dtype;
+  for (int d = 0; same && d < rank; ++d) same = view.sizes[static_cast<std::size_t>(d)] == expected[static_cast<std::size_t>(d)];
+  if (!same) {
+    std::string wanted;
+    for (int d = 0; d < rank; ++d) wanted += (d > 0 ? ", " : "") + std::to_string(expected[static_cast<std::size_t>(d)]);
+    base::fail(ErrorCode::invalid_argument, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ", c.plan.ranks,
+               " holds ", to_string(dtype), "[", wanted, "]");
   }
-  bool same = view.rank == static_cast<int>(expected.size()) && view.dtype == dtype;
-  std::string wanted = std::string(to_string(dtype)) + "[";
-  for (std::size_t d = 0; d < expected.size(); ++d) {
-    same = same && view.sizes[d] == expected[d];
-    wanted += (d > 0 ? ", " : "") + std::to_string(expected[d]);
-  }
-  FOVEAL_CHECK(same, name, ": ", view.present() ? view.describe() : "absent", "; rank ", c.rank(), " of ", c.plan.ranks, " holds ", wanted,
-               "]");
   FOVEAL_CHECK(view.device == device, name, ": on another device than q");
   FOVEAL_CHECK(view.data != nullptr || view.numel() == 0, name, ": data is null");
 }
@@ -176,11 +175,11 @@ void telling_others(Transport& transport, Fn&& fn) {
 }
 
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
-void agree(Transport& transport, const Agreement& agreement) {
+void agree(Transport& transport, Agreement& agreement) {
   try {
     agreement.exchange(transport);
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::communication) transport.fail(error.what());
+  } catch (const std::exception& error) {
+    if (!agreement.is_known_to_all()) transport.fail(error.what());
     throw;
   }
 }
@@ -196,6 +195,17 @@ std::size_t with_buffers(Fn&& fn) {
     throw;
   }
   return buffers->bytes();
+}
+
+/// What this rank does of the plan, and what it holds.
+void plan_own_part(Context& c) {
+  std::vector<RankPlan> ranks;
+  for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
+  const int me = c.transport->rank();
+  c.mine = ranks[static_cast<std::size_t>(me)];
+  c.queries_to = sendings(c.plan, me, ranks, -1);
+  for (std::size_t step = 0; step < c.mine.steps.size(); ++step) c.keys_to.push_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
+  c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }
 
 }  // namespace
@@ -247,17 +257,19 @@ struct ContextAttention::State {
 
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
-  void agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng, const std::string& also, Check&& check);
+  void agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng, const std::vector<ParamBinding>& wanted,
+                     Check&& check);
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
-                                   const std::vector<ParamBinding>& params, const ContextOptions& options)
-    : state_(std::make_unique<State>()) {
+                                   const std::vector<ParamBinding>& params, const ContextOptions& options) {
   FOVEAL_CHECK(transport != nullptr, "transport: null; expected one of thread_ranks(), mpi_world() or your own");
+  telling_others(*transport, [&] { state_ = std::make_unique<State>(); });
   Context& c = state_->context;
-  c.transport = std::move(transport), c.attention = attention, c.shapes = shapes, c.options = options;
+  c.transport = std::move(transport);
   Agreement agreement;
   try {
+    c.attention = attention, c.shapes = shapes, c.options = options;
     c.request = {.ranks = c.transport->size(),
                  .deal = deal_named(options.deal),
                  .head_groups = options.head_groups,
@@ -283,18 +295,14 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     std::sort(c.mask_reads.begin(), c.mask_reads.end());
     c.mask_reads.erase(std::unique(c.mask_reads.begin(), c.mask_reads.end()), c.mask_reads.end());
     c.mask_digest = digest_of_mask(c, params);
+    for (const scoring::Program* program : {&problem.score->forward, &problem.score->mask})
+      for (const scoring::Instr& instr : program->code) c.reads_batch = c.reads_batch || instr.op == scoring::Op::batch;
     add_plan(agreement, c, problem, params);
+    plan_own_part(c);
   } catch (...) {  // the others wait for this rank to agree
     agreement.refuse(std::current_exception());
   }
   agree(*c.transport, agreement);
-  std::vector<RankPlan> ranks;
-  for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
-  const int me = c.transport->rank();
-  c.mine = ranks[static_cast<std::size_t>(me)];
-  c.queries_to = sendings(c.plan, me, ranks, -1);
-  for (std::size_t step = 0; step < c.mine.steps.size(); ++step) c.keys_to.push_back(sendings(c.plan, me, ranks, static_cast<int>(step)));
-  c.q_tokens = c.plan.q.tokens_of(me), c.kv_tokens = c.plan.kv.tokens_of(me);
 }
 
 ContextAttention::~ContextAttention() = default;
@@ -327,36 +335,35 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 
 template <class Check>
 void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng,
-                                            const std::string& also, Check&& check) {
+                                            const std::vector<ParamBinding>& wanted, Check&& check) {
+  // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
+  bool& known = agreed[pass == Pass::forward ? 0 : 1];
+  const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
+  if (known && !seeds && context.transport->carries_device_memory())
+    return telling_others(*context.transport, [&] {
+      check();
+      check_mask_data(context, params);
+    });
   Agreement agreement;
-  add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
-  agreement.add("plan", context.plan.checksum, context.plan.text);
-  std::exception_ptr refusal;
   try {
+    add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
+    agreement.add("plan", context.plan.checksum, context.plan.text);
     check();
     add_rng(agreement, context, rng);
     check_mask_data(context, params);
     agreement.add("parameters", text_of(params));
-    agreement.add("gradients that are asked for", also);
+    agreement.add("gradients that are asked for", text_of(wanted));
   } catch (...) {
-    refusal = std::current_exception();
+    agreement.refuse(std::current_exception());
   }
-  // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
-  bool& known = agreed[pass == Pass::forward ? 0 : 1];
-  const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
-  if (!known || seeds || !context.transport->carries_device_memory()) {
-    agreement.refuse(refusal);
-    agree(*context.transport, agreement);
-    known = true;
-  } else if (refusal) {
-    telling_others(*context.transport, [&] { std::rethrow_exception(refusal); });
-  }
+  agree(*context.transport, agreement);
+  known = true;
 }
 
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::forward, in.params, in.rng, "none", [&] {
+  state_->agree_on_pass(Pass::forward, in.params, in.rng, {}, [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
@@ -367,7 +374,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_forward.begin(in.q.device, stream);
+      state_->device_forward.begin(in.q.device, stream, *c.transport);
       run_forward(c, in, out, state_->device_forward, state_->plans_forward);
       state_->used = state_->device_forward.bytes();
       return;
@@ -379,7 +386,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::backward, in.params, in.rng, text_of(out.dparams), [&] {
+  state_->agree_on_pass(Pass::backward, in.params, in.rng, out.dparams, [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
@@ -395,7 +402,7 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {
-      state_->device_backward.begin(in.q.device, stream);
+      state_->device_backward.begin(in.q.device, stream, *c.transport);
       run_backward(c, in, out, state_->device_backward, state_->plans_backward);
       state_->used = state_->device_backward.bytes();
       return;

@@ -31,6 +31,7 @@ struct Context {
   std::vector<std::int64_t> q_tokens, kv_tokens;
   std::vector<std::string> mask_reads;  ///< parameters
   std::uint64_t mask_digest = 0;        ///< of their data when the plan was made
+  bool reads_batch = false;             ///< the score or the mask tells sequences apart by their number
 
   bool packed() const { return !shapes.lengths.empty(); }
   int rank() const { return mine.rank; }

@@ -9,116 +9,37 @@
 #include "base/strided.h"
 #include "cuda/jit/driver.h"
 #include "dist/pass.h"
+#include "plan/signature.h"
 
 namespace foveal::dist {
 namespace {
 
-/// Ranges of rows, disjoint and ascending.
-class Covered {
- public:
-  bool meets(Range r) const {
-    return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& a) { return a.begin < r.end && r.begin < a.end; });
-  }
-  void add(Range r) {
-    std::vector<Range> merged;
-    for (const Range& a : ranges_) {
-      if (a.end < r.begin || r.end < a.begin) {
-        merged.push_back(a);
-      } else {
-        r = {std::min(a.begin, r.begin), std::max(a.end, r.end)};
-      }
-    }
-    merged.insert(std::upper_bound(merged.begin(), merged.end(), r, [](const Range& a, const Range& b) { return a.begin < b.begin; }), r);
-    ranges_ = std::move(merged);
-  }
-  std::vector<Range> rest(std::int64_t rows) const {
-    std::vector<Range> gaps;
-    std::int64_t at = 0;
-    for (const Range& a : ranges_) {
-      if (a.begin > at) gaps.push_back({at, a.begin});
-      at = a.end;
-    }
-    if (at < rows) gaps.push_back({at, rows});
-    return gaps;
-  }
-
- private:
-  std::vector<Range> ranges_;
-};
-
-std::int64_t area(const Segment& s) { return s.q_rows * s.kv_rows; }
-
-/// Pairs of tokens that a rank computes while its keys arrive: by what NCCL carries for each multiprocessor it occupies, and by the rate of
-/// the plan's machine. Of a launch under a causal mask about half of the pairs are computed.
-std::int64_t transfer_work(const Context& c, bool forward) {
-  const int occupied = c.transport->carries_device_memory() ? c.transport->multiprocessors() : 0;
-  if (occupied == 0) return 0;
+/// Pairs of tokens that a rank computes while its keys arrive: by what carries them, and by the rate of the plan's machine.
+std::int64_t transfer_pairs(const Context& c, bool forward) {
+  if (!c.transport->carries_device_memory()) return 0;
   std::int64_t bytes = 0;
   for (std::size_t i = 1; i < c.mine.steps.size(); ++i) bytes += c.mine.steps[i].rows;
   if (bytes == 0) return 0;
   const std::int64_t dims = c.shapes.head_dim + c.shapes.head_dim_v;
   bytes *= c.batch() * c.heads_kv().size() * dims * static_cast<std::int64_t>(size_of(c.shapes.dtype));
-  constexpr std::int64_t bytes_per_us = 15'000;  // of one multiprocessor
-  const std::int64_t us = bytes / (bytes_per_us * occupied) + 1;
   const Machine& machine = c.request.machine;
+  constexpr std::int64_t bytes_per_us = 15'000;  // that NCCL carries for each multiprocessor it occupies
+  const int occupied = c.transport->multiprocessors();
+  const std::int64_t us = (occupied > 0 ? bytes / (bytes_per_us * occupied) : bytes / machine.host_mbytes + machine.host_latency_ns / 1000) + 1;
   const std::int64_t flops = (forward ? 2 : 5) * dims * c.heads_q().size() * c.batch();  // of a pair
-  return 2 * us * (forward ? machine.forward_gflops : machine.backward_gflops) * 1000 / std::max<std::int64_t>(flops, 1);
+  return us * (forward ? machine.forward_gflops : machine.backward_gflops) * 1000 / std::max<std::int64_t>(flops, 1);
 }
 
+/// What tensors look like to plans.
 std::string signature_of(std::initializer_list<const TensorView*> tensors, const std::vector<ParamBinding>& params,
                          const std::vector<ParamBinding>& gradients) {
-  std::string text;
-  const auto add = [&](const TensorView& t) {
-    text += t.present() ? t.describe() : "-";
-    for (int d = 0; d < t.rank; ++d) text += ' ' + std::to_string(t.strides[static_cast<std::size_t>(d)]);
-    text += base::join(' ', reinterpret_cast<std::uintptr_t>(t.data) % 16, ' ', t.device.index, ';');
-  };
-  for (const TensorView* t : tensors) add(*t);
+  std::string bytes;
+  planning::Signature signature(bytes);
+  for (const TensorView* t : tensors) signature.add(*t);
   for (const std::vector<ParamBinding>* list : {&params, &gradients})
-    for (const ParamBinding& p : *list) text += p.param.name(), add(p.tensor);
-  return text;
+    for (const ParamBinding& p : *list) signature.add(p.param.info().get()), signature.add(p.tensor);
+  return bytes;
 }
-
-}  // namespace
-
-PartOrder part_order(const RankPlan& plan, std::int64_t transfer_work) {
-  PartOrder order;
-  for (std::size_t step = 0; step < plan.steps.size(); ++step)
-    for (const std::vector<Segment>& launch : plan.steps[step].launches)
-      for (const Segment& segment : launch) order.launches.push_back({step, segment});
-  std::int64_t begun = 0;
-  for (std::size_t i = 0; i < order.launches.size() && order.launches[i].step == 0 && begun < transfer_work; ++i) {
-    const Segment whole = order.launches[i].segment;
-    constexpr std::int64_t unit = 128;
-    const std::int64_t rows = (transfer_work - begun + whole.kv_rows - 1) / std::max<std::int64_t>(whole.kv_rows, 1);
-    const std::int64_t first = (rows + unit - 1) / unit * unit;
-    if (whole.q_rows >= 4 * unit && first <= whole.q_rows - unit) {  // the rest has the whole GPU
-      PartLaunch rest = order.launches[i];
-      order.launches[i].segment.q_rows = first;
-      rest.segment.q_row += first, rest.segment.q_first += first, rest.segment.q_rows -= first;
-      order.launches.insert(order.launches.begin() + static_cast<std::ptrdiff_t>(i) + 1, rest);
-    }
-    order.launches[i].beside_transfers = true;
-    begun += area(order.launches[i].segment);
-  }
-
-  // A launch whose rows no other has met writes; rows that it does not write first are cleared.
-  Covered q, q_written;
-  std::vector<Covered> kv(plan.steps.size()), kv_written(plan.steps.size());
-  for (PartLaunch& launch : order.launches) {
-    const Segment& s = launch.segment;
-    const Range rows{s.q_row, s.q_row + s.q_rows}, keys{s.kv_row, s.kv_row + s.kv_rows};
-    launch.adds_to_q = q.meets(rows), launch.adds_to_kv = kv[launch.step].meets(keys);
-    q.add(rows), kv[launch.step].add(keys);
-    if (!launch.adds_to_q) q_written.add(rows);
-    if (!launch.adds_to_kv) kv_written[launch.step].add(keys);
-  }
-  order.clear_q = q_written.rest(plan.q_rows);
-  for (std::size_t step = 0; step < plan.steps.size(); ++step) order.clear_kv.push_back(kv_written[step].rest(plan.steps[step].rows));
-  return order;
-}
-
-namespace {
 
 class DevicePass : protected Pass {
  public:
@@ -126,23 +47,51 @@ class DevicePass : protected Pass {
 
  protected:
   /// For tensors of other looks all is planned anew.
-  void plan_for(std::string signature, std::size_t launches) {
-    if (plans_.signature == signature && plans_.plans.size() == launches) return;
-    plans_.plans.assign(launches, std::nullopt);
-    plans_.signature = std::move(signature);
+  const PartOrder& order_for(std::string signature, const OrderRequest& request) {
+    if (plans_.signature != signature) {
+      plans_.signature = std::move(signature);
+      order_by(request);
+    }
+    return plans_.order;
+  }
+  void order_by(const OrderRequest& request) {
+    plans_.order = part_order(c_.plan, c_.workload, c_.mine, request);
+    plans_.plans.assign(plans_.order.launches.size(), std::nullopt);
+    plans_.cu_seqlens.clear();
+    for (const PartLaunch& launch : plans_.order.launches) {
+      std::vector<std::int32_t> begins{0};
+      for (const std::int64_t length : launch.closed) begins.push_back(begins.back() + static_cast<std::int32_t>(length));
+      plans_.cu_seqlens.emplace_back();
+      if (!launch.closed.empty()) plans_.cu_seqlens.back() = {buffers_.device().index, begins.data(), begins.size() * sizeof begins[0]};
+    }
+  }
+  /// trains: gradients of parameters are wanted, which are not collected from sequences of their own lengths.
+  OrderRequest request_for(bool forward, bool trains) const {
+    return {.forward = forward,
+            .whole_rows = in_place(),
+            .spread = in_place() && c_.transport->carries_device_memory(),
+            .closed_sequences = c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch &&
+                                c_.attention.dropout_p == 0 && !trains,
+            .transfer_pairs = transfer_pairs(c_, forward),
+            .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
+            .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
   }
   /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
   template <class Inputs, class Outputs>
   void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
+    plan(part, number, inputs, outputs).run(inputs, outputs, buffers_.workspace(plans_.plans[number]->workspace_bytes()), buffers_.stream());
+  }
+  template <class Inputs, class Outputs>
+  const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
     std::optional<Plan>& plan = plans_.plans[number];
     if (!plan) {
       namespace driver = cuda::driver;
       driver::DeviceFacts facts = driver::device_facts(buffers_.device().index);
       if (part.beside_transfers) facts.multiprocessors = std::max(1, facts.multiprocessors - c_.transport->multiprocessors());
       const driver::Redirected fewer(driver::api(), facts);
-      plan = foveal::plan(attention_of(part.segment), inputs, outputs, c_.options.plan);
+      plan = foveal::plan(attention_of(part, std::is_same_v<Inputs, ForwardInputs>), inputs, outputs, c_.options.plan);
     }
-    plan->run(inputs, outputs, buffers_.workspace(plan->workspace_bytes()), buffers_.stream());
+    return *plan;
   }
 
   bool in_place() const { return c_.plan.head_groups == 1; }
@@ -161,6 +110,23 @@ class DevicePass : protected Pass {
                       {r.batch_stride / size, r.head_stride / size, r.token_stride / size}, buffers_.device());
   }
 
+  /// The same as packed calls take them, [count, heads, dim] or [heads, count].
+  TensorView packed_view(const Rows& r, const Segment& s) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, s.q_row, 0), r.dtype, {s.q_rows, r.heads, r.dim}, {r.token_stride / size, r.head_stride / size, r.dim_stride / size},
+                      buffers_.device());
+  }
+  TensorView packed_statistics(const Rows& r, const Segment& s) const {
+    const auto size = static_cast<std::int64_t>(size_of(r.dtype));
+    return TensorView(r.at(0, s.q_row, 0), r.dtype, {r.heads, s.q_rows}, {r.head_stride / size, r.token_stride / size}, buffers_.device());
+  }
+  Varlen closed_sequences(const PartLaunch& launch, std::size_t number) const {
+    TensorView cu(plans_.cu_seqlens[number].data(), DType::i32, {static_cast<std::int64_t>(launch.closed.size()) + 1});
+    cu.device = buffers_.device();
+    const std::int64_t longest = *std::max_element(launch.closed.begin(), launch.closed.end());
+    return {cu, cu, longest, longest};
+  }
+
   Part part_of(const PartLaunch& launch, std::size_t number) const {
     FOVEAL_CHECK(number < std::numeric_limits<std::uint16_t>::max(), "context parallelism: more than 65534 parts on a rank");
     const Segment& s = launch.segment;
@@ -170,23 +136,31 @@ class DevicePass : protected Pass {
             .heads_q = c_.shapes.heads_q,
             .seqlen_q = c_.workload.lengths_q[of],
             .seqlen_kv = c_.workload.lengths_kv[of],
+            .whole_rows = launch.whole,
+            .spread_keys = launch.spread() ? s.kv_rows : 0,
             .adds_to_q = launch.adds_to_q,
             .adds_to_kv = launch.adds_to_kv,
             .number = static_cast<std::uint16_t>(number + 1)};
   }
-  Attention attention_of(const Segment& s) const {
-    Attention attention = without_sink();
-    attention.q_offset += s.q_first, attention.kv_offset += s.kv_first;
+  Attention attention_of(const PartLaunch& launch, bool forward) const {
+    if (!launch.closed.empty()) return forward ? c_.attention : without_sink();
+    Attention attention = launch.whole ? c_.attention : without_sink();
+    attention.q_offset += launch.segment.q_first, attention.kv_offset += launch.segment.kv_first;
     return attention;
   }
 
-  /// Keys and values of each step, on their way.
+  /// Keys and values of each step, on their way. Those of the steps after the first lie one after the other.
   struct Keys {
     Rows k, v;
+    std::int64_t first_row = 0;  ///< of what was received
     Gather gather;
     bool waits = false;
   };
   std::vector<Keys> gather_keys(const Rows& k_shard, const Rows& v_shard) {
+    std::int64_t received = 0;
+    for (std::size_t i = 1; i < c_.mine.steps.size(); ++i) received += c_.mine.steps[i].rows;
+    k_received_ = received_rows(k_shard, received), v_received_ = received_rows(v_shard, received);
+    received = 0;
     std::vector<Keys> keys;
     for (std::size_t i = 0; i < c_.mine.steps.size(); ++i) {
       const Step& step = c_.mine.steps[i];
@@ -194,19 +168,31 @@ class DevicePass : protected Pass {
       if (in_place(i)) {
         of_step.k = k_shard, of_step.v = v_shard;
       } else {
-        of_step.k = key_rows(step, k_shard.dtype, k_shard.dim), of_step.v = key_rows(step, v_shard.dtype, v_shard.dim);
+        of_step.first_row = i == 0 ? 0 : received;
+        of_step.k = i == 0 ? key_rows(step, k_shard.dtype, k_shard.dim) : some_rows(k_received_, received, step.rows);
+        of_step.v = i == 0 ? key_rows(step, v_shard.dtype, v_shard.dim) : some_rows(v_received_, received, step.rows);
         of_step.gather = gather(c_.keys_to[i], step.keys, {{k_shard, of_step.k, true}, {v_shard, of_step.v, true}});
         of_step.waits = true;
       }
+      if (i > 0) received += step.rows;
       keys.push_back(std::move(of_step));
     }
     return keys;
+  }
+  Rows received_rows(const Rows& shard, std::int64_t tokens) {
+    return memory_.rows(shard.dtype, c_.batch(), tokens, heads(true).size(), shard.dim);
+  }
+  static Rows some_rows(const Rows& rows, std::int64_t first, std::int64_t count) {
+    Rows some = rows;
+    some.data = rows.at(0, first, 0), some.tokens = count;
+    return some;
   }
   void arrive(Keys& keys) {
     if (keys.waits) finish(keys.gather);
     keys.waits = false;
   }
 
+  Rows k_received_, v_received_;
   DeviceBuffers& buffers_;
   PartPlans& plans_;
 };
@@ -216,8 +202,6 @@ class ForwardPass : DevicePass {
   using DevicePass::DevicePass;
 
   void run(const ForwardInputs& inputs, const ForwardOutputs& outputs) {
-    const PartOrder order = part_order(c_.mine, transfer_work(c_, true));
-    plan_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state}, inputs.params, {}), order.launches.size());
     Rows q = rows_of(inputs.q);
     if (!in_place()) {
       const Rows buffer = query_rows(c_.shapes.dtype, c_.shapes.head_dim);
@@ -225,26 +209,35 @@ class ForwardPass : DevicePass {
       q = buffer;
     }
     std::vector<Keys> keys = gather_keys(rows_of(inputs.k), rows_of(inputs.v));
-    const Rows wide = query_rows(c_.wide(), c_.shapes.head_dim_v);
-    const Rows sums = memory_.statistics(DType::f64, c_.batch(), c_.mine.q_rows, heads(false).size());
-    buffers_.clear_sums(sums);
+    const Rows out = rows_of(outputs.out), lse = outputs.lse.present() ? statistics_of(outputs.lse) : Rows{};
+    const PartOrder& order = order_of(inputs, outputs, q, keys);
+    const bool merges = !order.merged_q.empty();
+    const Rows wide = merges ? query_rows(c_.wide(), c_.shapes.head_dim_v) : Rows{};
+    const Rows sums = merges ? memory_.statistics(DType::f64, c_.batch(), c_.mine.q_rows, heads(false).size()) : Rows{};
+    if (merges) buffers_.clear_sums(sums);
 
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
+      if (!launch.closed.empty()) {
+        run_closed(inputs, outputs, launch, number);
+        continue;
+      }
+      if (!launch.spread()) arrive(keys[launch.step]);
+      const ForwardInputs in = inputs_of(inputs, launch, number, q, keys);
       const Segment& s = launch.segment;
-      Keys& of_step = keys[launch.step];
-      arrive(of_step);
-      ForwardInputs in{
-          .q = view(q, s.q_row, s.q_rows), .k = view(of_step.k, s.kv_row, s.kv_rows), .v = view(of_step.v, s.kv_row, s.kv_rows)};
-      in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
-      const ForwardOutputs out{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
-      this->launch(launch, number, in, out);
+      const ForwardOutputs to = launch.whole ? whole_outputs(outputs, s)
+                                             : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
+      this->launch(launch, number, in, to);
     }
     for (Keys& of_step : keys) arrive(of_step);  // of steps without work
 
     const TensorView sink = sink_of(inputs.params);
-    const Rows out = rows_of(outputs.out), lse = outputs.lse.present() ? statistics_of(outputs.lse) : Rows{};
-    if (in_place()) return buffers_.finish(wide, sums, out, lse, sink, 0, c_.mine.q_rows);
+    if (in_place()) {
+      for (const Range& r : order.merged_q)
+        buffers_.finish(some_rows(wide, r.begin, r.size()), some_rows(sums, r.begin, r.size()), some_rows(out, r.begin, r.size()),
+                        lse.data ? some_rows(lse, r.begin, r.size()) : Rows{}, sink, 0, r.size());
+      return;
+    }
     const Rows own_out = query_rows(c_.shapes.dtype, c_.shapes.head_dim_v);
     const Rows own_lse = memory_.statistics(c_.wide(), c_.batch(), c_.mine.q_rows, heads(false).size());
     buffers_.finish(wide, sums, own_out, own_lse, sink, heads(false).begin, c_.mine.q_rows);
@@ -255,6 +248,71 @@ class ForwardPass : DevicePass {
     take_own(c_.mine.queries, results, false);
     for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
   }
+
+ private:
+  void run_closed(const ForwardInputs& inputs, const ForwardOutputs& outputs, const PartLaunch& launch, std::size_t number) {
+    const Segment& s = launch.segment;
+    ForwardInputs in{.q = packed_view(rows_of(inputs.q), s), .k = packed_view(rows_of(inputs.k), s), .v = packed_view(rows_of(inputs.v), s)};
+    in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
+    ForwardOutputs to{.out = packed_view(rows_of(outputs.out), s)};
+    if (outputs.lse.present()) to.lse = packed_statistics(statistics_of(outputs.lse), s);
+    this->launch(launch, number, in, to);
+  }
+  ForwardOutputs whole_outputs(const ForwardOutputs& outputs, const Segment& s) const {
+    ForwardOutputs to{.out = view(rows_of(outputs.out), s.q_row, s.q_rows)};
+    if (outputs.lse.present()) to.lse = statistics_view(statistics_of(outputs.lse), s.q_row, s.q_rows);
+    return to;
+  }
+  ForwardInputs inputs_of(const ForwardInputs& inputs, const PartLaunch& launch, std::size_t number, const Rows& q, std::vector<Keys>& keys) {
+    const Segment& s = launch.segment;
+    Keys& of_step = keys[launch.spread() ? 0 : launch.step];
+    const std::int64_t first = launch.spread() ? 0 : s.kv_row, count = launch.spread() ? of_step.k.tokens : s.kv_rows;
+    ForwardInputs in{.q = view(q, s.q_row, s.q_rows), .k = view(of_step.k, first, count), .v = view(of_step.v, first, count)};
+    in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
+    if (launch.spread()) spread_keys(*in.part, launch, keys);
+    return in;
+  }
+
+  /// Where the keys of a launch lie. Those that are on their way are waited for by the kernel, if it can see them arrive.
+  void spread_keys(Part& part, const PartLaunch& launch, std::vector<Keys>& keys) {
+    part.k_received = view(k_received_, 0, k_received_.tokens), part.v_received = view(v_received_, 0, v_received_.tokens);
+    part.stretch_count = launch.stretches.size();
+    for (std::size_t i = 0; i < launch.stretches.size(); ++i) {
+      Part::Stretch stretch = launch.stretches[i];
+      Keys& of_step = keys[launch.steps[i]];
+      if (stretch.received) stretch.row += of_step.first_row;
+      if (of_step.waits) {
+        const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.sources[i]);
+        if (word && direct()) {
+          stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
+        } else {
+          arrive(of_step);
+        }
+      }
+      part.stretches[i] = stretch;
+    }
+  }
+
+  /// Keys in stretches are read by kernels of Hopper alone: elsewhere rows of queries meet theirs in parts.
+  const PartOrder& order_of(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Rows& q, std::vector<Keys>& keys) {
+    const std::string before = plans_.signature;
+    OrderRequest request = request_for(true, false);
+    const PartOrder& order = order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state, &outputs.lse}, inputs.params, {}), request);
+    if (plans_.signature == before) return order;
+    for (std::size_t number = 0; number < order.launches.size(); ++number) {
+      const PartLaunch& launch = order.launches[number];
+      if (!launch.spread()) continue;
+      try {
+        plan(launch, number, inputs_of(inputs, launch, number, q, keys), whole_outputs(outputs, launch.segment));
+      } catch (const Error& error) {
+        if (error.code() != ErrorCode::unsupported) throw;
+        request.spread = false;
+        order_by(request);
+        break;
+      }
+    }
+    return order;
+  }
 };
 
 class BackwardPass : DevicePass {
@@ -262,10 +320,12 @@ class BackwardPass : DevicePass {
   using DevicePass::DevicePass;
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
-    const PartOrder order = part_order(c_.mine, transfer_work(c_, false));
-    plan_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state},
-                          inputs.params, outputs.dparams),
-             order.launches.size());
+    const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
+    const OrderRequest request = request_for(false, trains);
+    const PartOrder& order = order_for(
+        signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state}, inputs.params,
+                     outputs.dparams),
+        request);
     const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v, share = heads(false).size();
     const DType own = c_.shapes.dtype, wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
@@ -301,7 +361,10 @@ class BackwardPass : DevicePass {
     const auto gradients = [&](std::size_t i) { return std::vector<Role>{{dk_sum, dk[i], true}, {dv_sum, dv[i], true}}; };
 
     std::vector<Return> returns(steps);
+    if (request.returns_early)
+      for (std::size_t i = 1; i < steps; ++i) returns[i] = expect_back(c_.keys_to[i], gradients(i));
     const auto give_back = [&](std::size_t i) {
+      if (request.returns_early && i > 0) return send_back(c_.mine.steps[i].keys, gradients(i), returns[i]);
       if (!in_place() || i > 0) returns[i] = send_back(c_.mine.steps[i].keys, c_.keys_to[i], gradients(i));
     };
     const auto run_launch = [&](const PartLaunch& launch, std::size_t number) {
@@ -323,24 +386,51 @@ class BackwardPass : DevicePass {
       this->launch(launch, number, in, results);
       if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
     };
-    for (std::size_t number = 0; number < order.launches.size(); ++number) run_launch(order.launches[number], number);
-    // Not before all is computed: ranks come here at different times, and a transfer that waits for its peer holds multiprocessors.
+    // A transfer that waits for its peer may hold multiprocessors: then not before all is computed, for ranks come here at different times.
+    std::vector<std::size_t> left(steps, 0);
+    for (const PartLaunch& launch : order.launches) ++left[launch.step];
+    std::vector<bool> is_given(steps, false);
+    for (std::size_t number = 0; number < order.launches.size(); ++number) {
+      const std::size_t step = order.launches[number].step;
+      if (order.launches[number].closed.empty()) {
+        run_launch(order.launches[number], number);
+      } else {
+        run_closed(inputs, outputs, order.launches[number], number, q, out, dout, lse, dlse);
+      }
+      if (--left[step] == 0 && step > 0 && request.returns_early) give_back(step), is_given[step] = true;
+    }
     for (std::size_t i = 0; i < steps; ++i) {
       arrive(keys[i]);  // of steps without work
-      give_back(i);
+      if (!is_given[i]) give_back(i);
     }
     add_dsink(inputs.params, outputs.dparams, out, dout, lse, dlse);
 
-    return_dq(dq, rows_of(inputs.q).tokens, outputs);
+    return_dq(dq, order.merged_q, rows_of(inputs.q).tokens, outputs);
     if (!sums_in_place)
       for (std::size_t i = 0; i < steps; ++i) take_own(c_.mine.steps[i].keys, gradients(i), true);
-    take_returns(returns);
-    if (outputs.dk.present()) memory_.convert(dk_sum, 0, 0, rows_of(outputs.dk), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
-    if (outputs.dv.present()) memory_.convert(dv_sum, 0, 0, rows_of(outputs.dv), 0, 0, k_shard.tokens, c_.shapes.heads_kv);
+    take_returns(returns, order.summed_kv, dk_sum, outputs.dk, dv_sum, outputs.dv);
     sum_params(outputs.dparams);
   }
 
  private:
+  void run_closed(const BackwardInputs& inputs, const BackwardOutputs& outputs, const PartLaunch& launch, std::size_t number, const Rows& q,
+                  const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse) {
+    const Segment& s = launch.segment;
+    BackwardInputs in{.q = packed_view(q, s),
+                      .k = packed_view(rows_of(inputs.k), s),
+                      .v = packed_view(rows_of(inputs.v), s),
+                      .out = packed_view(out, s),
+                      .lse = packed_statistics(lse, s),
+                      .dout = packed_view(dout, s)};
+    if (dlse.data) in.dlse = packed_statistics(dlse, s);
+    in.params = inputs.params, in.rng = inputs.rng, in.varlen = closed_sequences(launch, number);
+    BackwardOutputs to;
+    if (outputs.dq.present()) to.dq = packed_view(rows_of(outputs.dq), s);
+    if (outputs.dk.present()) to.dk = packed_view(rows_of(outputs.dk), s);
+    if (outputs.dv.present()) to.dv = packed_view(rows_of(outputs.dv), s);
+    if (to.dq.present() || to.dk.present() || to.dv.present()) this->launch(launch, number, in, to);
+  }
+
   /// Where terms that are the same for all keys of a row matter, they do in every launch: dlse says so, as zeros where none is given.
   Rows dlse_of(const BackwardInputs& inputs, std::int64_t tokens) {
     if (inputs.dlse.present()) return statistics_of(inputs.dlse);
@@ -352,11 +442,12 @@ class BackwardPass : DevicePass {
   }
 
   /// The gradients of the queries go to the ranks whose queries these are.
-  void return_dq(const Rows& dq, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+  void return_dq(const Rows& dq, const std::vector<Range>& merged, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
     const DType own = c_.shapes.dtype;
     const std::int64_t dim = c_.shapes.head_dim;
     if (in_place()) {
-      if (outputs.dq.present()) memory_.convert(dq, 0, 0, rows_of(outputs.dq), 0, 0, c_.mine.q_rows, heads(false).size());
+      if (outputs.dq.present())
+        for (const Range& r : merged) memory_.convert(dq, r.begin, 0, rows_of(outputs.dq), r.begin, 0, r.size(), heads(false).size());
       return;
     }
     const Rows dq_own = query_rows(own, dim);
@@ -369,14 +460,42 @@ class BackwardPass : DevicePass {
     for (const Arrival& arrival : back.arrivals) take_back(arrival, false);
   }
 
-  /// What other ranks send back is added in the order of ranks, whatever came first.
-  void take_returns(const std::vector<Return>& returns) {
+  /// What other ranks send back is added in the order of ranks, whatever came first; the last of it on the way to the caller's tensors.
+  void take_returns(const std::vector<Return>& returns, const std::vector<Range>& summed, const Rows& dk_sum, const TensorView& dk, const Rows& dv_sum, const TensorView& dv) {
     for (std::size_t i = 0; i < returns.size(); ++i)
       if (!in_place() || i > 0) wait(returns[i]);
+    std::vector<const Arrival*> arrivals;
     for (int rank = 0; rank < c_.plan.ranks; ++rank)
       for (const Return& back : returns)
         for (const Arrival& arrival : back.arrivals)
-          if (arrival.peer == rank) take_back(arrival, true);
+          if (arrival.peer == rank) arrivals.push_back(&arrival);
+    for (std::size_t i = 0; i + 1 < arrivals.size(); ++i) take_back(*arrivals[i], true);
+    const Arrival none;
+    const Arrival& last = arrivals.empty() ? none : *arrivals.back();
+    finish_sum(dk_sum, dk, last, summed);
+    finish_sum(dv_sum, dv, last, summed);
+  }
+  void finish_sum(const Rows& sum, const TensorView& gradient, const Arrival& last, const std::vector<Range>& summed) {
+    if (!gradient.present()) return;
+    const Rows to = rows_of(gradient);
+    std::vector<std::pair<const Piece*, const Piece*>> pieces;  // of the last arrival, and its messages
+    for (std::size_t i = 0; i < last.pieces.size(); ++i)
+      if (last.pieces[i].rows.data == sum.data) pieces.emplace_back(&last.pieces[i], &last.messages[i]);
+    std::sort(pieces.begin(), pieces.end(), [](const auto& a, const auto& b) { return a.first->token < b.first->token; });
+    const bool heads_together = std::all_of(pieces.begin(), pieces.end(), [&](const auto& p) { return p.first->heads == sum.heads; });
+    if (!heads_together)
+      for (const auto& [piece, message] : pieces)
+        memory_.add(message->rows, 0, 0, sum, piece->token, piece->head, piece->count, piece->heads);
+    for (const Range& range : summed) {
+      std::int64_t at = range.begin;
+      for (const auto& [piece, message] : pieces) {
+        if (!heads_together || piece->token < range.begin || piece->token >= range.end) continue;
+        memory_.convert(sum, at, 0, to, at, 0, piece->token - at, sum.heads);
+        buffers_.convert_sum(some_rows(sum, piece->token, piece->count), message->rows, some_rows(to, piece->token, piece->count));
+        at = piece->token + piece->count;
+      }
+      memory_.convert(sum, at, 0, to, at, 0, range.end - at, sum.heads);
+    }
   }
 
   void clear(const Rows& rows, Range tokens) { buffers_.clear(rows, tokens); }

@@ -25,29 +25,44 @@ cuda::DeviceRows logits(const TensorView& sink, std::int64_t first_head) {
 DeviceBuffers::~DeviceBuffers() { release(); }
 
 void DeviceBuffers::release() noexcept {
-  for (const Block& block : blocks_) cuda::cuda_memory(device_.index).release(block.memory);
+  if (transport_ != nullptr && !blocks_.empty()) {
+    try {
+      cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
+    } catch (...) {                                            // the device is gone
+    }
+  }
+  for (Block& block : blocks_) release(block);
   blocks_.clear();
-  cuda::cuda_memory(device_.index).release(workspace_.memory);
-  workspace_ = {};
+  release(workspace_);
 }
 
-void DeviceBuffers::grow(Block& block, std::size_t bytes) {
+void DeviceBuffers::release(Block& block) noexcept {
+  if (block.of_transport) {
+    transport_->release(block.memory);
+  } else {
+    cuda::cuda_memory(device_.index).release(block.memory);
+  }
+  block = {};
+}
+
+void DeviceBuffers::grow(Block& block, std::size_t bytes, bool for_messages) {
   if (block.bytes >= bytes) return;
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
   if (block.memory != nullptr) memory.synchronize(stream_);  // which may still use it
-  memory.release(block.memory);
-  block = {};
-  block.memory = memory.allocate(bytes);
+  release(block);
+  if (for_messages) block.memory = transport_->allocate(bytes);
+  block.of_transport = block.memory != nullptr;
+  if (!block.of_transport) block.memory = memory.allocate(bytes);
   block.bytes = bytes;
 }
 
 void* DeviceBuffers::workspace(std::size_t bytes) {
   if (bytes == 0) return nullptr;
-  grow(workspace_, bytes);
+  grow(workspace_, bytes, false);
   return workspace_.memory;
 }
 
-void DeviceBuffers::begin(Device device, Stream stream) {
+void DeviceBuffers::begin(Device device, Stream stream, Transport& transport) {
   if (!(device == device_)) {
     release();
     none_ = {};
@@ -55,7 +70,7 @@ void DeviceBuffers::begin(Device device, Stream stream) {
   } else if (stream.handle != stream_.handle && !blocks_.empty()) {
     cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still use the memory
   }
-  stream_ = stream, next_ = 0, bytes_ = 0;
+  transport_ = &transport, stream_ = stream, next_ = 0, bytes_ = 0;
   staged_.clear();
 }
 
@@ -65,7 +80,7 @@ std::byte* DeviceBuffers::take(std::size_t bytes) {
   bytes_ += bytes;
   if (next_ == blocks_.size()) blocks_.emplace_back();
   Block& block = blocks_[next_++];
-  grow(block, wanted);
+  grow(block, wanted, true);
   return static_cast<std::byte*>(block.memory);
 }
 
@@ -74,6 +89,11 @@ void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t
   cuda::row_kernels(device_.index)
       .move(device_rows(from, from_token, from_head), device_rows(to, to_token, to_head), {from.batch, count, heads, from.dim}, adds,
             stream_);
+}
+
+void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
+  cuda::row_kernels(device_.index)
+      .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim}, stream_);
 }
 
 void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,

@@ -12,8 +12,8 @@ namespace foveal::dist {
 class DeviceBuffers final : public RowMemory {
  public:
   ~DeviceBuffers() override;
-  /// A pass on this stream begins: memory taken before is free again.
-  void begin(Device device, Stream stream);
+  /// A pass on this stream begins: memory taken before is free again. Messages arrive in memory of this transport, if it has its own.
+  void begin(Device device, Stream stream, Transport& transport);
 
   std::byte* take(std::size_t bytes) override;
   void copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
@@ -36,6 +36,8 @@ class DeviceBuffers final : public RowMemory {
   /// out and lse (no data: unwanted) from the wide sums of parts; the sink's logits begin with the head of the first row.
   void finish(const Rows& wide, const Rows& sums, const Rows& out, const Rows& lse, const TensorView& sink, std::int64_t first_head,
               std::int64_t tokens);
+  /// to = from + more, in the type of `to`; all of their rows.
+  void convert_sum(const Rows& from, const Rows& more, const Rows& to);
   /// f64 for each head.
   void sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink, std::int64_t first_head,
                      double* gradient);
@@ -48,6 +50,7 @@ class DeviceBuffers final : public RowMemory {
   struct Block {
     void* memory = nullptr;
     std::size_t bytes = 0;
+    bool of_transport = false;
   };
   /// Messages by way of host memory.
   struct Staged {
@@ -57,10 +60,12 @@ class DeviceBuffers final : public RowMemory {
   void move(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
             std::int64_t count, std::int64_t heads, bool adds);
   void release() noexcept;
-  void grow(Block& block, std::size_t bytes);
+  void release(Block& block) noexcept;
+  void grow(Block& block, std::size_t bytes, bool for_messages);
 
   Device device_{};
   Stream stream_{};
+  Transport* transport_ = nullptr;
   std::vector<Block> blocks_;
   Block workspace_{};
   std::size_t next_ = 0, bytes_ = 0;

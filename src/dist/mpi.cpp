@@ -110,6 +110,7 @@ class MpiTransport final : public Transport {
   }
 
   int rank() const override { return rank_; }
+  std::string name() const override { return "MPI"; }
   int size() const override { return size_; }
 
   std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "cuda/cuda_memory.h"
 #include "cuda/jit/driver.h"
+#include "dist/events.h"
 #include "foveal/dist.h"
 
 namespace foveal::dist {
@@ -126,13 +127,14 @@ class NcclTransport final : public Transport {
     }
     for (const Ticket& ticket : watched_) forget(ticket);
     for (const auto& [number, event] : arrived_) driver::api().event_destroy(event);
-    for (const driver::EventHandle event : free_) driver::api().event_destroy(event);
+    events_.clear();
     driver::api().stream_destroy(stream_);
   }
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool carries_device_memory() const override { return true; }
+  std::string name() const override { return "NCCL"; }
   int multiprocessors() const override { return multiprocessors_; }
 
   std::uint64_t start(const std::vector<Message>&, const std::vector<Message>&) override {
@@ -158,7 +160,7 @@ class NcclTransport final : public Transport {
     if (found == arrived_.end()) return;
     const driver::Current current(device_);
     driver::check(driver::api().stream_wait_event(static_cast<driver::StreamHandle>(stream.handle), found->second, 0), "cuStreamWaitEvent");
-    free_.push_back(found->second);
+    events_.give(found->second);
     arrived_.erase(found);
   }
 
@@ -175,17 +177,14 @@ class NcclTransport final : public Transport {
     memory.synchronize({});
     const driver::Current current(device_);
     issue(stream_, [&] { check(nccl_.AllGather(there + total, there, bytes, one_byte, communicator_, stream_), "ncclAllGather"); });
-    const driver::EventHandle event = take_event();
+    const driver::EventHandle event = events_.take();
     driver::check(driver::api().event_record(event, stream_), "cuEventRecord");
     for (int tries = 0; driver::api().event_query(event) != 0; ++tries) {  // the watching thread ends what takes too long
       throw_failure();
       if (tries > 1000) std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
     throw_failure();
-    {
-      const std::lock_guard lock(mutex_);
-      free_.push_back(event);
-    }
+    events_.give(event);
     memory.to_host(all, there, total);
   }
 
@@ -205,7 +204,7 @@ class NcclTransport final : public Transport {
   template <class Put>
   std::uint64_t issue(driver::StreamHandle before, Put&& put) {
     throw_failure();
-    const driver::EventHandle begins = take_event(), ends = take_event(), arrived = take_event();
+    const driver::EventHandle begins = events_.take(), ends = events_.take(), arrived = events_.take();
     driver::check(driver::api().event_record(begins, before), "cuEventRecord");
     driver::check(driver::api().stream_wait_event(stream_, begins, 0), "cuStreamWaitEvent");
     put();
@@ -217,20 +216,6 @@ class NcclTransport final : public Transport {
     return last_;
   }
 
-  driver::EventHandle take_event() {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!free_.empty()) {
-        const driver::EventHandle event = free_.back();
-        free_.pop_back();
-        return event;
-      }
-    }
-    constexpr unsigned no_timing = 2;
-    driver::EventHandle event = nullptr;
-    driver::check(driver::api().event_create(&event, no_timing), "cuEventCreate");
-    return event;
-  }
   static void forget(const Ticket& ticket) {
     driver::api().event_destroy(ticket.begins);
     driver::api().event_destroy(ticket.ends);
@@ -252,7 +237,7 @@ class NcclTransport final : public Transport {
     std::unique_lock lock(mutex_);
     while (!ends_) {
       while (!watched_.empty() && driver::api().event_query(watched_.front().ends) == 0) {
-        free_.push_back(watched_.front().begins), free_.push_back(watched_.front().ends);
+        events_.give(watched_.front().begins), events_.give(watched_.front().ends);
         watched_.pop_front();
       }
       if (!watched_.empty() && failure_.empty()) {
@@ -279,7 +264,7 @@ class NcclTransport final : public Transport {
   std::condition_variable changed_;
   std::deque<Ticket> watched_;
   std::map<std::uint64_t, driver::EventHandle> arrived_;
-  std::vector<driver::EventHandle> free_;
+  Events events_;
   std::uint64_t last_ = 0;
   std::string failure_;
   bool ends_ = false;

@@ -99,21 +99,46 @@ void Pass::finish(const Gather& gather) {
     }
 }
 
-Pass::Return Pass::send_back(const std::vector<Transfer>& computed, const std::vector<Sending>& owned, const std::vector<Role>& roles) {
-  std::vector<Message> sends, receives;
-  Return back;
+std::vector<Message> Pass::sends_of(const std::vector<Transfer>& computed, const std::vector<Role>& roles) {
+  std::vector<Message> sends;
   for (int source = 0; source < c_.plan.ranks; ++source) {
     const std::vector<Transfer> rows = from(computed, source);
     if (rows.empty() || source == c_.rank()) continue;
     send(source, pieces(rows, roles, false, c_.rank()), sends);
   }
+  return sends;
+}
+
+std::vector<Pass::Arrival> Pass::arrivals_of(const std::vector<Sending>& owned, const std::vector<Role>& roles,
+                                             std::vector<Message>& receives) {
+  std::vector<Arrival> arrivals;
   for (const Sending& sending : owned) {
     Arrival arrival = receive(sending.target, pieces(sending.rows, roles, false, sending.target), false, receives);
     arrival.pieces = pieces(sending.rows, roles, true, sending.target);
-    back.arrivals.push_back(std::move(arrival));
+    arrivals.push_back(std::move(arrival));
   }
-  back.ticket = memory_.start(*c_.transport, sends, receives);
+  return arrivals;
+}
+
+Pass::Return Pass::send_back(const std::vector<Transfer>& computed, const std::vector<Sending>& owned, const std::vector<Role>& roles) {
+  Return back;
+  const std::vector<Message> sends = sends_of(computed, roles);
+  std::vector<Message> receives;
+  back.arrivals = arrivals_of(owned, roles, receives);
+  back.tickets.push_back(memory_.start(*c_.transport, sends, receives));
   return back;
+}
+
+Pass::Return Pass::expect_back(const std::vector<Sending>& owned, const std::vector<Role>& roles) {
+  Return back;
+  std::vector<Message> receives;
+  back.arrivals = arrivals_of(owned, roles, receives);
+  back.tickets.push_back(memory_.start(*c_.transport, {}, receives));
+  return back;
+}
+
+void Pass::send_back(const std::vector<Transfer>& computed, const std::vector<Role>& roles, Return& back) {
+  back.tickets.push_back(memory_.start(*c_.transport, sends_of(computed, roles), {}));
 }
 
 void Pass::take_back(const Arrival& arrival, bool sum) {

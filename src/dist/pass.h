@@ -43,12 +43,17 @@ class Pass {
 
   /// Rows of buffers on their way back to their owners' shards.
   struct Return {
-    std::uint64_t ticket = 0;
+    std::vector<std::uint64_t> tickets;
     std::vector<Arrival> arrivals;
   };
   /// `computed`: what this rank has for others; `owned`: what others have for it.
   Return send_back(const std::vector<Transfer>& computed, const std::vector<Sending>& owned, const std::vector<Role>& roles);
-  void wait(const Return& back) { memory_.wait(*c_.transport, back.ticket); }
+  /// The same in two calls, of which others need not wait for the second: memory for what they send, and what is sent.
+  Return expect_back(const std::vector<Sending>& owned, const std::vector<Role>& roles);
+  void send_back(const std::vector<Transfer>& computed, const std::vector<Role>& roles, Return& back);
+  void wait(const Return& back) {
+    for (const std::uint64_t ticket : back.tickets) memory_.wait(*c_.transport, ticket);
+  }
   /// What arrived into the shards: added, or converted.
   void take_back(const Arrival& arrival, bool sum);
   /// What this rank computed for its own rows, likewise.
@@ -65,14 +70,17 @@ class Pass {
   /// The description of a launch: the sink joins once, outside.
   Attention without_sink() const;
 
+  /// Does each piece travel by itself, from where it lies and to where it belongs? Else the pieces of a pair of ranks make one message.
+  bool direct() const { return memory_.direct() && c_.plan.head_groups == 1 && c_.batch() == 1; }
+
   const Context& c_;
   RowMemory& memory_;
 
  private:
-  /// Does each piece travel by itself, from where it lies and to where it belongs? Else the pieces of a pair of ranks make one message.
-  bool direct() const { return memory_.direct() && c_.plan.head_groups == 1 && c_.batch() == 1; }
   std::vector<Piece> pieces(const std::vector<Transfer>& transfers, const std::vector<Role>& roles, bool of_shard, int sharer) const;
   void send(int peer, const std::vector<Piece>& pieces, std::vector<Message>& sends);
+  std::vector<Message> sends_of(const std::vector<Transfer>& computed, const std::vector<Role>& roles);
+  std::vector<Arrival> arrivals_of(const std::vector<Sending>& owned, const std::vector<Role>& roles, std::vector<Message>& receives);
   Arrival receive(int peer, std::vector<Piece> pieces, bool in_place, std::vector<Message>& receives);
 };
 

@@ -82,9 +82,22 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
   const bool network = plan.ranks > machine.ranks_per_host;
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;
-  load.forward_ns = std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange;
+  const std::int64_t launches = (load.launches - 1) * machine.launch_ns;  // a backward pass makes one for own keys and one for others'
+  load.forward_ns = std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
   load.backward_ns =
-      std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps + 2 * exchange;
+      std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps + 2 * exchange + 2 * launches;
+}
+
+/// Of a shard: one for each chunk, but for neighbours that are whole sequences.
+std::int64_t launches_of(const Workload& w, const std::vector<Chunk>& shard) {
+  std::int64_t launches = 0;
+  bool before_is_whole = false;
+  for (const Chunk& chunk : shard) {
+    const bool is_whole = chunk.tokens == Range{0, w.lengths_q[static_cast<std::size_t>(chunk.sequence)]};
+    if (!is_whole || !before_is_whole) ++launches;
+    before_is_whole = is_whole;
+  }
+  return std::max<std::int64_t>(launches, 1);
 }
 
 void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan) {
@@ -122,6 +135,7 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
       const std::int64_t mine_elsewhere = own * (members - 1);
       load.tokens_q = own, load.tokens_kv = plan.kv.tokens(rank);
       load.chunks = static_cast<std::int64_t>(plan.q.shard(rank).size());
+      load.launches = launches_of(w, plan.q.shard(rank));
       const std::int64_t key_bytes = (near + far) * kv_row * w.element_bytes, sum_bytes = (near + far) * kv_row * wide;
       const std::int64_t results = out_row * w.element_bytes + lse_row;
       // Forward: queries in, results out. Backward: queries, out, dout and statistics in, dq out.
@@ -336,7 +350,7 @@ std::uint64_t checksum_of(const ContextPlan& plan) {
     for (const Block& b : blocks) digest.add(b.sequence, b.q.begin, b.q.end, b.kv.begin, b.kv.end, b.full ? 1 : 0);
   }
   for (const RankLoad& l : plan.loads)
-    digest.add(l.tokens_q, l.tokens_kv, l.chunks, l.work, l.forward_in, l.forward_out, l.backward_in, l.backward_out, l.peers,
+    digest.add(l.tokens_q, l.tokens_kv, l.chunks, l.launches, l.work, l.forward_in, l.forward_out, l.backward_in, l.backward_out, l.peers,
                l.forward_memory, l.backward_memory, l.forward_ns, l.backward_ns);
   digest.add(plan.text);
   return digest.value();

@@ -23,7 +23,8 @@ struct Machine {
   std::int64_t forward_gflops = 631'000, backward_gflops = 530'000;  ///< of one rank
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
-  std::int64_t step_ns = 8'000;  ///< one more launch and its share of merging
+  std::int64_t step_ns = 8'000;  ///< one more step and its share of merging
+  std::int64_t launch_ns = 20'000;  ///< one more launch: its tail, where multiprocessors idle
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);
@@ -61,6 +62,7 @@ struct Block {
 struct RankLoad {
   std::int64_t tokens_q = 0, tokens_kv = 0;              ///< held
   std::int64_t chunks = 0;                               ///< of q held
+  std::int64_t launches = 0;                             ///< of a forward pass: chunks, but packed sequences held whole make one with their neighbours
   std::int64_t work = 0;                                 ///< in Cost units
   std::int64_t forward_in = 0, forward_out = 0;          ///< bytes received and sent in a forward pass
   std::int64_t backward_in = 0, backward_out = 0;        ///< likewise in a backward pass

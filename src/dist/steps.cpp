@@ -28,6 +28,8 @@ std::vector<Transfer> stretches_of(const std::vector<Transfer>& transfers) {
   return stretches;
 }
 
+}  // namespace
+
 std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, const std::vector<Transfer>& queries,
                                               const std::vector<Transfer>& keys) {
   const std::vector<Transfer> q_stretches = stretches_of(queries), kv_stretches = stretches_of(keys);
@@ -65,8 +67,6 @@ std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, 
   }
   return launches;
 }
-
-}  // namespace
 
 std::vector<Need> needs_of(const std::vector<Block>& blocks) {
   std::vector<Need> needs;

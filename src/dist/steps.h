@@ -46,6 +46,10 @@ std::vector<Need> needs_of(const std::vector<Block>& blocks);
 /// In which step a rank reads the keys of an owner: 0 is its own group's.
 int step_of(const ContextPlan& plan, int rank, int owner);
 
+/// Launches of a step: segments of blocks whose keys are among these. Blocks ascend by sequence and queries.
+std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, const std::vector<Transfer>& queries,
+                                              const std::vector<Transfer>& keys);
+
 RankPlan rank_plan(const ContextPlan& plan, int rank);
 
 }  // namespace foveal::dist

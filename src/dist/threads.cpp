@@ -45,6 +45,7 @@ class ThreadTransport final : public Transport {
   }
 
   int rank() const override { return rank_; }
+  std::string name() const override { return "threads"; }
   int size() const override { return hub_->size; }
 
   std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {

@@ -145,10 +145,34 @@ void read_lengths(const Problem& problem, const Call& call, Buffers& buffers) {
   if (problem.paged) check_pages(problem, buffers.block_table, buffers.seqlens_kv);
 }
 
+/// Every key lies in a row that there is.
+void check_stretches(const Problem& p, const Buffers& buffers) {
+  const Part& part = buffers.part;
+  FOVEAL_CHECK(part.spread_keys == p.seqlen_kv, "part.spread_keys: ", part.spread_keys, "; the plan expects ", p.seqlen_kv);
+  FOVEAL_CHECK(part.stretch_count >= 1 && part.stretch_count <= Part::most_stretches, "part.stretch_count: ", part.stretch_count,
+               "; expected 1 to ", Part::most_stretches);
+  for (const auto& [name, received, own] : {std::tuple("k", &part.k_received, &buffers.k), {"v", &part.v_received, &buffers.v}}) {
+    if (!received->present()) continue;
+    FOVEAL_CHECK(received->rank == 4 && received->dtype == own->dtype && received->device == own->device && received->sizes[0] == own->sizes[0] &&
+                     received->sizes[2] == own->sizes[2] && received->sizes[3] == own->sizes[3] && received->strides[3] == 1,
+                 "part.", name, "_received: ", received->describe(), "; expected what ", name, " is, in other rows: ", own->describe());
+  }
+  for (std::size_t i = 0; i < part.stretch_count; ++i) {
+    const Part::Stretch& s = part.stretches[i];
+    const std::int64_t end = i + 1 < part.stretch_count ? part.stretches[i + 1].first : p.seqlen_kv;
+    const TensorView& memory = s.received ? part.k_received : buffers.k;
+    FOVEAL_CHECK((i > 0 || s.first == 0) && s.first % Part::stretch_unit == 0 && end > s.first && s.row >= 0 && memory.present() &&
+                     end - s.first <= memory.sizes[1] - s.row && (!s.received || part.v_received.present()) && (s.word == nullptr || part.failed != nullptr),
+                 "part.stretches: stretch ", i, " of keys ", s.first, " to ", end, " in rows from ", s.row,
+                 "; expected ascending multiples of ", Part::stretch_unit, ", from 0 on, in rows that there are");
+  }
+}
+
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
   FOVEAL_CHECK(problem.part == (call.part != nullptr),
                "part: ", call.part ? "given; the plan expects none" : "absent; the plan expects it");
   buffers.part = call.part ? *call.part : Part{};
+  if (problem.spread) check_stretches(problem, buffers);
 }
 
 void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {

@@ -204,7 +204,12 @@ void read_part(Problem& p, const Call& call) {
   FOVEAL_CHECK(p.device.kind == DeviceKind::cuda,
                "part: the tensors are in host memory, where segments do this; expected tensors on a GPU");
   FOVEAL_CHECK(!p.varlen, "part: given beside varlen or segments; expected a batch of equal lengths");
-  FOVEAL_CHECK(!p.attention.sink, "sink: given with a part; it joins whole rows");
+  FOVEAL_CHECK(!part.whole_rows || p.pass == Pass::forward, "part.whole_rows: given in a backward pass");
+  FOVEAL_CHECK(part.whole_rows || !p.attention.sink, "sink: given with a part; it joins whole rows");
+  FOVEAL_CHECK(part.spread_keys == 0 || (part.whole_rows && part.spread_keys > 0 && part.spread_keys <= max_position),
+               "part.spread_keys: ", part.spread_keys, "; expected 0, or with whole_rows 1 to ", max_position);
+  p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0;
+  if (p.spread) p.seqlen_kv = part.spread_keys, p.total_kv = p.batch * p.seqlen_kv;
   p.part = true, p.batch_offset = part.batch_offset, p.head_offset = part.head_offset;
   p.heads_all = part.heads_q == 0 ? p.heads_q : part.heads_q;
   FOVEAL_CHECK(part.batch_offset >= 0 && part.batch_offset <= max_position - p.batch, "part.batch_offset: ", part.batch_offset,
@@ -296,8 +301,8 @@ std::vector<std::int64_t> sizes_of(const Problem& p, const Axes& axes) {
 void check_role_dtype(const Problem& p, const Role& role, DType found, bool output) {
   const DType statistics = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (role.type == RoleType::statistics)
-    return check_dtype(role.name, found, p.part && output ? DType::f64 : statistics, "the type of statistics for these inputs");
-  if (p.part && output) return check_dtype(role.name, found, statistics, "the type in which parts are added");
+    return check_dtype(role.name, found, p.merges() && output ? DType::f64 : statistics, "the type of statistics for these inputs");
+  if (p.merges() && output) return check_dtype(role.name, found, statistics, "the type in which parts are added");
   const bool wide = output && found == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
   if (!wide) check_dtype(role.name, found, p.dtype, "q's");
 }
@@ -456,7 +461,7 @@ void compile_score(Problem& p) {
 }
 
 void check_something_is_wanted(const Problem& p) {
-  FOVEAL_CHECK(!p.part || p.lse.present, "lse: absent; a part needs it, for it says what its rows weigh");
+  FOVEAL_CHECK(!p.merges() || p.lse.present, "lse: absent; a part needs it, for it says what its rows weigh");
   const bool wanted = p.pass == Pass::forward || p.dq.present || p.dk.present || p.dv.present ||
                       std::any_of(p.params.begin(), p.params.end(), [](const ParamSpec& spec) { return spec.gradient.present; });
   FOVEAL_CHECK(wanted, "outputs: no gradient is asked for; expected at least one of dq, dk, dv, dparams");
@@ -481,7 +486,7 @@ std::string key_of(const Problem& p) {
   add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
   if (p.paged) key += " paged", add(p.block_table.sizes[1]);
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
-  if (p.part) key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all);
+  if (p.part) key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

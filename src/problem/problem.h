@@ -48,6 +48,8 @@ struct Problem {
   std::int64_t sequences = 0;                   ///< the symbol `batch` is less
   bool any_length = false;                      ///< stands for all problems with fewer keys, too, and with queries at earlier places
   bool part = false;                            ///< results are wide and merged into what is there; symbols of the whole stand in the score
+  bool whole_rows = false;                      ///< of a part: no other has keys of its rows, and results are those of a call without a part
+  bool spread = false;                          ///< of a part: keys lie in stretches of two memories
   std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   double scale = 1;
@@ -63,6 +65,8 @@ struct Problem {
   std::shared_ptr<const scoring::ScoreProgram> score;  ///< params in the same order
   std::shared_ptr<std::vector<float>> numbers;  ///< of kernels: constants that these get as arguments; null: texts show all constants
 
+  /// Results are merged into what is there.
+  bool merges() const { return part && !whole_rows; }
   bool has_score_mod() const { return !score->forward.empty(); }
   bool has_mask() const { return !score->mask.empty(); }
   /// Sequences have as many keys as a run says.

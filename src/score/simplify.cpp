@@ -439,6 +439,8 @@ ValueId Graph::make_junction(Op op, ValueId a, ValueId b) {
   sums.reserve(operands.size());
   for (ValueId operand : operands) sums.push_back(difference(operand));
   std::vector<bool> dropped(operands.size(), false);
+  std::vector<ValueId> opposites(operands.size(), -1);
+  const auto opposite = [&](std::size_t j) { return opposites[j] < 0 ? opposites[j] = make_not(operands[j]) : opposites[j]; };
   for (std::size_t i = 0; i < operands.size(); ++i) {
     for (std::size_t j = 0; j < i && !dropped[i]; ++j) {
       if (dropped[j]) continue;
@@ -451,7 +453,7 @@ ValueId Graph::make_junction(Op op, ValueId a, ValueId b) {
         const std::int64_t slack = sums[i]->constant + sums[j]->constant;
         if (is_and && slack > 0) return boolean(false);
         if (!is_and && slack <= 1) return boolean(true);
-      } else if (operands[i] == make_not(operands[j])) {
+      } else if (operands[i] == opposite(j)) {
         return boolean(!is_and);
       }
     }

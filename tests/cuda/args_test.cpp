@@ -46,9 +46,12 @@ FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, 
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_turns, splits,
          unused_too, split_out, split_softmax, split_exponent, split_rows, pages, unused_words)
+FOVEAL_X(KeyStretch, first, shift, word, arrived)
+FOVEAL_X(SpreadKeys, k, v, stretch, words, failed, count, unused)
+static_assert(sizeof(SpreadArgs) == sizeof(Sm90Args) + sizeof(SpreadKeys));
 FOVEAL_X(PairsArgs, sm90, splits, unused)
 FOVEAL_X(RowsView, data, batch, token, head, dim)
-FOVEAL_X(MoveRowsArgs, from, to, batch, tokens, heads, dim, adds, unused)
+FOVEAL_X(MoveRowsArgs, from, more, to, batch, tokens, heads, dim, adds, unused)
 FOVEAL_X(FinishRowsArgs, out, wide, lse, sums, sink, sink_stride, batch, tokens, heads, dim)
 FOVEAL_X(SinkGradientArgs, out, dout, lse, dlse, sink, sink_stride, gradient, batch, tokens, heads, dim)
 FOVEAL_X(OutsideRead, param, dimension, index)

@@ -22,6 +22,8 @@ struct Call {
   std::vector<ParamBinding> dparams{};
   bool lse = true;
 
+  DType results() const { return part.whole_rows ? dtype : wide(); }
+  DType statistics() const { return part.whole_rows ? wide() : DType::f64; }
   DType wide() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   static TensorView view(DType type, std::initializer_list<std::int64_t> sizes) {
     TensorView v(nullptr, type, sizes);
@@ -34,8 +36,8 @@ struct Call {
                      .v = view(dtype, {batch, keys, heads_kv, dim_v}),
                      .params = params};
     in.part = part;
-    ForwardOutputs out{.out = view(wide(), {batch, rows, heads, dim_v})};
-    if (lse) out.lse = view(DType::f64, {batch, heads, rows});
+    ForwardOutputs out{.out = view(results(), {batch, rows, heads, dim_v})};
+    if (lse) out.lse = view(statistics(), {batch, heads, rows});
     return problem::make_problem(attention, in, out);
   }
   problem::Problem backward() const {
@@ -78,6 +80,20 @@ TEST_F(PartKernels, Compile) {
     expect_compiled(call.forward(), "sm_80", "sm80");
     expect_compiled(call.backward(), "sm_80", "sm80");
   }
+}
+
+TEST_F(PartKernels, OfWholeRowsCompile) {
+  for (const std::int64_t spread_keys : {std::int64_t{0}, std::int64_t{3000}})
+    for (const std::int64_t dim : {64, 128, 256}) {
+      Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.whole_rows = true, .spread_keys = spread_keys}};
+      call.attention.q_offset = 2000, call.lse = dim != 64;
+      const problem::Problem p = call.forward();
+      EXPECT_EQ(p.seqlen_kv, spread_keys > 0 ? spread_keys : keys);
+      expect_compiled(p, "sm_90a", "sm90");
+    }
+  Call dropped{.part = {.batch_offset = 3, .head_offset = 4, .heads_q = 8, .whole_rows = true, .spread_keys = 3000}};
+  dropped.attention.dropout_p = 0.1;
+  expect_compiled(dropped.forward(), "sm_90a", "sm90");
 }
 
 TEST_F(PartKernels, TrainedParametersCompile) {
@@ -128,6 +144,10 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   expect_refused(call, "part.seqlen_kv");
   call = {}, call.part.batch_offset = -1;
   expect_refused(call, "part.batch_offset");
+  call = {}, call.part.spread_keys = 3000;
+  expect_refused(call, "part.spread_keys");
+  call = {}, call.part.whole_rows = true;
+  EXPECT_THROW(call.backward(), Error);
 }
 
 }  // namespace

@@ -2,6 +2,10 @@
 // no device. What needs none: the order of parts, and kernels that move rows.
 #include <gtest/gtest.h>
 
+#include <map>
+#include <numeric>
+#include <tuple>
+
 #include "check/check.h"
 #include "cuda/jit/driver.h"
 #include "cuda/launch/rows.h"
@@ -19,18 +23,23 @@ using test::Feature;
 
 /// With random plans: rows of a launch that writes have met no launch before, and every row is written or cleared before it is added to.
 TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
+  const OrderRequest requests[] = {{.forward = false},
+                                   {.forward = false, .transfer_pairs = 10000, .leaves_multiprocessors = true},
+                                   {.forward = false, .transfer_pairs = 10000, .returns_early = true},
+                                   {.forward = false, .closed_sequences = true, .transfer_pairs = 1000, .returns_early = true},
+                                   {.forward = false, .closed_sequences = true, .transfer_pairs = 1000, .leaves_multiprocessors = true}};
   for (const char* text :
        {"forward f32 h2 q1000 d16 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"window(100)\"",
         "forward f32 h2 q700:900 d16 mask=\"abs(q_idx - kv_idx) > 300\"", "forward f32 h4 d16 lengths=300,10,500,0,90 mask=\"causal()\""})
     for (const int ranks : {1, 2, 3, 8})
-      for (const std::int64_t transfer_work : {0, 20000}) {
+      for (const OrderRequest& request : requests) {
         const problem::Line line = problem::parse_line(text);
         const problem::Problem problem = problem::problem_of(line, {});
         const Workload work = make_workload(problem, line.lengths, {}, 16);
         const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
         for (int rank = 0; rank < ranks; ++rank) {
           const RankPlan mine = rank_plan(plan, rank);
-          const PartOrder order = part_order(mine, transfer_work);
+          const PartOrder order = part_order(plan, work, mine, request);
           std::vector<bool> q(static_cast<std::size_t>(mine.q_rows), false);
           std::vector<std::vector<bool>> kv;
           for (const Step& step : mine.steps) kv.emplace_back(static_cast<std::size_t>(step.rows), false);
@@ -68,11 +77,105 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
           std::size_t segments = 0;
           for (const Step& step : mine.steps)
             for (const auto& launch : step.launches) segments += launch.size();
-          if (transfer_work == 0) {
+          std::size_t closed = 0;
+          for (const PartLaunch& launch : order.launches) closed += launch.closed.size();
+          const bool alone = ranks == 1 && request.closed_sequences;  // then every sequence is
+          if (alone) {
+            EXPECT_EQ(closed, line.lengths.empty() ? 1u : 4u);  // but those without tokens
+          }
+          if (!request.closed_sequences) {
+            EXPECT_EQ(closed, 0u);
+          }
+          if (closed > 0) {
+            std::int64_t rows = 0;
+            for (const Range& r : order.merged_q) rows += r.size();
+            for (const PartLaunch& launch : order.launches)
+              if (!launch.closed.empty()) rows += launch.segment.q_rows;
+            EXPECT_EQ(rows, mine.q_rows);
+          } else if (!request.leaves_multiprocessors) {
             EXPECT_EQ(launches, segments);
           } else {
             EXPECT_GE(launches, segments);
           }
+        }
+      }
+}
+
+/// Forward: every pair of the mask is computed once, by launches whose rows are final, or by parts; keys lie where stretches say.
+TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
+  for (const char* text :
+       {"forward f32 h2 q1000 d16 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"causal() & window(100)\"",
+        "forward f32 h2 q1000 d16", "forward f32 h2 q700:900 d16 mask=\"abs(q_idx - kv_idx) > 300\"",
+        "forward f32 h4 d16 lengths=300,10,500,0,90 mask=\"causal()\"", "forward f32 h2 q1000 d16 mask=\"kv_idx < 64 | kv_idx > 900\""})
+    for (const int ranks : {1, 2, 3, 8})
+      for (const bool spread : {false, true}) {
+        const problem::Line line = problem::parse_line(text);
+        const problem::Problem problem = problem::problem_of(line, {});
+        const Workload work = make_workload(problem, line.lengths, {}, 128);
+        const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
+        std::size_t of_stretches = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          const RankPlan mine = rank_plan(plan, rank);
+          const PartOrder order = part_order(plan, work, mine, {.whole_rows = true, .spread = spread, .closed_sequences = spread && !line.lengths.empty()});
+          std::vector<char> merged(static_cast<std::size_t>(mine.q_rows), 0), final = merged;
+          for (const Range& r : order.merged_q)
+            for (std::int64_t row = r.begin; row < r.end; ++row) merged[static_cast<std::size_t>(row)] = 1;
+          std::map<std::tuple<std::int32_t, std::int64_t, std::int64_t>, int> met;  // sequence, query, key
+          for (const PartLaunch& launch : order.launches) {
+            const Segment& s = launch.segment;
+            const auto key_at = [&](std::int64_t key) -> std::int64_t {  // the token that lies where the launch looks for this one
+              std::size_t step = launch.step;
+              std::int64_t row = s.kv_row + key;
+              if (launch.spread()) {
+                std::size_t at = launch.stretches.size();
+                while (launch.stretches[at - 1].first > key) --at;
+                const Part::Stretch& stretch = launch.stretches[at - 1];
+                EXPECT_EQ(stretch.first % Part::stretch_unit, 0);
+                EXPECT_EQ(stretch.received, launch.steps[at - 1] > 0);
+                step = launch.steps[at - 1], row = stretch.row + key - stretch.first;
+              }
+              for (const Transfer& t : mine.steps[step].keys)
+                if (t.row <= row && row < t.row + t.tokens.size() && t.sequence == s.sequence) return t.tokens.begin + row - t.row;
+              return -1;
+            };
+            of_stretches += launch.spread() ? 1 : 0;
+            if (!launch.closed.empty()) {
+              std::int64_t rows = 0;
+              for (const Transfer& t : mine.queries) {
+                if (t.row < s.q_row || t.row + t.tokens.size() > s.q_row + s.q_rows) continue;
+                rows += t.tokens.size();
+                for (std::int64_t q = 0; q < t.tokens.size(); ++q) {
+                  EXPECT_EQ(merged[static_cast<std::size_t>(t.row + q)], 0);
+                  for (std::int64_t key = 0; key < work.lengths_kv[static_cast<std::size_t>(t.sequence)]; ++key) ++met[{t.sequence, q, key}];
+                }
+              }
+              EXPECT_EQ(rows, s.q_rows);
+              EXPECT_EQ(std::accumulate(launch.closed.begin(), launch.closed.end(), std::int64_t{0}), rows);
+              continue;
+            }
+            for (std::int64_t row = 0; row < s.q_rows; ++row) {
+              const auto at = static_cast<std::size_t>(s.q_row + row);
+              EXPECT_EQ(merged[at], launch.whole ? 0 : 1);
+              if (launch.whole) {
+                EXPECT_EQ(final[at]++, 0) << "rows of two launches that are final";
+              }
+              for (std::int64_t key = 0; key < s.kv_rows; ++key) ++met[{s.sequence, s.q_first + row, s.kv_first + key}];
+            }
+            for (std::int64_t key = 0; key < s.kv_rows; ++key) EXPECT_EQ(key_at(key), s.kv_first + key) << text << ", " << ranks << " ranks";
+          }
+          for (const Transfer& queries : mine.queries)
+            for (std::int64_t q = queries.tokens.begin; q < queries.tokens.end; ++q)
+              for (const KeyRun& run : work.sequences[static_cast<std::size_t>(queries.sequence)]->keys({q, q + 1}))
+                for (std::int64_t key = run.kv.begin; key < run.kv.end; ++key) {
+                  const int times = met[{queries.sequence, q, key}];
+                  if (times != 1) ADD_FAILURE() << text << ", " << ranks << " ranks: pair " << q << ", " << key << " is met " << times << " times";
+                  if (times != 1) return;
+                }
+        }
+        if (!spread) {
+          EXPECT_EQ(of_stretches, 0u);
+        } else if (ranks == 2 && std::string(text).find("q1000 d16 mask=\"causal()") != std::string::npos) {
+          EXPECT_GT(of_stretches, 0u) << text;
         }
       }
 }
@@ -96,11 +199,15 @@ class GpuRanks : public foveal::test::NeedsNvrtc, public testing::WithParamInter
   }
 };
 
-/// Ranks share a GPU, each on a stream of its own; messages go by way of the host.
-std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options) {
-  auto transports = thread_ranks(ranks, {.time_limit = 120});
+/// Ranks share a GPU, each on a stream of its own; messages go by way of the host, or are copies on the GPU.
+std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options, bool peers) {
+  std::vector<std::shared_ptr<Transport>> transports;
+  if (!peers) transports = thread_ranks(ranks, {.time_limit = 120});
+  transports.resize(static_cast<std::size_t>(ranks));
+  const std::string id = peers ? peer_id() : "";
   const Device device{DeviceKind::cuda, 0};
   test::on_threads(ranks, [&](int rank) {
+    if (peers) transports[static_cast<std::size_t>(rank)] = peer_ranks(id, rank, ranks, device, {.time_limit = 120});
     const cuda::driver::Current current(0);
     cuda::driver::StreamHandle stream = nullptr;
     cuda::driver::check(cuda::driver::api().stream_create(&stream, 1), "cuStreamCreate");
@@ -110,10 +217,10 @@ std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOp
   return "dist.cuda." + std::to_string(ranks);
 }
 
-void expect_right(const std::string& text, int ranks, const ContextOptions& options) {
+void expect_right(const std::string& text, int ranks, const ContextOptions& options, bool peers) {
   const problem::Line line = problem::parse_line(text);
   const check::Checker checker(line);
-  const check::Report report = checker.judge([&](problem::CaseData& data) { return run_on_gpu(data, ranks, options); });
+  const check::Report report = checker.judge([&](problem::CaseData& data) { return run_on_gpu(data, ranks, options, peers); });
   EXPECT_TRUE(report.pass) << text << "\n" << ranks << " ranks: " << report.failure;
 }
 
@@ -126,7 +233,7 @@ TEST_P(GpuRanks, AreOneDevice) {
       options.unit = ranks == 2 ? 16 : 8;
       options.head_groups = ranks == 2 && problem::parse_line(text).heads_kv % 2 == 0 ? 2 : 1;
       options.deal = ranks == 3 ? "pieces" : "automatic";
-      expect_right(text, ranks, options);
+      expect_right(text, ranks, options, ranks == 3);
     }
   }
 }
@@ -158,7 +265,7 @@ TEST_P(GpuRanksLarge, AreOneDevice) {
       ContextOptions options;
       options.unit = ranks == 2 ? 128 : 64;
       options.head_groups = 1, options.remote_steps = ranks == 4 ? 2 : 1;
-      expect_right(test::line_of(GetParam(), pass), ranks, options);
+      for (const bool peers : {false, true}) expect_right(test::line_of(GetParam(), pass), ranks, options, peers);
     }
 }
 

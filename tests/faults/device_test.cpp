@@ -8,15 +8,18 @@
 #include <functional>
 #include <set>
 
+#include "context.h"
 #include "cuda/jit/driver.h"
 #include "on_device.h"
 
 namespace foveal {
 namespace {
 
-constexpr const char* line =
+constexpr const char* lines[] = {
     "backward bf16 b1 h2 q96:160 d64 mask=\"ids[q_idx] == ids[kv_idx % 96]\" score=\"score + rel[kv_idx - q_idx + 96]\" "
-    "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"";
+    "param=\"rel: real[256] grad\" param=\"ids: integer[96]\"",
+    "backward bf16 b2 h2 q9:64 d64 pages=16 mask=\"causal_bottom_right()\" checked"};
+constexpr const char* line = lines[0];
 constexpr int out_of_memory = 2, launch_failed = 719;
 /// Codes of the driver after which it works on: invalid value, out of memory, (de)initialised, no device, invalid image, context, no binary for
 /// this GPU, invalid PTX, invalid handle, not found, out of resources, failed launch, not supported, unknown.
@@ -45,15 +48,25 @@ void in_a_child(const std::string& what, const std::function<void()>& check) {
 }
 
 void run_both() {
-  test::OnDevice problem(line);
-  problem.forward();
-  problem.backward();
+  for (const char* one : lines) {
+    test::OnDevice problem(one);
+    problem.forward();
+    problem.backward();
+  }
 }
 
-/// The error of run_both(), "" when there is none.
-std::string error_of_running() {
+/// Context parallelism of one rank, whose keys are dealt to several launches.
+void run_context() {
+  const problem::CaseData data(problem::parse_line("backward bf16 h2 q300 d64 mask=\"causal()\""));
+  test::Context(data, {DeviceKind::cuda, 0}).begin(dist::thread_ranks(1)[0]).run();
+}
+
+using Act = void (*)();
+
+/// The error of act(), "" when there is none.
+std::string error_of_running(Act act = run_both) {
   try {
-    run_both();
+    act();
     return {};
   } catch (const Error& error) {
     EXPECT_NE(error.code(), ErrorCode::invalid_argument) << error.what();
@@ -61,14 +74,14 @@ std::string error_of_running() {
   }
 }
 
-/// How often each entry point is called by two passes of a new process.
-std::map<std::string, long> calls_of_a_run() {
+/// How often each entry point is called by act() in a new process.
+std::map<std::string, long> calls_of(Act act) {
   std::map<std::string, long> calls;
   int ends[2];
   EXPECT_EQ(pipe(ends), 0);
   in_a_child("counting", [&] {
     mock::count_calls();  // of tests before this one
-    run_both();
+    act();
     std::string text;
     for (const auto& [name, count] : mock::count_calls()) text += name + " " + std::to_string(count) + "\n";
     EXPECT_EQ(write(ends[1], text.data(), text.size()), static_cast<ssize_t>(text.size()));
@@ -84,11 +97,11 @@ std::map<std::string, long> calls_of_a_run() {
 }
 
 /// The nth of so many calls fails: an error that names it, nothing is left behind, and the next call works.
-void expect_error_of(const std::string& name, long nth, long count, int code) {
+void expect_error_of(const std::string& name, long nth, long count, int code, Act act = run_both) {
   const std::string what = name + ", call " + std::to_string(nth) + " of " + std::to_string(count) + ", code " + std::to_string(code);
   in_a_child(what, [&] {
     mock::fail(name.c_str(), nth, code);
-    const std::string error = error_of_running();
+    const std::string error = error_of_running(act);
     mock::work();
     const std::string stem = name.substr(0, name.find('_'));
     const bool start = name == "cuInit" || name.rfind("nvrtc", 0) == 0;  // said in other words, and for good where it is the start
@@ -96,14 +109,14 @@ void expect_error_of(const std::string& name, long nth, long count, int code) {
       EXPECT_NE(error.find(stem.substr(0, 14)), std::string::npos) << error;
     }
     if (name == "cuInit" || name == "nvrtcVersion" || name == "nvrtcGetNumSupportedArchs" || name == "nvrtcGetSupportedArchs") return;
-    EXPECT_EQ(error_of_running(), "") << "the next call works";
+    EXPECT_EQ(error_of_running(act), "") << "the next call works";
     const long kept = name == "nvrtcDestroyProgram" ? 1 : 0;
     EXPECT_LE(mock::compiler_programs(), kept) << "programs of the compiler are destroyed";
   });
 }
 
 TEST(Faults, EveryEntryPointThatFailsIsAnErrorThatNamesIt) {
-  const std::map<std::string, long> calls = calls_of_a_run();
+  const std::map<std::string, long> calls = calls_of(run_both);
   ASSERT_GT(calls.size(), 20u);
   EXPECT_TRUE(calls.contains("cuLaunchKernelEx") && calls.contains("nvrtcCompileProgram") && calls.contains("cuMemAlloc_v2"));
   for (const auto& [name, count] : calls)
@@ -112,12 +125,20 @@ TEST(Faults, EveryEntryPointThatFailsIsAnErrorThatNamesIt) {
 }
 
 TEST(Faults, EveryEntryPointMayFailWithEveryCode) {
-  for (const auto& [name, count] : calls_of_a_run())
+  for (const auto& [name, count] : calls_of(run_both))
     for (const int code : codes) expect_error_of(name, 1, count, code);
 }
 
+TEST(Faults, EveryEntryPointOfAContextMayFail) {
+  const std::map<std::string, long> calls = calls_of(run_context);
+  EXPECT_TRUE(calls.contains("cuLaunchKernelEx") && calls.contains("cuMemAlloc_v2"));
+  for (const auto& [name, count] : calls)
+    for (const int code : {out_of_memory, launch_failed})
+      for (const long nth : std::set<long>{1, (count + 1) / 2, count}) expect_error_of(name, nth, count, code, run_context);
+}
+
 TEST(Faults, MemoryOfTheDeviceThatIsFullIsAnErrorAndNothingIsLost) {
-  const long count = calls_of_a_run()["cuMemAlloc_v2"];
+  const long count = calls_of(run_both)["cuMemAlloc_v2"];
   ASSERT_GT(count, 1);
   for (long nth = 1; nth <= count; ++nth)
     in_a_child("full from allocation " + std::to_string(nth), [&] {

@@ -54,12 +54,17 @@ class OnDevice {
   }
   static void move(ForwardInputs& in, ForwardOutputs& out) {
     for (TensorView* view : {&in.q, &in.k, &in.v, &out.out, &out.lse}) move(*view);
-    for (ParamBinding& param : in.params) move(param.tensor);
+    move(in.params, in.paged);
   }
   static void move(BackwardInputs& in, BackwardOutputs& out) {
     for (TensorView* view : {&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &out.dq, &out.dk, &out.dv}) move(*view);
-    for (ParamBinding& param : in.params) move(param.tensor);
+    move(in.params, in.paged);
     for (ParamBinding& param : out.dparams) move(param.tensor);
+  }
+  static void move(std::vector<ParamBinding>& params, std::optional<Paged>& paged) {
+    for (ParamBinding& param : params) move(param.tensor);
+    if (!paged) return;
+    for (TensorView* view : {&paged->block_table, &paged->seqlens_kv}) move(*view);
   }
   problem::CaseData data_;
   Attention attention_ = data_.line().attention;

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <random>
 #include <thread>
 
+#include "foveal/foveal_c.h"
 #include "on_device.h"
 
 namespace foveal {
@@ -92,6 +94,38 @@ TEST(Threads, ExceptionsOfACallersExecutorArrive) {
     EXPECT_NO_THROW(forward());
     EXPECT_NO_THROW(backward());
   }
+}
+
+/// Passes of C that add to their gradients, by one thread; how many threads the process has then, OpenMP's idle ones among them.
+long threads_after_adding_passes() {
+  set_num_threads(4);
+  const int64_t sizes[] = {1, 512, 2, 8}, statistics[] = {1, 2, 512};
+  std::vector<float> inputs(1 << 13, 0.5f), gradients(1 << 13), lse(1 << 10, 6.0f);
+  foveal_tensor input, gradient, rows;
+  foveal_contiguous(&input, inputs.data(), FOVEAL_F32, 4, sizes);
+  foveal_contiguous(&gradient, gradients.data(), FOVEAL_F32, 4, sizes);
+  foveal_contiguous(&rows, lse.data(), FOVEAL_F32, 3, statistics);
+  foveal_attention attention{};
+  attention.struct_size = sizeof attention, attention.accumulate = 1;
+  foveal_call call{};
+  call.struct_size = sizeof call, call.pass = FOVEAL_BACKWARD;
+  call.q = call.k = call.v = call.out = call.dout = &input, call.lse = &rows, call.dq = &gradient;
+  foveal_options options{};
+  options.struct_size = sizeof options, options.threads = 1;
+  foveal_plan* plan = nullptr;
+  if (foveal_run(&attention, &call, &options, nullptr) != FOVEAL_OK) return -1;
+  if (foveal_plan_create(&attention, &call, &options, &plan) != FOVEAL_OK) return -2;
+  const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (foveal_plan_workspace_bytes(plan) / 256 + 1) * 256),
+                                                         std::free);
+  const int ran = foveal_plan_run(plan, &call, workspace.get(), nullptr);
+  foveal_plan_destroy(plan);
+  if (ran != FOVEAL_OK) return -3;
+  return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+}
+
+TEST(Threads, GradientsAreAddedByAsManyAsWereAskedFor) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process that has no threads yet
+  EXPECT_EXIT(std::_Exit(threads_after_adding_passes() == 1 ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 
 }  // namespace

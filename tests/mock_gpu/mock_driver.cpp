@@ -9,6 +9,7 @@
 #include <mutex>
 #include <new>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 using namespace foveal::cuda::driver;
@@ -304,6 +305,57 @@ Result cuGraphRetainUserObject(Graph graph, UserObject object, unsigned, unsigne
   auto* own = reinterpret_cast<Object*>(object);
   reinterpret_cast<CapturedGraph*>(graph)->held[own->what] = own->destroy;
   return std::free(own), success;
+}
+
+Result cuMemcpyDtoDAsync_v2(DevicePointer to, DevicePointer from, std::size_t bytes, StreamHandle) {
+  MAY_FAIL;
+  return std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes), success;
+}
+Result cuMemHostRegister_v2(void*, std::size_t, unsigned) {
+  MAY_FAIL;
+  return success;
+}
+Result cuMemHostUnregister(void*) {
+  MAY_FAIL;
+  return success;
+}
+Result cuMemHostGetDevicePointer_v2(DevicePointer* pointer, void* host, unsigned) {
+  MAY_FAIL;
+  return *pointer = reinterpret_cast<DevicePointer>(host), success;
+}
+Result cuStreamWriteValue32_v2(StreamHandle, DevicePointer to, std::uint32_t value, unsigned) {
+  MAY_FAIL;
+  return reinterpret_cast<std::atomic<std::uint32_t>*>(to)->store(value), success;
+}
+/// Streams are never behind: what they wait for, their thread waits for.
+Result cuStreamWaitValue32_v2(StreamHandle, DevicePointer at, std::uint32_t value, unsigned) {
+  MAY_FAIL;
+  while (static_cast<std::int32_t>(reinterpret_cast<std::atomic<std::uint32_t>*>(at)->load() - value) < 0) std::this_thread::yield();
+  return success;
+}
+Result cuIpcGetMemHandle(IpcHandle* handle, DevicePointer pointer) {
+  MAY_FAIL;
+  return std::memcpy(handle, &pointer, sizeof pointer), success;
+}
+Result cuIpcOpenMemHandle_v2(DevicePointer*, IpcHandle, unsigned) {
+  MAY_FAIL;
+  return invalid_value;  // memory of another process: there is none
+}
+Result cuIpcCloseMemHandle(DevicePointer) {
+  MAY_FAIL;
+  return success;
+}
+Result cuDeviceCanAccessPeer(int* can, DeviceHandle, DeviceHandle) {
+  MAY_FAIL;
+  return *can = 1, success;
+}
+Result cuDeviceGetUuid_v2(char* uuid, DeviceHandle device) {
+  MAY_FAIL;
+  return std::memset(uuid, device, 16), success;
+}
+Result cuCtxEnablePeerAccess(Context, unsigned) {
+  MAY_FAIL;
+  return success;
 }
 
 Result cuStreamCreate(StreamHandle* stream, unsigned) {

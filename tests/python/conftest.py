@@ -31,14 +31,7 @@ def pytest_configure(config):
     if device := os.environ.get("FOVEAL_TEST_DEVICE"):
         import torch
 
-        class Generator(torch.Generator):
-            """Lies there, too: torch draws no numbers on one device by the generator of another."""
-
-            def __new__(cls, place=device):
-                return super().__new__(cls, place)
-
         torch.set_default_device(device)
-        torch.Generator = Generator
 
 
 def pytest_report_header(config):

@@ -9,6 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, and_masks, create_block
 import foveal
 import foveal.torch
 from foveal.torch.block_masks import as_mask
+from places import seeded
 
 
 def causal(b, h, q, kv):
@@ -37,7 +38,7 @@ def dense(block_mask, batch, heads, mask_mod):
 
 
 def check(block_mask, mask_mod, batch=2, heads=2, seqlen_q=None, seqlen_kv=None):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     lengths = block_mask.seq_lengths
     q = torch.randn(batch, heads, lengths[0], 8, generator=generator, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(batch, heads, lengths[1], 8, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2))
@@ -53,7 +54,7 @@ def check(block_mask, mask_mod, batch=2, heads=2, seqlen_q=None, seqlen_kv=None)
 
 def random_lists(batch, heads, rows, columns, seed=0):
     """kv_num_blocks and kv_indices; what lies past the number of blocks is rubbish."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     kept = torch.rand(batch, heads, rows, columns, generator=generator) < 0.4
     num_blocks = kept.sum(-1).to(torch.int32)
     indices = torch.argsort(~kept, dim=-1, stable=True).to(torch.int32)
@@ -77,7 +78,7 @@ def test_lists_of_partial_blocks(batch, heads, block_size, mask_mod, lengths):
 
 def test_lists_of_full_and_partial_blocks():
     num_blocks, indices, kept = random_lists(1, 2, 4, 6)
-    others = ~kept & (torch.rand(kept.shape, generator=torch.Generator().manual_seed(1)) < 0.5)
+    others = ~kept & (torch.rand(kept.shape, generator=seeded(1)) < 0.5)
     full = others.sum(-1).to(torch.int32), torch.argsort(~others, dim=-1, stable=True).to(torch.int32)
     lists = (num_blocks, torch.where(indices > 6, 0, indices), *full)
     check(BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=16, mask_mod=causal, seq_lengths=(64, 96)), causal)
@@ -107,15 +108,15 @@ def test_sliced_masks_need_a_mask_mod_as_torchs_do():
 
 
 def test_blocks_that_are_not_listed_are_not_visited():
-    """A thirty-second of the blocks, on the diagonal, beside all of them."""
-    q = torch.randn(1, 4, 2048, 64)
-    rows = torch.arange(32, dtype=torch.int32)
-    diagonal = BlockMask.from_kv_blocks(torch.ones(1, 1, 32, dtype=torch.int32), rows.reshape(1, 1, 32, 1).expand(-1, -1, -1, 32).contiguous(), BLOCK_SIZE=64)
+    """A thirty-second of the blocks, on the diagonal, beside all of them; on the CPU, where a call has ended when it returns."""
+    q = torch.randn(1, 4, 2048, 64, device="cpu")
+    rows = torch.arange(32, dtype=torch.int32, device="cpu")
+    diagonal = BlockMask.from_kv_blocks(torch.ones(1, 1, 32, dtype=torch.int32, device="cpu"), rows.reshape(1, 1, 32, 1).expand(-1, -1, -1, 32).contiguous(), BLOCK_SIZE=64)
     found = foveal._core.tile_classes(
         *(lambda d: (d.mask, d.params, d.arrays))(foveal.describe.describe(None, as_mask(diagonal, q, 2048), tracer=foveal.torch_trace.TorchTracer())),
         2048, 2048, 64, 64, 0, 0,
     )  # fmt: skip
-    assert torch.equal(torch.frombuffer(bytearray(found), dtype=torch.int8).reshape(32, 32), 2 * torch.eye(32, dtype=torch.int8))
+    assert torch.equal(torch.frombuffer(bytearray(found), dtype=torch.int8).reshape(32, 32), 2 * torch.eye(32, dtype=torch.int8, device="cpu"))
 
     def seconds(block_mask):
         return min(timed(block_mask) for _ in range(3))

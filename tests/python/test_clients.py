@@ -8,12 +8,13 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 import foveal
 import foveal.torch
+from places import seeded
 
 B, H, LEN, DIM, PAGE = 2, 2, 48, 8, 16
 
 
 def tensors(seqlen=LEN, seed=0, batch=B):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return [torch.randn(batch, H, seqlen, DIM, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)]
 
 
@@ -33,7 +34,7 @@ class Pages:
     """Keys of several sequences in pages of one long row: page_table[b, logical block] = physical block, as paged caches have it."""
 
     def __init__(self, blocks):
-        order = torch.randperm(B * blocks + 3, generator=torch.Generator().manual_seed(3))[: B * blocks]
+        order = torch.randperm(B * blocks + 3, generator=seeded(3))[: B * blocks]
         self.table = order.reshape(B, blocks)
         self.physical = B * blocks + 3
         self.logical = torch.full((B, self.physical), -1)
@@ -141,7 +142,7 @@ MODS = {
     "constant indices": lambda s, b, h, i, j: s + TABLE[torch.tensor([0, 1]), torch.tensor([2, 3])].sum() + TABLE[torch.tensor(1), j % 9],
     "min of many": lambda s, b, h, i, j: s + torch.amin(torch.stack([i, j, h + 5])) * 0.125,
 }  # fmt: skip
-TABLE = torch.randn(H, 48, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+TABLE = torch.randn(H, 48, generator=seeded(5), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", MODS)
@@ -175,7 +176,7 @@ def test_recursive_helpers():
 @pytest.mark.parametrize("door", ["flex", "sdpa", "attention"])
 def test_transforms_of_transforms(door):
     """vmap of vmap, grad under vmap, vmap over one argument alone."""
-    bias = torch.randn(H, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    bias = torch.randn(H, generator=seeded(1), dtype=torch.float64)
 
     def attend(q, k, v):
         if door == "sdpa":
@@ -184,7 +185,7 @@ def test_transforms_of_transforms(door):
             return foveal.torch.flex_attention(q, k, v, lambda s, b, h, i, j: s * 0.5 + bias[h], causal)
         return foveal.torch.attention(*[t.transpose(1, 2) for t in (q, k, v)], lambda s, b, h, i, j: s * 0.5 + bias[h], causal).transpose(1, 2)
 
-    generator = torch.Generator().manual_seed(2)
+    generator = seeded(2)
     q, k, v = (torch.randn(3, 2, B, H, 5, DIM, generator=generator, dtype=torch.float64) for _ in range(3))
     one_by_one = torch.stack([torch.stack([attend(q[a, c], k[a, c], v[a, c]) for c in range(2)]) for a in range(3)])
     torch.testing.assert_close(torch.func.vmap(torch.func.vmap(attend))(q, k, v), one_by_one)

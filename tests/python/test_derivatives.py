@@ -10,12 +10,13 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import foveal
 import foveal.torch
+from places import seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
 
 
 def tensors(*shape, n=3, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for _ in range(n)]
 
 
@@ -201,7 +202,7 @@ def test_batches_of_cotangents(order):
 
     def run(door):
         q, k, v = tensors(2, 2, 5, 4)
-        cotangents = torch.randn(3, *q.shape, dtype=q.dtype, generator=torch.Generator().manual_seed(1))
+        cotangents = torch.randn(3, *q.shape, dtype=q.dtype, generator=seeded(1))
         out = door(q, k, v)
         if order == 2:
             out = torch.autograd.grad(out.sin().sum(), k, create_graph=True)[0]
@@ -289,7 +290,7 @@ def test_an_unknown_operation_is_refused():
 @pytest.mark.parametrize("seed, offset", [(7, 9), (2**63 + 12345, 2**64 - 3)])
 @pytest.mark.filterwarnings("ignore::foveal.torch.MaterializedWarning")
 def test_dropout_falls_on_the_same_pairs_everywhere(seed, offset):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     q, k, v = (torch.randn(2, 9, 2, 4, dtype=torch.float64, generator=generator, requires_grad=True) for _ in range(3))
     state = torch.tensor([x if x < 2**63 else x - 2**64 for x in (seed, offset)])
     by_number = lambda q: foveal.torch.attention(q, k, v, dropout_p=0.5, seed=seed, offset=offset)  # noqa: E731

@@ -6,10 +6,11 @@ import torch
 
 import foveal
 import foveal.torch
+from places import seeded
 
 
 def tensors(dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     return [torch.randn(1, 24, 2, 8, generator=generator).to(dtype) for _ in range(3)]
 
 

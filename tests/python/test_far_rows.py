@@ -6,13 +6,14 @@ torch = pytest.importorskip("torch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import foveal.torch  # noqa: E402
+from places import seeded  # noqa: E402
 
 CONSTANTS = (-1e4, -1e5, -1e9, -1e30, -3.0e38)
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 2e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 
 
 def inputs(dtype, seqlen=48, dim=16):
-    generator = torch.Generator().manual_seed(3)
+    generator = seeded(3)
     made = [torch.randn(2, 2, seqlen, dim, generator=generator).to(dtype).requires_grad_() for _ in range(3)]
     return made, torch.randn(2, 2, seqlen, dim, generator=generator).to(dtype)
 

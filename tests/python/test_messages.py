@@ -6,8 +6,9 @@ import torch
 
 import foveal
 import foveal.torch
+from places import seeded
 
-q, k, v = (torch.randn(1, 5, 2, 8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+q, k, v = (torch.randn(1, 5, 2, 8, generator=seeded(i)) for i in range(3))
 HEADS_FIRST = [t.transpose(1, 2) for t in (q, k, v)]
 META = torch.zeros(8, device="meta")
 ARRAYS = [t.cpu().numpy() for t in (q, k, v)]
@@ -80,6 +81,7 @@ class Holder:
 
 
 HOLDER = Holder()
+COMPLEX, MATRIX = torch.zeros(5, dtype=torch.complex64), np.eye(5).view(np.matrix)
 
 WRONG = {
     "a keyword of others": (lambda: attention(q, k, v, is_causal=True), "foveal.torch.attention: is_causal: .*mask=foveal.causal()"),
@@ -120,7 +122,7 @@ WRONG = {
     "varlen's window": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 5, window_size=3), "varlen_attn: window_size: found 3; expected a pair"),
     "a mask without its call": (lambda: attention(q, k, v, mask=foveal.causal), r"mask: found foveal.causal itself; expected .*foveal.causal\(\)"),
     "of arrays, too": (lambda: foveal.attention(*ARRAYS, foveal.softcap), r"score_mod: found foveal.softcap itself; expected .*foveal.softcap\(cap"),
-    "flex's mask": (lambda: flex(*HEADS_FIRST, block_mask=foveal.window), r"foveal.torch.flex_attention: mask: found foveal.window itself"),
+    "flex's mask": (lambda: flex(*HEADS_FIRST, block_mask=foveal.window), r"foveal.torch.flex_attention: block_mask: found foveal.window itself"),
     "a tensor as mask": (lambda: attention(q, k, v, mask=torch.ones(5, 5, dtype=torch.bool)), "mask: found Tensor; expected a function"),
     "scale as text": (lambda: attention(q, k, v, scale="0.1"), "foveal.torch.attention: scale: found str '0.1'; expected a number"),
     "scale as text, arrays": (lambda: foveal.attention(*ARRAYS, scale="0.1"), "foveal.attention: scale: found str '0.1'"),
@@ -147,8 +149,19 @@ WRONG = {
     "a class of one's own": (lambda: attention(twice(q), k, v), "foveal.torch.attention: q: a Twice, whose __torch_function__ is its own; expected a plain"),
     "captured": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + BIAS[i]), "foveal.torch.attention: a captured tensor: a Twice"),
     "as a sink": (lambda: attention(q, k, v, sink=twice(torch.zeros(2))), "foveal.torch.attention: a captured tensor: a Twice"),
-    "in sdpa": (lambda: sdpa(HEADS_FIRST[0], twice(HEADS_FIRST[1]), HEADS_FIRST[2]), "scaled_dot_product_attention: k: a Twice"),
+    "in sdpa": (lambda: sdpa(HEADS_FIRST[0], twice(HEADS_FIRST[1]), HEADS_FIRST[2]), "scaled_dot_product_attention: key: a Twice"),
     "a mode of one's own": (lambda: within_a_mode(), "foveal.torch.attention: a score or mask within Doubled, a TorchFunctionMode"),
+    "flex's other function": (lambda: flex(*HEADS_FIRST, block_mask=lambda s, b, h, i, j: s), "flex_attention: block_mask: found a function of .*is a score_mod"),
+    "varlen's ends": (lambda: varlen(q[0], k[0], v[0], CU - CU, CU, 5, 5), "varlen_attn: cu_seq_q: ends with 0; expected the total 5"),
+    "varlen's longest": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 1), "varlen_attn: max_k: 1 is less than"),
+    "a word for lse": (lambda: attention(q, k, v, return_lse="no"), "foveal.torch.attention: return_lse: found str 'no'; expected True or False"),
+    "a word for lse of flex": (lambda: flex(*HEADS_FIRST, return_lse="no"), "foveal.torch.flex_attention: return_lse: found str 'no'"),
+    "a word for lse of a module": (lambda: foveal.torch.Attention()(q, k, v, return_lse="no"), "foveal.torch.Attention: return_lse: found str 'no'"),
+    "a word for lse of arrays": (lambda: foveal.attention(*ARRAYS, return_lse="no"), "foveal.attention: return_lse: found str 'no'"),
+    "a module's call": (lambda: foveal.torch.Attention()(q, k, v, is_causl=True), "foveal.torch.Attention: is_causl: no argument of this function; expected q, k"),
+    "an offset": (lambda: attention(q, k, v, q_offset=2**70), "foveal.torch.attention: q_offset: found 1180591620717411303424; expected an integer of 64 bits"),
+    "complex": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + COMPLEX[i]), "foveal.torch.attention: a captured array: dtype complex64"),
+    "a matrix": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + MATRIX[i, j]), "foveal.attention: a captured array: a matrix, which may read as"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
 }  # fmt: skip
 

@@ -12,8 +12,9 @@ import torch
 import foveal
 import foveal.torch
 from foveal import describe
+from places import seeded
 
-q, k, v = (torch.randn(1, 6, 2, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3))
+q, k, v = (torch.randn(1, 6, 2, 4, generator=seeded(i), dtype=torch.float64) for i in range(3))
 STEP = 1.0
 WINDOW = 2
 

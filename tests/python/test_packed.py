@@ -6,12 +6,13 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import AuxRequest
 
 import foveal.torch
+from places import seeded
 
 LENGTHS_Q, LENGTHS_K = [3, 7, 1, 5], [6, 7, 4, 5]
 
 
 def packed(lengths, heads, dim=8, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     values = torch.randn(sum(lengths), heads, dim, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     return values, torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
 
@@ -75,7 +76,7 @@ def test_varlen_refusals(change, error, words):
 
 
 def nested(lengths, heads=4, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     parts = [torch.randn(n, heads, 8, generator=generator, dtype=torch.float64).to(dtype) for n in lengths]
     return torch.nested.nested_tensor(parts, layout=torch.jagged, requires_grad=True)
 

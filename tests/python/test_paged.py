@@ -10,13 +10,14 @@ import foveal.torch
 from foveal.describe import Options
 from foveal.evaluation import MaterializedWarning
 from foveal.torch.operators import bound
+from places import seeded
 
 LENGTHS, PAGE = [40, 17, 0, 64], 16
 
 
 def cache(heads=2, dim=8, dtype=torch.float64, seed=0, shared=False):
     """(k, v of each sequence, pools of k and v, block_table, seqlens_kv)"""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     keys = [[torch.randn(n, heads, dim, generator=generator, dtype=torch.float64).to(dtype) for n in LENGTHS] for _ in range(2)]
     pages = [-(-n // PAGE) for n in LENGTHS]
     order = torch.randperm(sum(pages) + 2, generator=generator).to(torch.int32).tolist()
@@ -32,7 +33,7 @@ def cache(heads=2, dim=8, dtype=torch.float64, seed=0, shared=False):
 
 
 def queries(seqlen, heads=4, dim=8, dtype=torch.float64):
-    return torch.randn(len(LENGTHS), seqlen, heads, dim, generator=torch.Generator().manual_seed(9), dtype=torch.float64).to(dtype).requires_grad_()
+    return torch.randn(len(LENGTHS), seqlen, heads, dim, generator=seeded(9), dtype=torch.float64).to(dtype).requires_grad_()
 
 
 def alone(q, keys, **arguments):
@@ -81,10 +82,11 @@ def alone_two(q, k, v, table, lengths):
 
 def test_numpy_forward_backward_plan_explain_and_check():
     keys, pools, table, lengths = cache(dtype=torch.float32)
+    keys = [[t.cpu() for t in parts] for parts in keys]
     k, v = (np.nan_to_num(pool.detach().cpu().numpy()) for pool in pools)
     q, table, lengths = queries(3, dtype=torch.float32).detach().cpu().numpy(), table.cpu().numpy(), lengths.cpu().numpy()
     paged = dict(block_table=table, seqlens_kv=lengths, mask="causal_bottom_right()")
-    expected = alone(torch.from_numpy(q), keys, mask="causal_bottom_right()").cpu().numpy()
+    expected = alone(torch.from_numpy(q), keys, mask="causal_bottom_right()").numpy()
     out, lse = foveal.forward(q, k, v, **paged)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     np.testing.assert_array_equal(foveal.attention(q, k, v, **paged), out)
@@ -168,8 +170,8 @@ def test_one_plan_for_all_tables_and_lengths():
         (dict(block_table=torch.zeros(4, 4)), ValueError, "block_table: dtype f32; expected i32"),
         (dict(block_table=torch.zeros(4, 4, dtype=torch.int64)), ValueError, "block_table: dtype i64; expected i32"),
         (dict(block_table=[[0]]), TypeError, "block_table: found list; expected a"),
-        (dict(block_table=torch.full((4, 4), 99, dtype=torch.int32)), ValueError, r"block_table: page 99 at \[0, 0\]; expected 0 to 10"),
-        (dict(seqlens_kv=torch.tensor([65, 0, 0, 0])), ValueError, "seqlens_kv: 65 of sequence 0; expected 0 to 64"),
+        (dict(block_table=torch.full((4, 4), 99, dtype=torch.int32), checked=True), ValueError, r"block_table: page 99 at \[0, 0\]; expected 0 to 10"),
+        (dict(seqlens_kv=torch.tensor([65, 0, 0, 0]), checked=True), ValueError, "seqlens_kv: 65 of sequence 0; expected 0 to 64"),
         (dict(cu_seqlens=(torch.tensor([0, 1]), torch.tensor([0, 1]))), ValueError, "cu_seqlens: for kv: given beside a block_table"),
         (dict(page_table=1), TypeError, "page_table: no argument of this function; expected block_table"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import foveal.torch  # noqa: E402
+from places import seeded  # noqa: E402
 
 COUNT, FIRST = int(os.environ.get("FOVEAL_PROGRAMS", "60")), int(os.environ.get("FOVEAL_SEED", "1"))
 N = 12  # positions; heads: 2, batch: 2
@@ -60,7 +61,7 @@ class Program:
 
 
 def data(seed, dtype):
-    made = torch.Generator().manual_seed(seed)
+    made = seeded(seed)
     draw = lambda *shape: torch.randn(*shape, generator=made, dtype=torch.float64).to(dtype).requires_grad_()  # noqa: E731
     qkv = [draw(2, 2, N, 8) for _ in range(3)]
     trained = {"row": draw(N), "table": draw(2, N), "scale": draw(())}

@@ -12,8 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import foveal
 import foveal.torch
+from places import seeded
 
-BIAS = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+BIAS = torch.randn(6, 6, generator=seeded(5), dtype=torch.float64)
 DOORS = {
     "sdpa": lambda q, k, v: foveal.torch.scaled_dot_product_attention(q, k, v, is_causal=True),
     "sdpa, mask": lambda q, k, v: foveal.torch.scaled_dot_product_attention(q, k, v, BIAS),
@@ -23,7 +24,7 @@ DOORS = {
 
 
 def tensors(factor=1.0):
-    return [factor * torch.randn(1, 6, 6, 4, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(3)]
+    return [factor * torch.randn(1, 6, 6, 4, generator=seeded(i), dtype=torch.float64) for i in range(3)]
 
 
 def loss(door):

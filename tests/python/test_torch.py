@@ -10,10 +10,11 @@ from torch.autograd import gradcheck
 
 import foveal
 import foveal.torch
+from places import seeded
 
 
 def tensors(*shape, n=3, dtype=torch.float64, grad=True, seed=0):
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).requires_grad_(grad) for _ in range(n)]
 
 
@@ -134,7 +135,7 @@ def test_the_module_moves_copies_and_saves_like_one():
 
 def test_autocast_and_checkpoint():
     q, k, v = tensors(1, 16, 2, 8, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(q.device.type, torch.bfloat16):
         out = foveal.torch.attention(q, k, v)
     assert out.dtype == torch.bfloat16
     out.sum().backward()

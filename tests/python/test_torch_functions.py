@@ -14,11 +14,12 @@ import torch.nn.functional as F
 import foveal
 import foveal.torch
 from foveal import torch_trace
+from places import seeded
 
 HEADS, LEN, DIM = 2, 7, 4
 ON_GPU = os.environ.get("FOVEAL_TEST_DEVICE") == "cuda"
 BACKENDS = ["cuda"] if ON_GPU else ["cpu", "reference"]
-GENERATOR = torch.Generator().manual_seed(0)
+GENERATOR = seeded(0)
 
 
 def real(*shape, low=-3.0, high=3.0):
@@ -49,7 +50,7 @@ def tolerance(name):
 
 def compare(score_mod, *parameters, mask=None, rtol=1e-7, atol=1e-9):
     """The same function through foveal and through torch: out, and the gradients of the parameters."""
-    weights = torch.randn(1, LEN, HEADS, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = torch.randn(1, LEN, HEADS, DIM, generator=seeded(1), dtype=torch.float64)
     results = [foveal.torch.attention(Q, K, V, score_mod, mask), expected(score_mod, mask)]
     torch.testing.assert_close(results[0], results[1], rtol=rtol, atol=atol)
     parameters = [p for p in parameters if p.requires_grad]
@@ -408,7 +409,7 @@ VIEWS = {
 @pytest.mark.parametrize("table, name", [(PARTIAL, name) for name in PARTIAL] + [(VIEWS, name) for name in VIEWS])
 def test_what_is_left_of_an_array(table, name):
     score_mod = lambda s, b, h, i, j: s * 0.1 + table[name](h, i, j)  # noqa: E731
-    weights = torch.randn(1, LEN, HEADS, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    weights = torch.randn(1, LEN, HEADS, DIM, generator=seeded(1), dtype=torch.float64)
     found = foveal.torch.attention(Q, K, V, score_mod)
     q, k, v = (t.transpose(1, 2) for t in (Q, K, V))
     places = (torch.arange(1), torch.arange(HEADS), torch.arange(LEN), torch.arange(LEN))
@@ -428,6 +429,7 @@ def test_every_function_of_the_table_is_tested():
     words = set(re.findall(r"[a-zA-Z_0-9]+", pathlib.Path(__file__).read_text()))
     # Other names of functions that are tested, and operators.
     others = "expit log_sigmoid subtract multiply divide not_equal less less_equal greater greater_equal truediv floordiv mod pos and or xor mm mv "
+    others += "softmax log_softmax linear embedding index_select "  # in test_torch_generated
     others += "bitwise_not bitwise_or bitwise_xor bitwise_right_shift logical_or contiguous clone cpu cuda item byte char short half bfloat16 double "
     others += "float type new_zeros ones_like ravel flatten unflatten expand_as broadcast_to reshape_as view_as permute swapaxes swapdims movedim "
     others += "narrow select split chunk concat hstack vstack roll repeat tile diagonal atleast_1d atleast_2d getitem eq ne lt le gt ge lshift rshift mul"
@@ -566,7 +568,7 @@ def test_negative_indices_count_from_the_end(name):
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int8", "int64", "uint8", "bool"])
 def test_scalars_of_numpy_are_numbers(name):
     scalar = getattr(np, "bool_" if name == "bool" else name)(2)
-    q = torch.randn(1, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    q = torch.randn(1, 2, 5, 4, generator=seeded(0))
     for score_mod in (
         lambda n: lambda s, b, h, i, j: s * n + (n + i) * 0.1 - n * s,
         lambda n: lambda s, b, h, i, j: torch.where(i > n, s, n * s),

@@ -17,8 +17,9 @@ import torch
 import foveal
 import foveal.describe
 import foveal.torch
+from places import seeded
 
-Q = torch.randn(1, 6, 2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Q = torch.randn(1, 6, 2, 4, generator=seeded(0), dtype=torch.float64)
 
 
 def out(score_mod):

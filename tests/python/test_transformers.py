@@ -5,6 +5,7 @@ import torch
 import transformers as hf
 
 import foveal.transformers
+from places import seeded
 
 foveal.transformers.register()
 hf.logging.set_verbosity_error()
@@ -70,7 +71,7 @@ def close(found, expected, tolerance=2e-5):
 
 
 def tokens(batch=2, length=13):
-    return torch.randint(2, 64, (batch, length), generator=torch.Generator().manual_seed(1))
+    return torch.randint(2, 64, (batch, length), generator=seeded(1))
 
 
 def left_padding(ids):
@@ -229,7 +230,7 @@ def test_dropout_is_of_the_training_mode_alone():
 
 def test_custom_masks_of_four_dimensions():
     model, ids = made(DECODERS["llama"]), tokens()
-    kept = torch.ones(13, 13, dtype=torch.bool).tril() & (torch.rand(2, 1, 13, 13, generator=torch.Generator().manual_seed(2)) < 0.7) | torch.eye(13, dtype=torch.bool)
+    kept = torch.ones(13, 13, dtype=torch.bool).tril() & (torch.rand(2, 1, 13, 13, generator=seeded(2)) < 0.7) | torch.eye(13, dtype=torch.bool)
     for mask in (kept, torch.zeros(kept.shape).masked_fill(~kept, torch.finfo(torch.float32).min)):
         added = torch.zeros(kept.shape).masked_fill(~kept, torch.finfo(torch.float32).min)
         model.set_attn_implementation("eager")

@@ -8,7 +8,7 @@ import itertools
 import operator
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, SupportsIndex
 
 import torch
@@ -16,8 +16,10 @@ import torch.distributed as distributed
 import torch.distributed.distributed_c10d as c10d
 import torch.nn.attention.flex_attention as torch_flex
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .. import _core, doors
+from .._core import Program
 from ..describe import Options, Rng, program
 from ..signatures import Paged
 from . import operators
@@ -40,6 +42,7 @@ def context_parallel(
     threads: int = 0,
     time_limit: float = 600.0,
     multiprocessors: int = 16,
+    engine: str = "automatic",
 ) -> ContextParallel:
     """A context under which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
 
@@ -58,12 +61,13 @@ def context_parallel(
     right, but less even. deal: automatic, contiguous, zigzag or pieces; without masks zigzag (even for causal masks) or contiguous (for windows),
     which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked.
     unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a wait for other ranks may
-    take. multiprocessors: at most so many of the GPU carry transfers of NCCL.
+    take. engine, for groups of NCCL: "peer", copies by the copy engines of GPUs of one host that reach each other's memory; "nccl"; or
+    "automatic", the former where it works. multiprocessors: at most so many of the GPU carry transfers of NCCL.
 
     All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
     ValueError that names the difference. Raises NotImplementedError for keys in pages and second derivatives.
     """
-    return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors)
+    return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors, engine)
 
 
 class ContextParallel:
@@ -82,6 +86,7 @@ class ContextParallel:
         threads: int,
         time_limit: float,
         multiprocessors: int,
+        engine: str,
     ):
         self._group = group.get_group() if hasattr(group, "get_group") else group
         self.rank, self.size = distributed.get_rank(self._group), distributed.get_world_size(self._group)
@@ -113,7 +118,7 @@ class ContextParallel:
         self._of_ranks = [torch.tensor(tokens, dtype=torch.int64) for tokens in of_ranks]
         if any(len(tokens) == 0 for tokens in of_ranks):
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
-        self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors)
+        self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, _Transport)
         self._tokens(self.rank, torch.device("cpu"))
         self.number = next(_numbers)
@@ -138,6 +143,11 @@ class ContextParallel:
         if any([made.q_tokens(rank) != made.kv_tokens(rank) for rank in range(self.size)]):
             raise NotImplementedError(f"context_parallel: head_groups: the layout has {made.head_groups}, with other rows of k and v than of q; expected 1")
         return made
+
+    @property
+    def engine(self) -> str:
+        """What carries messages: peer copies, NCCL or torch.distributed."""
+        return "torch.distributed" if self._by_host else self._transport.name
 
     @property
     def positions(self) -> Tensor:
@@ -235,10 +245,15 @@ class ContextParallel:
             raise ValueError("context_parallel: q: in host memory; a group of NCCL carries that of its GPU")
         seq = 0 if self.lengths else 2 if operators.is_heads_first(key) else 1
         self.whole_seqlens(q.shape[seq], k.shape[seq])
-        seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
         try:
-            result: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, list(cu_seqlens or ()), *seeds, rng.state, key, self.number)
-            return result
+            if _is_seen_below((q, k, v, *params)):
+                seeds = [bits if bits < 2**63 else bits - 2**64 for bits in (rng.seed, rng.offset)]
+                seen: tuple[Tensor, Tensor] = _forward_op(q, k, v, params, list(cu_seqlens or ()), *seeds, rng.state, key, self.number)
+                return seen
+            self._check_packed(list(cu_seqlens or ()))
+            if torch.is_grad_enabled() and any([t.requires_grad for t in (q, k, v, *params)]):
+                return _record(self, program(key), rng, q, k, v, *params)
+            return _forward(self, program(key), rng, q, k, v, params)
         except Exception as error:
             error.of_all_ranks = getattr(error, "of_all_ranks", True)  # type: ignore[attr-defined]
             raise
@@ -262,10 +277,9 @@ class ContextParallel:
         """The plans made so far."""
         return [plan.explain() for plan, _ in self._plans.values()]
 
-    def plan(self, key: str, heads: tuple[int, int], q: Tensor, v: Tensor, params: list[Tensor]) -> _core.ContextAttention:
-        found = program(key)
+    def plan(self, found: Program, heads: tuple[int, int], q: Tensor, v: Tensor, params: Sequence[Tensor]) -> _core.ContextAttention:
         batch = 1 if self.lengths else q.shape[0]
-        looks = key, batch, heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
+        looks = found.key, batch, heads, q.shape[-1], v.shape[-1], q.dtype, q.device, tuple((tuple(p.shape), p.dtype) for p in params)
         # Integer and boolean tensors may decide the mask, and with it the plan: equal ones are told by identity and version.
         reads = tuple((id(p), p._version) for p in params if not p.is_floating_point())
         known = self._plans.get((looks, reads))
@@ -298,14 +312,43 @@ def _few(lengths: list[int]) -> str:
     return f"{lengths[:8]}" if len(lengths) <= 8 else f"{lengths[:8]} and {len(lengths) - 8} more"
 
 
-def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int) -> Any:
+def _transport(group: Any, rank: int, size: int, time_limit: float, multiprocessors: int, engine: str) -> Any:
+    if engine not in ("automatic", "peer", "nccl"):
+        raise ValueError(f"context_parallel: engine: '{engine}'; expected automatic, peer or nccl")
     if "nccl" not in distributed.get_backend(group):
+        if engine != "automatic":
+            raise ValueError(f"context_parallel: engine: '{engine}' with a group of {distributed.get_backend(group)}; expected one of nccl")
         return _Transport(group, time_limit)
     device = torch.cuda.current_device()
+    if engine != "nccl":
+        made = _peer_transport(group, rank, size, device, time_limit, must=engine == "peer")
+        if made is not None:
+            return made
     mine = _core.nccl_id() if rank == 0 else bytes(128)
+    return _core.nccl_ranks(_of_rank_0(group, mine, device), rank, size, device, time_limit, multiprocessors)
+
+
+def _peer_transport(group: Any, rank: int, size: int, device: int, time_limit: float, *, must: bool) -> Any:
+    """None where it does not work: all ranks find the same."""
+    name = _of_rank_0(group, _core.peer_id().encode().ljust(256, b"\0") if rank == 0 else bytes(256), device).rstrip(b"\0").decode()
+    here = torch.tensor([_core.peer_reachable(name)], dtype=torch.int32, device=f"cuda:{device}")
+    distributed.all_reduce(here, op=distributed.ReduceOp.MIN, group=group)
+    if not here.item():
+        if must:
+            raise NotImplementedError("context_parallel: engine: 'peer' with ranks on several hosts; expected nccl")
+        return None
+    try:
+        return _core.peer_ranks(name, rank, size, device, time_limit)
+    except NotImplementedError:
+        if must:
+            raise
+        return None
+
+
+def _of_rank_0(group: Any, mine: bytes, device: int) -> bytes:
     common = torch.tensor(list(mine), dtype=torch.uint8, device=f"cuda:{device}")
     distributed.broadcast(common, distributed.get_global_rank(group, 0), group=group)
-    return _core.nccl_ranks(bytes(common.tolist()), rank, size, device, time_limit, multiprocessors)
+    return bytes(common.tolist())
 
 
 class _Transport:
@@ -435,20 +478,76 @@ def _lse_shape(q: Tensor, heads_first: bool) -> tuple[int, ...]:
     return (*q.shape[:-3], *_rows_of(q, heads_first))
 
 
+def _forward(context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    plan = context.plan(found, (heads, heads_kv), q, v, params)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
+    plan.forward([q, k, v, out, lse], found.params, list(params), found.heads_first, *rng)
+    return out, lse
+
+
+def _gradients(
+    context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor,
+    dlse: Tensor | None, params: Sequence[Tensor], want: Sequence[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """Of q, k, v and the parameters; None where none is wanted."""
+    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
+    plan = context.plan(found, (heads, heads_kv), q, v, params)
+    gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
+    trained = [i for i, wanted in enumerate(want[3:]) if wanted]
+    sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
+    tensors, names = [q, k, v, out, lse, operators.as_rows(dout), dlse, *gradients], found.params
+    plan.backward(tensors, names, list(params), [names[i] for i in trained], sums, found.heads_first, *rng)
+    of_params: list[Tensor | None] = [None] * len(params)
+    for i, total in zip(trained, sums):
+        of_params[i] = total.to(params[i].dtype)
+    return [*[g if wanted else None for g, wanted in zip(gradients, want)], *of_params]
+
+
+def _is_seen_below(tensors: Sequence[Tensor]) -> bool:
+    """Whether something sees calls below torch's functions, which must be operators then; see operators.call()."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or torch._C._get_tracing_state() is not None or operators.is_any_dispatching(tensors)
+
+
+class _Shards(torch.autograd.Function):
+    """The eager path: the operators' bodies without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, context: ContextParallel, found: Program, rng: Rng, q: Tensor, k: Tensor, v: Tensor, *params: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = _forward(context, found, rng, q, k, v, params)
+        ctx.context, ctx.found, ctx.rng = context, found, rng
+        state = () if rng.state is None else (rng.state,)
+        ctx.save_for_backward(q, k, v, out, lse, *params, *state)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> Any:
+        want = ctx.needs_input_grad[3:]
+        if torch.is_grad_enabled():
+            raise NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
+        q, k, v, out, lse, *rest = ctx.saved_tensors
+        # A cotangent is given on all ranks or on none: zeros say nothing wrong.
+        dout = torch.zeros_like(out) if dout is None else dout
+        dlse = torch.zeros_like(lse) if dlse is None else dlse.resolve_neg()
+        rng = ctx.rng if ctx.rng.state is None else ctx.rng._replace(state=rest[-1])
+        return (None, None, None, *_gradients(ctx.context, ctx.found, rng, q, k, v, out, lse, dout, dlse, rest[: len(want) - 3], want))
+
+
+_record: Callable[..., tuple[Tensor, Tensor]] = super(torch.autograd.Function, _Shards).apply  # as in operators.py
+
+
 @torch.library.custom_op("foveal::context_forward", mutates_args=())
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, params: list[Tensor], cu_seqlens: list[Tensor], seed: int, offset: int, rng_state: Tensor | None,
     key: str, context: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    found = program(key)
     _context(context)._check_packed(cu_seqlens)
-    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
     q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
-    plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    lse = q.new_empty(_lse_shape(q, found.heads_first), dtype=_wide(q))
-    plan.forward([q, k, v, out, lse], found.params, params, found.heads_first, seed % 2**64, offset % 2**64, rng_state)
-    return out, lse
+    return _forward(_context(context), program(key), Rng(seed % 2**64, offset % 2**64, rng_state), q, k, v, params)
 
 
 @torch.library.custom_op("foveal::context_backward", mutates_args=())
@@ -456,17 +555,10 @@ def _backward_op(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dout: Tensor, dlse: Tensor, params: list[Tensor], seed: int, offset: int,
     rng_state: Tensor | None, key: str, context: int, want: list[bool],
 ) -> list[Tensor]:  # fmt: skip
-    found = program(key)
-    (heads, _), (heads_kv, _) = _rows_of(q, found.heads_first), _rows_of(k, found.heads_first)
-    q, k, v, dout = q.resolve_neg(), k.resolve_neg(), v.resolve_neg(), operators.as_rows(dout)
-    plan = _context(context).plan(key, (heads, heads_kv), q, v, params)
-    gradients = [torch.empty_like(t, memory_format=torch.contiguous_format) for t in (q, k, v)]
-    trained = [i for i, wanted in enumerate(want[3:]) if wanted]
-    sums = [torch.empty(params[i].shape, dtype=_wide(params[i]), device=q.device) for i in trained]
-    tensors, names = [q, k, v, out, lse, dout, dlse, *gradients], found.params
-    rng = seed % 2**64, offset % 2**64, rng_state
-    plan.backward(tensors, names, params, [names[i] for i in trained], sums, found.heads_first, *rng)
-    return [g for g, wanted in zip(gradients, want) if wanted] + [g.to(params[i].dtype) for i, g in zip(trained, sums)]
+    q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+    rng = Rng(seed % 2**64, offset % 2**64, rng_state)
+    found = _gradients(_context(context), program(key), rng, q, k, v, out, lse, dout, dlse, params, want)
+    return [gradient for gradient in found if gradient is not None]
 
 
 @_forward_op.register_fake

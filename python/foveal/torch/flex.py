@@ -12,6 +12,7 @@ from torch import Tensor
 from .._core import Expr
 from ..describe import Options
 from ..doors import public
+from ..signatures import check_flags
 from .block_masks import as_mask
 from .composite import row_maxima
 from .errors import CallError
@@ -71,6 +72,8 @@ def flex_attention(
     return_aux asks for: lse, and max_scores like it, without gradient, in a pass of its own over the scores.
     Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
     """
+    if type(enable_gqa) is not bool or type(return_lse) is not bool:
+        check_flags("flex_attention", enable_gqa=enable_gqa, return_lse=return_lse)
     _check(query, key, value, enable_gqa)
     _check_options(block_mask, kernel_options, return_aux)
     if return_lse and return_aux is not None:

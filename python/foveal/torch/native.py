@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng, bind, describe
 from ..doors import public
-from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_names, tokens
+from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, tokens
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
 
@@ -79,6 +79,8 @@ class Attention(torch.nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(out, lse) or out: q [batch, seqlen_q, heads_q, head_dim] and so on, as foveal.attention(). seed, offset, rng_state: of dropout; drawn
         from torch's generator of q's device when none is given."""
+        if type(return_lse) is not bool:
+            check_flags("Attention", return_lse=return_lse)
         captured = [getattr(self, name) for name in self.names]
         drops = self.training and self._dropping_key != self.key
         rng = _rng(seed, offset, rng_state, q.device) if drops else Rng()
@@ -146,6 +148,8 @@ def attention(
     """
     if arguments:
         check_names("attention", arguments, _ACCEPTED)
+    if type(return_lse) is not bool:
+        check_flags("attention", return_lse=return_lse)
     found, captured = bound(score_mod, mask, options, {**arguments, "dropout_p": dropout_p}, heads_first=False, like=q)
     rng = _rng(seed, offset, rng_state, q.device) if dropout_p > 0.0 else Rng()
     lengths = cu_seqlens

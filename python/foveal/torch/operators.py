@@ -230,7 +230,7 @@ _TENSORS_FUNCTION = getattr(Tensor.__torch_function__, "__func__")
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 
-def _not_plain(tensors: Iterable[Tensor]) -> bool:
+def is_any_dispatching(tensors: Iterable[Tensor]) -> bool:
     """Whether one is of a class with a dispatch of its own."""
     for t in tensors:
         if type(t) not in _PLAIN and type(t).__torch_dispatch__ is not _NO_DISPATCH:
@@ -293,7 +293,7 @@ def call(
         q, k, v = [t.to(dtype_of(t)) for t in (q, k, v)]
     compiling = torch.compiler.is_compiling()
     tensors = (q, k, v, *params)
-    negated, dispatching, trained = (False, _not_plain(tensors), False) if compiling else _looks(tensors)
+    negated, dispatching, trained = (False, is_any_dispatching(tensors), False) if compiling else _looks(tensors)
     if negated:
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:

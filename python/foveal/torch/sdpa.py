@@ -11,6 +11,7 @@ from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from ..describe import Options, Rng, without_gradient
 from ..doors import public
+from ..signatures import check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng, dtype_of, whole_seqlens
 from .packed import jagged_attention
@@ -44,9 +45,8 @@ def scaled_dot_product_attention(
 
     Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError, a ValueError and a RuntimeError, where torch raises or leaves the result open.
     """
-    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"scaled_dot_product_attention: {name}: found {type(flag).__name__} {flag!r}; expected True or False")
+    if type(is_causal) is not bool or type(enable_gqa) is not bool:
+        check_flags("scaled_dot_product_attention", is_causal=is_causal, enable_gqa=enable_gqa)
     if any([isinstance(t, Tensor) and t.is_nested for t in (query, key, value)]):
         return jagged_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     _check_tensors(query, key, value)

@@ -21,7 +21,8 @@ struct Rows {
 /// Where the keys of a sequence lie, and what AttentionArgs::kv_lengths holds. batched: seqlen_kv in each row of the batch, no lengths. packed: one
 /// after the other, cu_seqlens_kv. paged: on pages, seqlens_kv. gathered: those of pages copied together, seqlen_kv rows for each sequence, of
 /// which so many exist as seqlens_kv says; their gradients are wide (f32 for types of 16 bits) and summed into pages afterwards.
-enum class KeyRows { batched, packed, paged, gathered };
+/// spread: those of each sequence in stretches of two memories (SpreadKeys).
+enum class KeyRows { batched, packed, paged, gathered, spread };
 
 /// Page i of sequence b is data[b * batch + i * page].
 struct BlockTable {

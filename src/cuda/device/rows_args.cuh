@@ -10,9 +10,9 @@ struct RowsView {
   long long batch, token, head, dim;
 };
 
-/// `to` = from, or += from.
+/// `to` = from, or from + more, or += from.
 struct MoveRowsArgs {
-  RowsView from, to;
+  RowsView from, more, to;  ///< more: of from's type; no data: none
   int batch, tokens, heads, dim;
   int adds, unused;
 };

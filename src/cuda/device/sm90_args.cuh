@@ -62,6 +62,28 @@ struct Sm90Args {
   long long unused_words[4];  ///< to the alignment of tensor maps
 };
 
+/// Of KeyRows::spread: keys from `first` on, up to the next stretch, stand in rows from first + shift on, of k and v or of what others sent.
+struct KeyStretch {
+  int first, shift;
+  int word;          ///< kOwnKeys, kHereKeys, or which word says that they are here
+  unsigned arrived;  ///< it counts up, and holds this or more then
+};
+constexpr int kMaxStretches = 16, kOwnKeys = -2, kHereKeys = -1;
+
+struct SpreadKeys {
+  TensorMap k, v;  ///< of what others sent
+  KeyStretch stretch[kMaxStretches];
+  const unsigned* words;
+  const unsigned* failed;  ///< not 0: nobody is to wait any more
+  int count;
+  int unused[11];  ///< to the alignment of tensor maps
+};
+
+/// For kernels/forward_sm90.cuh with KeyRows::spread.
+struct SpreadArgs : Sm90Args {
+  SpreadKeys spread;
+};
+
 /// For kernels/pairs_sm90.cuh; the order counts `splits` tasks for each row of tiles.
 struct PairsArgs {
   Sm90Args sm90;

@@ -57,6 +57,11 @@ struct LaunchConfig {
   unsigned attribute_count;
 };
 
+/// CUipcMemHandle: names device memory for another process.
+struct IpcHandle {
+  char reserved[64];
+};
+
 /// CUtensorMap: opaque, 64-byte aligned.
 struct alignas(64) TensorMap {
   std::uint64_t opaque[16];
@@ -103,6 +108,18 @@ struct alignas(64) TensorMap {
   X(event_destroy, cuEventDestroy_v2, (EventHandle))                                                                    \
   X(event_record, cuEventRecord, (EventHandle, StreamHandle))                                                           \
   X(event_query, cuEventQuery, (EventHandle))                                                                           \
+  X(copy_on_device, cuMemcpyDtoDAsync_v2, (DevicePointer, DevicePointer, std::size_t, StreamHandle))                    \
+  X(stream_write_value, cuStreamWriteValue32_v2, (StreamHandle, DevicePointer, std::uint32_t, unsigned))                \
+  X(stream_wait_value, cuStreamWaitValue32_v2, (StreamHandle, DevicePointer, std::uint32_t, unsigned))                  \
+  X(host_register, cuMemHostRegister_v2, (void*, std::size_t, unsigned))                                                \
+  X(host_unregister, cuMemHostUnregister, (void*))                                                                      \
+  X(host_device_pointer, cuMemHostGetDevicePointer_v2, (DevicePointer*, void*, unsigned))                               \
+  X(ipc_handle, cuIpcGetMemHandle, (IpcHandle*, DevicePointer))                                                         \
+  X(ipc_open, cuIpcOpenMemHandle_v2, (DevicePointer*, IpcHandle, unsigned))                                             \
+  X(ipc_close, cuIpcCloseMemHandle, (DevicePointer))                                                                    \
+  X(can_access_peer, cuDeviceCanAccessPeer, (int*, DeviceHandle, DeviceHandle))                                         \
+  X(device_uuid, cuDeviceGetUuid_v2, (char*, DeviceHandle))                                                             \
+  X(enable_peer_access, cuCtxEnablePeerAccess, (Context, unsigned))                                                     \
   X(tensor_map_encode_tiled, cuTensorMapEncodeTiled,                                                                    \
     (TensorMap*, int type, unsigned rank, void* address, const std::uint64_t* dims, const std::uint64_t* strides_bytes, \
      const unsigned* box, const unsigned* element_strides, int interleave, int swizzle, int l2_promotion, int oob_fill))

@@ -58,6 +58,7 @@ int exact_sum_bin_bits(const problem::Problem& p) {
 
 device::KeyRows key_rows_of(const problem::Problem& p) {
   using device::KeyRows;
+  if (p.spread) return KeyRows::spread;
   return p.paged ? KeyRows::paged : p.gathered ? KeyRows::gathered : p.varlen ? KeyRows::packed : KeyRows::batched;
 }
 
@@ -74,8 +75,9 @@ jit::Constants attention_constants(const problem::Problem& p) {
       .set("kHeadDimV", static_cast<int>(p.head_dim_v))
       .set("kVarlen", p.varlen)
       .set("kKeyRows", static_cast<int>(key_rows_of(p)))
-      .set("kPageSize", p.paged ? static_cast<int>(p.page_size()) : 0)
-      .set("kPart", p.part)
+      .set("kPageSize", static_cast<int>(p.spread ? Part::stretch_unit : p.paged ? p.page_size() : 0))
+      .set("kPart", p.merges())
+      .set("kOfWhole", p.part)
       .set("kDropout", p.attention.dropout_p > 0)
       .set("kScaleFirst", !(p.scale > 0))  // the exponent needs a positive factor
       .set("kBinBits", exact_sum_bin_bits(p));

@@ -68,6 +68,7 @@ class ForwardSm80 : public GpuExecutable {
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
+  if (p.spread) return "keys of a part in stretches";
   if (!sm80_config(p, Sm80Kernel::forward, sm80_device(facts))) {
     return base::join("a tile of head_dim ", p.head_dim, " does not fit into ", facts.shared_bytes_per_block, " bytes of shared memory");
   }

@@ -138,7 +138,7 @@ class ForwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".forward", config_.packed_heads > 1 ? ".packed" : "",
-                      config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "");
+                      config_.split_kv ? ".split" : "", problem_.paged ? ".paged" : "", problem_.spread ? ".spread" : "");
   }
 
   void describe(Explanation& e) const override {
@@ -183,10 +183,14 @@ class ForwardSm90 : public GpuExecutable {
       args.split_exponent = Workspace::at<float>(workspace, split_exponent_offset_);
       args.split_rows = split_rows_;
     }
-    kernel_.launch({.grid_x = static_cast<unsigned>(schedule_.teams),
-                    .threads = static_cast<unsigned>(config_.threads()),
-                    .shared_bytes = shared_bytes_},
-                   args, stream);
+    const jit::LaunchShape shape{.grid_x = static_cast<unsigned>(schedule_.teams),
+                                 .threads = static_cast<unsigned>(config_.threads()),
+                                 .shared_bytes = shared_bytes_};
+    if (p.spread) {
+      kernel_.launch(shape, sm90_spread_args(args, buffers.part, box_keys()), stream);
+    } else {
+      kernel_.launch(shape, args, stream);
+    }
     if (!config_.split_kv) return;
     const std::int64_t rows = p.seqlen_q * p.heads_q;
     merge_.launch({.grid_x = static_cast<unsigned>((rows + merge_rows - 1) / merge_rows),
@@ -198,7 +202,10 @@ class ForwardSm90 : public GpuExecutable {
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
   /// Rows that come with one load: device::kBoxRows.
-  int box_keys() const { return problem_.paged ? std::gcd(static_cast<int>(problem_.page_size()), config_.block_kv) : config_.block_kv; }
+  int box_keys() const {
+    const std::int64_t together = problem_.spread ? Part::stretch_unit : problem_.paged ? problem_.page_size() : config_.block_kv;
+    return static_cast<int>(std::gcd(together, std::int64_t{config_.block_kv}));
+  }
 
   std::shared_ptr<const Design> design_;
   problem::Problem problem_;

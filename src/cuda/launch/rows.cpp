@@ -79,11 +79,21 @@ const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Consta
 }
 
 void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const {
+  move(from, {}, to, sizes, adds, stream);
+}
+
+void RowKernels::sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, Stream stream) const {
+  move(from, more, to, sizes, false, stream);
+}
+
+void RowKernels::move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
+                      Stream stream) const {
   if (empty(sizes)) return;
   check(sizes);
   const driver::Current current(device_);
-  const int vector = vector_of(from, to, sizes);
+  const int vector = std::min(vector_of(from, to, sizes), more.data ? vector_of(more, to, sizes) : vector_of(from, to, sizes));
   const device::MoveRowsArgs args{from.view(),
+                                  more.view(),
                                   to.view(),
                                   static_cast<int>(sizes.batch),
                                   static_cast<int>(sizes.tokens),

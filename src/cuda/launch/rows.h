@@ -29,6 +29,8 @@ class RowKernels {
 
   /// to = from, or to += from; types may differ.
   void move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const;
+  /// to = from + more, which are of one type.
+  void sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, Stream stream) const;
   /// out and lse (no data: unwanted) from the wide sums of parts; sink: a logit for each of these heads, or no data.
   void finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse, const DeviceRows& sink,
               const RowSizes& sizes, Stream stream) const;
@@ -37,6 +39,7 @@ class RowKernels {
                      double* gradient, const RowSizes& sizes, Stream stream) const;
 
  private:
+  void move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const;
   const jit::Kernel& kernel(const std::string& stem, const jit::Constants& constants) const;
 
   int device_;

@@ -123,8 +123,29 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
   }
 }
 
+device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const Part& part, int box_rows) {
+  static_assert(Part::most_stretches == device::kMaxStretches);
+  device::SpreadArgs with_keys{args, {}};
+  device::SpreadKeys& spread = with_keys.spread;
+  const TensorView &k = part.k_received, &v = part.v_received;
+  // Without any, the maps of the rest stand for them: no stretch says that it was received.
+  spread.k = k.present() ? sm90_tensor_map(k, box_rows, k.sizes[1]) : args.k;
+  spread.v = v.present() ? sm90_tensor_map(v, box_rows, v.sizes[1]) : args.v;
+  spread.count = static_cast<int>(part.stretch_count);
+  spread.failed = part.failed;
+  for (std::size_t i = 0; i < part.stretch_count; ++i)
+    if (part.stretches[i].word != nullptr && (spread.words == nullptr || part.stretches[i].word < spread.words)) spread.words = part.stretches[i].word;
+  for (std::size_t i = 0; i < part.stretch_count; ++i) {
+    const Part::Stretch& s = part.stretches[i];
+    const int word = !s.received ? device::kOwnKeys : s.word == nullptr ? device::kHereKeys : static_cast<int>(s.word - spread.words);
+    spread.stretch[i] = {static_cast<int>(s.first), static_cast<int>(s.row - s.first), word, s.arrived};
+  }
+  return with_keys;
+}
+
 std::int64_t sm90_keys_in_reach(const problem::Problem& p, const Sm90Mask& mask) {
   if (p.paged) return p.page_size();
+  if (p.spread) return p.k.sizes[1];
   if (p.ragged_kv()) return p.total_kv;
   return std::clamp<std::int64_t>(p.seqlen_q + mask.band.high, 1, p.seqlen_kv);
 }

@@ -46,7 +46,7 @@ struct Sm90ForwardConfig {
   int packed_heads = 1;                        ///< GQA packing: heads of a kv head, whose queries are rows of one tile
   int pair_stages = 0;                         ///< of reads that come as tiles; 0: none does
   bool split_kv = false;                       ///< tasks take a part of the keys each
-  bool paged = false;                          ///< the warp that loads looks pages up, and takes more registers
+  bool paged = false;                          ///< the warp that loads looks pages or stretches up, and takes more registers
   LineValues lines{};                          ///< that a helping warp evaluates, beside the one that loads
   std::vector<PairTile> tiles{};               ///< reads that come as tiles, where there are stages for them
   std::vector<ReadTable> tables{};             ///< in shared memory

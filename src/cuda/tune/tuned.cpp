@@ -70,7 +70,7 @@ std::int64_t power_of_two(std::int64_t length) {
 std::string problem_class(const problem::Problem& p) {
   return base::join(to_string(p.pass), " ", to_string(p.dtype), " d", p.head_dim, ":", p.head_dim_v, " q", power_of_two(p.seqlen_q), " kv",
                     power_of_two(p.seqlen_kv), " group=", p.group_size, p.varlen ? " packed" : "",
-                    p.paged ? base::join(" pages=", p.page_size()) : "", p.part ? " part" : "", p.attention.dropout_p > 0 ? " dropout" : "",
+                    p.paged ? base::join(" pages=", p.page_size()) : "", p.merges() ? " part" : "", p.spread ? " spread" : "", p.attention.dropout_p > 0 ? " dropout" : "",
                     p.attention.determinism == Determinism::reproducible ? " reproducible" : "", " ", p.score->text);
 }
 

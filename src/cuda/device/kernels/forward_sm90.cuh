@@ -810,7 +810,7 @@ FOVEAL_DEVICE bool repeats(const Rings& rings) {
 }  // namespace foveal::device
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
-    forward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
+    forward_sm90(const __grid_constant__ foveal::device::ForwardArgs args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
   const Rings rings(shared);

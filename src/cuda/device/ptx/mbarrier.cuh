@@ -35,6 +35,13 @@ FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
 FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 /// Orders ordinary shared-memory accesses before later ones by wgmma and TMA.
+/// What generic loads have seen is seen by TMA, too.
+FOVEAL_DEVICE void fence_async_proxy_of_all_memory() { asm volatile("fence.proxy.async;" ::: "memory"); }
+FOVEAL_DEVICE u32 load_acquire_system(const u32* word) {
+  u32 value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
 FOVEAL_DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 FOVEAL_DEVICE void named_barrier_sync(u32 id, u32 threads) { asm volatile("barrier.cta.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }

@@ -64,7 +64,7 @@ FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
     sequence.len_q = int(q[batch + 1] - q[batch]);
     sequence.first_q = i64(q[batch]);
   }
-  if constexpr (keys != KeyRows::batched) {  // nobody has looked at the lengths: no row beyond those that there are is read
+  if constexpr (keys != KeyRows::batched && keys != KeyRows::spread) {  // nobody has looked at the lengths: no row beyond those that there are is read
     const KvIndex length = static_cast<const KvIndex*>(args.kv_lengths)[batch];
     sequence.len_kv = int(length < 0 ? KvIndex(0) : length < args.seqlen_kv ? length : KvIndex(args.seqlen_kv));
     if constexpr (keys == KeyRows::gathered) sequence.first_kv = i64(batch) * args.seqlen_kv;

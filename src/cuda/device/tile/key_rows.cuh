@@ -1,8 +1,9 @@
 #pragma once
-// Where the keys of a tile lie, and their load by TMA: in consecutive rows, or on pages that the producer warp looks up, a lane for each box of rows
-// that lie together.
+// Where the keys of a tile lie, and their load by TMA: in consecutive rows; on pages that the producer warp looks up, a lane for each box of rows that lie
+// together; or in stretches of two memories, likewise, one of which other ranks may still be writing.
 //
-// config.cuh: kKeyRows (a KeyRows), kPageSize (of keys on pages, a multiple of 16).
+// config.cuh: kKeyRows (a KeyRows), kPageSize (of keys on pages, a multiple of 16; stretches begin at multiples of it).
+#include "ptx/mbarrier.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
 #include "sm90_args.cuh"
@@ -11,49 +12,87 @@
 namespace foveal::device {
 
 constexpr KeyRows kKeys = static_cast<KeyRows>(kKeyRows);
-constexpr bool kPaged = kKeys == KeyRows::paged;
-/// Sequences have as many keys as a run says, and rows beyond them hold anything.
+constexpr bool kPaged = kKeys == KeyRows::paged, kSpread = kKeys == KeyRows::spread;
+constexpr bool kLooksUp = kPaged || kSpread;
+/// Rows beyond the keys of a sequence hold anything.
 constexpr bool kRaggedKv = kKeys != KeyRows::batched;
+/// The maps of k and v count sequences.
+constexpr bool kKeysInBatches = kKeys == KeyRows::batched || kSpread;
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 /// Of a tile: rows that lie together wherever the tile begins, a multiple of 16. The maps of k and v have boxes of so many.
 template <int rows>
-constexpr int kBoxRows = kPaged ? common_divisor(kPageSize, rows) : rows;
+constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
 
 /// Who loads: one thread, or a warp whose lane l loads box l.
-FOVEAL_DEVICE bool loads() { return kPaged ? threadIdx.x < kWarp : threadIdx.x == 0; }
-FOVEAL_DEVICE bool leads() { return !kPaged || lane_id() == 0; }
+FOVEAL_DEVICE bool loads() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
+FOVEAL_DEVICE bool leads() { return !kLooksUp || lane_id() == 0; }
+
+/// What the forward kernel is told.
+template <bool spread>
+struct ArgsOf {
+  using Type = Sm90Args;
+};
+template <>
+struct ArgsOf<true> {
+  using Type = SpreadArgs;
+};
+using ForwardArgs = ArgsOf<kSpread>::Type;
+FOVEAL_DEVICE const TensorMap& received_keys(const Sm90Args& args) { return args.k; }
+FOVEAL_DEVICE const TensorMap& received_keys(const SpreadArgs& args) { return args.spread.k; }
+FOVEAL_DEVICE const TensorMap& received_values(const Sm90Args& args) { return args.v; }
+FOVEAL_DEVICE const TensorMap& received_values(const SpreadArgs& args) { return args.spread.v; }
 
 /// Of a tile, or of this lane's box: what the maps of k and v call it.
 struct KeyPlace {
-  int row, head, batch;
+  int row = 0, head = 0, batch = 0;
+  bool received = false;  // of kSpread: by the other maps
 };
 
-/// Of the tile from key `first` of the sequence on, in this batch row where its keys lie in rows. Boxes beyond the sequence are on no page and arrive as zeros: what the table says there means
-/// nothing.
-template <int rows>
-FOVEAL_DEVICE KeyPlace key_place(const Sm90Args& args, const Sequence& sequence, int first, int head, int batch) {
-  if constexpr (!kPaged) {
+/// Of kSpread: which stretches this thread has seen arrive, a bit each.
+using ArrivedKeys = u32;
+
+/// Where the box from `key` on is, once it is there.
+FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
+  int at = 0;
+  while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
+  const KeyStretch& stretch = keys.stretch[at];
+  if (stretch.word >= 0 && !(arrived >> at & 1)) {
+    constexpr u32 kLooks = 1024;  // between two at the memory of the host, which is far
+    for (u32 looks = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++looks)
+      if (looks % kLooks == 0 && load_acquire_system(keys.failed) != 0) break;
+    fence_async_proxy_of_all_memory();
+    arrived |= 1u << at;
+  }
+  return {key + stretch.shift, head, batch, stretch.word != kOwnKeys};
+}
+
+/// Of the tile from key `first` of the sequence on, in this batch row where its keys lie in rows. Boxes beyond the sequence are on no page, in no stretch, and
+/// arrive as zeros: what the table says there means nothing.
+template <int rows, class Args>
+FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int first, int head, int batch, ArrivedKeys& arrived) {
+  if constexpr (!kLooksUp) {
     const int row = sequence.first_kv + first;
     return {row, head, batch};
   }
   static_assert(rows / kBoxRows<rows> <= kWarp, "a lane for each box");
   const int key = first + lane_id() * kBoxRows<rows>;
+  const bool exists = lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv;
+  if constexpr (kSpread) return exists ? place_in_stretches(args.spread, arrived, key, head, batch) : KeyPlace{0, head, -1};
   int page = -1;
-  if (lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv)
-    page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
+  if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
   return {key % kPageSize, head, page};
 }
 
-/// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so.
+/// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so. received: the map of those, of kSpread.
 template <int rows, int columns>
-FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyPlace& place) {
-  if constexpr (kPaged) {
+FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, const TensorMap& received, u32 barrier, const KeyPlace& place) {
+  if constexpr (kLooksUp) {
     __syncwarp();
     if (lane_id() >= rows / kBoxRows<rows>) return;
     destination += lane_id() * kBoxRows<rows> * kChunkRowBytes;
   }
-  load_tile<rows, columns>(destination, map, barrier, place.row, place.head, place.batch);
+  load_tile<rows, columns>(destination, kSpread && place.received ? received : map, barrier, place.row, place.head, place.batch);
 }
 
 }  // namespace foveal::device

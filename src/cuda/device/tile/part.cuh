@@ -10,7 +10,7 @@ namespace foveal::device {
 
 /// Of a row of dropout's bits: all heads of the whole, sequence after sequence.
 FOVEAL_DEVICE u32 dropout_row(const AttentionArgs& args, int batch, int head) {
-  if constexpr (kPart) return static_cast<u32>(args.part.batch_offset + batch) * args.part.heads + args.part.head_offset + head;
+  if constexpr (kOfWhole) return static_cast<u32>(args.part.batch_offset + batch) * args.part.heads + args.part.head_offset + head;
   return static_cast<u32>(batch) * args.heads_q + head;
 }
 

@@ -1,0 +1,102 @@
+#pragma once
+// Shared memory of the ranks of one host: small messages between their processes, and where their GPUs find each other's memory. Whoever ends,
+// however it ends, is seen by the others: the kernel drops its lock on the file.
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cuda/jit/driver.h"
+
+namespace foveal::dist {
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free);
+
+class Mailbox {
+ public:
+  static constexpr int most_ranks = 64;
+  static constexpr std::size_t most_allocations = 512, most_posts = 64, most_gathered = 4096;
+
+  /// Device memory of a rank that others may write to. generation: odd while it lives.
+  struct Allocation {
+    std::atomic<std::uint64_t> generation;
+    cuda::driver::IpcHandle handle;
+    std::uint64_t address, bytes;
+  };
+  /// Where the next message goes, as its receiver says.
+  struct Post {
+    std::uint64_t allocation, generation, offset, bytes;
+  };
+  /// From one rank to another.
+  struct Lane {
+    alignas(64) std::atomic<std::uint64_t> posted;   ///< by the receiver's host
+    alignas(64) std::atomic<std::uint64_t> taken;    ///< by the sender's host
+    Post posts[most_posts];
+  };
+  enum class State : std::uint32_t { absent, here, works, fails, left };
+  struct Rank {
+    std::atomic<State> state;
+    std::array<char, 256> why;  ///< it fails
+    std::uint64_t process;      ///< the same for ranks of one process
+    int device;                 ///< as that process counts
+    std::array<char, 16> gpu;   ///< its UUID
+    std::atomic<std::uint64_t> deaths;                 ///< allocations that it gave up
+    std::atomic<std::uint64_t> deaths_seen[most_ranks];  ///< by it, of each other rank
+    Allocation allocations[most_allocations];
+    std::atomic<std::uint64_t> gathered;  ///< rounds of gather() that it has taken part in
+    std::byte memory[2][most_gathered];   ///< of the last two rounds
+  };
+
+  /// A name that no other mailbox has.
+  static std::string new_name();
+  /// Rank 0 makes it, the others wait for it, all for each other: at most so many seconds. Throws communication.
+  Mailbox(const std::string& name, int rank, int size, double time_limit);
+  ~Mailbox();
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  Rank& of(int rank) { return ranks_[rank]; }
+  Lane& lane(int from, int to) { return lanes_[from * size_ + to]; }
+  void* memory() const { return memory_; }
+  std::size_t bytes() const { return bytes_; }
+
+  /// The bytes of all ranks, in their order.
+  void gather(const void* mine, std::size_t bytes, void* all);
+
+  /// Waits until ready() holds; throws what failed() says, or communication after the time limit. what: for its message.
+  template <class Ready>
+  void wait_until(Ready&& ready, const char* what) {
+    for (long tries = 0; !ready(); ++tries) pause(tries, what);
+  }
+
+  /// The first failure of any rank is everybody's.
+  void fail(const std::string& why) noexcept;
+  bool has_failed() const;
+  const void* failure_word() const;  ///< 32 bits, 0 unless some rank failed
+  void throw_failure() const;
+  /// Fails when a rank is gone. From time to time.
+  void look_for_the_dead() noexcept;
+
+ private:
+  struct Header;
+  void pause(long tries, const char* what);
+  void attach(const std::string& name);
+
+  int rank_, size_;
+  double time_limit_;
+  int file_ = -1;
+  void* memory_ = nullptr;
+  std::size_t bytes_ = 0;
+  Header* header_ = nullptr;
+  Rank* ranks_ = nullptr;
+  Lane* lanes_ = nullptr;
+  std::uint64_t rounds_ = 0;
+  double waited_since_ = 0;
+};
+
+/// The same for processes that can share a mailbox: what names this host and its shared memory.
+std::string mailbox_host();
+
+}  // namespace foveal::dist

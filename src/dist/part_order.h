@@ -1,0 +1,52 @@
+#pragma once
+// What a rank launches on a GPU, in which order, and on which rows: parts, as few as the places of its keys allow.
+#include <cstdint>
+#include <vector>
+
+#include "dist/plan.h"
+#include "dist/steps.h"
+#include "foveal/attention.h"
+
+namespace foveal::dist {
+
+/// A segment as one launch, and what is there before it.
+struct PartLaunch {
+  std::size_t step = 0;  ///< whose keys it needs, or the last of these
+  Segment segment;       ///< kv_row: of the step's buffer; not of spread ones
+  bool whole = false;    ///< it has all keys of its rows, whose results are final
+  std::vector<Part::Stretch> stretches{};  ///< spread: from segment.kv_first on; received ones in rows of the step `sources` says
+  std::vector<std::size_t> steps{};        ///< of each stretch; 0: own rows
+  std::vector<int> sources{};              ///< of each stretch: the rank that sends it
+  /// Lengths of packed sequences that are this rank's alone, one after the other: an ordinary call in both passes, whose results are final. The segment's
+  /// rows are the shard's.
+  std::vector<std::int64_t> closed{};
+  bool adds_to_q = false, adds_to_kv = false;
+  bool beside_transfers = false;  ///< runs while keys are on their way, and leaves multiprocessors to them
+  bool spread() const { return !stretches.empty(); }
+};
+
+struct PartOrder {
+  std::vector<PartLaunch> launches;
+  std::vector<Range> clear_q;                ///< rows of the queries' buffer that no launch writes first
+  std::vector<std::vector<Range>> clear_kv;  ///< likewise, of each step's keys
+  std::vector<Range> merged_q;               ///< rows whose results are not final: met by parts, or by nothing
+  std::vector<Range> summed_kv;              ///< rows of the shard whose dk and dv are sums: of launches, of other ranks, or of nothing
+};
+
+/// What decides the order beside the plan.
+struct OrderRequest {
+  bool forward = true;
+  /// Rows of queries that meet all their keys in one launch, where these lie in own rows, or, if `spread`, in stretches of own and received ones.
+  bool whole_rows = false, spread = false;
+  bool closed_sequences = false;  ///< packed ones that are this rank's alone make calls of their own
+  /// Pairs of tokens that a rank computes while keys arrive; where launches beside transfers leave multiprocessors to them, they are cut so that
+  /// not all of the own work does.
+  std::int64_t transfer_pairs = 0;
+  bool leaves_multiprocessors = false;
+  bool returns_early = false;  ///< backward: dk and dv travel beside what is computed last
+};
+
+/// Own keys first, then those that come; in a backward pass that returns early, the rest of the own ones after these.
+PartOrder part_order(const ContextPlan& plan, const Workload& workload, const RankPlan& mine, const OrderRequest& request);
+
+}  // namespace foveal::dist

@@ -1,0 +1,210 @@
+// Ranks that copy to each other's memory, as threads that share the mock's device; and the mailbox that they find each other by, between processes.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+#include <random>
+#include <thread>
+
+#include "dist/mailbox.h"
+#include "foveal/dist.h"
+#include "mock_driver.h"
+
+namespace foveal::dist {
+namespace {
+
+constexpr Device gpu{DeviceKind::cuda, 0};
+
+/// fn(transport) on a thread for each rank; what each threw, or "".
+template <class Fn>
+std::vector<std::string> on_ranks(int ranks, Fn&& fn, double time_limit = 20) {
+  const std::string id = peer_id();
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        const std::shared_ptr<Transport> transport = peer_ranks(id, rank, ranks, gpu, {.time_limit = time_limit});
+        fn(*transport);
+      } catch (const Error& error) {
+        errors[static_cast<std::size_t>(rank)] = std::string(to_string(error.code())) + ": " + error.what();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+void expect_no(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+unsigned char byte_of(int from, int to, int round, std::size_t at) { return static_cast<unsigned char>(from * 31 + to * 7 + round * 3 + static_cast<int>(at)); }
+
+TEST(Peers, MessagesArriveWhereReceiversSay) {
+  for (const int ranks : {1, 2, 3, 5})
+    expect_no(on_ranks(ranks, [&](Transport& transport) {
+      const int me = transport.rank();
+      EXPECT_TRUE(transport.carries_device_memory());
+      EXPECT_EQ(transport.multiprocessors(), 0);
+      EXPECT_EQ(transport.name(), "peer copies");
+      std::vector<std::vector<unsigned char>> sources(static_cast<std::size_t>(ranks));
+      std::map<int, unsigned char*> inboxes;
+      std::mt19937 random(5);  // the same numbers on every rank
+      for (int round = 0; round < 200; ++round) {
+        std::vector<Message> sends, receives;
+        std::vector<std::size_t> sizes(static_cast<std::size_t>(ranks * ranks));
+        for (std::size_t& size : sizes) size = random() % 5 == 0 ? 0 : random() % 3000;
+        for (int peer = 0; peer < ranks; ++peer) {
+          if (peer == me) continue;
+          const std::size_t out = sizes[static_cast<std::size_t>(me * ranks + peer)], in = sizes[static_cast<std::size_t>(peer * ranks + me)];
+          auto& source = sources[static_cast<std::size_t>(peer)];
+          source.resize(out);
+          for (std::size_t i = 0; i < out; ++i) source[i] = byte_of(me, peer, round, i);
+          if (round % 50 == 0) {  // buffers grow, are given back, and come again
+            if (inboxes[peer] != nullptr) transport.release(inboxes[peer]);
+            inboxes[peer] = static_cast<unsigned char*>(transport.allocate(3000));
+          }
+          std::memset(inboxes[peer], 0xee, 3000);
+          // Two messages for each pair: their order counts.
+          sends.push_back({peer, source.data(), out / 2}), sends.push_back({peer, source.data() + out / 2, out - out / 2});
+          receives.push_back({peer, inboxes[peer], in / 2}), receives.push_back({peer, inboxes[peer] + in / 2, in - in / 2});
+        }
+        transport.wait_on({}, transport.start_on({}, sends, receives));
+        for (int peer = 0; peer < ranks; ++peer) {
+          if (peer == me) continue;
+          const std::size_t in = sizes[static_cast<std::size_t>(peer * ranks + me)];
+          for (std::size_t i = 0; i < in; ++i) ASSERT_EQ(inboxes[peer][i], byte_of(peer, me, round, i)) << round << ' ' << peer;
+        }
+      }
+      for (const auto& [peer, memory] : inboxes) transport.release(memory);
+    }));
+}
+
+TEST(Peers, ReceivesMayBeStartedLongBeforeTheirSends) {
+  expect_no(on_ranks(2, [&](Transport& transport) {
+    const int me = transport.rank(), peer = 1 - me;
+    auto* inbox = static_cast<int*>(transport.allocate(64));
+    const std::uint64_t receives = transport.start_on({}, {}, {{peer, inbox, sizeof(int)}});
+    int word = 40 + me, other = 50 + me;
+    auto* second = static_cast<int*>(transport.allocate(64));
+    const std::uint64_t early = transport.start_on({}, {{peer, &word, sizeof(int)}}, {});
+    const std::uint64_t both = transport.start_on({}, {{peer, &other, sizeof(int)}}, {{peer, second, sizeof(int)}});
+    for (const std::uint64_t ticket : {receives, early, both}) transport.wait_on({}, ticket);
+    EXPECT_EQ(*inbox, 40 + peer);
+    EXPECT_EQ(*second, 50 + peer);
+    EXPECT_FALSE(transport.arrival_word(both, peer)) << "ranks share a GPU: a kernel that waits could wait for ever";
+  }));
+}
+
+TEST(Peers, GathersOfAnySize) {
+  expect_no(on_ranks(3, [&](Transport& transport) {
+    for (const std::size_t bytes : {0u, 1u, 4096u, 4097u, 20000u}) {
+      std::vector<unsigned char> mine(bytes), all(3 * bytes);
+      for (std::size_t i = 0; i < bytes; ++i) mine[i] = byte_of(transport.rank(), 0, 0, i);
+      transport.all_gather(mine.data(), bytes, all.data());
+      for (int rank = 0; rank < 3; ++rank)
+        for (std::size_t i = 0; i < bytes; ++i) ASSERT_EQ(all[static_cast<std::size_t>(rank) * bytes + i], byte_of(rank, 0, 0, i));
+    }
+  }));
+}
+
+TEST(Peers, FailuresReachEveryRank) {
+  const auto sizes_differ = on_ranks(2, [&](Transport& transport) {
+    const int peer = 1 - transport.rank();
+    char word[8] = {};
+    void* inbox = transport.allocate(8);
+    transport.wait_on({}, transport.start_on({}, {{peer, word, 4}}, {{peer, inbox, transport.rank() == 0 ? 4u : 8u}}));
+    transport.all_gather(word, 1, word);
+  });
+  for (const std::string& error : sizes_differ) EXPECT_NE(error.find("communication"), std::string::npos) << error;
+  EXPECT_NE(sizes_differ[0].find("waits for a message of 8 bytes"), std::string::npos) << sizes_differ[0];
+
+  const auto one_fails = on_ranks(2, [&](Transport& transport) {
+    if (transport.rank() == 1) return transport.fail("its memory ran out");
+    char word = 0;
+    void* inbox = transport.allocate(8);
+    transport.start_on({}, {{1, &word, 1}}, {{1, inbox, 1}});
+  });
+  EXPECT_NE(one_fails[0].find("its memory ran out"), std::string::npos) << one_fails[0];
+
+  const auto nobody_comes = on_ranks(
+      2,
+      [&](Transport& transport) {
+        if (transport.rank() == 1) return std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+        char word = 0;
+        transport.start_on({}, {{1, &word, 1}}, {});
+      },
+      0.3);
+  EXPECT_NE(nobody_comes[0].find("waited 0.3 s"), std::string::npos) << nobody_comes[0];
+}
+
+TEST(Peers, WhatDoesNotWorkIsUnsupportedOnEveryRank) {
+  for (const char* call : {"cuMemHostRegister_v2", "cuStreamWriteValue32_v2", "cuDeviceGetUuid_v2"}) {
+    mock::fail(call, 1, 801, mock::Lasts::once);
+    const auto errors = on_ranks(3, [](Transport&) {});
+    mock::work();
+    for (const std::string& error : errors) EXPECT_NE(error.find("unsupported: peer copies: rank"), std::string::npos) << call << ": " << error;
+  }
+  EXPECT_THROW(peer_ranks("elsewhere", 0, 2, gpu), Error);
+  EXPECT_THROW(peer_ranks("/foveal-of another host", 0, 2, gpu), Error);
+  EXPECT_FALSE(peer_reachable("/foveal-of another host"));
+  EXPECT_TRUE(peer_reachable(peer_id()));
+}
+
+TEST(Peers, NothingIsLeftBehind) {
+  expect_no(on_ranks(2, [](Transport&) {}));
+  const auto before = mock::device();
+  for (int i = 0; i < 5; ++i) {
+    expect_no(on_ranks(3, [](Transport& transport) {
+      for (int n = 0; n < 20; ++n) {
+        void* memory = transport.allocate(1000);
+        const int next = (transport.rank() + 1) % 3, last = (transport.rank() + 2) % 3;
+        int word = n;
+        transport.wait_on({}, transport.start_on({}, {{next, &word, sizeof word}}, {{last, memory, sizeof word}}));
+        EXPECT_EQ(*static_cast<int*>(memory), n);
+        transport.release(memory);
+      }
+    }));
+    EXPECT_EQ(mock::device().allocations, before.allocations);
+  }
+  for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
+    EXPECT_EQ(file.path().filename().string().find("foveal-"), std::string::npos) << file.path();
+}
+
+/// A process that ends without a word is seen by the others, for the kernel drops its lock.
+TEST(Mailbox, TheDeadAreSeen) {
+  const std::string name = Mailbox::new_name();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    try {
+      Mailbox mailbox(name, 1, 2, 10);
+      int word = 5, both[2];
+      mailbox.gather(&word, sizeof word, both);
+      _exit(both[0] == 4 ? 0 : 1);  // no destructor runs
+    } catch (...) {
+      _exit(2);
+    }
+  }
+  Mailbox mailbox(name, 0, 2, 10);
+  int word = 4, both[2] = {};
+  mailbox.gather(&word, sizeof word, both);
+  EXPECT_EQ(both[1], 5);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  mailbox.look_for_the_dead();
+  EXPECT_TRUE(mailbox.has_failed());
+  try {
+    mailbox.gather(&word, sizeof word, both);
+    ADD_FAILURE() << "a gather with the dead came to an end";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("rank 1 ended: its process is gone"), std::string::npos) << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace foveal::dist
