@@ -21,10 +21,10 @@ struct Ahead {
   std::vector<RowRead> rows{};                 ///< trained reads that a kernel of their own sums
   bool sums_rows = false;                      ///< which is this one
   bool band = false;                           ///< it asks no program which pairs are kept: windows of any size share it
-  bool raw_offsets = false;                    ///< it can add the offsets of a sum to raw scores (kOffsetsInScores), where these are many instructions
-  bool offsets_first = false;                  ///< its scores begin as the offsets of a sum (offsets_come_first)
-  bool offset_columns = false;                 ///< its tensor cores add the offsets of a sum (offsets_as_columns)
-  bool several_heads = false;  ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
+  bool raw_offsets = false;     ///< it can add the offsets of a sum to raw scores (kOffsetsInScores), where these are many instructions
+  bool offsets_first = false;   ///< its scores begin as the offsets of a sum (offsets_come_first)
+  bool offset_columns = false;  ///< its tensor cores add the offsets of a sum (offsets_as_columns)
+  bool several_heads = false;   ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 
 /// The text of emit.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make

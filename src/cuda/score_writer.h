@@ -94,7 +94,8 @@ class Writer {
     Apart gain;
     bool is_long =
         false;  ///< its offsets take so many instructions for a pair that they had better not wait until values have been multiplied
-    bool gain_is_plain = false;  ///< a constant but for the scale, which kernels have that look for maxima; 1 at least, so that what it divides stays finite
+    bool gain_is_plain =
+        false;  ///< a constant but for the scale, which kernels have that look for maxima; 1 at least, so that what it divides stays finite
     std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
   };
   std::optional<ScoreSum> sum_with_score(ValueId id) const;

@@ -235,7 +235,8 @@ TEST(ReadPlan, OffsetsOfTablesThatIntegersChooseFromAreThereBeforeScores) {
 
 TEST(ReadPlan, OffsetsAreRawOnlyWhereTasksCanBeDoneAgain) {
   const std::string points =
-      " score=\"score - c[head] * ((x[q_idx, 0] - x[kv_idx, 0]) * (x[q_idx, 0] - x[kv_idx, 0]) + (x[q_idx, 1] - x[kv_idx, 1]) * (x[q_idx, 1] - "
+      " score=\"score - c[head] * ((x[q_idx, 0] - x[kv_idx, 0]) * (x[q_idx, 0] - x[kv_idx, 0]) + (x[q_idx, 1] - x[kv_idx, 1]) * (x[q_idx, "
+      "1] - "
       "x[kv_idx, 1]) + (x[q_idx, 2] - x[kv_idx, 2]) * (x[q_idx, 2] - x[kv_idx, 2]))\" param=\"c: real[4]\" param=\"x: real[4096, 3]\"";
   const auto raw = [](const std::string& text) { return text.find("kOffsetsInScores = true") != std::string::npos; };
   const auto of_line = [&](const std::string& line) {

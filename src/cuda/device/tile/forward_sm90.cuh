@@ -178,7 +178,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   int round = -1;
   ForwardTask work;
-  u32 tile = 0, query = 0;                             // uses of the rings; values follow one tile behind keys, as they are used
+  u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
   KeyPlace of_value;
   ArrivedKeys arrived = 0;
   const auto load_value = [&](u32 use) {
@@ -199,7 +199,8 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
         first = false;
       };
       if constexpr (kQueriesAhead) load_first();
-      const KeyPlace of_key = key_place<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kKeysInBatches ? batch : 0, arrived);
+      const KeyPlace of_key =
+          key_place<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kKeysInBatches ? batch : 0, arrived);
       rings.key.wait_empty(tile);
       if (leads()) mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
       load_keys<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, received_keys(args), rings.key.full(tile), of_key);
