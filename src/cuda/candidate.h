@@ -38,6 +38,7 @@ struct Candidate {
   std::unique_ptr<GpuExecutable> (*make)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   std::vector<Family> (*families)(const problem::Problem& problem, const driver::DeviceFacts& facts);
   bool reads_pages = false;  ///< where a block table says; others see problems whose keys are gathered
+  bool reads_bytes = false;  ///< integers that choose elements of small tables come as bytes (launch/narrow_indices.h)
 };
 
 }  // namespace foveal::cuda

@@ -15,6 +15,7 @@
 #include "cuda/launch/forward_sm80.h"
 #include "cuda/launch/forward_sm90.h"
 #include "cuda/launch/gather_pages.h"
+#include "cuda/launch/narrow_indices.h"
 
 namespace foveal::cuda {
 namespace {
@@ -58,9 +59,12 @@ Choice choose(const problem::Problem& problem, const driver::DeviceFacts& facts,
 
 std::unique_ptr<GpuExecutable> make(const Candidate& candidate, problem::Problem problem, const driver::DeviceFacts& facts) {
   problem.numbers = std::make_shared<std::vector<float>>();  // of all its kernels
-  if (!gathers(problem, candidate)) return with_checked_reads(problem, candidate.make(problem, facts));
-  const problem::Problem inner = gathered(problem);
-  return with_checked_pages(problem, with_gathered_pages(problem, with_checked_reads(inner, candidate.make(inner, facts))));
+  const auto make_pass = [&](const problem::Problem& p) {
+    const auto narrow = candidate.reads_bytes ? with_narrow_indices(p) : std::nullopt;
+    return with_checked_reads(p, narrow ? narrowing(p, *narrow, candidate.make(*narrow, facts)) : candidate.make(p, facts));
+  };
+  if (!gathers(problem, candidate)) return make_pass(problem);
+  return with_checked_pages(problem, with_gathered_pages(problem, make_pass(gathered(problem))));
 }
 
 /// Why there are no kernels for a problem where there is no compiler: which of them did not come with the library.

@@ -133,7 +133,7 @@ std::string emit_tables(const Problem& p, const Program& program, const std::vec
     std::size_t last = 0;
     for (std::size_t d = 0; d < index.size(); ++d) last = is_pair_dimension(program, index[d]) ? d : last;
     const std::int64_t size = p.params[static_cast<std::size_t>(instr(t).param)].param.shape()[last];
-    return std::to_string(padded ? table_row_entries(program, index, last, size) : size);
+    return std::to_string(padded ? table_row_entries(p, index, last, size) : size);
   };
   text += list("constexpr int kTableRow", tables.size(), [&](std::size_t t) { return of_rows(t, false); });
   text += list("constexpr int kTablePaddedRow", tables.size(), [&](std::size_t t) { return of_rows(t, true); });
@@ -326,7 +326,7 @@ std::string emit_lines(const Problem& p, const LineValues& lines) {
   return emit_values("walk_value", lines.walk, "kWalkValues", p) + emit_values("diagonal_value", lines.diagonal, "kDiagonalValues", p) +
          base::join("constexpr bool kChecksLines = ", lines.checked ? "true" : "false", ";\n") +
          list("constexpr bool kWalkIsChecked", lines.walk.size(), [&](std::size_t v) {
-           const bool is = std::find(checked.begin(), checked.end(), lines.walk[v]) != checked.end();
+           const bool is = p.pass == Pass::forward || std::find(checked.begin(), checked.end(), lines.walk[v]) != checked.end();
            return std::string(is ? "true" : "false");
          });
 }
@@ -387,6 +387,71 @@ std::string emit_sink(const Problem& p, bool of_gradient) {
   return emit_score(rows);
 }
 
+namespace {
+
+/// The offsets of a score that is a sum, as text: of a kernel that adds them to powers of two, or to raw scores (kOffsetsInScores).
+struct Offsets {
+  bool first = false, columns = false, in_scores = false;
+  std::string gain = "  return 0;\n";
+  std::vector<std::string> in_units{}, units{}, rows{}, table_units{};
+  std::vector<bool> has_row{}, is_scaled{}, table_is_scaled{};
+  std::vector<std::size_t> walk{};
+
+  Offsets(const Writer& writer, ValueId result, const Ahead& ahead)
+      : first(ahead.offsets_first),
+        columns(ahead.offset_columns),
+        table_units(ahead.tables.size(), "  return 1;\n"),
+        table_is_scaled(ahead.tables.size(), false) {
+    const auto sum = writer.sum_with_score(result);
+    if (!sum) return;
+    in_scores = first || columns || (ahead.raw_offsets && sum->is_long && sum->gain_is_plain);
+    if (sum->is_long && !in_scores) return;
+    gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
+    for (const Writer::ScoreSum::Offset& offset : sum->offsets) add(writer, offset, sum->gain.uniform, ahead);
+  }
+  explicit Offsets(const Ahead& ahead) : table_units(ahead.tables.size(), "  return 1;\n"), table_is_scaled(ahead.tables.size(), false) {}
+
+  std::string text() const {
+    const auto truth = [](bool value) { return value ? "true" : "false"; };
+    const auto truths = [&](const char* name, const std::vector<bool>& are) {
+      return list(base::join("constexpr bool ", name), are.size(), [&](std::size_t i) { return std::string(truth(are[i])); });
+    };
+    return base::join("constexpr int kOffsets = ", in_units.size(),
+                      ";\nconstexpr bool kSumScore = ", truth(!in_units.empty() && !in_scores),
+                      ";\nconstexpr bool kOffsetsInScores = ", truth(in_scores), ";\nconstexpr bool kOffsetsFirst = ", truth(first),
+                      ";\nconstexpr bool kOffsetsAreColumns = ", truth(columns), ";\n") +
+           list("constexpr int kOffsetWalk", walk.size(), [&](std::size_t o) { return std::to_string(walk[o]); }) +
+           truths("kOffsetHasRow", has_row) + truths("kOffsetIsScaled", is_scaled) + truths("kTableIsScaled", table_is_scaled) +
+           numbered("template <int i>\nFOVEAL_DEVICE real table_unit(const Score& score, const ScoreArgs& args)", table_units,
+                    "  return 1;\n") +
+           base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n") +
+           numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature), in_units,
+                    "  return 0;\n") +
+           numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_row", pair_signature), rows, "  return 1;\n") +
+           numbered(base::join("template <int i>\nFOVEAL_DEVICE real offset_unit", head_signature), units, "  return 0;\n");
+  }
+
+ private:
+  void add(const Writer& writer, const Writer::ScoreSum::Offset& offset, const std::string& of_gain, const Ahead& ahead) {
+    const std::string unit = in_scores ? base::join("(", offset.apart.uniform, ") / (", of_gain, ")") : offset.apart.uniform;
+    units.push_back(writer.body(offset.apart.uniform_needs) + base::join("  return ", unit, ";\n"));
+    bool scaled = false;
+    for (std::size_t t = 0; t < ahead.tables.size() && first; ++t) {
+      if (!offset.apart.uniform_needs.empty() || writer.varying_factors(offset.value) != std::vector{ahead.tables[t].read}) continue;
+      table_units[t] = units.back();
+      scaled = table_is_scaled[t] = true;
+    }
+    is_scaled.push_back(scaled);
+    const auto& values = ahead.lines.walk;
+    walk.push_back(static_cast<std::size_t>(std::find(values.begin(), values.end(), offset.column) - values.begin()));
+    in_units.push_back(writer.body({offset.value}) + base::join("  return ", offset.apart.rest, ";\n"));
+    rows.push_back(writer.body({offset.value}) + base::join("  return ", offset.row, ";\n"));
+    has_row.push_back(offset.row != "1");
+  }
+};
+
+}  // namespace
+
 std::string emit_score(const Problem& p, const Ahead& ahead) {
   const scoring::ScoreProgram& score = *p.score;
   const bool backward = p.has_score_mod() && p.pass == Pass::backward;
@@ -398,7 +463,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += base::join("constexpr int kSinkParam = ", sink_gradient ? p.sink : -1, ";\n");
 
   const scoring::Program& program = program_of(p);
-  Given given{.lines = ahead.lines};
+  Given given{.lines = ahead.lines, .rows = ahead.row_values};
   for (const PairTile& tile : ahead.tiles) given.tiled.push_back(tile.read);
   given.tables = ahead.tables;
   std::vector<ValueId> elsewhere = given.tiled;
@@ -411,9 +476,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
 
   std::string modified = "  return score.raw;\n", unit = "  return score.scale;\n", slope = "  return 1;\n", slope_unit = "  return 1;\n",
               keep = "  return true;\n", sink = "  return 0;\n", times = "  return 1;\n";
-  std::string gain = "  return 0;\n";
-  std::vector<std::string> offsets, offset_units, offset_rows;
-  std::vector<bool> has_row;
+  Offsets offsets(ahead);
   if (p.has_score_mod()) {
     const Writer writer(p, program, given);
     const ValueId result = backward ? score.modified : program.outputs[0];
@@ -421,15 +484,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
     times = writer.tanh_times(result);
     modified = writer.body({result}) + base::join("  return ", value.rest, ";\n");
     unit = writer.body(value.uniform_needs) + base::join("  return ", value.uniform, ";\n");
-    if (const auto sum = writer.sum_with_score(result); sum && uniform) {
-      gain = writer.body(sum->gain.uniform_needs) + base::join("  return ", sum->gain.uniform, ";\n");
-      for (const Writer::ScoreSum::Offset& offset : sum->offsets) {
-        offsets.push_back(writer.body({offset.value}) + base::join("  return ", offset.apart.rest, ";\n"));
-        offset_units.push_back(writer.body(offset.apart.uniform_needs) + base::join("  return ", offset.apart.uniform, ";\n"));
-        offset_rows.push_back(writer.body({offset.value}) + base::join("  return ", offset.row, ";\n"));
-        has_row.push_back(offset.row != "1");
-      }
-    }
+    if (uniform) offsets = Offsets(writer, result, ahead);
+    if (offsets.in_scores) modified = "  return score.raw;\n", unit = offsets.gain;
     if (backward) {
       const Writer::Apart dscore = writer.slope_apart_from_uniform(score.dscore);
       slope = writer.body({score.dscore}) + base::join("  return ", dscore.rest, ";\n");
@@ -448,14 +504,8 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
                      given.tanh ? Writer(p, program).tanh_factor(*given.tanh) : "  return 0;\n", "}\n");
   text += base::join("FOVEAL_DEVICE real tanh_times", head_signature, " {\n", times, "}\n");
   text += base::join("FOVEAL_DEVICE real score_unit", head_signature, " {\n", unit, "}\n");
-  text +=
-      base::join("constexpr int kOffsets = ", offsets.size(), ";\nconstexpr bool kSumScore = ", offsets.empty() ? "false" : "true", ";\n");
-  text += list("constexpr bool kOffsetHasRow", offsets.size(), [&](std::size_t o) { return std::string(has_row[o] ? "true" : "false"); });
+  text += offsets.text();
   const char* const linkage = linkage_of(p);
-  text += base::join("FOVEAL_DEVICE real score_gain", head_signature, " {\n", gain, "}\n");
-  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_in_units", pair_signature), offsets, "  return 0;\n");
-  text += numbered(base::join("template <int i, class At>\nFOVEAL_DEVICE real offset_row", pair_signature), offset_rows, "  return 1;\n");
-  text += numbered(base::join("template <int i>\nFOVEAL_DEVICE real offset_unit", head_signature), offset_units, "  return 0;\n");
   text += base::join("template <class At>\n", linkage, " real score_in_units", pair_signature, " {\n", modified, "}\n");
   text += base::join("template <class At>\n", linkage, " real slope_in_units", pair_signature, " {\n", slope, "}\n");
   text += base::join("FOVEAL_DEVICE real slope_unit", head_signature, " {\n", slope_unit, "}\n");
@@ -463,6 +513,7 @@ std::string emit_score(const Problem& p, const Ahead& ahead) {
   text += ahead.band ? "extern __device__ bool mask_keep(const Position& at, const ScoreArgs& args);\n"
                      : "FOVEAL_DEVICE bool mask_keep(const Position& at, const ScoreArgs& args) {\n" + keep + "}\n";
   text += "FOVEAL_DEVICE real sink_logit(int head, const ScoreArgs& args) {\n" + sink + "}\n";
+  text += emit_values("row_value", ahead.row_values, "kRowValues", p);
   return text + emit_lines(p, ahead.lines) + emit_pair_reads(p, program, pair_reads) + emit_pair_tiles(p, program, ahead.tiles) +
          emit_tables(p, program, ahead.tables) + emit_reads(p, given, ahead);
 }

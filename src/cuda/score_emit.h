@@ -11,16 +11,20 @@ namespace foveal::cuda {
 
 /// What a kernel has before it evaluates the score of a pair.
 struct Ahead {
-  LineValues lines{};               ///< it evaluates these for whole lines of a tile
-  bool pairs = false;               ///< it loads reads of one element per pair ahead
-  std::vector<PairTile> tiles{};    ///< those that it gets as tiles instead
-  std::vector<ReadTable> tables{};  ///< reads from tables in shared memory
-  bool tanh = false;                ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
-  std::vector<ReadBins> bins{};     ///< of each trained read; empty: of none
-  std::vector<RowRead> rows{};      ///< trained reads that a kernel of their own sums
-  bool sums_rows = false;           ///< which is this one
-  bool band = false;                ///< it asks no program which pairs are kept: windows of any size share it
-  bool several_heads = false;       ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
+  LineValues lines{};                          ///< it evaluates these for whole lines of a tile
+  std::vector<scoring::ValueId> row_values{};  ///< and these for its rows
+  bool pairs = false;                          ///< it loads reads of one element per pair ahead
+  std::vector<PairTile> tiles{};               ///< those that it gets as tiles instead
+  std::vector<ReadTable> tables{};             ///< reads from tables in shared memory
+  bool tanh = false;                           ///< it evaluates the tanh of a raw score times a factor, four pairs at a time
+  std::vector<ReadBins> bins{};                ///< of each trained read; empty: of none
+  std::vector<RowRead> rows{};                 ///< trained reads that a kernel of their own sums
+  bool sums_rows = false;                      ///< which is this one
+  bool band = false;                           ///< it asks no program which pairs are kept: windows of any size share it
+  bool raw_offsets = false;     ///< it can add the offsets of a sum to raw scores (kOffsetsInScores), where these are many instructions
+  bool offsets_first = false;   ///< its scores begin as the offsets of a sum (offsets_come_first)
+  bool offset_columns = false;  ///< its tensor cores add the offsets of a sum (offsets_as_columns)
+  bool several_heads = false;   ///< its tiles have pairs of several heads: only what is the same for these leaves the loops over pairs
 };
 
 /// The text of emit.cuh for a problem. Depends on expressions, dtypes, on sizes only where those decide the width of integers or make

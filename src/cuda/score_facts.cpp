@@ -87,10 +87,14 @@ std::vector<PairTile> find_transposed_pair_tiles(const Problem& p) {
   return tiles;
 }
 
-std::int64_t table_row_entries(const Program& program, const std::vector<ValueId>& index, std::size_t dimension, std::int64_t size) {
+std::int64_t table_row_entries(const Problem& p, const std::vector<ValueId>& index, std::size_t dimension, std::int64_t size) {
+  const Program& program = program_of(p);
   const auto differs = [&](ValueId id) { return is_pair_dimension(program, id); };
   const auto place = index.begin() + static_cast<std::ptrdiff_t>(dimension);
   const bool last = std::none_of(place + 1, index.end(), differs), only = std::none_of(index.begin(), place, differs);
+  const Instr& at = program[index[dimension]];
+  const bool of_byte = at.op == Op::read && p.params[static_cast<std::size_t>(at.param)].tensor.dtype == DType::u8;
+  if (last && only && of_byte && p.pass == Pass::forward) return std::max<std::int64_t>(size, 256);
   return last && !only && size % 2 == 0 ? size + 1 : size;
 }
 
@@ -110,9 +114,9 @@ std::vector<ReadTable> find_read_tables(const Problem& p, const std::vector<Pair
     for (std::size_t d = 0; d < instr.index.size() && elements <= most; ++d) {
       if (!is_pair_dimension(program, instr.index[d])) continue;
       elements *= shape[d];
-      entries *= table_row_entries(program, instr.index, d, shape[d]);
+      entries *= table_row_entries(p, instr.index, d, shape[d]);
     }
-    if (elements <= most) tables.push_back({static_cast<ValueId>(i), entries});
+    if (elements <= most) tables.push_back({static_cast<ValueId>(i), elements, entries});
   }
   std::stable_sort(tables.begin(), tables.end(), [](const ReadTable& a, const ReadTable& b) { return a.entries < b.entries; });
   return tables;
@@ -126,8 +130,40 @@ bool is_capped(const Problem& p) {
 }
 
 bool is_sum(const Problem& p) {
-  return p.pass == Pass::forward && p.has_score_mod() &&
-         Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]).has_value();
+  if (p.pass != Pass::forward || !p.has_score_mod()) return false;
+  const auto sum = Writer(p, p.score->forward).sum_with_score(p.score->forward.outputs[0]);
+  return sum && !sum->is_long;
+}
+
+bool offsets_come_first(const Problem& p, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables) {
+  if (p.pass != Pass::forward || !p.has_score_mod() || tables.empty()) return false;
+  const Program& program = p.score->forward;
+  const auto is_read = [&](std::size_t i) { return program.code[i].op == Op::read; };
+  const auto integers_choose = [&](const ReadTable& table) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(table.read); ++i)
+      if (is_read(i) && comes_from(program, table.read, static_cast<ValueId>(i))) return true;
+    return false;
+  };
+  if (!std::all_of(tables.begin(), tables.end(), integers_choose)) return false;
+  if (std::any_of(tiles.begin(), tiles.end(), [](const PairTile& tile) { return tile.element_bytes > 1; })) return false;
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const auto is = [&](const auto& known) { return known.read == static_cast<ValueId>(i); };
+    const bool of_pairs = is_read(i) && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair;
+    if (of_pairs && std::none_of(tiles.begin(), tiles.end(), is) && std::none_of(tables.begin(), tables.end(), is)) return false;
+  }
+  const auto sum = Writer(p, program).sum_with_score(program.outputs[0]);
+  return sum && sum->gain_is_plain;
+}
+
+int offsets_as_columns(const Problem& p, const LineValues& lines) {
+  constexpr std::size_t least = 2,
+                        most = 5;  // one costs less as an instruction; more take as much of the tensor cores as half of head dim 64
+  if (p.pass != Pass::forward || !p.has_score_mod()) return 0;
+  const auto sum = Writer(p, p.score->forward, {.lines = lines}).sum_with_score(p.score->forward.outputs[0]);
+  if (!sum || !sum->gain_is_plain || sum->offsets.size() < least || sum->offsets.size() > most) return 0;
+  for (const auto& offset : sum->offsets)
+    if (std::find(lines.walk.begin(), lines.walk.end(), offset.column) == lines.walk.end()) return 0;
+  return static_cast<int>(sum->offsets.size());
 }
 
 std::vector<bool> straight_values(const Problem& p) {

@@ -26,12 +26,13 @@ struct PairTile {
 /// and head can touch.
 struct ReadTable {
   scoring::ValueId read;
-  std::int64_t entries;  ///< those of padding included
-  int copies = 0;        ///< for one lane in so many each
+  std::int64_t elements, entries;  ///< the latter with those of padding
+  int copies = 0;                  ///< for one lane in so many each
 };
 /// Of how many entries of a table one index of a dimension is, of those behind it. The last one is padded to an odd number where others differ between pairs,
 /// too: lanes whose queries differ, but not their keys, then find their entries in other banks.
-std::int64_t table_row_entries(const scoring::Program& program, const std::vector<scoring::ValueId>& index, std::size_t dimension,
+/// In forward passes a table that a byte is the one index of has 256, so that the byte needs no clamp.
+std::int64_t table_row_entries(const problem::Problem& problem, const std::vector<scoring::ValueId>& index, std::size_t dimension,
                                std::int64_t size);
 /// Those of the pass's program that no line of a tile shares and no tile brings, the smallest first.
 std::vector<ReadTable> find_read_tables(const problem::Problem& problem, const std::vector<PairTile>& tiles);
@@ -54,10 +55,18 @@ bool sequences_share_pairs(const problem::Problem& problem);
 /// Does a value of a program come from another one?
 bool comes_from(const scoring::Program& program, scoring::ValueId value, scoring::ValueId source);
 
+/// How many offsets a forward pass adds, each the product of a value of the row and one of the walk, which tensor cores can add as columns beside the head dim
+/// (device/tile/extra_columns.cuh). 0: they are others, or one alone, or too many.
+int offsets_as_columns(const problem::Problem& problem, const LineValues& lines);
+
 /// Is the score the tanh of the raw score times a factor, but for another factor?
 bool is_capped(const problem::Problem& problem);
-/// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it?
+/// Is the score of a forward pass the raw score times a factor plus an offset that does not depend on it and takes few instructions?
 bool is_sum(const problem::Problem& problem);
+/// Can a forward kernel that has some reads in tables and the others of pairs as tiles know all that is added to a score before the product q . k is there? That is
+/// then added to the rest by the tensor cores. For what is read from tables where integers say, which tiles bring as bytes if they are of pairs: other offsets take as
+/// many instructions in either place, and tables at a difference of places are quicker behind the product.
+bool offsets_come_first(const problem::Problem& problem, const std::vector<PairTile>& tiles, const std::vector<ReadTable>& tables);
 /// Is the score of a forward pass, or the mask, another one for each head?
 bool score_depends_on_head(const problem::Problem& problem);
 bool mask_depends_on_head(const problem::Problem& problem);

@@ -56,6 +56,14 @@ class Search {
 
 }  // namespace
 
+std::vector<ValueId> find_row_values(const problem::Problem& p) {
+  if (!p.has_score_mod() || p.pass != Pass::forward) return {};
+  const std::vector<bool> stepped(p.score->forward.code.size(), false);
+  Search search(p, p.score->forward, stepped, Varies::row);
+  search.visit(p.score->forward.outputs[0]);
+  return search.found.walk.size() < most ? search.found.walk : std::vector<ValueId>{};
+}
+
 LineValues find_line_values(const problem::Problem& p, const std::vector<bool>& stepped) {
   if (!p.has_score_mod()) return {};
   const scoring::ScoreProgram& score = *p.score;

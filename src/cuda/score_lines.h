@@ -21,5 +21,7 @@ struct LineValues {
 };
 /// stepped: for each value of the pass's program, do kernels step through it instead (score_emit.h: straight_values)?
 LineValues find_line_values(const problem::Problem& problem, const std::vector<bool>& stepped);
+/// Such values of a forward pass that are the same for all pairs of a query: a thread keeps those of its rows for a whole task. None if they are many.
+std::vector<scoring::ValueId> find_row_values(const problem::Problem& problem);
 
 }  // namespace foveal::cuda

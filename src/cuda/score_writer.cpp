@@ -173,13 +173,12 @@ std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
     if (problem_.pass == Pass::backward) break;
   }
   if (!score) return {};
-  if (problem_.pass == Pass::forward) {  // whose sums wait until values have been multiplied: long ones had better not
-    constexpr int most = 6;
-    int operations = 0;
-    for (const Term& term : offsets) operations += operations_of_pairs(term.value);
-    if (operations > most) return {};
-  }
-  ScoreSum found{{"", rest_and_factor(*score).second, factors_of(*score)}};
+  constexpr int most = 6;
+  int operations = 0;
+  for (const Term& term : offsets) operations += operations_of_pairs(term.value);
+  ScoreSum found{.gain = {"", rest_and_factor(*score).second, factors_of(*score)},
+                 .is_long = problem_.pass == Pass::forward && operations > most,
+                 .gain_is_plain = scales(*score) && score->factors.empty() && score->constant >= 1};
   const auto rank = [&](const Term& term) {
     const Varies over = scoring::varies(program_, term.value);
     return over == Varies::uniform || over == Varies::row ? 0 : forms_[at(term.value)].run > 0 ? 1 : 2;
@@ -187,8 +186,11 @@ std::optional<Writer::ScoreSum> Writer::sum_with_score(ValueId id) const {
   if (offsets.size() > 1) std::stable_sort(offsets.begin(), offsets.end(), [&](const Term& a, const Term& b) { return rank(a) < rank(b); });
   for (const Term& term : offsets) {
     ScoreSum::Offset offset{apart_from_uniform(term.value), "1", term.value};
-    if (offsets.size() > 1 && given_text(at(term.value)).empty() && !is_uniform(term.value))
-      std::tie(offset.row, offset.apart.rest) = row_and_rest(product_of(term.value));
+    if (offsets.size() > 1 && !is_uniform(term.value)) {
+      std::vector<ValueId> factors{term.value};
+      if (given_text(at(term.value)).empty()) std::tie(offset.row, offset.apart.rest, factors) = row_and_rest(product_of(term.value));
+      if (factors.size() == 1 && scoring::varies(program_, factors[0]) == Varies::column) offset.column = factors[0];
+    }
     if (term.negative) offset.apart.uniform = base::join("-(", offset.apart.uniform, ")");
     found.offsets.push_back(offset);
   }
@@ -209,17 +211,21 @@ int Writer::operations_of_pairs(ValueId id) const {
   return count;
 }
 
-std::pair<std::string, std::string> Writer::row_and_rest(const Product& product) const {
+std::tuple<std::string, std::string, std::vector<ValueId>> Writer::row_and_rest(const Product& product) const {
   std::string row, rest;
+  std::vector<ValueId> factors;
   const auto times = [](std::string& text, ValueId id) { text += base::join(text.empty() ? "v" : " * v", id); };
   for (const ValueId id : product.rest) {
     const Instr& instr = program_.code[at(id)];
     const bool apart = instr.op == Op::mul && instr.type == Type::real && given_text(at(id)).empty() && !decides_[id];
-    for (const ValueId factor : apart ? std::vector{instr.arg[0], instr.arg[1]} : std::vector{id})
-      times(scoring::varies(program_, factor) == Varies::row ? row : rest, factor);
+    for (const ValueId factor : apart ? std::vector{instr.arg[0], instr.arg[1]} : std::vector{id}) {
+      const bool of_row = scoring::varies(program_, factor) == Varies::row;
+      times(of_row ? row : rest, factor);
+      if (!of_row) factors.push_back(factor);
+    }
   }
-  if (row.empty() || rest.empty()) return {"1", base::join("(", rest_and_factor({1.0, {}, product.rest}).first, ")")};
-  return {base::join("(", row, ")"), base::join("(", rest, ")")};
+  if (row.empty() || rest.empty()) return {"1", base::join("(", rest_and_factor({1.0, {}, product.rest}).first, ")"), factors};
+  return {base::join("(", row, ")"), base::join("(", rest, ")"), factors};
 }
 
 std::optional<ValueId> Writer::tanh_of_score() const {
@@ -254,7 +260,7 @@ bool Writer::is_straight(ValueId value) const {
 
 std::int64_t Writer::entries_of(const Instr& instr, std::size_t dimension, bool padded) const {
   const std::int64_t size = problem_.params[static_cast<std::size_t>(instr.param)].param.shape()[dimension];
-  return padded ? table_row_entries(program_, instr.index, dimension, size) : size;
+  return padded ? table_row_entries(problem_, instr.index, dimension, size) : size;
 }
 
 std::string Writer::element_text(const Instr& instr, bool padded) const {
@@ -263,7 +269,9 @@ std::string Writer::element_text(const Instr& instr, bool padded) const {
   std::string element;
   for (std::size_t d = 0; d < instr.index.size(); ++d) {
     if (!is_pair_dimension(program_, instr.index[d])) continue;
-    const std::string index = index_text(instr.index[d], param, d);
+    const Interval& bounds = bounds_[at(instr.index[d])];
+    const bool inside = padded && bounds.low >= 0 && bounds.high < static_cast<double>(entries_of(instr, d, true));
+    const std::string index = inside ? base::join("int(v", instr.index[d], ")") : index_text(instr.index[d], param, d);
     element = element.empty() ? index : base::join("(", element, ") * ", entries_of(instr, d, padded), " + ", index);
   }
   return element.empty() ? "0" : element;
@@ -283,6 +291,7 @@ std::string Writer::given_text(std::size_t i) const {
   };
   for (const auto& [name, values] : {std::pair{"walk", &given_.lines.walk},
                                      {"diagonal", &given_.lines.diagonal},
+                                     {"row", &given_.rows},
                                      {"loaded", &given_.pair_reads},
                                      {"tiled", &given_.tiled}})
     if (std::string text = find(name, *values); !text.empty())

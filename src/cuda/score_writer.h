@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -39,9 +40,10 @@ inline bool is_pair_dimension(const Program& program, ValueId index) { return sc
 /// Of each value of a program, over all pairs of a problem and all values that the types of parameters hold.
 std::vector<Interval> bounds_of(const Program& program, const Problem& p);
 
-/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.loaded, at.tiled, at.tanh.
+/// Values that a kernel has before it evaluates the score of a pair: at.walk, at.diagonal, at.row, at.loaded, at.tiled, at.tanh.
 struct Given {
   LineValues lines{};
+  std::vector<ValueId> rows{};
   std::vector<ValueId> pair_reads{}, tiled{};
   std::vector<ReadTable> tables{};
   std::optional<ValueId> tanh{};
@@ -87,8 +89,13 @@ class Writer {
       std::string row =
           "1";  ///< of several offsets: a factor of a product that is the same for all pairs of a row, taken out of apart.rest
       ValueId value;
+      ValueId column = -1;  ///< of several offsets: the one value that apart.rest is, where it is the same for all pairs of a key
     };
     Apart gain;
+    bool is_long =
+        false;  ///< its offsets take so many instructions for a pair that they had better not wait until values have been multiplied
+    bool gain_is_plain =
+        false;  ///< a constant but for the scale, which kernels have that look for maxima; 1 at least, so that what it divides stays finite
     std::vector<Offset> offsets{};  ///< those that fewer pairs differ in first
   };
   std::optional<ScoreSum> sum_with_score(ValueId id) const;
@@ -205,7 +212,8 @@ class Writer {
   /// Real operations for each pair that a value takes.
   int operations_of_pairs(ValueId id) const;
   /// A value as a product in text, of which one part is the same for all pairs of a row; "1": there is none.
-  std::pair<std::string, std::string> row_and_rest(const Product& product) const;
+  /// Last the factors of the rest.
+  std::tuple<std::string, std::string, std::vector<ValueId>> row_and_rest(const Product& product) const;
   std::int64_t entries_of(const Instr& instr, std::size_t dimension, bool padded) const;
   static std::string text_of(const SumOfLines& sum);
 

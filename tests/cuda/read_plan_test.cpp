@@ -9,6 +9,8 @@
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
+#include "cuda/launch/narrow_indices.h"
+#include "cuda/score_emit.h"
 #include "problems.h"
 
 namespace foveal::cuda {
@@ -203,6 +205,84 @@ TEST(ReadPlan, WhatPairsReadStandsInSharedMemory) {
   EXPECT_EQ(tables("d256 " + untrained(image)), 0u);
   EXPECT_EQ(tables("d256 " + untrained(kinds)), 1u);
   EXPECT_EQ(tables("d64"), 0u);
+}
+
+TEST(ReadPlan, OffsetsOfTablesThatIntegersChooseFromAreThereBeforeScores) {
+  const auto first = [](const std::string& line) {
+    const problem::Problem given = problem_of("forward bf16 b4 h4 q4096 " + line);
+    const problem::Problem p = with_narrow_indices(given).value_or(given);
+    const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
+    EXPECT_LE(config.shared_bytes(p), 232448u);
+    EXPECT_EQ(config.offsets_first, forward_sm90_source(p, config).score.find("kOffsetsFirst = true") != std::string::npos);
+    EXPECT_TRUE(!config.offsets_first || config.consumers == 3);
+    return config.offsets_first;
+  };
+  const std::string t = "\" param=\"t: real[128, 128]\" param=\"perm: integer[4096] integers(0, 127)\" param=\"g: real[4096]\"";
+  EXPECT_TRUE(first("d64 score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));
+  EXPECT_TRUE(first("d64 score=\"2.0 * score - g[head] * t[perm[q_idx], perm[kv_idx]] + g[kv_idx]" + t));
+  EXPECT_FALSE(first("d64 score=\"0.5 * score + t[perm[q_idx], perm[kv_idx]]" + t));  // what it divides may overflow
+  EXPECT_FALSE(first("d64 score=\"score * g[head] + t[perm[q_idx], perm[kv_idx]]" + t));
+  EXPECT_FALSE(first("d128 score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));  // two warpgroups
+  EXPECT_FALSE(first("d64 mask=\"causal()\" score=\"score + t[perm[q_idx], perm[kv_idx]]" + t));
+  for (const char* kind : {"integers(0, 39)", "i8 integers(0, 39)", "i64 integers(0, 39)", "u8 integers(0, 39)"})
+    EXPECT_TRUE(first(base::join(
+        "d64 score=\"score + e[kind[q_idx, kv_idx], head]\" param=\"e: real[40, 4]\" param=\"kind: integer[4096, 4096] ", kind, "\"")));
+  const std::string image =
+      "score=\"score + t[head, (q_idx // 64 - kv_idx // 64 + 63) * 127 + q_idx % 64 - kv_idx % 64 + 63]\" param=\"t: real[4, 16129]\"";
+  for (const char* shape : {"d64 ", "d128 ", "d256 ", "d64 mask=\"causal()\" "}) EXPECT_FALSE(first(shape + image));
+  EXPECT_FALSE(first("d64 score=\"score + g[kv_idx]" + t));
+}
+
+TEST(ReadPlan, OffsetsAreRawOnlyWhereTasksCanBeDoneAgain) {
+  const std::string points =
+      " score=\"score - c[head] * ((x[q_idx, 0] - x[kv_idx, 0]) * (x[q_idx, 0] - x[kv_idx, 0]) + (x[q_idx, 1] - x[kv_idx, 1]) * (x[q_idx, "
+      "1] - "
+      "x[kv_idx, 1]) + (x[q_idx, 2] - x[kv_idx, 2]) * (x[q_idx, 2] - x[kv_idx, 2]))\" param=\"c: real[4]\" param=\"x: real[4096, 3]\"";
+  const auto raw = [](const std::string& text) { return text.find("kOffsetsInScores = true") != std::string::npos; };
+  const auto of_line = [&](const std::string& line) {
+    const problem::Problem p = problem_of(line);
+    EXPECT_FALSE(raw(emit_score(p)));  // kernels that evaluate scores whole
+    return raw(forward_sm90_source(p, sm90_forward_candidates(p).front()).score);
+  };
+  EXPECT_TRUE(of_line("forward bf16 b4 h4 q4096 d64" + points));
+  EXPECT_FALSE(of_line("forward f16 b4 h4 q4096 d64" + points));
+  EXPECT_FALSE(of_line("forward bf16 b4 h4 q1:4096 d64" + points));  // parts of keys share units
+}
+
+TEST(ReadPlan, OffsetsThatAreProductsAreColumns) {
+  const auto steps = [](const std::string& score) {
+    const problem::Problem p =
+        problem_of("forward bf16 b4 h4 q4096 d64 score=\"" + score + "\" param=\"a: real[4096, 8]\" param=\"b: real[4096, 8]\"");
+    const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
+    EXPECT_EQ(config.offset_steps > 0,
+              emit_score(p, {.lines = config.lines, .offset_columns = config.offset_steps > 0}).find("kOffsetsAreColumns = true") !=
+                  std::string::npos);
+    return config.offset_steps;
+  };
+  const auto product = [](int i) { return base::join("a[q_idx, ", i, "] * b[kv_idx, ", i, "]"); };
+  EXPECT_EQ(steps("score + " + product(0) + " + " + product(1)), 1);
+  EXPECT_EQ(steps("score + " + product(0) + " - " + product(1) + " + " + product(2)), 2);
+  EXPECT_EQ(steps("score + " + product(0) + " + b[kv_idx, 1]"), 1);
+  EXPECT_EQ(steps("score + " + product(0)), 0);  // costs less as an instruction
+  EXPECT_EQ(steps("score * a[head, 0] + " + product(0) + " + " + product(1)), 0);
+  EXPECT_EQ(steps("score + " + product(0) + " + exp(" + product(1) + ")"), 0);
+}
+
+TEST(ReadPlan, IntegersThatChooseElementsBecomeBytes) {
+  const auto narrow = [](const std::string& shape, const std::string& kind, const std::string& score = "e[kind[q_idx, kv_idx], head]") {
+    const problem::Problem p = problem_of(base::join("forward bf16 ", shape, " d64 score=\"score + ", score, "\" param=\"e: ", kind));
+    const auto bytes = with_narrow_indices(p);
+    EXPECT_EQ(bytes.has_value(), kernels_of(p, "sm_90", "").back().stem == "narrow_indices");
+    return bytes.has_value();
+  };
+  const std::string kinds = "real[40, 4]\" param=\"kind: integer[512, 512]";
+  EXPECT_TRUE(narrow("b4 h4 q512", kinds + " integers(-3, 60)\""));
+  EXPECT_TRUE(narrow("b4 h4 q512", kinds + " i64 integers(0, 39)\""));
+  EXPECT_TRUE(narrow("b4 h4 q512", kinds + " i8 integers(0, 39)\""));
+  EXPECT_FALSE(narrow("b4 h4 q512", kinds + " u8 integers(0, 39)\""));  // they are
+  EXPECT_FALSE(narrow("b1 h4 q512", kinds + " integers(0, 39)\""));     // few pairs read each
+  EXPECT_FALSE(narrow("b4 h4 q512", "real[400, 4]\" param=\"kind: integer[512, 512] integers(0, 39)\""));
+  EXPECT_FALSE(narrow("b4 h4 q512", kinds + " integers(0, 39)\"", "e[kind[q_idx, kv_idx], head] * to_real(kind[q_idx, kv_idx])"));
 }
 
 }  // namespace

@@ -259,18 +259,22 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 
 }  // namespace
 
-const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families, true};
+const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families, true, true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
   jit::KernelSource source{.stem = "forward_sm90",
                            .entry = "forward_sm90",
                            .constants = sm90_constants(problem),
                            .score = emit_score(problem, {.lines = config.lines,
+                                                         .row_values = config.row_values,
                                                          .pairs = config.consumers == 2 && config.packed_heads == 1,
                                                          .tiles = config.tiles,
                                                          .tables = config.tables,
                                                          .tanh = true,
                                                          .band = sm90_mask(problem).tiles != Sm90Tiles::list,
+                                                         .raw_offsets = config.raw_offsets,
+                                                         .offsets_first = config.offsets_first,
+                                                         .offset_columns = config.offset_steps > 0,
                                                          .several_heads = config.packed_heads > 1}),
                            .arch = {}};
   config.set(source.constants);

@@ -96,6 +96,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .query_stages = query_stages,
                                       .pairs = sm90_pair_ring(tiles, pair_stages, block_q(), block_kv),
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
+                                      .column_bytes = 32 * block_kv * offset_steps,
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
                                       .has_mask = p.has_mask() && sm90_mask(p).tiles == Sm90Tiles::list});
   return static_cast<std::size_t>(layout.bytes);
@@ -183,7 +184,7 @@ std::vector<ReadTable> sm90_fitting_tables(const problem::Problem& p, const std:
       if (bytes_of_tables(tables) > room) tables.pop_back();
     }
   for (ReadTable& table : tables) {
-    while (more_copies(table.entries, table.copies)) {
+    while (more_copies(table.elements, table.copies)) {
       table.copies *= 2;
       if (bytes_of_tables(tables) <= room) continue;
       table.copies /= 2;

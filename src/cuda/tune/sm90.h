@@ -41,15 +41,19 @@ struct Sm90ForwardConfig {
   int consumers = 2;  ///< warpgroups of 64 rows
   int stages = 2;     ///< of keys and values
   int query_stages = 2;
-  bool take_turns = true;               ///< warpgroups issue their products one after the other
-  bool softmax_before_pv_wait = false;  ///< exponentials before the wait for the product that runs beside them
-  int packed_heads = 1;                 ///< GQA packing: heads of a kv head, whose queries are rows of one tile
-  int pair_stages = 0;                  ///< of reads that come as tiles; 0: none does
-  bool split_kv = false;                ///< tasks take a part of the keys each
-  bool paged = false;                   ///< the warp that loads looks pages or stretches up, and takes more registers
-  LineValues lines{};                   ///< that a helping warp evaluates, beside the one that loads
-  std::vector<PairTile> tiles{};        ///< reads that come as tiles, where there are stages for them
-  std::vector<ReadTable> tables{};      ///< in shared memory
+  bool take_turns = true;                      ///< warpgroups issue their products one after the other
+  bool softmax_before_pv_wait = false;         ///< exponentials before the wait for the product that runs beside them
+  int packed_heads = 1;                        ///< GQA packing: heads of a kv head, whose queries are rows of one tile
+  int pair_stages = 0;                         ///< of reads that come as tiles; 0: none does
+  bool split_kv = false;                       ///< tasks take a part of the keys each
+  bool paged = false;                          ///< the warp that loads looks pages or stretches up, and takes more registers
+  LineValues lines{};                          ///< that a helping warp evaluates, beside the one that loads
+  std::vector<PairTile> tiles{};               ///< reads that come as tiles, where there are stages for them
+  std::vector<ReadTable> tables{};             ///< in shared memory
+  std::vector<scoring::ValueId> row_values{};  ///< that threads keep for a task
+  int offset_steps = 0;                        ///< of 16 columns beside the head dim, by which tensor cores add to scores
+  bool offsets_first = false;                  ///< what is added to scores is there before they are
+  bool raw_offsets = false;                    ///< what takes many instructions is added to raw scores
 
   /// Those that are chosen; the others follow from them and the problem.
   template <class Self, class Fn>

@@ -41,6 +41,10 @@ struct ForwardFacts {
   bool light = is_light(p);
   bool capped = is_capped(p);
   bool sum = is_sum(p);
+  bool may_be_raw = bf16 && !p.part;  ///< offsets: such tasks can be done again where raw scores do not hold them
+  int columns = may_be_raw ? offsets_as_columns(p, lines) : 0;
+  /// Of three warpgroups whose tables fit. With two, below causal masks and for tables at a difference of places that took longer.
+  bool offsets_first = may_be_raw && dim <= 64 && !skips && !dropout && offsets_come_first(p, pair_tiles, find_read_tables(p, pair_tiles));
 
   bool few_queries() const;
 };
@@ -97,6 +101,23 @@ const std::vector<ForwardRow>& decode_rows() {
        .configs = {{.block_kv = 64, .stages = 4, .softmax_before_pv_wait = true}},
        .why = "two warpgroups share the queries; narrower tiles leave room for stages",
        .measured = notes},
+  };
+  return rows;
+}
+
+constexpr const char* reads = "bench/results/h100-reads.jsonl";
+
+/// Where tensor cores add the offsets of a score, asked before the others.
+const std::vector<ForwardRow>& offset_rows() {
+  static const std::vector<ForwardRow> rows = {
+      {.applies = [](const F& f) { return f.dim <= 64 && f.columns > 0 && !f.listed && !f.dropout; },
+       .configs = {{.block_kv = 160}, {.block_kv = 128}},
+       .why = "offsets as columns beside the head dim: scores like those of a plain pass",
+       .measured = reads},
+      {.applies = [](const F& f) { return f.offsets_first; },
+       .configs = {{.block_kv = 128, .consumers = 3}},
+       .why = "offsets of tables that integers choose from begin the scores, and registers last for three warpgroups",
+       .measured = reads},
   };
   return rows;
 }
@@ -227,10 +248,27 @@ Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig
   return best;
 }
 
-std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
+/// Lines, and offsets that tensor cores can add as columns beside the head dim.
+void take_lines(const ForwardFacts& f, Sm90ForwardConfig& config) {
   config.lines = f.lines;
+  config.raw_offsets = f.may_be_raw && !config.few_queries();
+  if (config.few_queries() || f.columns == 0) return;
+  config.offset_steps = device::offset_steps(f.columns);
+  config.lines.checked = true;
+}
+
+/// Offsets that are known before scores, now that it is known what stands in shared memory.
+void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
+  config.offsets_first = f.offsets_first && config.consumers == 3 && offsets_come_first(f.p, config.tiles, config.tables);
+  if (config.offsets_first) config.row_values = find_row_values(f.p);
+}
+
+std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
+  take_lines(f, config);
   config.paged = f.p.paged || f.p.spread;
   config = with_tables(f.p, with_pair_tiles(f, config));
+  take_offsets_first(f, config);
+  if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // it has no registers for reads of pairs
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
 }
 
@@ -250,6 +288,7 @@ std::vector<Chosen<Config>> chosen_of(const std::vector<Row<Facts, Config>>& row
 std::vector<Chosen<Sm90ForwardConfig>> forward_chosen(const ForwardFacts& f) {
   if (f.few_queries())
     if (auto chosen = chosen_of(decode_rows(), f, packed); !chosen.empty()) return chosen;
+  if (auto chosen = chosen_of(offset_rows(), f, whole_heads); !chosen.empty()) return chosen;
   return chosen_of(forward_rows(), f, whole_heads);
 }
 
@@ -376,10 +415,11 @@ std::optional<Chosen<Config>> choice(const problem::Problem& p, const std::strin
 
 /// With what follows from the problem, the fields as they are.
 std::optional<Sm90ForwardConfig> as_it_is(const ForwardFacts& f, Sm90ForwardConfig config) {
-  if (config.packed_heads == 1) config.lines = f.lines;
+  if (config.packed_heads == 1) take_lines(f, config);
   if (config.pair_stages > 0) config.tiles = f.pair_tiles;
   if (!fits(f.p, config)) return std::nullopt;
   if (!config.few_queries()) config.tables = sm90_fitting_tables(f.p, config.tiles, sm90_shared_limit - config.shared_bytes(f.p));
+  take_offsets_first(f, config);
   return config;
 }
 

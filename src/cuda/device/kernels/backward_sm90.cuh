@@ -50,7 +50,7 @@ struct Consumer : BackwardGroup {
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
-    TableFilling filling;
+    TableFilling filling(args.scale);
     while (work.next(round, args)) {
       float dk[kDim / 2], dv[kDimV / 2];
 #pragma unroll

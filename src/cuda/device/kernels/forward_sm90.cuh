@@ -22,11 +22,14 @@ namespace foveal::device {
 constexpr bool kBounded = kCappedScore && kAnyExponent;
 /// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
+/// Is there something to be done for each score when the product q . k is there? Else offsets are in it.
+constexpr bool kScoresToMake = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
 /// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
-constexpr bool kLooksAhead = !kHasScore && !kOrdered;
+constexpr bool kLooksAhead = !kScoresToMake && !kOrdered;
 /// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
 /// is to compile, stands once. Without a score there is little of it, and registers are short.
-constexpr bool kPartialOutside = kHasScore && (kSource == TileSource::causal || kSource == TileSource::band);
+constexpr bool kPartialOutside = kScoresToMake && (kSource == TileSource::causal || kSource == TileSource::band);
+static_assert(!kOffsetsInScores || (kAnyExponent && !kSplit && !kPart && !kFewQueries), "tasks are done again, each in units of its own");
 constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
 using AheadValues = PairValues[kAhead];
 constexpr bool kHolds = !kFewQueries;
@@ -38,18 +41,29 @@ constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// Scores to powers of two.
-FOVEAL_DEVICE float score_exponent(const Sm90Args& args) { return score_unit({1, args.scale}, {}, args.attention.score) * kLog2e; }
+FOVEAL_DEVICE float score_exponent(const Sm90Args& args, float scale) { return score_unit({1, scale}, {}, args.attention.score) * kLog2e; }
 
 /// One warpgroup: 64 rows of every task.
 struct Consumer {
   const Sm90Args& args;
   const Rings& rings;
-  const int group;       // of warps
-  const int thread;      // inside the group
+  const int group;   // of warps
+  const int thread;  // inside the group
+  /// kOffsetsInScores, where tasks are done again: raw scores are multiplied by the scale first, so that offsets of any size are numbers.
+  const bool exact;
   const float exponent;  // scores to powers of two
 
   FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
-      : args(args), rings(rings), group(group), thread(threadIdx.x % 128), exponent(score_exponent(args)) {}
+      : args(args),
+        rings(rings),
+        group(group),
+        thread(threadIdx.x % 128),
+        exact(kOffsetsInScores && rings.maxima() == Maxima::all),
+        exponent(score_exponent(args, offset_scale())) {}
+
+  FOVEAL_DEVICE bool is_exact() const { return kOffsetsInScores && __any_sync(~0u, exact); }
+  /// By which offsets are divided.
+  FOVEAL_DEVICE float offset_scale() const { return kOffsetsInScores && exact ? 1.0f : args.scale; }
 
   FOVEAL_DEVICE ForwardTask task_of(int round) const {
     ForwardTask work;
@@ -123,22 +137,35 @@ struct Consumer {
     }
   }
 
-  /// What is the same for all pairs of a head.
+  /// What is the same for all pairs of a head, or of a thread's row in a task.
   struct OfHead {
-    float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two
+    float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets to raw scores
     float tanh_factor, tanh_times;
     float tanh_limit;  // of |raw|, for the polynomial of the exponents
     TanhPolynomial<3> exponents;
     float highest_sum;  // of guessed probabilities; 0: none are guessed
+    RowValues rows[2];
+    RowColumns columns;
   };
   FOVEAL_DEVICE OfHead of_head(const ForwardTask& work) const {
     OfHead head;
     const ScoreArgs& score = args.attention.score;
-    const Score one{1, args.scale};
+    const Score one{1, offset_scale()};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) head.rows[r].load(position<true>(work, 2 * r), score);
     if constexpr (kSumScore) {
       head.gain = score_gain(one, at, score) * kLog2e;
-      find_offset_units<0>(head, at, score);
+      find_offset_units<0>(head, at, score, kLog2e);
+    }
+    if constexpr (kOffsetsInScores) find_offset_units<0>(head, at, score, 1);
+    if constexpr (kOffsetsAreColumns) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float value[kOffsetSlots];
+        find_row_factors(value, head, work, r);
+        head.columns.put(r, value, exact);
+      }
     }
     if constexpr (kTanhAhead) {
       head.tanh_factor = tanh_factor(one, at, score);
@@ -150,22 +177,62 @@ struct Consumer {
     return head;
   }
   template <int o>
-  FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score) const {
+  FOVEAL_DEVICE void find_offset_units(OfHead& head, const Position& at, const ScoreArgs& score, float unit) const {
     if constexpr (o < kOffsets) {
-      head.offset_unit[o] = offset_unit<o>(Score{1, args.scale}, at, score) * kLog2e;
-      find_offset_units<o + 1>(head, at, score);
+      head.offset_unit[o] = offset_unit<o>(Score{1, offset_scale()}, at, score) * unit;
+      find_offset_units<o + 1>(head, at, score, unit);
     }
   }
   /// The offsets of a score that is a sum, to powers of two, added to `onto`.
   template <int o = 0>
   FOVEAL_DEVICE float add_offsets(float onto, const OfHead& head, const Score& raw, const Pair& at) const {
     if constexpr (o < kOffsets) {
-      const ScoreArgs& score = args.attention.score;
-      float unit = head.offset_unit[o];
-      if constexpr (kOffsetHasRow[o]) unit *= offset_row<o>(raw, at, score);
-      return add_offsets<o + 1>(fmaf(offset_in_units<o>(raw, at, score), unit, onto), head, raw, at);
+      const float offset = offset_in_units<o>(raw, at, args.attention.score);
+      if constexpr (kOffsetIsScaled[o]) return add_offsets<o + 1>(onto + offset, head, raw, at);
+      return add_offsets<o + 1>(fmaf(offset, unit_of_offset<o>(head, raw, at), onto), head, raw, at);
     }
     return onto;
+  }
+  template <int o>
+  FOVEAL_DEVICE float unit_of_offset(const OfHead& head, const Score& raw, const Pair& at) const {
+    if constexpr (kOffsetHasRow[o]) return head.offset_unit[o] * offset_row<o>(raw, at, args.attention.score);
+    return head.offset_unit[o];
+  }
+  /// The same in raw scores, to begin with.
+  FOVEAL_DEVICE float begin_with_offsets(const OfHead& head, const Pair& at) const {
+    const Score none{0, offset_scale()};
+    const float offset = offset_in_units<0>(none, at, args.attention.score);
+    return add_offsets<1>(kOffsetIsScaled[0] ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
+  }
+  template <int o = 0>
+  FOVEAL_DEVICE void find_row_factors(float (&value)[kOffsetSlots], const OfHead& head, const ForwardTask& work, int r) const {
+    if constexpr (o < kOffsets) {
+      Pair at;
+      static_cast<Position&>(at) = position<true>(work, 2 * r);
+      value[o] = unit_of_offset<o>(head, Score{0, offset_scale()}, at);
+      find_row_factors<o + 1>(value, head, work, r);
+    }
+  }
+  /// kOffsetsAreColumns: what the product leaves out, where values are not tame. Seldom.
+  FOVEAL_DEVICE void add_strange_offsets(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+    const bool all_keys_tame = rings.lines(use).tame();
+    if (__all_sync(~0u, all_keys_tame && !head.columns.strange[0] && !head.columns.strange[1])) return;
+    float of_row[2][kOffsetSlots];
+    for (int r = 0; r < 2; ++r) find_row_factors(of_row[r], head, work, r);
+#pragma unroll
+    for (int i = 0; i < kBlockKv / 2; ++i) {
+      const int r = fragment_row(i), column = fragment_first_column(thread) + fragment_column(i);
+      bool tame = !head.columns.strange[r];
+      float offset = 0;
+#pragma unroll
+      for (int o = 0; o < kOffsets; ++o) {
+        const float of_column = rings.lines(use).walk(kOffsetWalk[o])[column];
+        tame = tame && is_tame(of_column);
+        offset = fmaf(of_column, of_row[r][o], offset);
+      }
+      scores[i] += tame ? 0.0f : offset;
+      if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
+    }
   }
   /// Of |raw|, for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
@@ -205,6 +272,40 @@ struct Consumer {
     }
     return Stage::scores;
   }
+  /// kOffsetsFirst: what the product q . k of a tile is added to. A pair then costs no more behind the product than without a score, where it would hold up the
+  /// exponentials, and loads from tables wait for nothing but each other.
+  /// late: it is there already.
+  template <bool partial, bool late = false>
+  FOVEAL_DEVICE void begin_scores(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+    if constexpr (kHasLines) rings.line_values.wait_full(use);
+    if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(use);
+    const LineView<kBlockKv> lines(rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread));
+    const TiledView<false, kBlockQ, kBlockKv> tiles(rings.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score);
+    TiledValues tiled;
+#pragma unroll
+    for (int i = 0; i < kBlockKv / 2; ++i) {
+      Pair at = lines.pair(i, position<partial>(work, i));
+      head.rows[fragment_row(i)].put_into(at);
+      if (i % 8 == 0) tiled = tiles.load(i / 8);
+      tiled.put_into(at, i);
+      rings.tables().put_into(at);
+      const float begin = begin_with_offsets(head, at);
+      scores[i] = late ? scores[i] + begin : begin;
+      if (late && i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
+    }
+    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
+    if constexpr (kHasLines) release(rings.line_values, use);
+  }
+  FOVEAL_DEVICE static void clear(float (&scores)[kBlockKv / 2]) {
+#pragma unroll
+    for (float& score : scores) score = 0;
+  }
+  /// Products q . k as they are become scores, to which offsets may still come.
+  FOVEAL_DEVICE void make_exact(float (&scores)[kBlockKv / 2], const OfHead& head, const ForwardTask& work, u32 use) const {
+#pragma unroll
+    for (float& score : scores) score *= args.scale;
+    if constexpr (kOffsetsFirst) begin_scores<true, true>(scores, head, work, use);
+  }
   template <bool partial, Stage to, class TanhAhead>
   FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const OfHead& head,
                                const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
@@ -228,10 +329,12 @@ struct Consumer {
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
-      put_pair_values<false, kHolds, kBlockKv>(at, ahead, i);
-      if (i % 8 == 0) tiled = tiles.load(i / 8);
-      tiled.put_into(at, i);
-      rings.tables().put_into(at);
+      if constexpr (kScoresToMake) {
+        put_pair_values<false, kHolds, kBlockKv>(at, ahead, i);
+        if (i % 8 == 0) tiled = tiles.load(i / 8);
+        tiled.put_into(at, i);
+        rings.tables().put_into(at);
+      }
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
@@ -240,7 +343,7 @@ struct Consumer {
         scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
         softmax.sum[r] += scores[i];
       } else {
-        scores[i] = score_in_units(raw, at, attention.score);
+        scores[i] = kOffsetsInScores && kScoresToMake ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
       }
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -254,7 +357,7 @@ struct Consumer {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
-    if constexpr (kPairTiles > 0) release_loaded(rings.pairs.ring, use);
+    if constexpr (kPairTiles > 0 && kScoresToMake) release_loaded(rings.pairs.ring, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < kKeptWords; ++word) {
@@ -422,8 +525,15 @@ struct Consumer {
     return ending;
   }
 
+  /// Has the task to be done again? kOffsetsInScores: also where a row has no number as a score. Where it has one, those that are too low for raw scores are -inf, which is
+  /// what is left of their probabilities.
+  FOVEAL_DEVICE static bool fails(const OnlineSoftmax& softmax) {
+    const bool empty = softmax.reference[0] == -infinity() || softmax.reference[1] == -infinity();
+    return softmax.overflows() || (kOffsetsInScores && empty);
+  }
+
   FOVEAL_DEVICE Ending end(int round, OnlineSoftmax& softmax) const {
-    if (kAnyExponent && softmax.overflows() && rings.maxima() != Maxima::all) rings.do_again(round);
+    if (kAnyExponent && fails(softmax) && rings.maxima() != Maxima::all) rings.do_again(round);
     return end(task_of(round), softmax);
   }
 
@@ -492,7 +602,9 @@ struct Consumer {
     const auto score_product = [&] {
       wgmma_pin(scores);
       wgmma_fence();
-      multiply_rows<Element, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)));
+      if constexpr (kOffsetsAreColumns) rings.key_columns(tile).multiply(scores, head.columns);
+      multiply_rows<Element, kBlockKv, kDim>(scores, uniform(rings.query_tile(query)), 64 * group, uniform(rings.key_tile(tile)), 0,
+                                             kOffsetsFirst || kOffsetsAreColumns);
       wgmma_commit();
     };
     const auto value_product = [&](u32 use, bool accumulate) {
@@ -501,17 +613,24 @@ struct Consumer {
       multiply_registers<Element, kDimV, kBlockKv>(acc, p, uniform(rings.value_tile(use)), accumulate);
       wgmma_commit();
     };
-    TableFilling filling;
+    TableFilling filling(offset_scale());
     const auto follow_tables = [&] {
       const Position base{next.task.batch, next.task.head, 0, 0, next.sequence.len_q, next.sequence.len_kv};
       filling.follow(rings.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
     };
-    const auto take_scores = [&](bool partial) {
+    const auto take_scores = [&](auto inside, bool partial) {
       if (leader) rings.key.release(tile);
       if (kGivesQueriesEarly && leader && next.walk.is_last()) rings.query.release(query);
       wgmma_pin(scores);
-      if constexpr (kHasLines) rings.line_values.wait_full(tile);
-      if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
+      if constexpr (kOffsetsInScores && !decltype(inside)::value) {
+        if (is_exact()) make_exact(scores, head, next, tile);
+      }
+      if constexpr (kHasLines && kScoresToMake) rings.line_values.wait_full(tile);
+      if constexpr (kPairTiles > 0 && kScoresToMake) rings.pairs.ring.wait_full(tile);
+      if constexpr (kOffsetsAreColumns) {
+        add_strange_offsets(scores, head, next, tile);
+        release(rings.line_values, tile);
+      }
       stage = Stage::scores;
       rescales = false;
       if (partial) {
@@ -528,7 +647,7 @@ struct Consumer {
         }
       } else if (kGuesses || (kSumScore && kAnyExponent && lasts(softmax))) {
         stage = Stage::products;
-      } else if constexpr (kHasScore) {
+      } else if constexpr (kScoresToMake) {
         stage = transform<false>(scores, softmax, rescales, rescale, head, ahead, next, tile, 0);
       }
       if (stage == Stage::scores && !(kLooksAhead ? lasted : lasts(softmax))) rescales = follow_maximum(softmax, scores, rescale);
@@ -542,7 +661,7 @@ struct Consumer {
       if constexpr (kSumScore && kAnyExponent) {
         if (stage == Stage::products) transform<false, Stage::probabilities>(scores, softmax, AnyTanhAhead{}, head, ahead, next, tile, 0);
       }
-      if constexpr (kHasLines) release(rings.line_values, tile);
+      if constexpr (kHasLines && kScoresToMake) release(rings.line_values, tile);
       if constexpr (kDropout) drop(scores, next);
     };
     const auto take_probabilities = [&] {
@@ -599,12 +718,25 @@ struct Consumer {
       } else {
         ++tile;
       }
+      if constexpr (kOffsetsFirst) {
+        if (!kInside && new_task) follow_tables();
+        if (!kInside && is_exact()) {
+          clear(scores);
+        } else if (kInside) {
+          begin_scores<false>(scores, head, next, tile);
+        } else if (kSource != TileSource::list || partial) {
+          begin_scores<true>(scores, head, next, tile);
+        } else {
+          begin_scores<false>(scores, head, next, tile);
+        }
+      }
+      if constexpr (kOffsetsAreColumns) rings.line_values.wait_full(tile);
       rings.key.wait_full(tile);
       if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
       score_product();
       if constexpr (!kValuesFirst) start_values(tile - 1);
       if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
-      if (!kInside && new_task) follow_tables();
+      if (!kOffsetsFirst && !kInside && new_task) follow_tables();
       load_ahead(ahead, next, !kInside && partial, !kInside && new_task);
       if constexpr (kLooksAhead) lasted = lasts(softmax);
       if constexpr (kGuesses) guessing = guesses && softmax.is_unshifted();
@@ -613,7 +745,7 @@ struct Consumer {
         end_values();
         wgmma_wait<0>();
       }
-      take_scores(!kInside && (kPartialOutside || partial));
+      take_scores(inside, !kInside && (kPartialOutside || partial));
       if constexpr (kOrdered) {
         take_exponentials();
         softmax.complete();
@@ -634,6 +766,9 @@ struct Consumer {
       round = next_round;
       if (!advance(next, next_round, partial, new_task)) break;
       step(Constant<false>{});
+      if constexpr (kOffsetsInScores) {
+        if (is_exact()) continue;
+      }
       if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
         while (next.next_full_tile()) step(Constant<true>{});
       }
@@ -656,7 +791,8 @@ FOVEAL_DEVICE void init_barriers(const Rings& rings) {
   fence_mbarrier_init();
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least.
+/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least, or
+/// Consumer::fails.
 FOVEAL_DEVICE bool repeats(const Rings& rings) {
   if constexpr (!kAnyExponent) return false;
   named_barrier_sync(kEndBarrier, kThreads);
@@ -684,7 +820,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
     for (int word = 0; word < ForwardLayout::kAgainWords; ++word) store_word(rings.base + kShared.again + 4 * word, 0);
   }
-  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args);
+  if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
   if constexpr (kQueries * kPackedHeads < kBlockQ) {
     for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads) store_zeros(rings.query_tile(0).address + 16 * i);
     fence_async_proxy();
@@ -703,8 +839,14 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     registers_increase<kConsumerRegisters>();
     const Consumer consumer(args, rings, warp_group - 1);
     consumer.open_turns();
-    do {
-      consumer.run();
-    } while (repeats(rings));
+    if constexpr (kOffsetsInScores) {
+      do {
+        Consumer(args, rings, warp_group - 1).run();
+      } while (repeats(rings));
+    } else {
+      do {
+        consumer.run();
+      } while (repeats(rings));
+    }
   }
 }

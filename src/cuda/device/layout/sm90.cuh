@@ -19,18 +19,23 @@ struct PairRingShape {
   constexpr int barrier_bytes() const { return stage_bytes > 0 ? ring_bytes(stages) : 0; }
 };
 
+/// Steps of 16 columns for offsets that are products (tile/extra_columns.cuh).
+constexpr int kColumnsOfOffset = 6;
+constexpr int offset_steps(int offsets) { return (kColumnsOfOffset * offsets + 15) / 16; }
+
 struct ForwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
   PairRingShape pairs;
-  int line_floats;  ///< values of lines, for one tile
-  int table_bytes;  ///< parameters that stand in shared memory
+  int line_floats;   ///< values of lines, for one tile
+  int column_bytes;  ///< of extra columns of keys, for one tile
+  int table_bytes;   ///< parameters that stand in shared memory
   bool has_mask;
 };
 
 struct ForwardLayout {
   static constexpr int kLineStages = 2, kAgainWords = 2;
   int query_bytes, key_bytes, value_bytes;  ///< of a stage
-  int query, key, value, pairs, barriers, line_barriers, pair_barriers;
+  int query, key, value, pairs, columns, barriers, line_barriers, pair_barriers;
   int maxima, again;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
   int lines, kept, table, bytes;
 
@@ -42,7 +47,8 @@ struct ForwardLayout {
         key(query + s.query_stages * query_bytes),
         value(key + s.stages * key_bytes),
         pairs(value + s.stages * value_bytes),
-        barriers(pairs + s.pairs.bytes()),
+        columns(pairs + s.pairs.bytes()),
+        barriers(columns + kLineStages * s.column_bytes),
         line_barriers(barriers + ring_bytes(s.query_stages) + 2 * ring_bytes(s.stages)),
         pair_barriers(line_barriers + (s.line_floats > 0 ? ring_bytes(kLineStages) : 0)),
         maxima(pair_barriers + s.pairs.barrier_bytes()),

@@ -89,8 +89,8 @@ struct Wgmma;
                    : FOVEAL_D##n                                                                                                       \
                    : "l"(a.bits()), "l"(b.bits()), "r"(static_cast<int>(accumulate)), "n"(a_major == Major::mn), "n"(b_major == Major::mn)); \
     }                                                                                                                                  \
-    template <Major b_major>                                                                                                           \
-    FOVEAL_DEVICE static void run(float (&d)[n / 2], u32 a0, u32 a1, u32 a2, u32 a3, MatrixDescriptor b, bool accumulate) {            \
+    template <Major b_major, class Descriptor>                                                                                         \
+    FOVEAL_DEVICE static void run(float (&d)[n / 2], u32 a0, u32 a1, u32 a2, u32 a3, Descriptor b, bool accumulate) {                  \
       asm volatile("{.reg .pred p; setp.ne.b32 p, %" #p5 ", 0;\n"                                                                      \
                    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" FOVEAL_R##n "}, {%" #p0 ", %" #p1 ", %" #p2    \
                    ", %" #p3 "}, %" #p4 ", p, 1, 1, %" #p6 ";}"                                                                        \

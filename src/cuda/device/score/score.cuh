@@ -24,7 +24,8 @@
 // Kernels that evaluate what is the same along a line of a tile apart from its pairs (tile/line_values.cuh) find the functions for that,
 //   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
 //   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
-// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.loaded[v], v < kPairReads: reads of one element per
+// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.row[v] = row_value<v>(at, args), v < kRowValues: what is the
+// same for all pairs of a row; and at.loaded[v], v < kPairReads: reads of one element per
 // pair, which a kernel loads ahead of the scores: a PairElementOf<v>, pair_origin<v>(at, args) + pair_step<v>(at, args) bytes into parameter kPairParam[v]; the origin
 // is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
 // pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.table[t], t < kTables: where a parameter's elements for one
@@ -38,6 +39,11 @@
 //   real offset_row<o>(score, at, args)                                     the same for all pairs of a row; 1 where not kOffsetHasRow[o]
 //   real score_gain(score, at, args), offset_unit<o>(score, at, args)       the same for all pairs of a head
 // What is the same for all pairs of a head does not use the raw score.
+// kOffsetsInScores: instead it is (raw score + the sum) * score_unit, offset_unit is divided by that, and score_in_units leaves the raw score as it is.
+// kOffsetsFirst: scores begin as this sum, and the product q . k is added to it. Then a table may have its factor already (kTableIsScaled[t]),
+//   real table_unit<t>(score, args)
+// and the offset that reads it has none (kOffsetIsScaled[o]).
+// kOffsetsAreColumns: each offset is the product of at.walk[kOffsetWalk[o]] and offset_row * offset_unit, which tensor cores add up (tile/extra_columns.cuh).
 //
 // kPairRun[v], kPairRepeats[v]: the element of at.loaded[v] is the same for blocks of so many keys (0: it is not), and the same again 64 keys on. For the kernel that
 // sums the reads of tables for each query (kernels/rows_sm90.cuh), number i < kRowReads of which is the trained read kRowRead[i]:
@@ -102,12 +108,28 @@ constexpr bool kIsInteger = kSame<T, int> || kSame<T, short> || kSame<T, signed 
 
 constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = kDiagonalValues > 0 ? kDiagonalValues : 1;
 constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1, kPairTileSlots = kPairTiles > 0 ? kPairTiles : 1;
-constexpr int kTableSlots = kTables > 0 ? kTables : 1;
+constexpr int kTableSlots = kTables > 0 ? kTables : 1, kRowSlots = kRowValues > 0 ? kRowValues : 1;
 
 /// A pair with what is known before its score. Integers that were read stand there as bits.
 struct Pair : Position {
-  real walk[kWalkSlots], diagonal[kDiagonalSlots], loaded[kPairSlots], tiled[kPairTileSlots], tanh;
+  real walk[kWalkSlots], diagonal[kDiagonalSlots], row[kRowSlots], loaded[kPairSlots], tiled[kPairTileSlots], tanh;
   u32 table[kTableSlots];
+};
+
+/// Of one row.
+struct RowValues {
+  real value[kRowSlots];
+  template <int v = 0>
+  FOVEAL_DEVICE void load(const Position& at, const ScoreArgs& args) {
+    if constexpr (v < kRowValues) {
+      value[v] = row_value<v>(at, args);
+      load<v + 1>(at, args);
+    }
+  }
+  FOVEAL_DEVICE void put_into(Pair& pair) const {
+#pragma unroll
+    for (int v = 0; v < kRowValues; ++v) pair.row[v] = value[v];
+  }
 };
 
 struct PairValues {

@@ -4,6 +4,7 @@
 // config.cuh: as for kernels/forward_sm90.cuh.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
+#include "tile/extra_columns.cuh"
 #include "tile/key_rows.cuh"
 #include "tile/line_values.cuh"
 #include "tile/pair_tiles.cuh"
@@ -40,6 +41,7 @@ constexpr ForwardLayout kShared{{.block_q = kBlockQ,
                                  .query_stages = kQueryStages,
                                  .pairs = Pairs::kShape,
                                  .line_floats = Lines::kFloats,
+                                 .column_bytes = KeyColumns<kBlockKv>::kBytes,
                                  .table_bytes = ReadTables::kBytes,
                                  .has_mask = kMaskProgram}};
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
@@ -83,6 +85,9 @@ struct Rings {
   }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + kShared.lines) + line_values.index(use) * Lines::kFloats};
+  }
+  FOVEAL_DEVICE KeyColumns<kBlockKv> key_columns(u32 use) const {
+    return {base + kShared.columns + line_values.index(use) * KeyColumns<kBlockKv>::kBytes};
   }
   FOVEAL_DEVICE ReadTables tables() const { return {base + kShared.table}; }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + kShared.query + query.index(use) * kShared.query_bytes}; }
@@ -228,6 +233,10 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
           args.attention.score, before,
           [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
           [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_query() - first_kv - ahead); });
+      if constexpr (kOffsetsAreColumns) {
+        __syncwarp();
+        rings.key_columns(tile).fill(lines);
+      }
       hand_over(rings.line_values, tile);
       before = lines;
       next_kv = first_kv - kBlockKv;

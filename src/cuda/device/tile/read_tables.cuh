@@ -29,7 +29,9 @@ struct ReadTables {
 struct TableFilling {
   i64 first[kTableSlots];  // offset of the parameter's element
 
-  FOVEAL_DEVICE TableFilling() {
+  const Score one;  // raw score 1
+
+  FOVEAL_DEVICE explicit TableFilling(float scale) : one{1, scale} {
 #pragma unroll
     for (int t = 0; t < kTableSlots; ++t) first[t] = -(1ll << 62);
   }
@@ -70,7 +72,8 @@ struct TableFilling {
       for (int start = 0; start < kCount; start += threads) {
         const int i = start + thread;
         if (i >= kCount) continue;
-        const float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTableCopies[t])));
+        float value = fv_load<TableElement>(param.data, next[t] + offset_of<t>(param, element_of<t>(i / kTableCopies[t])));
+        if constexpr (kTableIsScaled[t]) value *= table_unit<t>(one, args);
         store_word(tables.address + 4 * (table_words_before(t) + i), __float_as_uint(value));
       }
     }

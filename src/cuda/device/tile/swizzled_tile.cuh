@@ -38,10 +38,12 @@ FOVEAL_DEVICE SwizzledTile<rows, chunk_step> uniform(SwizzledTile<rows, chunk_st
 
 /// acc[64 x n] = a[row .. row + 64, :] b[row_b .. row_b + n, :]^T over `depth` columns of both tiles.
 template <class Element, int n, int depth, int rows_a, int rows_b, int step_a>
-FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a, step_a> a, int row, SwizzledTile<rows_b> b, int row_b = 0) {
+FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a, step_a> a, int row, SwizzledTile<rows_b> b, int row_b = 0,
+                                 bool accumulate = false) {
 #pragma unroll
   for (int step = 0; step < depth / 16; ++step) {
-    Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(row_b, step), step > 0);
+    Wgmma<n, kSame<Element, bf16>>::template run<Major::k, Major::k>(acc, a.columns(row, step), b.columns(row_b, step),
+                                                                     accumulate || step > 0);
   }
 }
 

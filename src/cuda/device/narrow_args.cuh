@@ -1,0 +1,13 @@
+#pragma once
+// Integers made bytes (kernels/narrow_indices.cuh). Shared with the host: plain types only.
+#include "args.cuh"
+
+namespace foveal::device {
+
+struct NarrowArgs {
+  ParamView from;
+  unsigned char* to;
+  long long to_stride[kMaxParamRank];
+};
+
+}  // namespace foveal::device

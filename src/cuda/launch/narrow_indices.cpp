@@ -1,0 +1,157 @@
+#include "cuda/launch/narrow_indices.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "cuda/device/narrow_args.cuh"
+#include "cuda/jit/kernel.h"
+#include "cuda/launch/attention_args.h"
+#include "cuda/launch/workspace.h"
+#include "cuda/score_writer.h"
+#include "plan/gather_pages.h"
+#include "score/varies.h"
+
+namespace foveal::cuda {
+namespace {
+
+constexpr unsigned threads = 256;
+constexpr std::int64_t most_rows = 65535, row_multiple = 16;  // bytes: tiles that TMA loads
+
+/// Is each value that is read of a parameter an index into a dimension of so few elements that a byte tells them apart, and nothing else? Read at pairs.
+bool only_chooses(const problem::Problem& p, std::size_t param) {
+  const Program& program = p.score->forward;
+  const auto reads = [&](const Instr& instr) { return instr.op == Op::read && static_cast<std::size_t>(instr.param) == param; };
+  if (std::any_of(p.score->mask.code.begin(), p.score->mask.code.end(), reads)) return false;
+  bool at_pairs = false;
+  const auto is_one = [&](ValueId id) { return id >= 0 && reads(program.code[static_cast<std::size_t>(id)]); };
+  for (std::size_t i = 0; i < program.code.size(); ++i) {
+    const Instr& instr = program.code[i];
+    at_pairs = at_pairs || (reads(instr) && scoring::varies(program, static_cast<ValueId>(i)) == Varies::pair);
+    if (std::any_of(instr.arg.begin(), instr.arg.end(), is_one)) return false;
+    for (std::size_t d = 0; d < instr.index.size(); ++d)
+      if (is_one(instr.index[d]) && p.params[static_cast<std::size_t>(instr.param)].param.shape()[d] > 256) return false;
+  }
+  return at_pairs && std::none_of(program.outputs.begin(), program.outputs.end(), is_one);
+}
+
+/// Bytes with rows that begin at multiples of 16.
+problem::TensorSpec as_bytes(const problem::TensorSpec& tensor) {
+  problem::TensorSpec bytes = tensor;
+  bytes.dtype = DType::u8, bytes.aligned = true;
+  std::int64_t stride = 1;
+  for (auto d = static_cast<std::size_t>(tensor.rank); d-- > 0;) {
+    bytes.strides[d] = stride;
+    stride *= tensor.sizes[d];
+    if (d + 1 == static_cast<std::size_t>(tensor.rank)) stride = (stride + row_multiple - 1) / row_multiple * row_multiple;
+  }
+  return bytes;
+}
+std::int64_t bytes_of(const problem::TensorSpec& bytes) { return bytes.sizes[0] * (bytes.rank > 1 ? bytes.strides[0] : row_multiple); }
+std::int64_t rows_of(const problem::TensorSpec& tensor) {
+  std::int64_t rows = 1;
+  for (int d = 0; d + 1 < tensor.rank; ++d) rows *= tensor.sizes[static_cast<std::size_t>(d)];
+  return rows;
+}
+
+bool lie_together(const problem::TensorSpec& tensor) {
+  const auto rank = static_cast<std::size_t>(tensor.rank);
+  bool together = tensor.aligned && tensor.strides[rank - 1] == 1;
+  for (std::size_t d = 0; d + 1 < rank; ++d) together = together && tensor.strides[d] % 4 == 0;
+  return together && 4 * size_of(tensor.dtype) <= 16;
+}
+
+class NarrowIndices : public GpuExecutable {
+ public:
+  NarrowIndices(const problem::Problem& problem, const problem::Problem& narrow, std::unique_ptr<GpuExecutable> pass)
+      : p_(problem), narrow_(narrow), pass_(std::move(pass)) {
+    workspace_.reserve(pass_->workspace_bytes());
+    sources_ = pass_->sources();
+    for (std::size_t i = 0; i < p_.params.size(); ++i) {
+      const problem::TensorSpec &from = p_.params[i].tensor, &to = narrow_.params[i].tensor;
+      if (from == to) continue;
+      jit::Constants constants;
+      constants.set_type("Index", from.dtype == DType::i64 ? "long long" : device_type(from.dtype))
+          .set("kRank", from.rank)
+          .set("kTogether", lie_together(from));
+      sources_.push_back({.stem = "narrow_indices", .entry = "narrow_indices", .constants = constants, .score = {}, .arch = {}});
+      narrowed_.push_back({i, workspace_.reserve(static_cast<std::size_t>(bytes_of(to))), {}});
+    }
+  }
+
+  void load(const std::vector<std::shared_ptr<const jit::Image>>& images) override {
+    const auto own = images.begin() + static_cast<std::ptrdiff_t>(pass_->sources().size());
+    pass_->load({images.begin(), own});
+    for (std::size_t n = 0; n < narrowed_.size(); ++n)
+      narrowed_[n].kernel = jit::Kernel(own[static_cast<std::ptrdiff_t>(n)], p_.device.index, 0);
+  }
+
+  std::size_t workspace_bytes() const override { return workspace_.bytes(); }
+  std::string kernel() const override { return pass_->kernel(); }
+  void describe(Explanation& e) const override {
+    pass_->describe(e);
+    for (const Narrowed& one : narrowed_)
+      e.details.emplace_back(p_.params[one.param].param.name(), "made bytes before the pass, which reads them for each head");
+  }
+
+  void run(const problem::Buffers& given, void* workspace, Stream stream) const override {
+    const driver::Current current(p_.device.index);
+    planning::OwnBuffers buffers(given);
+    for (const Narrowed& one : narrowed_) {
+      const problem::TensorSpec& to = narrow_.params[one.param].tensor;
+      const TensorView from = given.params[one.param];
+      TensorView& view = buffers->params[one.param];
+      view.data = Workspace::at<void>(workspace, one.offset), view.dtype = to.dtype, view.strides = to.strides;
+      device::NarrowArgs args{};
+      args.from.data = from.data, args.to = static_cast<unsigned char*>(view.data);
+      for (int d = 0; d < to.rank; ++d) {
+        const auto at = static_cast<std::size_t>(d);
+        args.from.stride[d] = from.strides[at], args.from.size[d] = static_cast<int>(from.sizes[at]), args.to_stride[d] = to.strides[at];
+      }
+      const std::int64_t columns = to.sizes[static_cast<std::size_t>(to.rank) - 1];
+      one.kernel.launch({.grid_x = static_cast<unsigned>((columns + 4 * threads - 1) / (4 * threads)),
+                         .grid_y = static_cast<unsigned>(rows_of(to)),
+                         .threads = threads},
+                        args, stream);
+    }
+    pass_->run(*buffers, workspace, stream);
+  }
+
+ private:
+  struct Narrowed {
+    std::size_t param;
+    std::size_t offset;  ///< in the workspace
+    jit::Kernel kernel;
+  };
+
+  problem::Problem p_, narrow_;
+  std::unique_ptr<GpuExecutable> pass_;
+  Workspace workspace_;
+  std::vector<Narrowed> narrowed_;
+};
+
+}  // namespace
+
+std::optional<problem::Problem> with_narrow_indices(const problem::Problem& p) {
+  constexpr std::int64_t least_queries = 128, least_uses = 8, most_bytes = std::int64_t{1} << 28;
+  if (p.pass != Pass::forward || !p.has_score_mod() || p.seqlen_q < least_queries || p.varlen || p.part) return {};
+  problem::Problem narrow = p;
+  bool any = false;
+  for (std::size_t i = 0; i < p.params.size(); ++i) {
+    const problem::TensorSpec& tensor = p.params[i].tensor;
+    const bool fits = tensor.dtype == DType::i8 || tensor.dtype == DType::i16 || tensor.dtype == DType::i32 || tensor.dtype == DType::i64;
+    if (!fits || tensor.rank < 2 || tensor.rank > 4 || rows_of(tensor) > most_rows || !only_chooses(p, i)) continue;
+    const problem::TensorSpec bytes = as_bytes(tensor);
+    const std::int64_t size = bytes_of(bytes), pairs = p.batch * p.heads_q * p.seqlen_q * p.seqlen_kv;
+    if (size == 0 || size > most_bytes || pairs / size < least_uses) continue;
+    narrow.params[i].tensor = bytes;
+    any = true;
+  }
+  return any ? std::optional(narrow) : std::nullopt;
+}
+
+std::unique_ptr<GpuExecutable> narrowing(const problem::Problem& problem, const problem::Problem& narrow,
+                                         std::unique_ptr<GpuExecutable> pass) {
+  return std::make_unique<NarrowIndices>(problem, narrow, std::move(pass));
+}
+
+}  // namespace foveal::cuda

@@ -1,0 +1,17 @@
+#pragma once
+// Integers that many pairs read, and only to say which element of a small table is theirs (`e[kind[q_idx, kv_idx], head]`), become bytes before a forward pass of the
+// Hopper kernels: `kind` is read once as it is, and then as bytes for each head of each sequence.
+#include <memory>
+#include <optional>
+
+#include "cuda/candidate.h"
+
+namespace foveal::cuda {
+
+/// The problem with such parameters as bytes, in memory of the pass; nothing where there are none, or few pairs read each.
+std::optional<problem::Problem> with_narrow_indices(const problem::Problem& problem);
+/// pass: made for that.
+std::unique_ptr<GpuExecutable> narrowing(const problem::Problem& problem, const problem::Problem& narrow,
+                                         std::unique_ptr<GpuExecutable> pass);
+
+}  // namespace foveal::cuda
