@@ -112,6 +112,8 @@ class Symbol(Symbols):
         with torch._C.DisableTorchFunction():
             _look_of_result(name, func, (self, other), {})  # whether torch can
         result = _call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
+        if not torch.can_cast(result.dtype, self._dtype):  # not every torch says so of meta tensors
+            raise RuntimeError(f"{name} in a score or mask: result type {result.dtype} can't be cast to the desired output type {self._dtype}")
         self._items = _call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
         return self
 
