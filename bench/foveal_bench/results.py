@@ -46,6 +46,7 @@ FIELDS = {
     "mask": "as text", "score_mod": "as text", "lengths": "of packed sequences", "kv_bytes": "of keys and values that are read",
     "plain_ms": "milliseconds of the plain causal pass, in turns with ms", "short_ms": "ms in turns of 30 ms", "short_plain_ms": "plain_ms in turns of 30 ms",
     "cpu_s": "seconds of CPU time, the least of `turns` runs", "turns": "how many runs",
+    "latency_ms": "of one call that begins on a device at rest, with the time of the host",
     "efficiency": "time on one device / (devices x ms)", "memory_gb": "GB in use on the device", "seconds": "since the run began, or of the run",
     "losses": "of each step", "tokens_per_second": "at ms",
     "note": "what a reader has to know", "first_seed": "of random problems", "problems": "how many", "programs": "how many", "steps": "how many",
