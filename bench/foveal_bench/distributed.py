@@ -97,15 +97,24 @@ class Bench:
         return float(found.item())
 
     def times(self, run: Callable[[], Any], budget_ms: float = 900.0) -> dict[str, float]:
-        """ms and latency_ms."""
+        """ms and latency_ms; of calls that take seconds one is enough."""
         run()
         first = self.once(run)
-        calls = 1 if first > 1000 else max(2, min(16, math.ceil(20 / first)))  # a fifth of a second of work at most, but for calls that take as long
+        if first > 1000:
+            return {"ms": first, "latency_ms": first}
+        calls = max(2, min(16, math.ceil(20 / first)))
 
         def median(calls: int) -> float:
             return statistics.median(self.once(run, calls) for _ in range(int(min(25, max(3, budget_ms / (calls * max(first, 0.05)))))))
 
         return {"ms": median(calls), "latency_ms": median(1)}
+
+    def beside_torch(self) -> int:
+        """Bytes in use on the device that torch has not."""
+        if not self.cuda:
+            return 0
+        free, total = self.torch.cuda.mem_get_info()
+        return total - free - self.torch.cuda.memory_reserved()
 
     def tensors(self, case: dict[str, Any]) -> list[Any]:
         torch = self.torch
@@ -135,19 +144,20 @@ class Bench:
         def attend(q: Any, k: Any, v: Any) -> Any:
             return door.attention(q, k, v, case.get("score"), case["mask"], params=params, **packed)
 
-        def both(leaves: list[Any], dout: Any) -> Any:
+        last: dict[str, Any] = {}
+
+        def both(leaves: list[Any], dout: Any) -> None:
             for t in (*leaves, *params.values()):
                 t.grad = None
-            out = attend(*leaves)
-            out.backward(dout)
-            return out
+            last["out"] = attend(*leaves)
+            last["out"].backward(dout)
 
         def measure(contender: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Any]:
             with torch.no_grad():
                 rows["forward", contender] = dict(self.times(lambda: attend(q, k, v)))
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
             rows["both", contender] = dict(self.times(lambda: both(leaves, dout)))
-            out = both(leaves, dout).detach()
+            out = last.pop("out").detach()
             return dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
 
         rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -159,6 +169,7 @@ class Bench:
         with door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits) as context:
             mine = [context.shard(t) for t in (q, k, v, dout)]
             del q, k, v, dout
+            before = self.beside_torch()
             found = measure("foveal", *mine)
             if wanted:
                 for direction in ("forward", "both"):
@@ -171,6 +182,7 @@ class Bench:
             if self.cuda:
                 rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
                 rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
+                rows["both", "foveal"]["buffers_gb"] = round((self.beside_torch() - before) / 1e9, 3)
         return rows
 
     def torchs(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:

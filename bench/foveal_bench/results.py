@@ -47,7 +47,7 @@ FIELDS = {
     "plain_ms": "milliseconds of the plain causal pass, in turns with ms", "short_ms": "ms in turns of 30 ms", "short_plain_ms": "plain_ms in turns of 30 ms",
     "cpu_s": "seconds of CPU time, the least of `turns` runs", "turns": "how many runs",
     "latency_ms": "of one call that begins on a device at rest, with the time of the host",
-    "efficiency": "time on one device / (devices x ms)", "memory_gb": "GB in use on the device", "seconds": "since the run began, or of the run",
+    "efficiency": "time on one device / (devices x ms)", "memory_gb": "GB in use on the device", "buffers_gb": "of it, since the context began, beside torch's", "seconds": "since the run began, or of the run",
     "losses": "of each step", "tokens_per_second": "at ms",
     "note": "what a reader has to know", "first_seed": "of random problems", "problems": "how many", "programs": "how many", "steps": "how many",
     "minutes": "of the run", "checks": "results compared", "refusals": "problems that were refused", "failures": "results outside of their bound",
