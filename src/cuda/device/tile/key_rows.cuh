@@ -64,9 +64,9 @@ FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyPl
 /// By one thread, before the first load.
 FOVEAL_DEVICE void prefetch_key_maps(const Sm90Args& args) { tma_prefetch_map(args.k), tma_prefetch_map(args.v); }
 FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
-  for (const TensorMap* map : {&args.k, &args.v, &args.spread.k, &args.spread.v, &args.spread.tile_k, &args.spread.tile_v, &args.spread.sent_tile_k,
-                               &args.spread.sent_tile_v})
-    tma_prefetch_map(*map);
+  const SpreadKeys& keys = args.spread;
+  tma_prefetch_map(args.k), tma_prefetch_map(args.v), tma_prefetch_map(keys.k), tma_prefetch_map(keys.v);
+  tma_prefetch_map(keys.tile_k), tma_prefetch_map(keys.tile_v), tma_prefetch_map(keys.sent_tile_k), tma_prefetch_map(keys.sent_tile_v);
 }
 
 /// Of kSpread: which stretches this thread has seen arrive, a bit each.
