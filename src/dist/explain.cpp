@@ -57,12 +57,11 @@ std::string explain(const ContextPlan& plan, const Workload& w, const PlanReques
   const double mean = static_cast<double>(total_work) / plan.ranks;
   const auto line = [&](int rank) {
     const RankLoad& l = plan.loads[static_cast<std::size_t>(rank)];
-    text += format("  %4d %8lld %7lld %6.3f %6lld %10.2f %9.2f %10.2f %10.2f %8.1f %8.1f %11.1f %10.1f\n", rank,
-                   static_cast<long long>(l.tokens_q), static_cast<long long>(l.chunks),
-                   mean > 0 ? static_cast<double>(l.work) / mean : 0.0, static_cast<long long>(l.peers), millions(l.forward_in),
-                   millions(l.forward_out), millions(l.backward_in), millions(l.backward_out), millions(l.forward_memory),
-                   millions(l.backward_memory), microseconds(l.forward_ns + l.forward_beside_ns),
-                   microseconds(l.backward_ns + l.backward_beside_ns));
+    text += format(
+        "  %4d %8lld %7lld %6.3f %6lld %10.2f %9.2f %10.2f %10.2f %8.1f %8.1f %11.1f %10.1f\n", rank, static_cast<long long>(l.tokens_q),
+        static_cast<long long>(l.chunks), mean > 0 ? static_cast<double>(l.work) / mean : 0.0, static_cast<long long>(l.peers),
+        millions(l.forward_in), millions(l.forward_out), millions(l.backward_in), millions(l.backward_out), millions(l.forward_memory),
+        millions(l.backward_memory), microseconds(l.forward_ns + l.forward_beside_ns), microseconds(l.backward_ns + l.backward_beside_ns));
   };
   for (int rank = 0; rank < plan.ranks; ++rank) {
     if (plan.ranks > most_rows && rank == most_rows / 2) {

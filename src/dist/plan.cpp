@@ -69,7 +69,8 @@ std::int64_t rows_ns(const Workload& w, const Machine& machine, const RankLoad& 
   const std::int64_t wide = wide_bytes(w), own = w.element_bytes;
   const std::int64_t received = load.forward_in / (row.kv * own), merged = std::min(received, load.tokens_kv);
   const std::int64_t prepare = 2 * row.out * own;
-  return transfer_ns(members * (load.tokens_q * (prepare + row.q * (wide + own)) + merged * (prepare + row.q * 6 * wide)) + merged * row.kv * (2 * wide + own),
+  return transfer_ns(members * (load.tokens_q * (prepare + row.q * (wide + own)) + merged * (prepare + row.q * 6 * wide)) +
+                         merged * row.kv * (2 * wide + own),
                      machine.memory_mbytes);
 }
 
@@ -88,9 +89,9 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
                                transfer_ns(far * row.kv * w.element_bytes, machine.network_mbytes);
   // The exchange of heads hides behind nothing.
   const std::int64_t exchange =
-      members == 1 ? 0
-                   : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) +
-                         machine.begin_ns;
+      members == 1
+          ? 0
+          : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) + machine.begin_ns;
   const bool network = plan.ranks > machine.ranks_per_host;
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;

@@ -70,8 +70,9 @@ struct RankLoad {
   std::int64_t backward_in = 0, backward_out = 0;        ///< likewise in a backward pass
   std::int64_t peers = 0;                                ///< ranks it receives keys from
   std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes that a pass allocates beside the tensors of the call, in host memory
-  std::int64_t forward_device_memory = 0, backward_device_memory = 0;  ///< on a GPU whose messages go from there, where heads are not shared out
-  std::int64_t forward_ns = 0, backward_ns = 0;          ///< predicted, without what every deal takes alike:
+  std::int64_t forward_device_memory = 0,
+               backward_device_memory = 0;       ///< on a GPU whose messages go from there, where heads are not shared out
+  std::int64_t forward_ns = 0, backward_ns = 0;  ///< predicted, without what every deal takes alike:
   std::int64_t forward_beside_ns = 0, backward_beside_ns = 0;
 };
 

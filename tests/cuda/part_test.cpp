@@ -92,7 +92,8 @@ TEST_F(PartKernels, OfWholeRowsCompile) {
       EXPECT_EQ(p.seqlen_kv, spread_keys > 0 ? spread_keys : keys);
       expect_compiled(p, "sm_90a", "sm90");
     }
-  Call wide{.attention = {.mask = causal()}, .part = {.whole_rows = true, .spread_keys = 32768}};  // tiles of 160 keys, which come in boxes of 32 or as one
+  Call wide{.attention = {.mask = causal()},
+            .part = {.whole_rows = true, .spread_keys = 32768}};  // tiles of 160 keys, which come in boxes of 32 or as one
   wide.attention.q_offset = 32768 - rows;
   expect_compiled(wide.forward(), "sm_90a", "sm90");
   Call dropped{.part = {.batch_offset = 3, .head_offset = 4, .heads_q = 8, .whole_rows = true, .spread_keys = 3000}};

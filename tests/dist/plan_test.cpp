@@ -298,7 +298,8 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
   for (std::string text; std::getline(file, text);) {
     const nlohmann::json row = nlohmann::json::parse(text);
     const std::string contender = row["contender"], name = row["name"], words = row["case"];
-    if (contender == "torch" || (name != "causal" && name != "window")) continue;  // scores take longer than plain attention: plans do not know
+    if (contender == "torch" || (name != "causal" && name != "window"))
+      continue;  // scores take longer than plain attention: plans do not know
     const bool both = words.starts_with("both ");
     const std::string sizes = words.substr(words.find(' ') + 1, words.rfind(' ') - words.find(' ') - 1);
     double ms = row["ms"];
@@ -310,8 +311,10 @@ TEST(ContextPlan, PredictsWhatWasMeasured) {
     const Case c("forward " + sizes + " mask=\"causal()" + (name == "window" ? " & window(4096)\"" : "\""));
     const ContextPlan plan = make_plan(c.workload, {.ranks = contender == "foveal" ? 2 : 1});
     const double predicted = static_cast<double>(both ? plan.backward_ns() : plan.forward_ns()) * 1e-6;
-    const bool slower = contender != "foveal" && both && sizes.find("h32:8") != std::string::npos && sizes.find("q8192") == std::string::npos;
-    EXPECT_NEAR(predicted / ms, 1, slower ? 0.17 : 0.1) << words << ' ' << contender << ": " << predicted << " ms predicted, " << ms << " measured";
+    const bool slower =
+        contender != "foveal" && both && sizes.find("h32:8") != std::string::npos && sizes.find("q8192") == std::string::npos;
+    EXPECT_NEAR(predicted / ms, 1, slower ? 0.17 : 0.1)
+        << words << ' ' << contender << ": " << predicted << " ms predicted, " << ms << " measured";
     ++judged;
     if (!row.contains("buffers_gb")) continue;  // of the first rank, which keeps those of both passes
     const double planned = static_cast<double>(plan.loads[0].forward_device_memory + plan.loads[0].backward_device_memory) * 1e-9;

@@ -25,7 +25,7 @@ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(
 template <int rows>
 constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
 template <int rows>
-constexpr bool kMayLieTogether = kSpread && kBoxRows<rows> < rows;
+constexpr bool kMayLieTogether = kSpread&& kBoxRows<rows> < rows;
 
 /// Who loads: one thread, or a warp whose lane l loads box l.
 FOVEAL_DEVICE bool loads() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
