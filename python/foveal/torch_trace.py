@@ -754,6 +754,10 @@ class TorchTracer(CallTracer):
         return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=cls.device)
 
     @staticmethod
+    def kind(array: Any) -> type:
+        return torch.Tensor  # also of a Parameter
+
+    @staticmethod
     def size(shape: tuple[int, ...]) -> Any:
         return lambda dim=None: torch.Size(shape) if dim is None else shape[dim]
 

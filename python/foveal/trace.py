@@ -50,6 +50,8 @@ class Symbols:
         """Of what it is an instance to the function that is traced."""
         raise NotImplementedError
 
+    __class__ = questions.class_property(lambda self: self.__stands_for__())
+
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("a number has no length")
@@ -72,6 +74,7 @@ class Symbols:
     __float__ = __int__ = __index__ = __complex__ = _no_number
     __array_function__ = numpy_on_symbols.refused
     __hash__ = questions.no_hash
+    __reduce_ex__ = questions.no_copy
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -262,7 +265,9 @@ class Capture:
         self._stopped = stopped  # what is read of it has no derivative
 
     def __stands_for__(self) -> type:
-        return type(self._array)
+        return self._tracer.kind(self._array)
+
+    __class__ = questions.class_property(__stands_for__)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -428,6 +433,7 @@ class Capture:
         return numpy.asarray(self._value(), *arguments, **keywords)
 
     __hash__ = questions.no_hash
+    __reduce_ex__ = questions.no_copy
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):
@@ -479,6 +485,11 @@ class Tracer:
     def gradient_stopped(self) -> bool:
         """Whether no derivative is recorded just now."""
         return False
+
+    @staticmethod
+    def kind(array: Any) -> type:
+        """Of what a part of it is an instance."""
+        return type(array)
 
     def attribute(self, capture: Capture, name: str) -> Any:
         """What captures have beside what they are: what is read of them has."""
@@ -560,6 +571,7 @@ class Tracer:
             raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
+        _check_types(fn, arguments, self.rebind)
         try:
             with questions.answered():
                 result = self.run(fn, arguments)
@@ -696,6 +708,63 @@ def _check_arity(fn: Any, kind: str, count: int) -> None:
         except TypeError:
             hint = ""
         raise TypeError(f"{kind}: found a function of {signature}; expected one of {names}{hint}") from None
+
+
+def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> None:
+    """type(x) of a symbol is none of a tensor's, and nobody is asked. It is refused of what is a symbol for certain, an argument of fn itself or a
+    captured array in whose place there is one, and where a function asks whether it has an array."""
+    called = guards.as_called(fn)
+    asked = _certain(called, arguments)
+    seen: set[int] = set()
+    left = [called]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) in (list, tuple, dict):
+            left += value.values() if type(value) is dict else value
+        elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+            left += _captured_by(value)
+            if isinstance(value, types.FunctionType):
+                for of, against in guards.types_asked(value):
+                    if _is_array_class(_named(value, against)) or (rebind and arrays.is_array(_named(value, (of,)))):
+                        asked.append(of)
+    if asked:
+        raise TypeError(f"a score or mask asks for type({asked[0]}), which is not what a symbol stands for; expected isinstance({asked[0]}, ...)")
+
+
+def _certain(fn: Any, arguments: Sequence[Any]) -> list[str]:
+    """The arguments that fn itself asks the type of."""
+    if isinstance(arguments[0], Expr):  # which is no more than it seems
+        return []
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+        given = signature.bind(*arguments).arguments
+    except (TypeError, ValueError):
+        return []
+    while isinstance(fn, (functools.partial, types.MethodType)):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    if not isinstance(fn, types.FunctionType):
+        return []
+    names = [name for name in given if signature.parameters[name].kind != inspect.Parameter.VAR_POSITIONAL]
+    return [question.of for question in guards.types_asked(fn) if question.of in names]
+
+
+def _named(fn: types.FunctionType, names: Sequence[str]) -> Any:
+    """What these names are to fn: ["torch", "Tensor"]."""
+    if not names:
+        return None
+    free = {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if _filled(cell)}
+    defaults = dict(zip(reversed(fn.__code__.co_varnames[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ())))
+    value = {**fn.__globals__, **defaults, **(fn.__kwdefaults__ or {}), **free}.get(names[0])
+    for name in names[1:]:
+        value = inspect.getattr_static(value, name, None)
+    return value
+
+
+def _is_array_class(value: Any) -> bool:
+    return isinstance(value, type) and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _filled(cell: types.CellType) -> bool:
