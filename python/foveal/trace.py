@@ -450,6 +450,10 @@ for _name in IN_PLACE:
     setattr(Capture, _name, _no_writing)
 
 
+_OF_TRACE = "__of_trace_"
+_traces = itertools.count()
+
+
 @dataclass
 class Tracer:
     """Collects the arrays that functions read, each once, and names them p0, p1, ... in the order of their first read."""
@@ -457,6 +461,7 @@ class Tracer:
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
+    own_names: dict[str, str] = field(default_factory=dict)  # of parameters, no other trace has them -> those of the description
     numbers: int = 0  # that are read at run time
     over: bool = False  # the functions have returned
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
@@ -502,20 +507,32 @@ class Tracer:
 
     def number(self, value: float | int) -> Number:
         """Stands for a Python number while tracing, and is read when the program runs."""
-        array = self.scalar(value)
-        self.names[id(array)] = f"number{self.numbers}"
         self.numbers += 1
-        return Number(self.param(array).read([]))
+        return Number(self.param(self.scalar(value), f"number{self.numbers - 1}").read([]))
 
-    def param(self, array: Any) -> Param:
+    def param(self, array: Any, called: str | None = None) -> Param:
+        """That stands for an array, and what the description calls it where the user does not."""
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
         arrays.check_plain(array, "a captured array")
-        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array, "a captured array"))
+        name = self.names.get(id(array))
+        if name is None:
+            called = called or f"p{len(self.params) - self.numbers}"
+            name = f"{called}{_OF_TRACE}{next(_traces)}"
+            self.own_names[name] = called
+        param = Param(name, list(array.shape), arrays.type_of(array, "a captured array"))
         self.arrays.append(array)
         self.params.append(param)
         return param
+
+    def renamed(self, expressions: Sequence[Expr | None]) -> list[Expr | None]:
+        """With the description's names, the parameters too. Refuses what an earlier trace called its own: a function has kept it."""
+        if any([_OF_TRACE in name and name not in self.own_names for expr in expressions if expr is not None for name in _core.params_of(expr)]):
+            raise TypeError("a score or mask uses a symbol that it kept from an earlier call; expected one that is made anew each time")
+        new = {param.name: Param(self.own_names[param.name], list(param.shape), param.type) for param in self.params if param.name in self.own_names}
+        self.params[:] = [new.get(param.name, param) for param in self.params]
+        return [None if expr is None else _core.of_shard(expr, {}, new) for expr in expressions]
 
     def forget_unread(self, expressions: Sequence[Expr], keep: int) -> None:
         """Without the parameters that nothing in the expressions came of; the first `keep` stay."""
