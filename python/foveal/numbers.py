@@ -41,7 +41,7 @@ class Number:
         return 1 if self._expr.type == Type.integer else 1.0
 
     def _needs_value(self, *_: Any) -> NoReturn:
-        raise NeedsValue("a number that changes from call to call has no value while a function is traced")
+        raise questions.refused(NeedsValue("a number that changes from call to call has no value while a function is traced"))
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __hash__ = __str__ = __repr__ = __format__ = _needs_value
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __trunc__ = __floor__ = __ceil__ = __iter__ = _needs_value

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards, torch_views
+from . import _core, arrays, formulas, guards, questions, torch_views
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
@@ -85,7 +85,7 @@ class Symbol(Symbols):
         return _call(self._tracer, torch.Tensor.__getitem__, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)")
+        raise questions.refused(NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)"))
 
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
         return _call(self._tracer, fn, operands, {})
@@ -101,14 +101,18 @@ class Symbol(Symbols):
         if name.startswith("_") or method is None:
             raise AttributeError(f"{name}: no attribute of a tensor")
         if not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
-            raise NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
+            raise questions.refused_here(
+                NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
+            )
         return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
 
     def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
         """x += y: whatever else is called by x has changed, too."""
         name = func.__name__
         if self._shares:
-            raise NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+            raise questions.refused(
+                NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+            )
         with torch._C.DisableTorchFunction():
             _look_of_result(name, func, (self, other), {})  # whether torch can
         result = _call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
@@ -585,7 +589,7 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
             with torch.enable_grad():
                 found = func(*places, **metas)
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-            raise type(error)(f"torch.{name} in a score or mask: {error}") from None
+            raise _of_torch(name, error) from None
         if key is not None:
             if len(_looks) > 4096:
                 _looks.clear()
@@ -615,7 +619,15 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
     except (TypeError, RuntimeError, ValueError, ZeroDivisionError) as error:
-        raise type(error)(f"torch.{name} in a score or mask: {error}") from None
+        raise _of_torch(name, error) from None
+
+
+def _of_torch(name: str, error: Exception) -> Exception:
+    """What torch says of tensors, too."""
+    found: Any = type(error)(f"torch.{name} in a score or mask: {error}")
+    found.of_torch = "meta" not in str(error)
+    result: Exception = found
+    return result
 
 
 def _name_of(func: Any) -> str:
@@ -627,6 +639,13 @@ _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshi
 
 
 def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return _called(tracer, func, args, kwargs)
+    except Exception as error:
+        raise error if isinstance(error, IndexError) or getattr(error, "of_torch", False) else questions.refused(error)
+
+
+def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raw = getattr(func, "__name__", str(func))
     if raw.startswith("__r") and raw.strip("_") in _REFLECTED and len(args) == 2:  # Tensor's own: other op self
         func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
@@ -651,6 +670,8 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         if name == "getitem" and isinstance(args[0], Symbol) and symbolic(args[1]):
             return _chosen(args[0], args[1])
         look = _look_of_result(name, func, args, kwargs)
+        if isinstance(look, bool):  # x == None
+            return look
         if isinstance(look, torch.Tensor):
             _check_numbers(name, func, args, kwargs, look.dtype)
         if args and isinstance(args[0], Capture):
@@ -695,7 +716,10 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
-            return self.tracer.capture(args[0])[args[1]]
+            try:
+                return self.tracer.capture(args[0])[args[1]]
+            except (TypeError, ValueError, NotImplementedError) as error:
+                raise questions.refused(error)
         if symbolic(args) or any(symbolic(value) for value in kwargs.values()):
             return _call(self.tracer, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -828,6 +852,7 @@ class TorchTracer(CallTracer):
         try:
             with _Mode(self), _own_rules_refused():
                 result = fn(*arguments)
+            questions.check_refusals()
         finally:
             _tracing.pop()
         if isinstance(result, torch.Tensor):

@@ -63,15 +63,8 @@ class Symbols:
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError
 
-    def __bool__(self) -> bool:
-        return bool(self.__score__())  # says what to write instead
-
-    def _no_number(self, *_: Any) -> Any:
-        raise TypeError(
-            "a score expression has no value while it is traced: int(), float(), range() and Python's functions of numbers cannot take it"
-        )
-
-    __float__ = __int__ = __index__ = __complex__ = _no_number
+    __bool__ = questions.truth
+    __float__ = __int__ = __index__ = __complex__ = questions.no_number
     __array_function__ = numpy_on_symbols.refused
     __hash__ = questions.no_hash
     __reduce_ex__ = questions.no_copy
@@ -90,7 +83,7 @@ def _no_writing(self: Any, other: Any) -> Any:
     """x += y writes into an array, which x may not be the only name of. Where arrays do not change, it is x = x + y."""
     if self._tracer.immutable:
         return NotImplemented
-    raise NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y")
+    raise questions.refused(NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y"))
 
 
 def _install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:
@@ -172,7 +165,9 @@ class Vector(Symbols):
         import numpy
 
         if not name.startswith("_") and hasattr(numpy.ndarray, name):  # for which hasattr() and getattr() would have another answer than for an array
-            raise NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+            raise questions.refused_here(
+                NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+            )
         raise AttributeError(f"{name}: no attribute of an array in a score or mask")
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
@@ -296,7 +291,10 @@ class Capture:
 
     def __getitem__(self, index: Any) -> Any:
         given = list(index) if isinstance(index, tuple) else [index]
-        given = [self._tracer.index(i) for i in given]
+        try:
+            given = [self._tracer.index(i) for i in given]
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise questions.refused(error)
         whole = sum(1 for i in given if i is Ellipsis)
         named = sum(1 for i in given if i is not None and i is not Ellipsis)
         if whole > 1 or named > self.ndim:
@@ -392,7 +390,7 @@ class Capture:
     def _value(self) -> Any:
         """The array here and now: what the function goes on to read is not known to change."""
         if any(isinstance(axis, At) and not isinstance(axis.index, int) for axis in self._axes):
-            raise TypeError("an element of a captured array that symbols choose has no value while it is traced")
+            raise questions.refused_here(TypeError("an element of a captured array that symbols choose has no value while it is traced"))
         self._tracer.saw_values = True
         if all(axis == Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
             return self._array
@@ -619,7 +617,9 @@ class Tracer:
         return _core.to_real(result) if kind == "score_mod" else result
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        return (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
+        result = (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
+        questions.check_refusals()
+        return result
 
     def replacement(self, value: Any) -> Any:
         """What a function sees instead of something that it captured, when it is no array, container or function."""

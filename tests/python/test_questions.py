@@ -178,7 +178,77 @@ def test_functions_of_c_see_no_tensor_in_a_symbol(call):
             pass
         return s * 2
 
-    np.testing.assert_array_equal(attend("torch", score_mod), attend("torch", "2 * score"))
+    try:
+        found = attend("torch", score_mod)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, IndexError):
+        return
+    np.testing.assert_array_equal(found, attend("torch", "2 * score"))
+
+
+CAUGHT = {
+    "bool": lambda s, h, i, table: s if h else s * 3, "and": lambda s, h, i, table: s * (i > 1 and i < 3), "int": lambda s, h, i, table: s * int(i),
+    "float": lambda s, h, i, table: s * float(i), "a dict": lambda s, h, i, table: s * {0: 2.0}.get(h, 1.0), "a list": lambda s, h, i, table: s * [2.0, 3.0][h],
+    "a slice": lambda s, h, i, table: s + table[h, :i].sum(), "a mask": lambda s, h, i, table: s + table[h][table[h] > 0].sum(),
+    "tolist": lambda s, h, i, table: s * table[h].tolist()[0], "copy": lambda s, h, i, table: copy.copy(s) * 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "jax"])
+@pytest.mark.parametrize("risky", CAUGHT)
+def test_refusals_are_not_caught(name, risky):
+    """The except clause was run, as it would not be on tensors."""
+    if (name, risky) == ("numpy", "copy"):
+        pytest.skip("a number of the score language may be copied")
+    table = KINDS[name][0](TABLE)
+
+    def score_mod(s, b, h, i, j):
+        try:
+            return CAUGHT[risky](s, h, i, table)
+        except Exception:
+            return s * 5
+
+    for _ in range(2):
+        with pytest.raises((TypeError, NotImplementedError), match="foveal.attention: "):
+            attend(name, score_mod)
+
+
+def test_what_tensors_refuse_may_be_caught():
+    torch = pytest.importorskip("torch")
+    table = KINDS["torch"][0](TABLE)
+
+    def caught(risky, kind):
+        def score_mod(s, b, h, i, j):
+            try:
+                return risky(s, h)
+            except kind:
+                return s * 2
+
+        return score_mod
+
+    risky = {
+        AttributeError: lambda s, h: s.no_such_name, IndexError: lambda s, h: s + table[2, h], ZeroDivisionError: lambda s, h: s * (1 // 0),
+        (RuntimeError, TypeError): lambda s, h: s + table[h] @ torch.ones(3, 5),
+    }  # fmt: skip
+    for kind, fn in risky.items():
+        np.testing.assert_array_equal(attend("torch", caught(fn, kind)), attend("torch", "2 * score"))
+
+
+def test_jax_traces_what_is_caught_itself():
+    jax = pytest.importorskip("jax")
+
+    def score_mod(s, b, h, i, j):
+        try:
+            return s if i > j else s * 3
+        except jax.errors.TracerBoolConversionError:
+            return s * 2
+
+    np.testing.assert_array_equal(attend("jax", score_mod), attend("jax", "2 * score"))
+
+
+@pytest.mark.parametrize("other", [None, "a", [1], ()])
+def test_what_is_no_number_is_not_equal(other):
+    pytest.importorskip("torch")
+    np.testing.assert_array_equal(attend("torch", lambda s, b, h, i, j: s * 3 if i == other else s * 2 if i != other else s), attend("torch", "2 * score"))
 
 
 def test_torchs_own_question():
