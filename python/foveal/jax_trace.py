@@ -457,6 +457,12 @@ class JaxTracer(CallTracer):
     def narrow(self, dtype: Any) -> tuple[int, int] | None:
         return _NARROW.get(str(dtype))
 
+    def of_real(self, expr: Any, dtype: Any) -> Any:
+        """The nearest one that the dtype holds, as XLA converts; others wrap."""
+        limits = np.iinfo(dtype)
+        found = _core.to_integer(expr)
+        return found if limits.bits == 64 else _core.maximum(_core.minimum(found, int(limits.max)), int(limits.min))
+
     def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
         return Symbol(self, items, shape, array.dtype)
 

@@ -222,6 +222,9 @@ def _along(fn: Callable[[Sequence[Any]], list[Any]]) -> Meaning:
         if not isinstance(arguments["dim"], int) or not call.result.dtype.is_floating_point:
             raise call.refuse(f"dim={arguments['dim']!r} of {call.result.dtype}; expected one dimension of reals")
         x = call.symbol(arguments["input"])
+        rank = max(len(x._shape), 1)
+        if not -rank <= arguments["dim"] < rank:
+            raise call.refuse(f"dim={arguments['dim']} of {rank} dimensions")
         x = call.tracer.finished(x._items, x._shape, call.result.dtype)
         found: dict[int, Any] = {}
         for places in groups(range(len(x._items)), x._shape or (1,), [arguments["dim"] % max(len(x._shape), 1)]):
@@ -582,6 +585,8 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
         key = found = None
     if found is None:
         if name in _DEVICE_FREE:
+            if name == "item" and math.prod(args[0].shape) != 1:
+                raise _of_torch(name, RuntimeError(f"a tensor with {math.prod(args[0].shape)} elements cannot be converted to a number"))
             return _meta_of(args[0])
         metas = {name: _META if name == "device" else _meta_of(value) for name, value in kwargs.items()}
         places = [_META if name == "to" and isinstance(value, str) else value for value in _meta_of(args)]

@@ -678,3 +678,13 @@ def test_integers_beyond_64_bits_are_refused():
         return
     with pytest.raises(ValueError, match="score_mod: an integer may reach.*64 bits"):
         foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + (a[i] * a[j] > 0) * 1.0)
+
+
+@pytest.mark.parametrize("call", [lambda row: row.item(), lambda row: torch.softmax(row, 1), lambda row: torch.softmax(row[0], 2), lambda row: F.log_softmax(row, -2)])
+def test_what_torch_refuses_of_shapes_is_refused(call):
+    """On meta tensors it does not look."""
+    q, table = torch.zeros(1, 5, 1, 4), torch.ones(5, 3)
+    with pytest.raises((RuntimeError, IndexError)):
+        call(table[0])
+    with pytest.raises((RuntimeError, NotImplementedError, IndexError), match="foveal.torch.attention: "):
+        foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + call(table[j]).sum())
