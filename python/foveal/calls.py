@@ -68,7 +68,8 @@ class CallTracer(Tracer):
         def finish(item: Any) -> Expr:
             item = _core.constant(item)
             if kind == Type.integer:
-                return self.of_real(item, dtype) if item.type == Type.real else self.wrapped(convert(item), dtype)
+                whole: Expr = self.of_real(item, dtype) if item.type == Type.real else self.wrapped(convert(item), dtype)
+                return whole
             expr = convert(item)
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 

@@ -33,6 +33,15 @@ _META = torch.device("meta")
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
 
 
+def _without_gradient(x: "Symbol", name: str) -> bool:
+    """True, or refused: whether a real has one is not known to tracing."""
+    if x._dtype.is_floating_point and torch.is_grad_enabled():
+        raise questions.refused_here(
+            NotImplementedError(f"torch.Tensor.{name} in a score or mask: not known of a symbol where gradients are recorded; expected shape, dtype and device")
+        )
+    return True
+
+
 class Symbol(Symbols):
     """A tensor of expressions."""
 
@@ -74,7 +83,8 @@ class Symbol(Symbols):
         result: "Symbol" = torch_views.PROPERTIES["mT"](self)
         return result
 
-    requires_grad = is_leaf = False
+    requires_grad = property(lambda self: not _without_gradient(self, "requires_grad"))
+    is_leaf = property(lambda self: _without_gradient(self, "is_leaf"))
     is_cuda = property(lambda self: self.device.type == "cuda")
 
     def __score__(self) -> Expr:

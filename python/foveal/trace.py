@@ -400,6 +400,8 @@ class Capture:
         return self._array[index]
 
     def item(self) -> Any:
+        if math.prod(self.shape) != 1:
+            raise ValueError(f"item() of {math.prod(self.shape)} elements of a captured array; expected one")
         return self._value().item() if self._fixed() else self._read()
 
     def tolist(self) -> Any:
