@@ -9,6 +9,7 @@ of the mask of one fused call. Masks are expressions: no seqlen_q x seqlen_kv te
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Callable
 
 import torch
@@ -84,7 +85,7 @@ def attention_mask(
     torch.compile, and for functions that cannot be an expression.
     """
     arguments = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _knows_block_masks(kwargs.get("config")):
         return _materialized(arguments, attention_mask, device, kwargs)
     padding = None
     if attention_mask is not None and not bool(attention_mask.all()):
@@ -109,6 +110,12 @@ def attention_mask(
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
     return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module)
+
+
+def _knows_block_masks(config: Any) -> bool:
+    """Whether the model's own code asks for BlockMasks, as Doge's does: it leaves them out where it makes another mask of the one it is given."""
+    modeling = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
+    return hasattr(modeling, "BlockMask")
 
 
 def _shift(offset: int | Tensor) -> Any:

@@ -23,6 +23,7 @@ DECODERS = {
         hf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=11, **NO_TOKENS)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"], **NO_TOKENS)),
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=5, **NO_TOKENS)),
+    "doge": lambda: hf.DogeForCausalLM(hf.DogeConfig(**GROUPED, **NO_TOKENS)),  # whose masks leave out what is a BlockMask
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=8, **NO_TOKENS)),
     "deepseek v3": lambda: hf.DeepseekV3ForCausalLM(
         hf.DeepseekV3Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
