@@ -9,6 +9,8 @@ of the mask of one fused call. Masks are expressions: no seqlen_q x seqlen_kv te
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from typing import Any, Callable
 
@@ -161,6 +163,9 @@ def attention_forward(
         raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
     if kwargs.get("cache") is not None:
         raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
+    for name in _understood_by(module) & kwargs.keys():
+        if kwargs[name] is not None:
+            raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
     score, masks = "score", list[str]()
     params: dict[str, Any] = {}
     if softcap is not None:
@@ -194,6 +199,17 @@ def attention_forward(
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
     out, _ = call(program, captured, query, key, value, rng=rng)
     return out.transpose(1, 2), None
+
+
+def _understood_by(module: torch.nn.Module) -> set[str]:
+    """The arguments of the model's own attention that are none of attention_forward's. Others are for masks and kernels of another kind, or for none."""
+    eager = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+    return _parameters(eager) - _parameters(attention_forward) - {"sliding_window"} if inspect.isfunction(eager) else set()  # windows are in the mask
+
+
+@functools.lru_cache(256)
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return {name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind != inspect.Parameter.VAR_KEYWORD}
 
 
 def _check(mask: Mask, query: Tensor, key: Tensor) -> None:

@@ -1,5 +1,7 @@
 """attn_implementation="foveal" beside eager: tiny random models, forward, gradients, padding, packed sequences, caches, generate()."""
 
+import sys
+
 import pytest
 import torch
 import transformers as hf
@@ -259,6 +261,17 @@ def test_refusals(words):
 
 
 @pytest.mark.filterwarnings("ignore:.*create_block_mask")
+def test_what_a_model_alone_knows_is_refused(monkeypatch):
+    """Inkling 2 has a sink for each query, which was left out."""
+    model = made(DECODERS["llama"])
+    kind = type(model.model.layers[0].self_attn)
+    monkeypatch.setattr(sys.modules[kind.__module__], "eager_attention_forward", lambda module, query, key, value, attention_mask, sinks=None, **kwargs: None)
+    model.set_attn_implementation("foveal")
+    model(tokens(), sinks=None)
+    with pytest.raises(NotImplementedError, match="attn_implementation='foveal': sinks: a part of this model's attention"):
+        model(tokens(), sinks=torch.zeros(2, 4, 13, 1))
+
+
 def test_transformers_flex_attention_under_patch():
     """With gradients on the CPU, which torch's own has not; and torch's function is back afterwards."""
     model, ids = made(DECODERS["gemma2"]), tokens()
