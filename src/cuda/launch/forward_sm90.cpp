@@ -91,6 +91,13 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
   return design;
 }
 
+/// Lengths that only the device knows end tasks early: rounds even out.
+const Sm90Habits& habits_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  if (p.varlen) return habits::forward;
+  if (config.query_stages == 1) return habits::forward_one_buffer;
+  return std::max(p.head_dim, p.head_dim_v) > 64 ? habits::forward_128 : habits::forward;
+}
+
 class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
@@ -119,7 +126,7 @@ class ForwardSm90 : public GpuExecutable {
                                .batch = p.batch,
                                .head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size,
                                .sequences_inside = sequences_share_pairs(p)},
-                              config_.query_stages == 1 && !p.varlen ? habits::forward_one_buffer : habits::forward,
+                              habits_of(p, config_),
                               {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
