@@ -102,7 +102,8 @@ struct Segments {
 /// on a GPU. Positions come from q_offset and kv_offset; the other symbols are those of the whole. Results are wide, to be added to: out, dq,
 /// dk and dv f32 (f64 for f64), lse f64. out and lse of the parts that a row has met are merged; a row that met no key has lse -inf, and its
 /// out is not looked at. In a backward pass out and lse are inputs, in their own types, of whole rows. A sink joins whole rows only. GPU only.
-/// With whole_rows, all keys that the queries keep are in this call: it gives what a call without a part gives, and a sink may join.
+/// With whole_rows, all keys that the queries keep are in this call: it gives what a call without a part gives, and a sink may join. With keeps_rows,
+/// dq is made once of the sum of all parts, in q's type.
 struct Part {
   std::int64_t batch_offset = 0;             ///< the symbol `batch` of the first row of the batch
   std::int64_t head_offset = 0;              ///< the symbol `head` of the first query head
@@ -111,6 +112,8 @@ struct Part {
   bool whole_rows = false;                   ///< forward only
   /// With whole_rows: so many keys, from kv_offset on, lie in stretches of two memories, k and v and k_received and v_received. 0: in k and v.
   std::int64_t spread_keys = 0;
+  /// Backward, on Hopper: what is found of a row, and the sum of its dq, stay in `kept` from part to part.
+  bool keeps_rows = false;
   // Of a run, not of a plan:
   bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
   bool adds_to_kv = false;   ///< likewise dk and dv
@@ -129,6 +132,17 @@ struct Part {
   std::array<Stretch, most_stretches> stretches{};  ///< so many of them; the first begins at key 0
   std::size_t stretch_count = 0;
   TensorView k_received{}, v_received{};  ///< of k's and v's type, batch and heads; may be absent
+  static constexpr std::size_t most_kept = 64;
+  /// Rows that several parts meet, of one sequence and one after the other, of which each part has some. The first call begins and the last one ends; both have all of
+  /// these rows, and those in between from a multiple of 128 on, to one or to the last row. A call may do one of the three alone.
+  struct Kept {
+    void* memory = nullptr;            ///< Plan::kept_rows(rows), aligned to 256
+    std::int64_t rows = 0, first = 0;  ///< of all parts; the first of this one
+    std::uint32_t number = 0,
+                  count = 0;  ///< of this part among those of these rows, most_kept at most; of those that have been, this one included
+    bool begins = true, multiplies = true, ends = true;  ///< rows are prepared; pairs are computed, dk and dv added to; dq is written
+  };
+  Kept kept{};
 };
 
 struct ForwardInputs {
@@ -226,6 +240,13 @@ namespace planning {
 struct PlanState;
 }
 
+/// Memory, and the queries of a tile in it.
+struct KeptRows {
+  std::size_t bytes = 0;
+  int tile = 0;
+  bool operator==(const KeptRows&) const = default;
+};
+
 /// A decision, made once and run many times from any thread: backend, kernel, tiling, workspace. run() checks that the tensors have the
 /// planned shapes, dtypes and strides, and then neither allocates nor locks.
 class FOVEAL_API Plan {
@@ -234,6 +255,8 @@ class FOVEAL_API Plan {
   std::size_t workspace_bytes() const;
   const std::string& kernel() const;
   Explanation explain() const;
+  /// What parts keep of so many rows (Part::keeps_rows): how it lies must be the same for all parts of a row.
+  KeptRows kept_rows(std::int64_t rows) const;
   /// workspace: workspace_bytes() bytes on the plan's device, aligned to 256; contents are scratch. Throws invalid_argument when a tensor
   /// differs from the plan's.
   void run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream = {}) const;

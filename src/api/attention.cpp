@@ -87,6 +87,8 @@ std::size_t Plan::workspace_bytes() const { return state_of(state_).workspace_by
 
 const std::string& Plan::kernel() const { return state_of(state_).kernel; }
 
+KeptRows Plan::kept_rows(std::int64_t rows) const { return state_of(state_).executable->kept_rows(rows); }
+
 Explanation Plan::explain() const {
   const planning::PlanState& state = state_of(state_);
   Explanation explanation;

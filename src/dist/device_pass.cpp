@@ -140,6 +140,7 @@ class DevicePass : protected Pass {
             .seqlen_kv = c_.workload.lengths_kv[of],
             .whole_rows = launch.whole,
             .spread_keys = launch.spread() ? s.kv_rows : 0,
+            .keeps_rows = launch.kept >= 0,
             .adds_to_q = launch.adds_to_q,
             .adds_to_kv = launch.adds_to_kv,
             .number = static_cast<std::uint16_t>(number + 1)};
@@ -328,10 +329,6 @@ class BackwardPass : DevicePass {
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
     const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
     const OrderRequest request = request_for(false, trains);
-    const PartOrder& order =
-        order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse, &inputs.rng.state},
-                               inputs.params, outputs.dparams),
-                  request);
     const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v;
     const DType wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
@@ -339,13 +336,24 @@ class BackwardPass : DevicePass {
     std::vector<Keys> keys = gather_keys(k_shard, v_shard);
     const std::size_t steps = c_.mine.steps.size();
     std::vector<Rows> dk, dv;
-    for (std::size_t i = 0; i < steps; ++i) {
+    for (std::size_t i = 0; i < steps; ++i)
       dk.push_back(key_rows(c_.mine.steps[i], wide, dim)), dv.push_back(key_rows(c_.mine.steps[i], wide, dim_v));
-      for (const Range& rows : order.clear_kv[i]) clear(dk[i], rows), clear(dv[i], rows);
+    if (!in_place()) {
+      dq_ = query_rows(c_.shapes.dtype, dim);
+    } else if (outputs.dq.present()) {
+      dq_ = rows_of(outputs.dq);
     }
-    const Rows dq = query_rows(wide, dim);
-    for (const Range& rows : order.clear_q) clear(dq, rows);
     prepare_params(outputs.dparams);
+    const auto call_of = [&](std::size_t number) {
+      const std::size_t step = plans_.order.launches[number].step;
+      return part_call(inputs, number, queries, keys[step], dk[step], dv[step]);
+    };
+    const PartOrder& order = order_of(inputs, outputs, request, call_of);
+    for (std::size_t i = 0; i < steps; ++i)
+      for (const Range& rows : order.clear_kv[i]) clear(dk[i], rows), clear(dv[i], rows);
+    if (!order.merged_q.empty()) dq_sum_ = query_rows(wide, dim);
+    for (const Range& rows : order.clear_q) clear(dq_sum_, rows);
+    for (const KeptRange& kept : order.kept) kept_.push_back(memory_.take(plans_.plans[kept.whole]->kept_rows(kept.rows.size()).bytes));
 
     // dk and dv of own rows: where they are summed, unless some own keys are not needed here or heads are shared out.
     const bool sums_in_place = in_place(0);
@@ -370,7 +378,7 @@ class BackwardPass : DevicePass {
       const std::size_t step = launch.step;
       if (launch.closed.empty()) {
         arrive(keys[step]);
-        run_part(inputs, launch, number, queries, keys[step], dq, dk[step], dv[step]);
+        run_part(number, call_of);
       } else {
         run_closed(inputs, outputs, launch, number, queries);
       }
@@ -382,7 +390,7 @@ class BackwardPass : DevicePass {
     }
     add_dsink(inputs.params, outputs.dparams, queries);
 
-    return_dq(dq, order.merged_q, rows_of(inputs.q).tokens, outputs);
+    return_dq(order.merged_q, rows_of(inputs.q).tokens, outputs);
     if (!sums_in_place)
       for (std::size_t i = 0; i < steps; ++i) take_own(c_.mine.steps[i].keys, gradients(i), true);
     take_returns(returns, order.summed_kv, dk_sum, outputs.dk, dv_sum, outputs.dv);
@@ -410,9 +418,79 @@ class BackwardPass : DevicePass {
     return {roles[0].buffer, roles[1].buffer, roles[2].buffer, roles[3].buffer, has_dlse ? roles[4].buffer : Rows{}};
   }
 
+  /// Rows are kept by kernels of Hopper alone: elsewhere each launch adds to dq.
+  template <class CallOf>
+  const PartOrder& order_of(const BackwardInputs& inputs, const BackwardOutputs& outputs, OrderRequest request, const CallOf& call_of) {
+    const std::string before = plans_.signature;
+    request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
+    const PartOrder& order = order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse,
+                                                     &inputs.rng.state, &outputs.dq},
+                                                    inputs.params, outputs.dparams),
+                                       request);
+    if (plans_.signature == before || keeps_rows_alike(order, call_of)) return order;
+    request.keeps_rows = false;
+    order_by(request);
+    return order;
+  }
+  template <class CallOf>
+  bool keeps_rows_alike(const PartOrder& order, const CallOf& call_of) {
+    try {
+      for (std::size_t number = 0; number < order.launches.size(); ++number) {
+        const PartLaunch& launch = order.launches[number];
+        if (launch.kept < 0) continue;
+        const KeptRange& range = order.kept[static_cast<std::size_t>(launch.kept)];
+        const auto kept = [&](std::size_t of) {
+          const auto [in, results] = call_of(of);
+          return plan(order.launches[of], of, in, results).kept_rows(range.rows.size());
+        };
+        if (kept(number).bytes == 0 || kept(number) != kept(range.whole)) return false;
+      }
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported) throw;
+      return false;
+    }
+    return true;
+  }
+
+  struct PartCall {
+    BackwardInputs in;
+    BackwardOutputs results;
+  };
+  template <class CallOf>
+  void run_part(std::size_t number, const CallOf& call_of) {
+    const PartLaunch& launch = plans_.order.launches[number];
+    PartCall call = call_of(number);
+    if (launch.kept < 0) {
+      this->launch(launch, number, call.in, call.results);
+    } else {
+      const auto of = static_cast<std::size_t>(launch.kept);
+      const KeptRange& range = plans_.order.kept[of];
+      const bool is_whole = launch.segment.q_rows == range.rows.size(), is_first = number == range.first, is_last = number == range.last;
+      const std::uint32_t met = launch.kept_number + 1;
+      const auto run_whole = [&](bool begins) {
+        PartCall whole = call_of(range.whole);
+        whole.in.part->kept = {
+            .memory = kept_[of], .rows = range.rows.size(), .count = met, .begins = begins, .multiplies = false, .ends = !begins};
+        this->launch(plans_.order.launches[range.whole], range.whole, whole.in, whole.results);
+      };
+      if (is_first && !is_whole) run_whole(true);
+      call.in.part->kept = {.memory = kept_[of],
+                            .rows = range.rows.size(),
+                            .first = launch.segment.q_row - range.rows.begin,
+                            .number = launch.kept_number,
+                            .count = met,
+                            .begins = is_first && is_whole,
+                            .multiplies = true,
+                            .ends = is_last && is_whole};
+      this->launch(launch, number, call.in, call.results);
+      if (is_last && !is_whole) run_whole(false);
+    }
+    if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
+  }
   /// dk and dv: of the step's rows.
-  void run_part(const BackwardInputs& inputs, const PartLaunch& launch, std::size_t number, const Queries& queries, const Keys& keys,
-                const Rows& dq, const Rows& dk, const Rows& dv) {
+  PartCall part_call(const BackwardInputs& inputs, std::size_t number, const Queries& queries, const Keys& keys, const Rows& dk,
+                     const Rows& dv) const {
+    const PartLaunch& launch = plans_.order.launches[number];
     const Segment& s = launch.segment;
     BackwardInputs in{.q = view(queries.q, s.q_row, s.q_rows),
                       .k = view(keys.k, s.kv_row, s.kv_rows),
@@ -422,10 +500,10 @@ class BackwardPass : DevicePass {
                       .dout = view(queries.dout, s.q_row, s.q_rows)};
     if (queries.dlse.data) in.dlse = statistics_view(queries.dlse, s.q_row, s.q_rows);
     in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
-    BackwardOutputs results{.dq = view(dq, s.q_row, s.q_rows), .dk = view(dk, s.kv_row, s.kv_rows), .dv = view(dv, s.kv_row, s.kv_rows)};
-    results.dparams = parts_;
-    this->launch(launch, number, in, results);
-    if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
+    BackwardOutputs results{.dk = view(dk, s.kv_row, s.kv_rows), .dv = view(dv, s.kv_row, s.kv_rows), .dparams = parts_};
+    const Rows& dq = launch.kept < 0 ? dq_sum_ : dq_;
+    if (dq.data) results.dq = view(dq, s.q_row, s.q_rows);
+    return {in, results};
   }
 
   void run_closed(const BackwardInputs& inputs, const BackwardOutputs& outputs, const PartLaunch& launch, std::size_t number,
@@ -457,18 +535,14 @@ class BackwardPass : DevicePass {
   }
 
   /// The gradients of the queries go to the ranks whose queries these are.
-  void return_dq(const Rows& dq, const std::vector<Range>& merged, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
-    const DType own = c_.shapes.dtype;
-    const std::int64_t dim = c_.shapes.head_dim;
-    if (in_place()) {
-      if (outputs.dq.present())
-        for (const Range& r : merged) memory_.convert(dq, r.begin, 0, rows_of(outputs.dq), r.begin, 0, r.size(), heads(false).size());
-      return;
-    }
-    const Rows dq_own = query_rows(own, dim);
-    memory_.convert(dq, 0, 0, dq_own, 0, 0, c_.mine.q_rows, heads(false).size());
-    const Rows dq_shard = outputs.dq.present() ? rows_of(outputs.dq) : memory_.rows(own, c_.batch(), shard_tokens, c_.shapes.heads_q, dim);
-    const std::vector<Role> role{{dq_shard, dq_own, false}};
+  void return_dq(const std::vector<Range>& merged, std::int64_t shard_tokens, const BackwardOutputs& outputs) {
+    if (dq_.data)
+      for (const Range& r : merged) memory_.convert(dq_sum_, r.begin, 0, dq_, r.begin, 0, r.size(), heads(false).size());
+    if (in_place()) return;
+    const Rows dq_shard = outputs.dq.present()
+                              ? rows_of(outputs.dq)
+                              : memory_.rows(c_.shapes.dtype, c_.batch(), shard_tokens, c_.shapes.heads_q, c_.shapes.head_dim);
+    const std::vector<Role> role{{dq_shard, dq_, false}};
     const Return back = send_back(c_.mine.queries, c_.queries_to, role);
     wait(back);
     take_own(c_.mine.queries, role, false);
@@ -596,6 +670,9 @@ class BackwardPass : DevicePass {
     memory_.convert(from, 0, 0, rows, 0, 0, from.tokens, from.heads);
   }
 
+  Rows dq_;                       ///< of the queries of this rank's group; no data: unwanted
+  Rows dq_sum_;                   ///< f32, of rows that keep nothing
+  std::vector<std::byte*> kept_;  ///< of PartOrder::kept
   std::int64_t count_ = 0;
   std::vector<std::int64_t> first_;  ///< of each wanted gradient, in sums_
   Rows sums_, part_values_;

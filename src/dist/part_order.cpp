@@ -249,6 +249,50 @@ void return_early(std::vector<PartLaunch>& launches, const Workload& workload, s
   std::rotate(later, remote, launches.end());
 }
 
+/// Launches with some rows in common share what is found of these, if one of them has them all and the others begin and end where tiles do.
+void keep_rows(PartOrder& order) {
+  struct Group {
+    Range rows;
+    std::vector<std::size_t> launches;
+  };
+  std::vector<Group> groups;
+  for (std::size_t i = 0; i < order.launches.size(); ++i) {
+    const PartLaunch& launch = order.launches[i];
+    if (!launch.closed.empty()) continue;
+    Group joined{{launch.segment.q_row, launch.segment.q_row + launch.segment.q_rows}, {i}};
+    for (auto at = groups.begin(); at != groups.end();) {
+      if (at->rows.begin >= joined.rows.end || joined.rows.begin >= at->rows.end) {
+        ++at;
+        continue;
+      }
+      joined.rows = {std::min(at->rows.begin, joined.rows.begin), std::max(at->rows.end, joined.rows.end)};
+      joined.launches.insert(joined.launches.end(), at->launches.begin(), at->launches.end());
+      at = groups.erase(at);
+    }
+    groups.push_back(std::move(joined));
+  }
+  for (Group& group : groups) {
+    std::sort(group.launches.begin(), group.launches.end());
+    const auto rows_of = [&](std::size_t i) {
+      const Segment& s = order.launches[i].segment;
+      return Range{s.q_row, s.q_row + s.q_rows};
+    };
+    const auto whole =
+        std::find_if(group.launches.rbegin(), group.launches.rend(), [&](std::size_t i) { return rows_of(i) == group.rows; });
+    const bool in_tiles = std::all_of(group.launches.begin(), group.launches.end(), [&](std::size_t i) {
+      const Range rows = rows_of(i);
+      return (rows.begin - group.rows.begin) % Part::stretch_unit == 0 &&
+             (rows.end == group.rows.end || (rows.end - group.rows.begin) % Part::stretch_unit == 0);
+    });
+    if (whole == group.launches.rend() || !in_tiles || group.launches.size() > Part::most_kept) continue;
+    for (std::size_t n = 0; n < group.launches.size(); ++n) {
+      PartLaunch& launch = order.launches[group.launches[n]];
+      launch.kept = static_cast<int>(order.kept.size()), launch.kept_number = static_cast<std::uint32_t>(n);
+    }
+    order.kept.push_back({group.rows, *whole, group.launches.front(), group.launches.back()});
+  }
+}
+
 /// A launch whose rows no other has met writes; rows that it does not write first are cleared.
 void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, std::int64_t shard_tokens) {
   Covered q, q_written, q_final, kv_final;
@@ -261,9 +305,13 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, st
       q_final.add(rows);
       continue;
     }
-    launch.adds_to_q = q.meets(rows);
-    q.add(rows);
-    if (!launch.adds_to_q) q_written.add(rows);
+    if (launch.kept >= 0) {
+      q_final.add(rows), q_written.add(rows);
+    } else {
+      launch.adds_to_q = q.meets(rows);
+      q.add(rows);
+      if (!launch.adds_to_q) q_written.add(rows);
+    }
     if (forward) continue;
     launch.adds_to_kv = kv[launch.step].meets(keys);
     kv[launch.step].add(keys);
@@ -304,6 +352,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   if (request.leaves_multiprocessors) leave_multiprocessors(order.launches, workload, request.transfer_pairs);
   if (request.returns_early) return_early(order.launches, workload, request.transfer_pairs);
   for (PartLaunch& launch : spread) order.launches.push_back(std::move(launch));
+  if (request.keeps_rows) keep_rows(order);
   find_what_is_there(order, mine, request.forward, plan.kv.tokens(mine.rank));
   return order;
 }

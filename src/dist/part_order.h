@@ -27,11 +27,22 @@ struct PartLaunch {
   std::vector<std::int64_t> closed{};
   bool adds_to_q = false, adds_to_kv = false;
   bool beside_transfers = false;  ///< runs while keys are on their way, and leaves multiprocessors to them
+  /// Which of PartOrder::kept its rows are some of; -1: none, dq is added to what is there. And its number among the launches that meet these.
+  int kept = -1;
+  std::uint32_t kept_number = 0;
   bool spread() const { return !stretches.empty(); }
+};
+
+/// Backward: rows whose launches keep what is found of them, and whose dq is made once.
+struct KeptRange {
+  Range rows;
+  std::size_t whole = 0;            ///< a launch that has all of these rows
+  std::size_t first = 0, last = 0;  ///< of the launches that meet them
 };
 
 struct PartOrder {
   std::vector<PartLaunch> launches;
+  std::vector<KeptRange> kept;
   std::vector<Range> clear_q;                ///< rows of the queries' buffer that no launch writes first
   std::vector<std::vector<Range>> clear_kv;  ///< likewise, of each step's keys
   std::vector<Range> merged_q;               ///< rows whose results are not final: met by parts, or by nothing
@@ -49,6 +60,7 @@ struct OrderRequest {
   std::int64_t transfer_pairs = 0;
   bool leaves_multiprocessors = false;
   bool returns_early = false;  ///< backward: dk and dv travel beside what is computed last
+  bool keeps_rows = false;     ///< backward: launches keep what is found of their rows (Part::keeps_rows)
 };
 
 /// Own keys first, then those that come; in a backward pass that returns early, the rest of the own ones after these.

@@ -62,15 +62,14 @@ std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
   return work;
 }
 
-/// Of a backward pass beside its products: rows of queries are prepared and their dq made of its sum. Where keys arrive, a row meets own ones and others',
-/// so that two launches do this and add to what is there; then dq, dk and dv are made of these sums.
+/// Of a backward pass beside its products: rows of queries are prepared, and their dq made of its sum, which is cleared before. Where keys arrive, dk and dv of own keys
+/// are sums, of which these are made.
 std::int64_t rows_ns(const Workload& w, const Machine& machine, const RankLoad& load, int members) {
   const RowSizes row = row_sizes(w, members);
   const std::int64_t wide = wide_bytes(w), own = w.element_bytes;
   const std::int64_t received = load.forward_in / std::max<std::int64_t>(row.kv * own, 1), merged = std::min(received, load.tokens_kv);
   const std::int64_t prepare = 2 * row.out * own;
-  return transfer_ns(members * (load.tokens_q * (prepare + row.q * (wide + own)) + merged * (prepare + row.q * 6 * wide)) +
-                         merged * row.kv * (2 * wide + own),
+  return transfer_ns(members * load.tokens_q * (prepare + row.q * (2 * wide + own)) + merged * row.kv * (2 * wide + own),
                      machine.memory_mbytes);
 }
 
@@ -164,11 +163,9 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
                         transfer_ns(far * kv_row * w.element_bytes, request.machine.network_mbytes);
       load.backward_ns = load.forward_ns + transfer_ns(near * kv_row * wide, request.machine.host_mbytes) +
                          transfer_ns(far * kv_row * wide, request.machine.network_mbytes);
-      // Whole rows merge nothing. Backward: gradients in f32, of received keys too; and the dq of one launch, which its kernels sum.
-      std::int64_t most_rows = 0;
-      for (const Chunk& chunk : plan.q.shard(rank)) most_rows = std::max(most_rows, chunk.tokens.size());
+      // Whole rows merge nothing. Backward: dk and dv in f32, of received keys too; and the sum of dq.
       load.forward_device_memory = key_bytes;
-      load.backward_device_memory = key_bytes + sum_bytes + load.tokens_kv * kv_row * wide + (own + most_rows) * q_row * wide;
+      load.backward_device_memory = key_bytes + sum_bytes + load.tokens_kv * kv_row * wide + own * q_row * wide;
       // Buffers of queries, gathered keys, results and their parts; messages are added below.
       load.forward_memory =
           gathered * kv_row * w.element_bytes + q_rows * (q_row * w.element_bytes + out_row * (w.element_bytes + 2 * wide) + 2 * lse_row);

@@ -19,6 +19,8 @@ class Executable {
   /// Fills backend-independent and own fields: kernel, strategy, reduction, flops, tiles, details.
   virtual void describe(Explanation& explanation) const = 0;
   virtual std::string kernel() const = 0;
+  /// Of Part::keeps_rows, which all others refuse.
+  virtual KeptRows kept_rows(std::int64_t /*rows*/) const { return {}; }
   virtual void run(const problem::Buffers& buffers, void* workspace, Stream stream) const = 0;
 };
 

@@ -171,11 +171,25 @@ void check_stretches(const Problem& p, const Buffers& buffers) {
   }
 }
 
+void check_kept(const Problem& p, const Part::Kept& kept) {
+  const std::int64_t end = kept.first + p.seqlen_q;
+  FOVEAL_CHECK(kept.memory != nullptr && reinterpret_cast<std::uintptr_t>(kept.memory) % 256 == 0,
+               "part.kept.memory: null, or no multiple of 256");
+  FOVEAL_CHECK(kept.first >= 0 && kept.first % 128 == 0 && end <= kept.rows && (end % 128 == 0 || end == kept.rows), "part.kept: rows ",
+               kept.first, " to ", end, " of ", kept.rows, "; expected them from a multiple of 128 on, to one or to the end");
+  FOVEAL_CHECK((!kept.begins && !kept.ends) || p.seqlen_q == kept.rows, "part.kept: rows ", kept.first, " to ", end, " of ", kept.rows,
+               " begin or end; expected all of them");
+  FOVEAL_CHECK(kept.number < Part::most_kept && kept.count <= Part::most_kept && (!kept.multiplies || kept.number < kept.count),
+               "part.kept: number ", kept.number, ", count ", kept.count, "; expected a number below the count, which is ", Part::most_kept,
+               " at most");
+}
+
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {
   FOVEAL_CHECK(problem.part == (call.part != nullptr),
                "part: ", call.part ? "given; the plan expects none" : "absent; the plan expects it");
   buffers.part = call.part ? *call.part : Part{};
   if (problem.spread) check_stretches(problem, buffers);
+  if (problem.keeps_rows) check_kept(problem, buffers.part.kept);
 }
 
 void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {

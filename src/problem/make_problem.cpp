@@ -208,7 +208,8 @@ void read_part(Problem& p, const Call& call) {
   FOVEAL_CHECK(part.whole_rows || !p.attention.sink, "sink: given with a part; it joins whole rows");
   FOVEAL_CHECK(part.spread_keys == 0 || (part.whole_rows && part.spread_keys > 0 && part.spread_keys <= max_position),
                "part.spread_keys: ", part.spread_keys, "; expected 0, or with whole_rows 1 to ", max_position);
-  p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0;
+  FOVEAL_CHECK(!part.keeps_rows || p.pass == Pass::backward, "part.keeps_rows: given in a forward pass");
+  p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0, p.keeps_rows = part.keeps_rows;
   if (p.spread) p.seqlen_kv = part.spread_keys, p.total_kv = p.batch * p.seqlen_kv;
   p.part = true, p.batch_offset = part.batch_offset, p.head_offset = part.head_offset;
   p.heads_all = part.heads_q == 0 ? p.heads_q : part.heads_q;
@@ -302,6 +303,7 @@ void check_role_dtype(const Problem& p, const Role& role, DType found, bool outp
   const DType statistics = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   if (role.type == RoleType::statistics)
     return check_dtype(role.name, found, p.merges() && output ? DType::f64 : statistics, "the type of statistics for these inputs");
+  if (p.keeps_rows && role.spec == &Problem::dq) return check_dtype(role.name, found, p.dtype, "q's");
   if (p.merges() && output) return check_dtype(role.name, found, statistics, "the type in which parts are added");
   const bool wide = output && found == DType::f32 && (p.dtype == DType::bf16 || p.dtype == DType::f16);
   if (!wide) check_dtype(role.name, found, p.dtype, "q's");
@@ -486,7 +488,8 @@ std::string key_of(const Problem& p) {
   add(static_cast<int>(p.device.kind)), add(p.device.index), add(p.total_q), add(p.total_kv);
   if (p.paged) key += " paged", add(p.block_table.sizes[1]);
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
-  if (p.part) key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread);
+  if (p.part)
+    key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread), add(p.keeps_rows);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

@@ -41,16 +41,17 @@ struct Problem {
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< packed: the maxima (0 = unknown until run, CPU only)
   std::int64_t total_q = 0, total_kv = 0;    ///< packed: tokens; otherwise batch * seqlen
   std::int64_t head_dim = 0, head_dim_v = 0;
-  bool varlen = false;            ///< packed, in whole sequences or in segments; of keys only where they are not paged
-  bool paged = false;             ///< k and v are pools [pages, page_size, heads_kv, dim]; seqlen_kv and total_kv are bounds
-  bool gathered = false;          ///< keys were paged: those of a sequence lie together, seqlen_kv rows for each
-  bool segments = false;          ///< each of `batch` segments says itself which sequence it is a part of
-  std::int64_t sequences = 0;     ///< the symbol `batch` is less
-  bool any_length = false;        ///< stands for all problems with fewer keys, too, and with queries at earlier places
-  bool part = false;              ///< results are wide and merged into what is there; symbols of the whole stand in the score
-  bool whole_rows = false;        ///< of a part: no other has keys of its rows, and results are those of a call without a part
-  bool spread = false;            ///< of a part: keys lie in stretches of two memories
-  std::int64_t batch_offset = 0;  ///< of a part: the symbol `batch` of the first row
+  bool varlen = false;         ///< packed, in whole sequences or in segments; of keys only where they are not paged
+  bool paged = false;          ///< k and v are pools [pages, page_size, heads_kv, dim]; seqlen_kv and total_kv are bounds
+  bool gathered = false;       ///< keys were paged: those of a sequence lie together, seqlen_kv rows for each
+  bool segments = false;       ///< each of `batch` segments says itself which sequence it is a part of
+  std::int64_t sequences = 0;  ///< the symbol `batch` is less
+  bool any_length = false;     ///< stands for all problems with fewer keys, too, and with queries at earlier places
+  bool part = false;           ///< results are wide and merged into what is there; symbols of the whole stand in the score
+  bool whole_rows = false;     ///< of a part: no other has keys of its rows, and results are those of a call without a part
+  bool spread = false;         ///< of a part: keys lie in stretches of two memories
+  bool keeps_rows = false;     ///< of a part, backward: what is found of rows is kept for other parts, and dq is written once, in q's type
+  std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   double scale = 1;
   Attention attention;           ///< as given; of a part, with symbols of the whole in score_mod and mask

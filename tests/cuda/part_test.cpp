@@ -3,6 +3,7 @@
 
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
+#include "cuda/launch/backward_sm80.h"
 #include "cuda/launch/forward_sm90.h"
 #include "nvrtc_here.h"
 #include "problem/problem.h"
@@ -49,7 +50,7 @@ struct Call {
                       .lse = view(wide(), {batch, heads, rows}),
                       .dout = view(dtype, {batch, rows, heads, dim_v})};
     in.part = part, in.params = params;
-    const BackwardOutputs out{.dq = view(wide(), {batch, rows, heads, dim}),
+    const BackwardOutputs out{.dq = view(part.keeps_rows ? dtype : wide(), {batch, rows, heads, dim}),
                               .dk = view(wide(), {batch, keys, heads_kv, dim}),
                               .dv = view(wide(), {batch, keys, heads_kv, dim_v}),
                               .dparams = dparams};
@@ -81,6 +82,25 @@ TEST_F(PartKernels, Compile) {
     expect_compiled(call.forward(), "sm_80", "sm80");
     expect_compiled(call.backward(), "sm_80", "sm80");
   }
+}
+
+TEST_F(PartKernels, ThatKeepRowsCompile) {
+  for (const std::int64_t dim : {64, 128, 256}) {
+    Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.seqlen_q = 8192, .seqlen_kv = 8192, .keeps_rows = true}};
+    call.attention.q_offset = 3000;
+    expect_compiled(call.backward(), "sm_90a", "sm90");
+  }
+}
+
+/// How the sum of dq lies is said once for host and device; launches that share it must agree.
+TEST(Part, MemoryOfKeptRowsHoldsWhatTheKernelsWrite) {
+  for (const int head_dim : {8, 64, 80, 128, 136, 200, 256})
+    for (const int block_q : {64, 128}) {
+      const device::DqSumShape shape(head_dim, block_q);
+      EXPECT_GE(shape.columns, head_dim);
+      EXPECT_EQ(shape.part_columns % 16, 0);
+      EXPECT_EQ(shape.columns, shape.splits_columns ? shape.parts * shape.part_columns : shape.part_columns);
+    }
 }
 
 TEST_F(PartKernels, OfWholeRowsCompile) {
@@ -169,6 +189,13 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   expect_refused(call, "part.spread_keys");
   call = {}, call.part.whole_rows = true;
   EXPECT_THROW(call.backward(), Error);
+  call = {}, call.part.keeps_rows = true;
+  expect_refused(call, "part.keeps_rows: given in a forward pass");
+  EXPECT_NO_THROW(call.backward());
+  call.dtype = DType::f32;
+  driver::DeviceFacts ampere;
+  ampere.major = 8;
+  EXPECT_EQ(*backward_sm80.refuses(call.backward(), ampere), "rows are not kept from part to part");
 }
 
 }  // namespace

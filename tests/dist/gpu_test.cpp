@@ -2,6 +2,7 @@
 // no device. What needs none: the order of parts, and kernels that move rows.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -101,6 +102,63 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
       }
 }
 
+/// Launches that keep what is found of rows have all rows that any of them meets between them, in whole tiles, and one has them all: dq of these is final.
+TEST(PartOrder, KeptRowsAreMetByLaunchesThatKeepThem) {
+  std::size_t kept = 0, of_several = 0, left = 0;
+  for (const char* text : {"forward f32 h2 q3000 d16 mask=\"causal()\"", "forward f32 h2 q4000 d16 mask=\"causal() & window(400)\"",
+                           "forward f32 h2 q2000 d16", "forward f32 h2 q1700:1900 d16 mask=\"abs(q_idx - kv_idx) > 300\"",
+                           "forward f32 h4 d16 lengths=3000,10,500,0,900 mask=\"causal()\""})
+    for (const int ranks : {1, 2, 3, 8})
+      for (const std::int64_t unit : {64, 128})
+        for (const bool closed : {false, true}) {
+          const problem::Line line = problem::parse_line(text);
+          const Workload work = make_workload(problem::problem_of(line, {}), line.lengths, {}, unit);
+          const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
+          for (int rank = 0; rank < ranks; ++rank) {
+            const RankPlan mine = rank_plan(plan, rank);
+            const PartOrder order = part_order(plan, work, mine,
+                                               {.forward = false,
+                                                .closed_sequences = closed && !line.lengths.empty(),
+                                                .transfer_pairs = 10000,
+                                                .returns_early = true,
+                                                .keeps_rows = true});
+            std::vector<std::uint32_t> met(order.kept.size(), 0);
+            for (std::size_t number = 0; number < order.launches.size(); ++number) {
+              const PartLaunch& launch = order.launches[number];
+              const Range rows{launch.segment.q_row, launch.segment.q_row + launch.segment.q_rows};
+              for (std::size_t of = 0; of < order.kept.size(); ++of) {
+                const KeptRange& range = order.kept[of];
+                if (static_cast<int>(of) != launch.kept) {
+                  EXPECT_TRUE(rows.end <= range.rows.begin || range.rows.end <= rows.begin) << text;
+                  continue;
+                }
+                EXPECT_TRUE(range.rows.begin <= rows.begin && rows.end <= range.rows.end);
+                EXPECT_EQ((rows.begin - range.rows.begin) % 128, 0);
+                EXPECT_TRUE(rows.end == range.rows.end || (rows.end - range.rows.begin) % 128 == 0);
+                EXPECT_EQ(launch.kept_number, met[of]++);
+                EXPECT_TRUE(range.first <= number && number <= range.last);
+                EXPECT_EQ(order.launches[range.whole].kept, launch.kept);
+                EXPECT_EQ(order.launches[range.whole].segment.q_rows, range.rows.size());
+              }
+              if (launch.kept < 0 && launch.closed.empty()) ++left;
+            }
+            for (const std::uint32_t count : met) ++kept, of_several += count > 1;
+            std::vector<int> final(static_cast<std::size_t>(mine.q_rows), 0);  // by which way dq of a row is made
+            const auto add = [&](Range r) {
+              for (std::int64_t row = r.begin; row < r.end; ++row) ++final[static_cast<std::size_t>(row)];
+            };
+            for (const KeptRange& range : order.kept) add(range.rows);
+            for (const Range& range : order.merged_q) add(range);
+            for (const PartLaunch& launch : order.launches)
+              if (!launch.closed.empty()) add({launch.segment.q_row, launch.segment.q_row + launch.segment.q_rows});
+            for (const int ways : final) EXPECT_EQ(ways, 1) << text;
+          }
+        }
+  EXPECT_GT(kept, 200u);
+  EXPECT_GT(of_several, 100u);
+  EXPECT_GT(left, 0u);
+}
+
 /// Forward: every pair of the mask is computed once, by launches whose rows are final, or by parts; keys lie where stretches say.
 TEST(PartOrder, WholeRowsAndPartsMeetEveryPairOnce) {
   for (const char* text :
@@ -194,7 +252,7 @@ TEST_F(RowKernels, Compile) {
     }
 }
 
-class GpuRanks : public foveal::test::NeedsNvrtc, public testing::WithParamInterface<Feature> {
+class RanksOnGpu : public foveal::test::NeedsNvrtc {
  protected:
   void SetUp() override {
     NeedsNvrtc::SetUp();
@@ -202,6 +260,8 @@ class GpuRanks : public foveal::test::NeedsNvrtc, public testing::WithParamInter
     if (cuda::driver::device_count() == 0) GTEST_SKIP() << "no device: " << cuda::driver::unavailable();
   }
 };
+
+class GpuRanks : public RanksOnGpu, public testing::WithParamInterface<Feature> {};
 
 /// Ranks share a GPU, each on a stream of its own; messages go by way of the host, or are copies on the GPU.
 std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options, bool peers) {
@@ -271,6 +331,35 @@ TEST_P(GpuRanksLarge, AreOneDevice) {
       options.head_groups = 1, options.remote_steps = ranks == 4 ? 2 : 1;
       for (const bool peers : {false, true}) expect_right(test::line_of(GetParam(), pass), ranks, options, peers);
     }
+}
+
+/// What stands in keys that a mask hides is not seen, in tiles that it cuts either: dq is mended where they met, over the keys of all launches of a row.
+TEST_F(RanksOnGpu, HiddenKeysOfNanAreNotSeen) {
+  const problem::Line line = problem::parse_line("backward bf16 h4:2 q1500 d128 mask=\"causal()\"");
+  constexpr std::int64_t strange[] = {701, 1100, 1499};  // seen by themselves and by those after them
+  problem::CaseData clean(line), data(line);
+  for (const TensorView& keys : {data.forward_inputs().k, data.forward_inputs().v})
+    for (const std::int64_t token : {strange[0], strange[1], strange[2]}) {
+      const Rows rows = rows_of(keys);
+      for (std::int64_t head = 0; head < rows.heads; ++head)
+        for (std::int64_t d = 0; d < rows.dim; ++d) {
+          const std::uint16_t nan = 0x7fc0;
+          std::memcpy(rows.at(0, token, head) + d * rows.dim_stride, &nan, sizeof nan);
+        }
+    }
+  ContextOptions options;
+  options.unit = 128, options.head_groups = 1;
+  run_on_gpu(clean, 2, options, true), run_on_gpu(data, 2, options, true);
+  const Rows expected = rows_of(clean.backward_outputs().dq), found = rows_of(data.backward_outputs().dq);
+  for (std::int64_t token = 0; token < strange[0]; ++token)
+    for (std::int64_t head = 0; head < found.heads; ++head)
+      for (std::int64_t d = 0; d < found.dim; ++d) {
+        std::uint16_t a = 0, b = 0;
+        std::memcpy(&a, expected.at(0, token, head) + d * expected.dim_stride, 2),
+            std::memcpy(&b, found.at(0, token, head) + d * found.dim_stride, 2);
+        const auto real = [](std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); };
+        ASSERT_NEAR(real(a), real(b), 0.02 * std::abs(real(a)) + 0.002) << token << " " << head << " " << d;
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuRanksLarge, testing::ValuesIn(large), [](const auto& info) { return std::string(info.param.name); });

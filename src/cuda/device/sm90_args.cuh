@@ -35,6 +35,23 @@ struct SplitRow {
   float reference, sum;
 };
 
+/// Keys that a part of an attention met, of rows that keep what is found of them from part to part: rows first_row to end_row of these.
+struct KeptKeys {
+  Tensor k, v;
+  long long kv_offset;
+  int len_kv, first_row, end_row, unused;
+};
+
+/// What of such rows a call does (config.cuh: kKeepsRows).
+struct KeptRows {
+  KeptKeys* keys;     ///< of each part
+  int number, count;  ///< of this part, and of all that have been
+  int first_row;      ///< of this part's
+  int begins;         ///< they are prepared
+  int measures;       ///< far ones are measured over this part's keys, and the keys noted
+  int unused;
+};
+
 struct Sm90Args {
   TensorMap q, k, v, dout;
   TensorMap pairs[kMaxPairTiles];  ///< of reads that come as tiles; see tile/pair_tiles.cuh
@@ -58,8 +75,8 @@ struct Sm90Args {
   SplitRow* split_softmax;
   float* split_exponent;  ///< of all scores, to powers of two
   long long split_rows;
-  BlockTable pages;           ///< KeyRows::paged
-  long long unused_words[4];  ///< to the alignment of tensor maps
+  BlockTable pages;  ///< KeyRows::paged
+  KeptRows kept;     ///< backward
 };
 
 /// Of KeyRows::spread: keys from `first` on, up to the next stretch, stand in rows from first + shift on, of k and v or of what others sent.

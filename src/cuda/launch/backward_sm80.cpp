@@ -134,6 +134,7 @@ class BackwardSm80 : public GpuExecutable {
 
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm80(p, facts)) return reason;
+  if (p.keeps_rows) return "rows are not kept from part to part";
   if (p.attention.backward == BackwardStrategy::fused)
     return "the portable kernels have no fused backward; use split, two_scan or automatic";
   const std::size_t limit = facts.shared_bytes_per_block;

@@ -29,6 +29,29 @@ const Sm90Habits& habits_of(const problem::Problem& p, const Sm90BackwardConfig&
   return config.cluster_size() > 1 ? habits::backward_wide : habits::backward;
 }
 
+int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
+}
+
+/// What is found of rows, and the sum of their dq, in one piece of memory: of each head so many rows, a multiple of stat_step.
+struct RowMemory {
+  std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_turns = 0, keys = 0;
+  Workspace pieces;
+
+  RowMemory(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head) {
+    const auto rows = static_cast<std::size_t>(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch));
+    lse2 = pieces.reserve(rows * sizeof(float));
+    largest = pieces.reserve(rows * sizeof(float));
+    far = pieces.reserve(rows / 8 * sizeof(unsigned short));
+    delta = pieces.reserve(rows * sizeof(float));
+    dq_sum = pieces.reserve(rows * static_cast<std::size_t>(dq_sum_columns(p, config)) * sizeof(float));
+    if (p.attention.determinism == Determinism::reproducible)
+      dq_turns = pieces.reserve(rows * static_cast<std::size_t>(config.cluster_size()) / static_cast<std::size_t>(config.block_q) *
+                                sizeof(unsigned));
+    if (p.keeps_rows) keys = pieces.reserve(Part::most_kept * sizeof(device::KeptKeys));
+  }
+};
+
 class BackwardSm90 : public GpuExecutable {
  public:
   BackwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
@@ -51,16 +74,7 @@ class BackwardSm90 : public GpuExecutable {
     if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
-    const auto rows = static_cast<std::size_t>(stat_rows_ * p.heads_q * (p.varlen ? 1 : p.batch));
-    lse2_offset_ = workspace_.reserve(rows * sizeof(float));
-    largest_offset_ = workspace_.reserve(rows * sizeof(float));
-    far_offset_ = workspace_.reserve(rows / 8 * sizeof(unsigned short));
-    delta_offset_ = workspace_.reserve(rows * sizeof(float));
-    const auto sum_columns = static_cast<std::size_t>(round_up(p.head_dim, 64));  // the most that device/tile/dq_sum.cuh says
-    dq_sum_offset_ = workspace_.reserve(rows * sum_columns * sizeof(float));
-    if (reproducible())
-      dq_turns_offset_ = workspace_.reserve(rows * static_cast<std::size_t>(config_.cluster_size()) /
-                                            static_cast<std::size_t>(config_.block_q) * sizeof(unsigned));
+    if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowMemory(p, config_, stat_rows_).pieces.bytes());
 
     schedule_ =
         sm90_schedule({.row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true),
@@ -115,6 +129,10 @@ class BackwardSm90 : public GpuExecutable {
   }
 
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
+  KeptRows kept_rows(std::int64_t rows) const override {
+    if (!problem_.keeps_rows) return {};
+    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), config_.block_q};
+  }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
   }
@@ -154,13 +172,24 @@ class BackwardSm90 : public GpuExecutable {
     args.dout = sm90_tensor_map(buffers.dout, config_.block_q, p.total_q);
     sm90_set_pair_maps(args, config_.tiles, buffers, config_.block_q);
     args.order = schedule_.order;
-    args.stat_rows = static_cast<int>(stat_rows_);
-    args.attention.lse2.data = Workspace::at<void>(workspace, lse2_offset_);
-    args.attention.largest.data = Workspace::at<void>(workspace, largest_offset_);
-    args.far = Workspace::at<unsigned short>(workspace, far_offset_);
-    args.attention.delta.data = Workspace::at<void>(workspace, delta_offset_);
-    args.dq_sum = Workspace::at<float>(workspace, dq_sum_offset_);
-    args.dq_turns = Workspace::at<unsigned>(workspace, dq_turns_offset_);
+    const Part::Kept stages = p.keeps_rows ? buffers.part.kept : Part::Kept{};
+    set_rows(args, stages, workspace);
+    const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
+    const std::int64_t rows_per_block = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
+    const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
+    const auto prepare = [&] {
+      prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
+    };
+    const auto convert = [&] {
+      const auto convert_blocks =
+          static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * 2 * config_.cluster_size());
+      convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
+    };
+    if (!stages.multiplies) {
+      if (stages.begins) prepare();
+      if (stages.ends && p.dq.present) convert();
+      return;
+    }
     if (uses_tables()) {
       args.attention.tiles_q = static_cast<int>((p.seqlen_q + config_.block_q - 1) / config_.block_q);
       args.attention.tiles_kv = static_cast<int>((p.seqlen_kv + config_.task_keys() - 1) / config_.task_keys());
@@ -168,32 +197,46 @@ class BackwardSm90 : public GpuExecutable {
       tables_.make(args.attention, workspace, stream);
     }
     gradients_.prepare(args.attention, buffers, workspace, stream);
-    const auto heads = static_cast<unsigned>(p.heads_q), sequences = static_cast<unsigned>(p.batch);
-    const std::int64_t rows_per_block = prepare_threads / (p.head_dim_v > 128 ? 32 : p.head_dim_v > 64 ? 16 : 8);
-    const auto prepare_blocks = static_cast<unsigned>(round_up(p.seqlen_q, stat_step) / rows_per_block);
-    prepare_.launch({.grid_x = prepare_blocks, .grid_y = heads, .grid_z = sequences, .threads = prepare_threads}, args, stream);
+    prepare();
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
                    args, stream);
-    if (p.dq.present) {
-      const auto convert_blocks =
-          static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * 2 * config_.cluster_size());
-      convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
-    }
+    if (stages.ends && p.dq.present) convert();
     if (!gradients_.any()) return;
     if (collect_) collect_->run(buffers, args, stream);
     for (const PairsSm90& pairs : pairs_) pairs.run(buffers, args, workspace, stream);
     if (rows_) rows_->run(buffers, args, workspace, stream);
-    finish_params(args.attention, buffers, workspace, stream);
+    finish_params(args.attention, args.stat_rows, buffers, workspace, stream);
   }
 
  private:
+  /// Where what is found of rows lies: in the workspace, or in memory that parts share, of which these rows are some.
+  void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
+    const bool keeps = problem_.keeps_rows;
+    const std::int64_t rows = keeps ? round_up(kept.rows, stat_step) : stat_rows_, first = kept.first;
+    const RowMemory at(problem_, config_, rows);
+    void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
+    args.stat_rows = static_cast<int>(rows);
+    args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first;
+    args.attention.largest.data = Workspace::at<float>(memory, at.largest) + first;
+    args.far = Workspace::at<unsigned short>(memory, at.far) + first / 8;
+    args.attention.delta.data = Workspace::at<float>(memory, at.delta) + first;
+    args.dq_sum = Workspace::at<float>(memory, at.dq_sum) + first * dq_sum_columns(problem_, config_);
+    args.dq_turns = Workspace::at<unsigned>(memory, at.dq_turns) + first / config_.block_q * config_.cluster_size();
+    if (!keeps) return;
+    args.kept = {.keys = Workspace::at<device::KeptKeys>(memory, at.keys),
+                 .number = static_cast<int>(kept.number),
+                 .count = static_cast<int>(kept.count),
+                 .first_row = static_cast<int>(first),
+                 .begins = kept.begins,
+                 .measures = kept.multiplies,
+                 .unused = 0};
+  }
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
 
   /// Gradients of parameters that the kernel did not collect, by passes of their own over the same statistics; then to the caller's
   /// tensors.
-  void finish_params(device::AttentionArgs args, const problem::Buffers& buffers, void* workspace, Stream stream) const {
-    const long long rows = stat_rows_;
+  void finish_params(device::AttentionArgs args, long long rows, const problem::Buffers& buffers, void* workspace, Stream stream) const {
     args.lse2 = {args.lse2.data, rows * problem_.heads_q, rows, 1};
     args.largest = {args.largest.data, rows * problem_.heads_q, rows, 1};
     args.delta = {args.delta.data, rows * problem_.heads_q, rows, 1};
@@ -217,7 +260,7 @@ class BackwardSm90 : public GpuExecutable {
   std::vector<PairsSm90> pairs_;
   std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
-  std::size_t lse2_offset_ = 0, largest_offset_ = 0, far_offset_ = 0, delta_offset_ = 0, dq_sum_offset_ = 0, dq_turns_offset_ = 0;
+  std::size_t rows_offset_ = 0;  ///< a RowMemory, where rows are not kept
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
@@ -290,7 +333,7 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
                            .score = emit_score(p, {.lines = config.lines, .band = mask_is_band(p)}),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kReproducible", p.attention.determinism == Determinism::reproducible);
-  source.constants.set("kMaskIsBand", mask_is_band(p));
+  source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
 // Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it.
@@ -301,7 +344,7 @@ jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const 
                            .constants = attention_constants(p),
                            .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true),
                            .arch = {}};
-  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p));
+  source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
 

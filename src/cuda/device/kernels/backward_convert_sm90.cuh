@@ -1,7 +1,7 @@
 // After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
 // of the score leaves to it. Sums of infinity or NaN that may not belong there are made anew (tile/mend_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen, kMaskIsBand.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen, kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
@@ -14,7 +14,7 @@ namespace foveal::device {
 /// May a tile hold keys that some of its queries keep and others do not? Then 0 met whatever stands there.
 constexpr bool kCutsKeys = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
 /// At least so many blocks on a multiprocessor: what is called where a sum is lost would like more registers, of which all would have less warps at their loads.
-constexpr int kBlocks = kPart ? 8 : 12;
+constexpr int kBlocks = kAddsToDq ? 8 : 12;
 
 }  // namespace foveal::device
 
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
   for (int r = 0; r < 2; ++r) {
     const int here = row + 8 * r, columns = here < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
     const i64 first = batch * dq.batch + head * dq.head + (sequence.first_q + here) * dq.seq + column;
-    if constexpr (kPart) {
+    if constexpr (kAddsToDq) {
       add_row(static_cast<float*>(dq.data) + first, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, strange[r] ? 0 : columns,
               threadIdx.x % 32);
     } else {

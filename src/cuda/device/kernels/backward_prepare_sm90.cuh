@@ -1,8 +1,9 @@
 // Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
 // of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. Far rows are measured anew (tile/measure_rows.cuh).
-// One group of lanes for each row of statistics, rows beyond the sequence included.
+// One group of lanes for each row of statistics, rows beyond the sequence included. Rows that are kept from part to part (KeptRows) are prepared by the first; later
+// ones measure far rows over their own keys.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits, kMaskIsBand.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits, kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -30,6 +31,7 @@ FOVEAL_DEVICE float dot8(uint4 a, uint4 b) {
 /// A row with exponents (score - largest) * exponent - log2_sum; natural: the largest score in whole.
 struct RowStatistics {
   float largest, log2_sum, natural;
+  bool has_keys;
 };
 
 /// Of the block's rows, once one of them is far. The thread's result is right if its row is far.
@@ -45,10 +47,10 @@ FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequenc
   }
   __syncthreads();
   const RowMeasure<float> measure = measures[row % kRowsPerBlock];
-  if (measure.sum == 0) return {0, lse * kLog2e, 0};  // of keys that are elsewhere
+  if (measure.sum == 0) return {0, lse * kLog2e, 0, false};  // of keys that are elsewhere
   const float sink = kHasSink ? sink_logit(head, attention.score) : -infinity();
   const float natural = measure.largest * (exponent * kLn2);
-  return {measure.largest, measure.log_sum(lse, natural, sink) * kLog2e, natural};
+  return {measure.largest, measure.log_sum(lse, natural, sink) * kLog2e, natural, true};
 }
 
 }  // namespace foveal::device
@@ -69,10 +71,16 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     return static_cast<const float*>(rows.data)[batch * rows.batch + head * rows.head + token * rows.seq];
   };
 
+  const bool begins = !kKeepsRows || args.kept.begins, measures = !kKeepsRows || args.kept.measures;
+  if (kKeepsRows && measures && threadIdx.x == 0 && blockIdx.x + blockIdx.y + blockIdx.z == 0) {
+    const KeptRows& kept = args.kept;
+    kept.keys[kept.number] = {
+        attention.k, attention.v, attention.kv_offset, attention.seqlen_kv, kept.first_row, kept.first_row + attention.seqlen_q, 0};
+  }
   const i64 stat = stat_row<kVarlen>(args, sequence, head) + row;
   const float lse = exists && lane == 0 ? row_value(attention.lse) : -infinity();
   float sum = 0;
-  if (exists && 8 * lane < kHeadDimV) {
+  if (begins && exists && 8 * lane < kHeadDimV) {
     const auto at = [&](const Tensor& tensor) {
       return *reinterpret_cast<const uint4*>(static_cast<const u16*>(tensor.data) + batch * tensor.batch + head * tensor.head +
                                              token * tensor.seq + 8 * lane);
@@ -81,21 +89,24 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   }
   if (stands) {
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
+    if (begins) {
 #pragma unroll
-    for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
+      for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
+    }
     if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_turns[stat / kBlockQ * kSumCtas + lane] = 0;
   }
 #pragma unroll
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
 
-  RowStatistics statistics{0, lse == -infinity() ? infinity() : lse * kLog2e, 0};
-  const bool some_far = __syncthreads_or(is_far(lse));
+  RowStatistics statistics{0, lse == -infinity() ? infinity() : lse * kLog2e, 0, false};
+  const bool some_far = measures && __syncthreads_or(is_far(lse));
   if (some_far) {
     const RowStatistics measured = measure_far_rows(args, sequence, head, row, lse);
     if (is_far(lse)) statistics = measured;
   }
   float sink_term = 0;
   if (lane == 0 && stands) {
+    const bool writes = begins || statistics.has_keys;
     float delta = 0;
     if (lse != -infinity()) {
       delta = attention.dlse.data == nullptr ? sum : sum - row_value(attention.dlse);
@@ -104,10 +115,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
         sink_term = -exp2_real((sink - statistics.natural) * kLog2e - statistics.log2_sum) * delta;
       }
     }
-    static_cast<float*>(attention.lse2.data)[stat] = statistics.log2_sum;
-    static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
-    static_cast<float*>(attention.delta.data)[stat] = delta;
-    if (row % 8 == 0) args.far[stat / 8] = some_far;
+    if (writes) static_cast<float*>(attention.lse2.data)[stat] = statistics.log2_sum;
+    if (writes) static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
+    if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
+    if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
   }
   if constexpr (kSinkParam >= 0) {
     __shared__ float terms[kRowsPerBlock];

@@ -103,6 +103,24 @@ struct BackwardLayout {
         bytes(table + s.table_bytes) {}
 };
 
+/// Not of shared memory: the fp32 sum of dQ of a tile of queries (tile/dq_sum.cuh), in parts of so many columns.
+struct DqSumShape {
+  int dim, ctas, parts, part_columns, columns;  ///< columns: of a row, over its parts
+  bool splits_columns;
+
+  constexpr DqSumShape(int head_dim, int block_q)
+      : dim((head_dim + 15) / 16 * 16),
+        ctas(dim > 128 ? 2 : 1),
+        parts(2 * ctas),
+        part_columns(dim),
+        columns(dim),
+        splits_columns(block_q == 64) {
+    if (!splits_columns) return;
+    part_columns = ((dim + parts - 1) / parts + 15) / 16 * 16;
+    columns = parts * part_columns;
+  }
+};
+
 /// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them where these are summed along diagonals.
 struct ReadStageShape {
   static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;

@@ -15,6 +15,9 @@
 
 namespace foveal::device {
 
+/// dQ of a part joins what is there, in f32; otherwise it is of all keys.
+constexpr bool kAddsToDq = kPart && !kKeepsRows;
+
 /// Elements of one head of a sequence, the nearest row that exists; 0 beyond the columns.
 template <int columns>
 struct HeadElements {
@@ -48,11 +51,11 @@ FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<
 }
 
 /// Writes dQ of 16 queries from `first` on, columns from `column` on, by a warp. strange: of the thread's two rows, which are the ones that are written. A row whose
-/// statistics are NaN is so as well, and stays, but for parts, to which nothing was added yet.
+/// statistics are NaN is so as well, and stays, but where dQ is added to what is there, to which nothing was yet.
 FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_strange, bool second_strange) {
   const AttentionArgs& attention = args.attention;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
-  const Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
+  Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   float log_sum[2], largest[2], delta[2];
   bool mends[2] = {first_strange, second_strange};
@@ -62,85 +65,96 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
     log_sum[r] = static_cast<const float*>(attention.lse2.data)[stat];
     largest[r] = static_cast<const float*>(attention.largest.data)[stat];
     delta[r] = static_cast<const float*>(attention.delta.data)[stat];
-    if (!kPart) mends[r] = mends[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
+    if (!kAddsToDq) mends[r] = mends[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
   }
   if (!__any_sync(~0u, mends[0] || mends[1])) return;
 
   const HeadElements<kHeadDim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
   const HeadElements<kHeadDimV> grad_out(attention.dout, batch, sequence.first_q, sequence.len_q, head);
-  const HeadElements<kHeadDim> keys(attention.k, batch, sequence.first_kv, sequence.len_kv, head / attention.group_size);
-  const HeadElements<kHeadDimV> values(attention.v, batch, sequence.first_kv, sequence.len_kv, head / attention.group_size);
   const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
   const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
   float acc[kPartColumns / 2] = {};
 #pragma unroll 1
-  for (int first_key = 0; first_key < sequence.len_kv; first_key += 16) {
-    // Number i of the thread's eight pairs: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
-    const auto row = [&](int i) { return first + group + i / 2 % 2 * 8; };
-    const auto key = [&](int i) { return first_key + 8 * (i / 4) + pair + i % 2; };
-    const auto position = [&](int i) { return position_at(attention, base, row(i), key(i)); };
-    u32 kept = 0;
+  for (int part = 0; part < (kKeepsRows ? args.kept.count : 1); ++part) {
+    KeptKeys of_part{attention.k, attention.v, attention.kv_offset, sequence.len_kv, 0, sequence.len_q, 0};
+    if constexpr (kKeepsRows) of_part = args.kept.keys[part];
+    const HeadElements<kHeadDim> keys(of_part.k, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
+    const HeadElements<kHeadDimV> values(of_part.v, batch, sequence.first_kv, of_part.len_kv, head / attention.group_size);
+    const int shift = static_cast<int>(of_part.kv_offset - attention.kv_offset);
+    base.seqlen_kv = of_part.len_kv;
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) {
-      bool keep = row(i) < sequence.len_q && key(i) < sequence.len_kv;
-      if constexpr (kHasMask) keep = keep && keeps_pair(args, position(i), row(i), key(i));
-      if (keep) kept |= 1u << i;
-    }
-    if (!__any_sync(~0u, kept != 0)) continue;
+    for (int first_key = 0; first_key < of_part.len_kv; first_key += 16) {
+      // Number i of the thread's eight pairs: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
+      const auto row = [&](int i) { return first + group + i / 2 % 2 * 8; };
+      const auto key = [&](int i) { return first_key + 8 * (i / 4) + pair + i % 2; };
+      const auto position = [&](int i) {
+        Position at = position_at(attention, base, row(i), key(i));
+        at.kv += shift;
+        return at;
+      };
+      u32 kept = 0;
+#pragma unroll 1
+      for (int i = 0; i < 8; ++i) {
+        bool keep = row(i) >= of_part.first_row && row(i) < of_part.end_row && key(i) < of_part.len_kv;
+        if constexpr (kHasMask) keep = keep && keeps_pair(args, position(i), row(i), key(i) + shift);
+        if (keep) kept |= 1u << i;
+      }
+      if (!__any_sync(~0u, kept != 0)) continue;
 
-    float scores[2][4] = {}, grads[2][4] = {};
-    multiply_elements(scores, queries, first, keys, first_key);
-    multiply_elements(grads, grad_out, first, values, first_key);
+      float scores[2][4] = {}, grads[2][4] = {};
+      multiply_elements(scores, queries, first, keys, first_key);
+      multiply_elements(grads, grad_out, first, values, first_key);
 #pragma unroll 1
-    for (int i = 0; i < 8; ++i) {
-      const int r = i / 2 % 2;
-      const Position at = position(i);
-      const Score raw{scores[i / 4][i % 4], args.scale};
-      const float logarithm = fmaf(less(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]), exponent,
-                                   r == 0 ? -log_sum[0] : -log_sum[1]);
-      if (logarithm == -infinity()) kept &= ~(1u << i);
-      float grad = grads[i / 4][i % 4];
-      if constexpr (kDropout) {
-        const bool stays = dropout.keep(static_cast<u32>(at.q), static_cast<u32>(at.kv));
-        grad = stays ? grad * attention.dropout.keep_scale : 0.0f;
-      }
-      grad = exp2_real(logarithm) * (grad - (r == 0 ? delta[0] : delta[1]));
-      if constexpr (kHasScore) grad *= slope_in_units(raw, at, attention.score);
-      grads[i / 4][i % 4] = kept >> i & 1 ? grad : 0.0f;
-    }
-    const u32 left[4] = {pack(Element{}, grads[0][0], grads[0][1]), pack(Element{}, grads[0][2], grads[0][3]),
-                         pack(Element{}, grads[1][0], grads[1][1]), pack(Element{}, grads[1][2], grads[1][3])};
-    u32 kept_keys[2];  // of the row, a bit for each of the 16
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
-      kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 1);
-      kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 2);
-    }
-#pragma unroll
-    for (int n = 0; n < kPartColumns / 2; n += 4) {
-      u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int key = 8 * (i / 2) + pair + i % 2;
-        const u32 element = keys.one(first_key + key, column + 2 * n + group);
-        if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
-          right[i / 2] |= element << 16 * (i % 2);
-        } else {
-          strange |= 1u << key;
+      for (int i = 0; i < 8; ++i) {
+        const int r = i / 2 % 2;
+        const Position at = position(i);
+        const Score raw{scores[i / 4][i % 4], args.scale};
+        const float logarithm = fmaf(less(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]), exponent,
+                                     r == 0 ? -log_sum[0] : -log_sum[1]);
+        if (logarithm == -infinity()) kept &= ~(1u << i);
+        float grad = grads[i / 4][i % 4];
+        if constexpr (kDropout) {
+          const bool stays = dropout.keep(static_cast<u32>(at.q), static_cast<u32>(at.kv));
+          grad = stays ? grad * attention.dropout.keep_scale : 0.0f;
         }
+        grad = exp2_real(logarithm) * (grad - (r == 0 ? delta[0] : delta[1]));
+        if constexpr (kHasScore) grad *= slope_in_units(raw, at, attention.score);
+        grads[i / 4][i % 4] = kept >> i & 1 ? grad : 0.0f;
       }
-      float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
-      mma(Element{}, block, left, right[0], right[1]);
+      const u32 left[4] = {pack(Element{}, grads[0][0], grads[0][1]), pack(Element{}, grads[0][2], grads[0][3]),
+                           pack(Element{}, grads[1][0], grads[1][1]), pack(Element{}, grads[1][2], grads[1][3])};
+      u32 kept_keys[2];  // of the row, a bit for each of the 16
 #pragma unroll
-      for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
-      if (!__any_sync(~0u, strange != 0)) continue;
-      strange |= __shfl_xor_sync(~0u, strange, 1);
-      strange |= __shfl_xor_sync(~0u, strange, 2);
+      for (int r = 0; r < 2; ++r) {
+        kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
+        kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 1);
+        kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 2);
+      }
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
-        const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
-        if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
+      for (int n = 0; n < kPartColumns / 2; n += 4) {
+        u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int key = 8 * (i / 2) + pair + i % 2;
+          const u32 element = keys.one(first_key + key, column + 2 * n + group);
+          if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
+            right[i / 2] |= element << 16 * (i % 2);
+          } else {
+            strange |= 1u << key;
+          }
+        }
+        float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
+        mma(Element{}, block, left, right[0], right[1]);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
+        if (!__any_sync(~0u, strange != 0)) continue;
+        strange |= __shfl_xor_sync(~0u, strange, 1);
+        strange |= __shfl_xor_sync(~0u, strange, 2);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
+          const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
+          if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
+        }
       }
     }
   }
@@ -152,7 +166,7 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
     if (!mends[r] || here >= kHeadDim) continue;
     const i64 at = batch * dq.batch + head * dq.head + (sequence.first_q + first + group + 8 * r) * dq.seq + here;
     float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
-    if constexpr (kPart) {
+    if constexpr (kAddsToDq) {
       float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
       const float2 before = attention.part.adds_to_q ? *to : make_float2(0, 0);
       *to = make_float2(before.x + two[0], before.y + two[1]);
