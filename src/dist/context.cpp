@@ -266,6 +266,17 @@ struct ContextAttention::State {
   template <class Check>
   void agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng, const std::vector<ParamBinding>& wanted,
                      Check&& check);
+  /// Of a pass on a GPU, once for tensors like these.
+  void rehearse(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
+    if (in.q.device.kind != DeviceKind::cuda) return;
+    device_forward.begin(in.q.device, stream, *context.transport, true);
+    rehearse_forward(context, in, out, device_forward, plans_forward);
+  }
+  void rehearse(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
+    if (in.q.device.kind != DeviceKind::cuda) return;
+    device_backward.begin(in.q.device, stream, *context.transport, true);
+    rehearse_backward(context, in, out, device_backward, plans_backward);
+  }
 };
 
 ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
@@ -349,18 +360,13 @@ void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBi
   // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
   bool& known = agreed[pass == Pass::forward ? 0 : 1];
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
-  if (known && !seeds && context.transport->carries_device_memory())
-    return telling_others(*context.transport, [&] {
-      check();
-      check_mask_data(context, params);
-    });
+  if (known && !seeds && context.transport->carries_device_memory()) return telling_others(*context.transport, check);
   Agreement agreement;
   try {
     add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
     agreement.add("plan", context.plan.checksum, context.plan.text);
     check();
     add_rng(agreement, context, rng);
-    check_mask_data(context, params);
     agreement.add("parameters", text_of(params));
     agreement.add("gradients that are asked for", text_of(wanted));
   } catch (...) {
@@ -381,6 +387,8 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
     check_rows("v", in.v, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
     check_rows("out", out.out, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim_v, c.shapes.dtype);
     if (out.lse.present()) check_rows("lse", out.lse, c, in.q.device, q, c.shapes.heads_q, 0, c.wide());
+    check_mask_data(c, in.params);
+    state_->rehearse(in, out, stream);
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {
@@ -409,6 +417,8 @@ void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs&
     if (out.dq.present()) check_rows("dq", out.dq, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
     if (out.dk.present()) check_rows("dk", out.dk, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim, c.shapes.dtype);
     if (out.dv.present()) check_rows("dv", out.dv, c, in.q.device, kv, c.shapes.heads_kv, c.shapes.head_dim_v, c.shapes.dtype);
+    check_mask_data(c, in.params);
+    state_->rehearse(in, out, stream);
   });
   telling_others(*c.transport, [&] {
     if (in.q.device.kind == DeviceKind::cuda) {

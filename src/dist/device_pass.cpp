@@ -42,11 +42,21 @@ std::string signature_of(std::initializer_list<const TensorView*> tensors, const
   return bytes;
 }
 
+std::string signature_of(const ForwardInputs& in, const ForwardOutputs& out) {
+  return signature_of({&in.q, &in.k, &in.v, &in.rng.state, &out.out, &out.lse}, in.params, {});
+}
+std::string signature_of(const BackwardInputs& in, const BackwardOutputs& out) {
+  return signature_of({&in.q, &in.k, &in.v, &in.out, &in.lse, &in.dout, &in.dlse, &in.rng.state, &out.dq, &out.dk, &out.dv}, in.params,
+                      out.dparams);
+}
+
 class DevicePass : protected Pass {
  public:
   DevicePass(const Context& context, DeviceBuffers& buffers, PartPlans& plans) : Pass(context, buffers), buffers_(buffers), plans_(plans) {}
 
  protected:
+  using Lane = DeviceBuffers::Lane;
+
   /// For tensors of other looks all is planned anew.
   const PartOrder& order_for(std::string signature, const OrderRequest& request) {
     if (plans_.signature != signature) {
@@ -79,9 +89,11 @@ class DevicePass : protected Pass {
   }
   /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
   template <class Inputs, class Outputs>
-  void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
-    plan(part, number, inputs, outputs)
-        .run(inputs, outputs, buffers_.workspace(plans_.plans[number]->workspace_bytes()), buffers_.stream());
+  void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs, Lane lane = Lane::caller) {
+    const Plan& plan = this->plan(part, number, inputs, outputs);
+    void* workspace = buffers_.workspace(plan.workspace_bytes(), lane);
+    if (!buffers_.rehearses()) return plan.run(inputs, outputs, workspace, buffers_.stream(lane));
+    if (lane == Lane::beside) buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
   }
   template <class Inputs, class Outputs>
   const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -219,6 +231,9 @@ class ForwardPass : DevicePass {
     const Rows sums = merges ? memory_.statistics(DType::f64, c_.batch(), c_.mine.q_rows, heads(false).size()) : Rows{};
     if (merges) buffers_.clear_sums(sums);
 
+    // A launch that waits for its keys itself needs nothing of the others.
+    const bool beside = order.launches.size() > 1 && order.launches.back().spread();
+    if (beside) buffers_.fork();
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
       if (!launch.closed.empty()) {
@@ -231,8 +246,10 @@ class ForwardPass : DevicePass {
       const ForwardOutputs to = launch.whole
                                     ? whole_outputs(outputs, s)
                                     : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
-      this->launch(launch, number, in, to);
+      const bool waits_itself = launch.spread() && (in.part->failed != nullptr || buffers_.rehearses());
+      this->launch(launch, number, in, to, beside && waits_itself ? Lane::beside : Lane::caller);
     }
+    if (beside) buffers_.join();
     for (Keys& of_step : keys) arrive(of_step);  // of steps without work
 
     const TensorView sink = sink_of(inputs.params);
@@ -287,7 +304,7 @@ class ForwardPass : DevicePass {
       Part::Stretch stretch = launch.stretches[i].place;
       Keys& of_step = keys[launch.stretches[i].step];
       if (stretch.received) stretch.row += of_step.first_row;
-      if (of_step.waits) {
+      if (of_step.waits && !buffers_.rehearses()) {
         const std::optional<ArrivalWord> word = c_.transport->arrival_word(of_step.gather.ticket, launch.stretches[i].source);
         if (word && direct()) {
           stretch.word = word->word, stretch.arrived = word->value, part.failed = word->failed;
@@ -303,8 +320,7 @@ class ForwardPass : DevicePass {
   const PartOrder& order_of(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Rows& q, std::vector<Keys>& keys) {
     const std::string before = plans_.signature;
     OrderRequest request = request_for(true, false);
-    const PartOrder& order =
-        order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.rng.state, &outputs.lse}, inputs.params, {}), request);
+    const PartOrder& order = order_for(signature_of(inputs, outputs), request);
     if (plans_.signature == before) return order;
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
@@ -423,10 +439,7 @@ class BackwardPass : DevicePass {
   const PartOrder& order_of(const BackwardInputs& inputs, const BackwardOutputs& outputs, OrderRequest request, const CallOf& call_of) {
     const std::string before = plans_.signature;
     request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
-    const PartOrder& order = order_for(signature_of({&inputs.q, &inputs.k, &inputs.v, &inputs.out, &inputs.lse, &inputs.dout, &inputs.dlse,
-                                                     &inputs.rng.state, &outputs.dq},
-                                                    inputs.params, outputs.dparams),
-                                       request);
+    const PartOrder& order = order_for(signature_of(inputs, outputs), request);
     if (plans_.signature == before || keeps_rows_alike(order, call_of)) return order;
     request.keeps_rows = false;
     order_by(request);
@@ -680,6 +693,31 @@ class BackwardPass : DevicePass {
 };
 
 }  // namespace
+
+namespace {
+
+template <class PassOf, class Inputs, class Outputs>
+void rehearse(const std::string& signature, const Context& context, const Inputs& inputs, const Outputs& outputs, DeviceBuffers& buffers,
+              PartPlans& plans) {
+  if (plans.signature == signature) return;
+  try {
+    PassOf(context, buffers, plans).run(inputs, outputs);
+  } catch (...) {
+    plans.signature.clear();
+    throw;
+  }
+}
+
+}  // namespace
+
+void rehearse_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
+                      PartPlans& plans) {
+  rehearse<ForwardPass>(signature_of(inputs, outputs), context, inputs, outputs, buffers, plans);
+}
+void rehearse_backward(const Context& context, const BackwardInputs& inputs, const BackwardOutputs& outputs, DeviceBuffers& buffers,
+                       PartPlans& plans) {
+  rehearse<BackwardPass>(signature_of(inputs, outputs), context, inputs, outputs, buffers, plans);
+}
 
 void run_forward(const Context& context, const ForwardInputs& inputs, const ForwardOutputs& outputs, DeviceBuffers& buffers,
                  PartPlans& plans) {

@@ -28,12 +28,13 @@ void DeviceBuffers::release() noexcept {
   if (transport_ != nullptr && !blocks_.empty()) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
+      if (beside_.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(beside_.stream());
     } catch (...) {                                           // the device is gone
     }
   }
   for (Block& block : blocks_) release(block);
   blocks_.clear();
-  release(workspace_);
+  for (Block& workspace : workspaces_) release(workspace);
 }
 
 void DeviceBuffers::release(Block& block) noexcept {
@@ -56,13 +57,15 @@ void DeviceBuffers::grow(Block& block, std::size_t bytes, bool for_messages) {
   block.bytes = bytes;
 }
 
-void* DeviceBuffers::workspace(std::size_t bytes) {
+void* DeviceBuffers::workspace(std::size_t bytes, Lane lane) {
   if (bytes == 0) return nullptr;
-  grow(workspace_, bytes, false);
-  return workspace_.memory;
+  Block& workspace = workspaces_[static_cast<int>(lane)];
+  grow(workspace, bytes, false);
+  return workspace.memory;
 }
 
-void DeviceBuffers::begin(Device device, Stream stream, Transport& transport) {
+void DeviceBuffers::begin(Device device, Stream stream, Transport& transport, bool rehearses) {
+  rehearses_ = rehearses;
   if (!(device == device_)) {
     release();
     none_ = {};
@@ -88,13 +91,13 @@ void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t
                          std::int64_t to_head, std::int64_t count, std::int64_t heads, bool adds) {
   cuda::row_kernels(device_.index)
       .move(device_rows(from, from_token, from_head), device_rows(to, to_token, to_head), {from.batch, count, heads, from.dim}, adds,
-            stream_);
+            {stream_, rehearses_});
 }
 
 void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
   cuda::row_kernels(device_.index)
       .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim},
-           stream_);
+           {stream_, rehearses_});
 }
 
 void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
@@ -111,6 +114,7 @@ void DeviceBuffers::convert(const Rows& from, std::int64_t from_token, std::int6
 }
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  if (rehearses_) return 0;
   if (transport.carries_device_memory()) return transport.start_on(stream_, sends, receives);
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
   memory.synchronize(stream_);
@@ -131,6 +135,7 @@ std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Messa
 }
 
 void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
+  if (rehearses_) return;
   if (transport.carries_device_memory()) return transport.wait_on(stream_, ticket);
   transport.wait(ticket);
   const auto found = staged_.find(ticket);
@@ -142,7 +147,7 @@ void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
 }
 
 void DeviceBuffers::clear(const Rows& rows, Range tokens) {
-  if (tokens.size() <= 0) return;
+  if (tokens.size() <= 0 || rehearses_) return;
   const cuda::driver::Current current(device_.index);
   for (std::int64_t b = 0; b < rows.batch; ++b)
     cuda::driver::check(cuda::driver::api().set_bytes(reinterpret_cast<cuda::driver::DevicePointer>(rows.at(b, tokens.begin, 0)), 0,
@@ -164,7 +169,7 @@ void DeviceBuffers::finish(const Rows& wide, const Rows& sums, const Rows& out, 
   cuda::row_kernels(device_.index)
       .finish(device_rows(wide, 0, 0), device_rows(sums, 0, 0), device_rows(out, 0, 0),
               lse.data ? device_rows(lse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), {wide.batch, tokens, wide.heads, wide.dim},
-              stream_);
+              {stream_, rehearses_});
 }
 
 void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink,
@@ -172,7 +177,7 @@ void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows&
   cuda::row_kernels(device_.index)
       .sink_gradient(device_rows(out, 0, 0), device_rows(dout, 0, 0), device_rows(lse, 0, 0),
                      dlse.data ? device_rows(dlse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), gradient,
-                     {out.batch, out.tokens, out.heads, out.dim}, stream_);
+                     {out.batch, out.tokens, out.heads, out.dim}, {stream_, rehearses_});
 }
 
 }  // namespace foveal::dist

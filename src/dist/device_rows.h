@@ -5,6 +5,7 @@
 
 #include "cuda/launch/rows.h"
 #include "dist/rows.h"
+#include "dist/side_stream.h"
 
 namespace foveal::dist {
 
@@ -13,7 +14,10 @@ class DeviceBuffers final : public RowMemory {
  public:
   ~DeviceBuffers() override;
   /// A pass on this stream begins: memory taken before is free again. Messages arrive in memory of this transport, if it has its own.
-  void begin(Device device, Stream stream, Transport& transport);
+  /// A rehearsal takes its memory and loads its kernels, and nothing else: either may wait for all that a GPU has to do, and so must not happen in a pass, where that
+  /// may wait for other ranks.
+  void begin(Device device, Stream stream, Transport& transport, bool rehearses = false);
+  bool rehearses() const { return rehearses_; }
 
   std::byte* take(std::size_t bytes) override;
   void copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token, std::int64_t to_head,
@@ -26,8 +30,14 @@ class DeviceBuffers final : public RowMemory {
   void wait(Transport& transport, std::uint64_t ticket) override;
   bool direct() const override { return true; }
 
-  /// Scratch of one launch; the next one has it too.
-  void* workspace(std::size_t bytes);
+  /// Where launches run side by side: the caller's stream, and one beside it.
+  enum class Lane { caller, beside };
+  Stream stream(Lane lane) const { return lane == Lane::caller ? stream_ : beside_.stream(); }
+  /// Scratch of one launch; the next one of its lane has it too.
+  void* workspace(std::size_t bytes, Lane lane);
+  /// From here on launches beside may run, until they are joined.
+  void fork() { beside_.fork(device_, stream_); }
+  void join() { beside_.join(stream_); }
 
   /// Zeros in all rows of a range of tokens of dense rows.
   void clear(const Rows& rows, Range tokens);
@@ -44,7 +54,6 @@ class DeviceBuffers final : public RowMemory {
 
   std::size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
-  Stream stream() const { return stream_; }
 
  private:
   struct Block {
@@ -65,9 +74,11 @@ class DeviceBuffers final : public RowMemory {
 
   Device device_{};
   Stream stream_{};
+  bool rehearses_ = false;
   Transport* transport_ = nullptr;
   std::vector<Block> blocks_;
-  Block workspace_{};
+  Block workspaces_[2]{};  ///< of each lane
+  SideStream beside_;
   std::size_t next_ = 0, bytes_ = 0;
   std::map<std::uint64_t, Staged> staged_;
   cuda::driver::Memory none_;  ///< -inf in f64

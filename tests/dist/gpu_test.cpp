@@ -94,7 +94,8 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
               if (!launch.closed.empty()) rows += launch.segment.q_rows;
             EXPECT_EQ(rows, mine.q_rows);
           } else if (!request.leaves_multiprocessors) {
-            EXPECT_EQ(launches, segments);
+            EXPECT_GE(launches, segments);
+            EXPECT_LE(launches, segments + (request.returns_early ? 1 : 0));
           } else {
             EXPECT_GE(launches, segments);
           }
@@ -156,7 +157,7 @@ TEST(PartOrder, KeptRowsAreMetByLaunchesThatKeepThem) {
         }
   EXPECT_GT(kept, 200u);
   EXPECT_GT(of_several, 100u);
-  EXPECT_GT(left, 0u);
+  EXPECT_EQ(left, 0u);
 }
 
 /// Forward: every pair of the mask is computed once, by launches whose rows are final, or by parts; keys lie where stretches say.

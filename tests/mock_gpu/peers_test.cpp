@@ -3,15 +3,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <barrier>
 #include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <random>
 #include <thread>
 
+#include "cuda/jit/disk_cache.h"
 #include "dist/mailbox.h"
+#include "dist/ranks.h"
 #include "foveal/dist.h"
 #include "mock_driver.h"
+#include "problem/line.h"
 
 namespace foveal::dist {
 namespace {
@@ -176,6 +180,70 @@ TEST(Peers, NothingIsLeftBehind) {
   }
   for (const auto& file : std::filesystem::directory_iterator("/dev/shm"))
     EXPECT_EQ(file.path().filename().string().find("foveal-"), std::string::npos) << file.path();
+}
+
+/// Calls its ranks' transport; fn before each message of device memory.
+class Watched final : public Transport {
+ public:
+  Watched(std::shared_ptr<Transport> transport, std::function<void()> fn) : to_(std::move(transport)), fn_(std::move(fn)) {}
+  int rank() const override { return to_->rank(); }
+  int size() const override { return to_->size(); }
+  std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    return to_->start(sends, receives);
+  }
+  void wait(std::uint64_t ticket) override { to_->wait(ticket); }
+  void all_gather(const void* mine, std::size_t bytes, void* all) override { to_->all_gather(mine, bytes, all); }
+  bool carries_device_memory() const override { return true; }
+  void* allocate(std::size_t bytes) override { return to_->allocate(bytes); }
+  void release(void* memory) noexcept override { to_->release(memory); }
+  std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives) override {
+    fn_();
+    return to_->start_on(stream, sends, receives);
+  }
+  void wait_on(Stream stream, std::uint64_t ticket) override { to_->wait_on(stream, ticket); }
+  void fail(const std::string& why) noexcept override { to_->fail(why); }
+
+ private:
+  std::shared_ptr<Transport> to_;
+  std::function<void()> fn_;
+};
+
+/// A driver may load a kernel, or give memory back, when all that its GPU has to do is done: never, where that waits for a rank that waits for this one's kernels.
+TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  for (const char* text : {"backward bf16 h4:2 q1500 d128 mask=\"causal()\"", "backward f32 h2 q600 d32 mask=\"causal() & window(200)\"",
+                           "backward bf16 h2 q900 d64 mask=\"causal()\" sink=s param=\"s: real[2] f32 normal(1) grad\" dlse",
+                           "backward f16 h2 q700 d64 score=\"score + row[q_idx]\" param=\"row: real[700] f32 normal(1) grad\"",
+                           "backward bf16 h2 d64 lengths=700,1,333,0,250 mask=\"causal()\""})
+    for (const int head_groups : {1, 2}) {
+      const problem::CaseData data(problem::parse_line(text));
+      std::mutex mutex;
+      std::map<std::string, long> late;
+      bool begun = false;
+      const auto look = [&](bool ends) {  // at the first message of a pass, and at its end
+        const std::lock_guard lock(mutex);
+        if (begun == !ends) return;
+        const auto calls = mock::count_calls();
+        if (ends)
+          for (const char* name : {"cuLibraryLoadData", "cuKernelGetFunction", "cuMemAlloc_v2", "cuMemFree_v2"})
+            if (const auto found = calls.find(name); found != calls.end() && found->second > 0) late[name] += found->second;
+        begun = !ends;
+      };
+      std::barrier both(2);
+      const auto end = [&](const ContextAttention&) {
+        both.arrive_and_wait();
+        look(true);
+        both.arrive_and_wait();
+      };
+      ContextOptions options;
+      options.unit = 128, options.head_groups = head_groups;
+      expect_no(on_ranks(2, [&](Transport& transport) {
+        const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+        test::run_rank(std::make_shared<Watched>(borrowed, [&] { look(false); }), data, options, end, end, gpu);
+      }));
+      for (const auto& [name, count] : late) ADD_FAILURE() << text << ": " << count << " calls of " << name << " in " << head_groups;
+    }
 }
 
 /// A process that ends without a word is seen by the others, for the kernel drops its lock.

@@ -78,16 +78,16 @@ const jit::Kernel& RowKernels::kernel(const std::string& stem, const jit::Consta
   return kernels_.emplace(key, jit::Kernel(image, device_, 0)).first->second;
 }
 
-void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const {
+void RowKernels::move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const {
   move(from, {}, to, sizes, adds, stream);
 }
 
-void RowKernels::sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, Stream stream) const {
+void RowKernels::sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, RowStream stream) const {
   move(from, more, to, sizes, false, stream);
 }
 
 void RowKernels::move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds,
-                      Stream stream) const {
+                      RowStream stream) const {
   if (empty(sizes)) return;
   check(sizes);
   const driver::Current current(device_);
@@ -102,12 +102,12 @@ void RowKernels::move(const DeviceRows& from, const DeviceRows& more, const Devi
                                   static_cast<int>(sizes.dim),
                                   adds,
                                   0};
-  kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1))
-      .launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream);
+  const jit::Kernel& loaded = kernel("move_rows", move_constants(from.dtype, to.dtype, vector, sizes.dim == 1));
+  if (!stream.only_loads) loaded.launch(shape_of(sizes.tokens * sizes.heads * (sizes.dim / vector), sizes.batch), args, stream.stream);
 }
 
 void RowKernels::finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse,
-                        const DeviceRows& sink, const RowSizes& sizes, Stream stream) const {
+                        const DeviceRows& sink, const RowSizes& sizes, RowStream stream) const {
   if (empty(sizes)) return;
   check(sizes);
   const driver::Current current(device_);
@@ -122,12 +122,12 @@ void RowKernels::finish(const DeviceRows& wide, const DeviceRows& sums, const De
                                     static_cast<int>(sizes.tokens),
                                     static_cast<int>(sizes.heads),
                                     static_cast<int>(sizes.dim)};
-  kernel("finish_rows", finish_constants(out.dtype, sink.dtype, sink.data != nullptr, vector))
-      .launch(shape_of(sizes.tokens * sizes.heads * 32, sizes.batch), args, stream);
+  const jit::Kernel& loaded = kernel("finish_rows", finish_constants(out.dtype, sink.dtype, sink.data != nullptr, vector));
+  if (!stream.only_loads) loaded.launch(shape_of(sizes.tokens * sizes.heads * 32, sizes.batch), args, stream.stream);
 }
 
 void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, const DeviceRows& lse, const DeviceRows& dlse,
-                               const DeviceRows& sink, double* gradient, const RowSizes& sizes, Stream stream) const {
+                               const DeviceRows& sink, double* gradient, const RowSizes& sizes, RowStream stream) const {
   check(sizes);
   const driver::Current current(device_);
   const device::SinkGradientArgs args{out.view(),
@@ -141,8 +141,8 @@ void RowKernels::sink_gradient(const DeviceRows& out, const DeviceRows& dout, co
                                       static_cast<int>(sizes.tokens),
                                       static_cast<int>(sizes.heads),
                                       static_cast<int>(sizes.dim)};
-  kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype))
-      .launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = 1024}, args, stream);
+  const jit::Kernel& loaded = kernel("sink_gradient", sink_gradient_constants(out.dtype, sink.dtype));
+  if (!stream.only_loads) loaded.launch({.grid_x = static_cast<unsigned>(sizes.heads), .threads = 1024}, args, stream.stream);
 }
 
 const RowKernels& row_kernels(int device) {

@@ -23,23 +23,29 @@ struct RowSizes {
   std::int64_t batch = 0, tokens = 0, heads = 0, dim = 1;
 };
 
+/// Where a kernel runs; or only_loads: it is loaded, and nothing runs.
+struct RowStream {
+  Stream stream{};
+  bool only_loads = false;
+};
+
 class RowKernels {
  public:
   explicit RowKernels(int device) : device_(device) {}
 
   /// to = from, or to += from; types may differ.
-  void move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const;
+  void move(const DeviceRows& from, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const;
   /// to = from + more, which are of one type.
-  void sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, Stream stream) const;
+  void sum(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, RowStream stream) const;
   /// out and lse (no data: unwanted) from the wide sums of parts; sink: a logit for each of these heads, or no data.
   void finish(const DeviceRows& wide, const DeviceRows& sums, const DeviceRows& out, const DeviceRows& lse, const DeviceRows& sink,
-              const RowSizes& sizes, Stream stream) const;
+              const RowSizes& sizes, RowStream stream) const;
   /// gradient: f64, one for each head.
   void sink_gradient(const DeviceRows& out, const DeviceRows& dout, const DeviceRows& lse, const DeviceRows& dlse, const DeviceRows& sink,
-                     double* gradient, const RowSizes& sizes, Stream stream) const;
+                     double* gradient, const RowSizes& sizes, RowStream stream) const;
 
  private:
-  void move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds, Stream stream) const;
+  void move(const DeviceRows& from, const DeviceRows& more, const DeviceRows& to, const RowSizes& sizes, bool adds, RowStream stream) const;
   const jit::Kernel& kernel(const std::string& stem, const jit::Constants& constants) const;
 
   int device_;
