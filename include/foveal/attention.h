@@ -114,6 +114,7 @@ struct Part {
   std::int64_t spread_keys = 0;
   /// Backward, on Hopper: what is found of a row, and the sum of its dq, stay in `kept` from part to part.
   bool keeps_rows = false;
+  std::int64_t first_key = 0;  ///< with keeps_rows: of this part, among the seqlen_kv of the whole
   // Of a run, not of a plan:
   bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
   bool adds_to_kv = false;   ///< likewise dk and dv

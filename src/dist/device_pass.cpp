@@ -93,7 +93,8 @@ class DevicePass : protected Pass {
     const Plan& plan = this->plan(part, number, inputs, outputs);
     void* workspace = buffers_.workspace(plan.workspace_bytes(), lane);
     if (!buffers_.rehearses()) return plan.run(inputs, outputs, workspace, buffers_.stream(lane));
-    if (lane == Lane::beside) buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
+    if (lane == Lane::beside)
+      buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
   }
   template <class Inputs, class Outputs>
   const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -153,6 +154,7 @@ class DevicePass : protected Pass {
             .whole_rows = launch.whole,
             .spread_keys = launch.spread() ? s.kv_rows : 0,
             .keeps_rows = launch.kept >= 0,
+            .first_key = launch.kept >= 0 ? s.kv_first : 0,
             .adds_to_q = launch.adds_to_q,
             .adds_to_kv = launch.adds_to_kv,
             .number = static_cast<std::uint16_t>(number + 1)};

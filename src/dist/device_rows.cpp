@@ -29,7 +29,7 @@ void DeviceBuffers::release() noexcept {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
       if (beside_.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(beside_.stream());
-    } catch (...) {                                           // the device is gone
+    } catch (...) {  // the device is gone
     }
   }
   for (Block& block : blocks_) release(block);

@@ -210,6 +210,12 @@ void read_part(Problem& p, const Call& call) {
                "part.spread_keys: ", part.spread_keys, "; expected 0, or with whole_rows 1 to ", max_position);
   FOVEAL_CHECK(!part.keeps_rows || p.pass == Pass::backward, "part.keeps_rows: given in a forward pass");
   p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0, p.keeps_rows = part.keeps_rows;
+  if (p.keeps_rows) {
+    p.first_key = part.first_key, p.keys_of_whole = part.seqlen_kv > 0 ? part.seqlen_kv : p.seqlen_kv;
+    FOVEAL_CHECK(p.first_key >= 0 && p.first_key <= p.attention.kv_offset && p.first_key <= p.keys_of_whole - p.seqlen_kv,
+                 "part.first_key: ", p.first_key, "; expected 0 to kv_offset, and ", p.seqlen_kv, " keys from there on among the whole's ",
+                 p.keys_of_whole);
+  }
   if (p.spread) p.seqlen_kv = part.spread_keys, p.total_kv = p.batch * p.seqlen_kv;
   p.part = true, p.batch_offset = part.batch_offset, p.head_offset = part.head_offset;
   p.heads_all = part.heads_q == 0 ? p.heads_q : part.heads_q;
@@ -421,7 +427,7 @@ std::optional<scoring::Box> box_of(const Problem& p) {
   scoring::Box box{range(0, p.sequences - 1),    range(0, p.heads_q - 1),           {}, {},
                    length(p.seqlen_q, p.varlen), length(p.seqlen_kv, p.ragged_kv())};
   box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
-  box.kv_idx = range(p.attention.kv_offset, p.attention.kv_offset + p.seqlen_kv - 1);
+  box.kv_idx = range(p.first_position_kv(), p.first_position_kv() + p.positions_kv() - 1);
   return box;
 }
 
@@ -489,7 +495,8 @@ std::string key_of(const Problem& p) {
   if (p.paged) key += " paged", add(p.block_table.sizes[1]);
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
   if (p.part)
-    key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread), add(p.keeps_rows);
+    key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread), add(p.keeps_rows),
+        add(p.first_key), add(p.keys_of_whole);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

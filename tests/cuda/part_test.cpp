@@ -92,6 +92,20 @@ TEST_F(PartKernels, ThatKeepRowsCompile) {
   }
 }
 
+/// dq of a row may be mended over the keys of all its parts: what a score's indices may be does not end with a part's keys.
+TEST(Part, ThatKeepsRowsAsksTheScoreAboutAllKeys) {
+  const Param table("table", {8, 600});
+  Call call{.attention = {.mask = causal()}, .part = {.seqlen_q = 8192, .seqlen_kv = 8192, .keeps_rows = true, .first_key = 4000}};
+  call.attention.score_mod = parse("score + table[head, clamp(q_idx - kv_idx, 0, 599)]", {table});
+  call.attention.q_offset = 5600, call.attention.kv_offset = 4000;
+  call.params = {{table, Call::view(DType::f32, {8, 600})}};
+  const problem::Problem p = call.backward();
+  EXPECT_EQ(p.first_position_kv(), 0);
+  EXPECT_EQ(p.positions_kv(), 8192);
+  call.part.keeps_rows = false, call.part.first_key = 0;
+  EXPECT_EQ(call.backward().positions_kv(), keys);
+}
+
 /// How the sum of dq lies is said once for host and device; launches that share it must agree.
 TEST(Part, MemoryOfKeptRowsHoldsWhatTheKernelsWrite) {
   for (const int head_dim : {8, 64, 80, 128, 136, 200, 256})
@@ -191,6 +205,9 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   EXPECT_THROW(call.backward(), Error);
   call = {}, call.part.keeps_rows = true;
   expect_refused(call, "part.keeps_rows: given in a forward pass");
+  call.part.first_key = 1;
+  EXPECT_THROW(call.backward(), Error);
+  call.part.first_key = 0;
   EXPECT_NO_THROW(call.backward());
   call.dtype = DType::f32;
   driver::DeviceFacts ampere;

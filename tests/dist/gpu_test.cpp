@@ -339,15 +339,14 @@ TEST_F(RanksOnGpu, HiddenKeysOfNanAreNotSeen) {
   const problem::Line line = problem::parse_line("backward bf16 h4:2 q1500 d128 mask=\"causal()\"");
   constexpr std::int64_t strange[] = {701, 1100, 1499};  // seen by themselves and by those after them
   problem::CaseData clean(line), data(line);
-  for (const TensorView& keys : {data.forward_inputs().k, data.forward_inputs().v})
-    for (const std::int64_t token : {strange[0], strange[1], strange[2]}) {
-      const Rows rows = rows_of(keys);
-      for (std::int64_t head = 0; head < rows.heads; ++head)
-        for (std::int64_t d = 0; d < rows.dim; ++d) {
-          const std::uint16_t nan = 0x7fc0;
-          std::memcpy(rows.at(0, token, head) + d * rows.dim_stride, &nan, sizeof nan);
-        }
-    }
+  const Rows keys =
+      rows_of(data.forward_inputs().k);  // values that a tile shows to some of its queries alone reach others' out (docs/numerics.md)
+  for (const std::int64_t token : strange)
+    for (std::int64_t head = 0; head < keys.heads; ++head)
+      for (std::int64_t d = 0; d < keys.dim; ++d) {
+        const std::uint16_t nan = 0x7fc0;
+        std::memcpy(keys.at(0, token, head) + d * keys.dim_stride, &nan, sizeof nan);
+      }
   ContextOptions options;
   options.unit = 128, options.head_groups = 1;
   run_on_gpu(clean, 2, options, true), run_on_gpu(data, 2, options, true);
