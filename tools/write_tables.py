@@ -385,7 +385,8 @@ def distributed():
     rows = rows_of("h100x2-distributed")
     first = rows[0]
     lines = [f"{first['gpus']} x {first['machine']}, bf16, head dim 128, NCCL {first['nccl']}, torch {first['torch']}, commit `{first['commit']}`, ms:", "",
-             "| mask or score | tokens | heads | forward | efficiency | torch | forward and backward | efficiency | torch |", "|---|---|---|---|---|---|---|---|---|"]
+             "| mask or score | tokens | heads | forward | from rest | efficiency | torch | forward and backward | from rest | efficiency | torch |",
+             "|---|---|---|---|---|---|---|---|---|---|---|"]
     cases = collections.defaultdict(dict)
     for row in rows:
         name, _, _, heads, tokens, *_ = row["case"].split()
@@ -394,7 +395,7 @@ def distributed():
         cells = []
         for name in ("forward", "both"):
             ours, theirs = found[name, "foveal"], found.get((name, "torch"), {})
-            cells += [f"{ours['ms']:.2f}", f"{ours['efficiency']:.2f}" if "efficiency" in ours else "-", f"{theirs['ms']:.2f}" if "ms" in theirs else "-"]
+            cells += [f"{ours['ms']:.2f}", f"{ours['latency_ms']:.2f}" if "latency_ms" in ours else "-", f"{ours['efficiency']:.2f}" if "efficiency" in ours else "-", f"{theirs['ms']:.2f}" if "ms" in theirs else "-"]
         lines.append("| " + " | ".join([*words, *cells]) + " |")
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """Context parallelism on several GPUs of one host: one process for each, NCCL between them, beside one of them alone and torch's own context_parallel on the
-same tensors. Times are medians of the slowest rank; efficiency is the time of one over GPUs times the time of all. No case begins after --seconds.
+same tensors. Times are medians of the slowest rank: ms of a call among others in a row, as the layers of a model are, latency_ms of one that begins on a
+device at rest, with the time of the host. efficiency is the ms of one over GPUs times the ms of all. No case begins after --seconds.
 
     foveal-bench distributed --gpus 2 [--cases causal,window] [--most-tokens 131072]
 """
@@ -8,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -68,34 +71,50 @@ class Bench:
                                        timeout=timedelta(seconds=90), device_id=self.device if self.cuda else None)  # fmt: skip
         self.group = distributed.group.WORLD
 
-    def once(self, run: Callable[[], Any]) -> float:
-        """Milliseconds of the slowest rank."""
+    def once(self, run: Callable[[], Any], calls: int = 1) -> float:
+        """Milliseconds of the slowest rank for a call of so many in a row."""
         torch = self.torch
         self.distributed.barrier()
         if self.cuda:
             torch.cuda.synchronize()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            run()
+            for _ in range(calls):
+                run()
             end.record()
             torch.cuda.synchronize()
             ms = begin.elapsed_time(end)
         else:
             start = time.perf_counter()
-            run()
+            for _ in range(calls):
+                run()
             ms = 1e3 * (time.perf_counter() - start)
-        return self.slowest(ms)
+        return self.slowest(ms) / calls
 
     def slowest(self, value: float) -> float:
         found = self.torch.tensor([value], device=self.device)
         self.distributed.all_reduce(found, op=self.distributed.ReduceOp.MAX)
         return float(found.item())
 
-    def milliseconds(self, run: Callable[[], Any], budget_ms: float = 1500.0) -> float:
+    def times(self, run: Callable[[], Any], budget_ms: float = 900.0) -> dict[str, float]:
+        """ms and latency_ms; of calls that take seconds one is enough."""
         run()
         first = self.once(run)
-        count = int(min(25, max(3, budget_ms / max(first, 0.05))))
-        return sorted(self.once(run) for _ in range(count))[count // 2]
+        if first > 1000:
+            return {"ms": first, "latency_ms": first}
+        calls = max(2, min(16, math.ceil(20 / first)))
+
+        def median(calls: int) -> float:
+            return statistics.median(self.once(run, calls) for _ in range(int(min(25, max(3, budget_ms / (calls * max(first, 0.05)))))))
+
+        return {"ms": median(calls), "latency_ms": median(1)}
+
+    def beside_torch(self) -> int:
+        """Bytes in use on the device that torch has not."""
+        if not self.cuda:
+            return 0
+        free, total = self.torch.cuda.mem_get_info()
+        return total - free - self.torch.cuda.memory_reserved()
 
     def tensors(self, case: dict[str, Any]) -> list[Any]:
         torch = self.torch
@@ -125,33 +144,33 @@ class Bench:
         def attend(q: Any, k: Any, v: Any) -> Any:
             return door.attention(q, k, v, case.get("score"), case["mask"], params=params, **packed)
 
-        def both(leaves: list[Any], dout: Any) -> Any:
+        last: dict[str, Any] = {}
+
+        def both(leaves: list[Any], dout: Any) -> None:
             for t in (*leaves, *params.values()):
                 t.grad = None
-            out = attend(*leaves)
-            out.backward(dout)
-            return out
+            last["out"] = attend(*leaves)
+            last["out"].backward(dout)
 
-        def measure(q: Any, k: Any, v: Any, dout: Any) -> tuple[float, float, dict[str, Any]]:
+        def measure(contender: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Any]:
             with torch.no_grad():
-                forward = self.milliseconds(lambda: attend(q, k, v))
+                rows["forward", contender] = dict(self.times(lambda: attend(q, k, v)))
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-            whole = self.milliseconds(lambda: both(leaves, dout))
-            out = both(leaves, dout).detach()
-            return forward, whole, dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
+            rows["both", contender] = dict(self.times(lambda: both(leaves, dout)))
+            out = last.pop("out").detach()
+            return dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
 
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         wanted = None
         if case.get("alone", True):
-            forward, whole, wanted = measure(q, k, v, dout)
-            rows |= {("forward", "one device"): {"ms": forward}, ("both", "one device"): {"ms": whole}}
+            wanted = measure("one device", q, k, v, dout)
         deal = case.get("deal", None if lengths else "zigzag")
         limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine}
         with door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits) as context:
             mine = [context.shard(t) for t in (q, k, v, dout)]
             del q, k, v, dout
-            forward, whole, found = measure(*mine)
-            rows |= {("forward", "foveal"): {"ms": forward}, ("both", "foveal"): {"ms": whole}}
+            before = self.beside_torch()
+            found = measure("foveal", *mine)
             if wanted:
                 for direction in ("forward", "both"):
                     ours = rows[direction, "foveal"]
@@ -163,6 +182,7 @@ class Bench:
             if self.cuda:
                 rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
                 rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
+                rows["both", "foveal"]["buffers_gb"] = round((self.beside_torch() - before) / 1e9, 3)
         return rows
 
     def torchs(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -185,10 +205,10 @@ class Bench:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)):
                 with torch.no_grad():
-                    forward = self.milliseconds(attend)
+                    forward = self.times(attend)
                 for t in (q, k, v):
                     t.requires_grad_()
-                return {("forward", "torch"): {"ms": forward}, ("both", "torch"): {"ms": self.milliseconds(both)}}
+                return {("forward", "torch"): dict(forward), ("both", "torch"): dict(self.times(both))}
 
     def measure(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
         rows = self.foveal(case)

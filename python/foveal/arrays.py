@@ -41,6 +41,8 @@ def framework(array: Any) -> str:
 
 def is_array(value: Any) -> bool:
     """JAX's tracers count: they have no memory yet, but shape and dtype."""
+    if hasattr(type(value), "__stands_for__"):  # a symbol
+        return False
     try:
         if not (hasattr(value, "shape") and hasattr(value, "dtype")):
             return False

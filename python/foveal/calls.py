@@ -44,6 +44,10 @@ class CallTracer(Tracer):
             return (expr + narrow[0]) % narrow[1] - narrow[0]
         return _core.to_int32(expr) if str(dtype).removeprefix("torch.") == "int32" else expr
 
+    def of_real(self, expr: Any, dtype: Any) -> Any:
+        """A real as an integer of this dtype."""
+        return self.wrapped(_core.to_integer(expr), dtype)
+
     def dtype_of_operands(self, call: Call, given: Sequence[Any]) -> Any:
         """In which the numbers among them are held."""
         return call.result.dtype
@@ -62,7 +66,11 @@ class CallTracer(Tracer):
         convert = {Type.real: _core.to_real, Type.integer: _core.to_integer, Type.boolean: _core.to_boolean}[kind]
 
         def finish(item: Any) -> Expr:
-            expr = self.wrapped(convert(item), dtype) if kind == Type.integer else convert(item)
+            item = _core.constant(item)
+            if kind == Type.integer:
+                whole: Expr = self.of_real(item, dtype) if item.type == Type.real else self.wrapped(convert(item), dtype)
+                return whole
+            expr = convert(item)
             return _core.stop_gradient(expr) if stopped and kind == Type.real else expr
 
         return self.symbol([finish(item) for item in items], shape, dtype)

@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from . import _core, arrays, logging
 from ._core import BackwardStrategy, Determinism, Expr, Param, Type
-from .guards import Key, as_called, key_of, number_key_of
+from .guards import as_called, key_of, number_key_of
 from .numbers import LOOKS_AT_VALUES, MOST_CONSTANTS, Path, replaced
 from .signatures import Mask, ScoreMod
 from .trace import Tracer
@@ -76,8 +76,7 @@ def describe(
     score_expr = tracer.expression(score_mod, "score_mod")
     mask_expr = tracer.expression(mask, "mask")
     tracer.over = True
-    if callable(score_mod) or callable(mask):
-        _check_kept(key_of((score_mod, mask), tracer.tensors), params or {})
+    score_expr, mask_expr = tracer.renamed((score_expr, mask_expr))
     tracer.forget_unread([e for e in (score_expr, mask_expr) if e is not None], keep=tracer.numbers + len(params or {}))
     sink_param = None
     if sink is not None:
@@ -93,13 +92,6 @@ def describe(
         "kv_offset": _integer("kv_offset", kv_offset),
     }
     return description_of(score_expr, mask_expr, tracer.params, tracer.arrays, sink_param, settings)
-
-
-def _check_kept(reached: Key | None, given: Mapping[str, Any]) -> None:
-    """Refuses functions that keep what they read for a later call, where its name is another array's. Symbols tell by themselves (Tracer.check_own)."""
-    for expr in [] if reached is None else reached.expressions:
-        if not _core.params_of(expr) <= given.keys():
-            raise TypeError(f"attention: a score or mask keeps {expr}, which reads an array of one call; expected expressions that are made anew each time")
 
 
 def _number(name: str, value: Any) -> float:

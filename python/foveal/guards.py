@@ -45,12 +45,13 @@ class _Read(NamedTuple):
 class _Code:
     """The reads of one code object; compares by identity."""
 
-    __slots__ = ("code", "first", "free", "globals", "known", "writes")
+    __slots__ = ("code", "first", "free", "globals", "known", "types", "writes")
 
     def __init__(self, code: types.CodeType):
         free, found, self.known = _reads_in(code)
         self.writes = _writes(code)
         self.first = _first_reads(code)  # attributes of the first argument, a method's self; None: not known
+        self.types = _types_asked(code)
         self.code = code  # kept alive: it is found by its id
         self.free = tuple((code.co_freevars.index(read.name), read.attributes) for read in free)
         self.globals = tuple(found)
@@ -142,6 +143,46 @@ def _code_of(code: types.CodeType) -> _Code:
 def global_names(code: types.CodeType) -> set[str]:
     """Of the globals that a function with this code reads, functions nested in it included."""
     return {read.name for read in _code_of(code).globals}
+
+
+class TypeAsked(NamedTuple):
+    """A `type(x)` in a function's code."""
+
+    of: str  # x
+    against: tuple[str, ...]  # what it is compared with: torch.Tensor as ("torch", "Tensor")
+
+
+_NAME = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL"}
+_BETWEEN = {"EXTENDED_ARG", "CACHE", "NOP", "PRECALL", "PUSH_NULL"}
+
+
+def _types_asked(code: types.CodeType) -> tuple[TypeAsked, ...]:
+    """Of names that are not assigned again, also by functions nested in it."""
+    if "type" not in code.co_names and not any([isinstance(nested, types.CodeType) for nested in code.co_consts]):
+        return ()
+    found = []
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
+    stored = {i.argval for i in instructions if i.opname in ("STORE_FAST", "STORE_DEREF", "DELETE_FAST")}
+    for at, (asked, of, call) in enumerate(zip(instructions, instructions[1:], instructions[2:])):
+        if asked.opname not in _GLOBAL or asked.argval != "type" or of.opname not in _NAME or of.argval in stored or not call.opname.startswith("CALL") or call.arg != 1:
+            continue
+        names: list[str] = []
+        for following in instructions[at + 3 :]:
+            if following.opname not in _ATTRIBUTE | _GLOBAL | _FREE:
+                if following.opname not in ("IS_OP", "COMPARE_OP"):
+                    names.clear()
+                break
+            names.append(following.argval)
+        found.append(TypeAsked(of.argval, tuple(names)))
+    for nested in code.co_consts:
+        if isinstance(nested, types.CodeType):
+            found += [asked for asked in _types_asked(nested) if asked.of not in nested.co_varnames or asked.against]
+    return tuple(found)
+
+
+def types_asked(fn: types.FunctionType) -> tuple[TypeAsked, ...]:
+    """By a function and those nested in it."""
+    return _code_of(fn.__code__).types
 
 
 # ---- functions that depend on their arguments only ----

@@ -283,6 +283,8 @@ def _elements(call: Call, operand: Any) -> Callable[[list[Any]], Any]:
         raise call.refuse(f"a symbol as an index of {len(symbol._items)} expressions; at most {MAX_CHOICES}: index the array first")
 
     def chosen(index: list[Any]) -> Any:
+        """The nearest one, where an index is outside, as of an array."""
+        index = [formulas.clamped(_core.constant(at), 0, extent - 1) for at, extent in zip(index, symbol._shape)]
         step, place = 1, _core.constant(0)
         for at, extent in zip(reversed(index), reversed(symbol._shape)):
             place, step = place + step * at, step * extent

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _core, formulas, jax_primitives
+from . import _core, formulas, jax_primitives, questions
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
 from .calls import stopped, unary
@@ -66,7 +66,7 @@ class Symbol(Symbols):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or not callable(getattr(jax.Array, name, None)) or not hasattr(jnp, name):
             if not name.startswith("_") and hasattr(jax.Array, name):  # for which hasattr() and getattr() would have another answer than for an array
-                raise NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none")
+                raise questions.refused_here(NotImplementedError(f"jax.Array.{name} in a score or mask: a symbol has none"))
             raise AttributeError(f"{name}: no attribute of an array in a score or mask")
         return lambda *args, **kwargs: _call(self._tracer, name, getattr(jnp, name), (self, *args), kwargs)
 
@@ -365,6 +365,13 @@ def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, 
 
 
 def _call(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return _called(tracer, name, func, args, kwargs)
+    except Exception as error:
+        raise questions.refused(error)
+
+
+def _called(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     meaning = _TABLE.get(name)
     if meaning is None:
         raise NotImplementedError(f"jax's {name} is not part of the score language; use the functions of foveal (where, clamp, exp, tanh, ...)")
@@ -450,6 +457,12 @@ class JaxTracer(CallTracer):
     def narrow(self, dtype: Any) -> tuple[int, int] | None:
         return _NARROW.get(str(dtype))
 
+    def of_real(self, expr: Any, dtype: Any) -> Any:
+        """The nearest one that the dtype holds, as XLA converts; others wrap."""
+        limits = np.iinfo(dtype)
+        found = _core.to_integer(expr)
+        return found if limits.bits == 64 else _core.maximum(_core.minimum(found, int(limits.max)), int(limits.min))
+
     def made(self, items: Sequence[Expr], shape: tuple[int, ...], array: Any) -> Symbol:
         return Symbol(self, items, shape, array.dtype)
 
@@ -465,6 +478,7 @@ class JaxTracer(CallTracer):
         try:
             return super().run(fn, arguments)
         except (TypeError, NotImplementedError, AttributeError, IndexError, ValueError) as refused:
+            questions.forget_refusals()
             del self.params[known:], self.arrays[known:]
             try:
                 return jax_primitives.traced(self, _TABLE, fn, arguments)

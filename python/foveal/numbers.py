@@ -13,7 +13,7 @@ import operator
 import types
 from typing import Any, Callable, Mapping, NoReturn
 
-from . import _core
+from . import _core, questions
 from ._core import Expr, Type
 
 Path = tuple[Any, ...]  # how a number is reached from a function, see guards.number_key_of
@@ -41,10 +41,12 @@ class Number:
         return 1 if self._expr.type == Type.integer else 1.0
 
     def _needs_value(self, *_: Any) -> NoReturn:
-        raise NeedsValue("a number that changes from call to call has no value while a function is traced")
+        raise questions.refused(NeedsValue("a number that changes from call to call has no value while a function is traced"))
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __hash__ = __str__ = __repr__ = __format__ = _needs_value
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = __trunc__ = __floor__ = __ceil__ = __iter__ = _needs_value
+
+    __class__ = questions.class_property(_needs_value)
 
     def __reduce__(self) -> NoReturn:
         self._needs_value()

@@ -1,17 +1,22 @@
-"""What Python asks of symbols without calling them, while a function is traced: whose instances they are, and their hashes. (hasattr() and getattr()
-with a default ask a symbol's own __getattr__, which refuses what tensors have and symbols have not.)
+"""What Python asks of symbols without calling them, while a function is traced: whose instances they are, their classes and their hashes. (hasattr()
+and getattr() with a default ask a symbol's own __getattr__, which refuses what tensors have and symbols have not.)
 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
-tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, the second is refused.
+tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
+`case torch.Tensor():`; the second is refused. `type(x)` asks nobody: trace.py refuses it where a function's bytecode shows it.
+
+A refusal holds where the function catches it, too (`try: n = int(i)`, `except TypeError:`), as it goes on another way than on tensors.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import dis
 import sys
 import threading
-from typing import Any, Iterator
+import types
+from typing import Any, Callable, Iterator, TypeVar
 
 from . import _core
 
@@ -19,16 +24,70 @@ _isinstance = builtins.isinstance
 _LIBRARIES = {"foveal", "jax", "numpy"}  # whose own code tells symbols and arrays apart
 _lock = threading.Lock()
 _tracing = 0  # functions, in all threads
-_here = threading.local()  # .count of them in this thread
+
+
+class _Here(threading.local):
+    count = 0  # functions, in this thread
+    refusal: Exception | None = None  # the first one of the function that runs
+
+
+_here = _Here()
+
+
+def _package(frame: types.FrameType) -> str:
+    name: str = frame.f_globals.get("__name__") or ""
+    return name.partition(".")[0]
+
+
+def _asked_by_library(frame: types.FrameType) -> bool:
+    return _package(frame) in _LIBRARIES
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
     if _isinstance(value, kinds):
         return True
     stands_for = getattr(type(value), "__stands_for__", None)
-    if stands_for is None or sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+    if stands_for is None or _asked_by_library(sys._getframe(1)):
         return False
     return issubclass(stands_for(value), kinds)
+
+
+# ---- x.__class__, case torch.Tensor(): ----
+
+_OF_A_CLASS = {dis.opmap[name] for name in ("LOAD_ATTR", "MATCH_CLASS") if name in dis.opmap}
+
+
+def _instruction(frame: types.FrameType) -> int:
+    """That the frame is at; some versions of Python stand on the caches behind it."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    while at > 0 and code[at] == 0:
+        at -= 2
+    return code[at]
+
+
+def _knows_isinstance(frame: types.FrameType) -> bool:
+    """By a name that it had before tracing, under which the builtin itself is called."""
+    reads = frame.f_globals
+    return any([reads.get(name) is _isinstance for name in frame.f_code.co_names]) or any([value is _isinstance for value in frame.f_locals.values()])
+
+
+def class_property(stands_for: Callable[[Any], type]) -> Any:
+    """A __class__ that answers the functions that are traced, by what a symbol stands for. Functions of C, which ask on behalf of a call, get its
+    type: torch's would take it for a tensor of theirs otherwise, and read its memory as one."""
+
+    def class_of(self: Any) -> type:
+        frame = sys._getframe(1)
+        if not _here.count or _asked_by_library(frame):
+            return type(self)
+        if _instruction(frame) in _OF_A_CLASS:
+            return stands_for(self)
+        if _knows_isinstance(frame):
+            raise refused(
+                TypeError("the builtin isinstance() by a name of your own in a score or mask, which does not know what symbols stand for; expected isinstance() itself")
+            )
+        return type(self)
+
+    return property(class_of)
 
 
 @contextlib.contextmanager
@@ -38,29 +97,84 @@ def answered() -> Iterator[None]:
     with _lock:
         _tracing += 1
         setattr(builtins, "isinstance", _is_instance)
-    _here.count = getattr(_here, "count", 0) + 1
+    outer, _here.refusal = _here.refusal, None
+    _here.count += 1
     try:
         yield
     finally:
         _here.count -= 1
+        _here.refusal = outer
         with _lock:
             _tracing -= 1
             if _tracing == 0:
                 setattr(builtins, "isinstance", _isinstance)
 
 
+_Refusal = TypeVar("_Refusal", bound=Exception)
+
+
+def refused(error: _Refusal) -> _Refusal:
+    """Notes a refusal of what tensors can, for check_refusals(), and gives it back."""
+    if _here.count and _here.refusal is None:
+        _here.refusal = error
+    return error
+
+
+def refused_here(error: _Refusal) -> _Refusal:
+    """The same of what Python asks, which libraries do, too, and then go another way that gives the same."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and _package(frame) == "foveal":
+        frame = frame.f_back
+    return error if frame is None or _package(frame) in {"torch", *_LIBRARIES} else refused(error)
+
+
+def check_refusals() -> None:
+    """When a function has returned: raises what it caught."""
+    error, _here.refusal = _here.refusal, None
+    if error is not None:
+        raise error
+
+
+def forget_refusals() -> None:
+    _here.refusal = None
+
+
 def no_hash(value: Any) -> int:
-    raise TypeError(
-        "a score expression has no value while it is traced, so that it is no key of a dict, a set or a cache: write foveal.where(x == 0, a, b), "
-        "or index an array with it"
+    raise refused_here(
+        TypeError(
+            "a score expression has no value while it is traced, so that it is no key of a dict, a set or a cache: write foveal.where(x == 0, a, b), "
+            "or index an array with it"
+        )
     )
+
+
+def no_number(value: Any, *_: Any) -> Any:
+    raise refused_here(
+        TypeError("a score expression has no value while it is traced: int(), float(), range() and Python's functions of numbers cannot take it")
+    )
+
+
+def no_copy(value: Any, *_: Any) -> Any:
+    raise refused_here(TypeError("a score expression has no value while it is traced, so that it is neither copied nor pickled: x + 0 is a new one"))
 
 
 _hash_of = _core.Expr.__hash__
 
 
 def _hash(self: _core.Expr) -> int:
-    return no_hash(self) if getattr(_here, "count", 0) else _hash_of(self)
+    return no_hash(self) if _here.count else _hash_of(self)
 
 
+def truth(self: Any) -> bool:
+    """bool(self)."""
+    try:
+        return _truth_of(self if _isinstance(self, _core.Expr) else self.__score__())
+    except TypeError as error:  # says what to write instead
+        raise refused_here(error) from None
+
+
+_truth_of = _core.Expr.__bool__
 setattr(_core.Expr, "__hash__", _hash)
+setattr(_core.Expr, "__bool__", truth)
+for _name in ("__float__", "__int__", "__index__", "__complex__"):
+    setattr(_core.Expr, _name, no_number)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
-from . import _core, arrays, formulas, guards, torch_views
+from . import _core, arrays, formulas, guards, questions, torch_views
 from ._core import Expr, Type
 from .calls import (
     Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
@@ -31,6 +31,15 @@ from .trace import IN_PLACE, MAX_UNROLL, Capture, Symbols, groups
 _NARROW = {torch.uint8: (0, 256), torch.int8: (128, 256), torch.int16: (32768, 65536)}
 _META = torch.device("meta")
 _DTYPES = {Type.boolean: torch.bool, Type.integer: torch.int64, Type.real: torch.float32}
+
+
+def _without_gradient(x: "Symbol", name: str) -> bool:
+    """True, or refused: whether a real has one is not known to tracing."""
+    if x._dtype.is_floating_point and torch.is_grad_enabled():
+        raise questions.refused_here(
+            NotImplementedError(f"torch.Tensor.{name} in a score or mask: not known of a symbol where gradients are recorded; expected shape, dtype and device")
+        )
+    return True
 
 
 class Symbol(Symbols):
@@ -74,7 +83,8 @@ class Symbol(Symbols):
         result: "Symbol" = torch_views.PROPERTIES["mT"](self)
         return result
 
-    requires_grad = is_leaf = False
+    requires_grad = property(lambda self: not _without_gradient(self, "requires_grad"))
+    is_leaf = property(lambda self: _without_gradient(self, "is_leaf"))
     is_cuda = property(lambda self: self.device.type == "cuda")
 
     def __score__(self) -> Expr:
@@ -85,7 +95,7 @@ class Symbol(Symbols):
         return _call(self._tracer, torch.Tensor.__getitem__, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        raise NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)")
+        raise questions.refused(NotImplementedError("a score or mask writes into a tensor; expected torch.where(condition, a, b)"))
 
     def _operate(self, fn: Callable[..., Any], *operands: Any) -> Any:
         return _call(self._tracer, fn, operands, {})
@@ -101,17 +111,23 @@ class Symbol(Symbols):
         if name.startswith("_") or method is None:
             raise AttributeError(f"{name}: no attribute of a tensor")
         if not callable(method):  # no AttributeError, for which hasattr() and getattr() would have another answer than for a tensor
-            raise NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
+            raise questions.refused_here(
+                NotImplementedError(f"torch.Tensor.{name} in a score or mask: a symbol has none; expected shape, dtype, device and functions of torch")
+            )
         return lambda *args, **kwargs: _call(self._tracer, method, (self, *args), kwargs)
 
     def _written(self, func: Callable[..., Any], other: Any) -> "Symbol":
         """x += y: whatever else is called by x has changed, too."""
         name = func.__name__
         if self._shares:
-            raise NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+            raise questions.refused(
+                NotImplementedError(f"{name} in a score or mask writes into a tensor that shares its elements with a view or a copy of it; expected x = x + y and the like")
+            )
         with torch._C.DisableTorchFunction():
             _look_of_result(name, func, (self, other), {})  # whether torch can
         result = _call(self._tracer, getattr(operator, {"iand": "and_", "ior": "or_"}.get(name, name[1:])), (self, other), {})
+        if not torch.can_cast(result.dtype, self._dtype):  # not every torch says so of meta tensors
+            raise RuntimeError(f"{name} in a score or mask: result type {result.dtype} can't be cast to the desired output type {self._dtype}")
         self._items = _call(self._tracer, torch.Tensor.to, (result, self._dtype), {})._items
         return self
 
@@ -218,6 +234,9 @@ def _along(fn: Callable[[Sequence[Any]], list[Any]]) -> Meaning:
         if not isinstance(arguments["dim"], int) or not call.result.dtype.is_floating_point:
             raise call.refuse(f"dim={arguments['dim']!r} of {call.result.dtype}; expected one dimension of reals")
         x = call.symbol(arguments["input"])
+        rank = max(len(x._shape), 1)
+        if not -rank <= arguments["dim"] < rank:
+            raise call.refuse(f"dim={arguments['dim']} of {rank} dimensions")
         x = call.tracer.finished(x._items, x._shape, call.result.dtype)
         found: dict[int, Any] = {}
         for places in groups(range(len(x._items)), x._shape or (1,), [arguments["dim"] % max(len(x._shape), 1)]):
@@ -578,6 +597,8 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
         key = found = None
     if found is None:
         if name in _DEVICE_FREE:
+            if name == "item" and math.prod(args[0].shape) != 1:
+                raise _of_torch(name, RuntimeError(f"a tensor with {math.prod(args[0].shape)} elements cannot be converted to a number"))
             return _meta_of(args[0])
         metas = {name: _META if name == "device" else _meta_of(value) for name, value in kwargs.items()}
         places = [_META if name == "to" and isinstance(value, str) else value for value in _meta_of(args)]
@@ -585,7 +606,7 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
             with torch.enable_grad():
                 found = func(*places, **metas)
         except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
-            raise type(error)(f"torch.{name} in a score or mask: {error}") from None
+            raise _of_torch(name, error) from None
         if key is not None:
             if len(_looks) > 4096:
                 _looks.clear()
@@ -615,7 +636,15 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
     except (TypeError, RuntimeError, ValueError, ZeroDivisionError) as error:
-        raise type(error)(f"torch.{name} in a score or mask: {error}") from None
+        raise _of_torch(name, error) from None
+
+
+def _of_torch(name: str, error: Exception) -> Exception:
+    """What torch says of tensors, too."""
+    found: Any = type(error)(f"torch.{name} in a score or mask: {error}")
+    found.of_torch = "meta" not in str(error)
+    result: Exception = found
+    return result
 
 
 def _name_of(func: Any) -> str:
@@ -627,6 +656,13 @@ _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshi
 
 
 def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return _called(tracer, func, args, kwargs)
+    except Exception as error:
+        raise error if isinstance(error, IndexError) or getattr(error, "of_torch", False) else questions.refused(error)
+
+
+def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raw = getattr(func, "__name__", str(func))
     if raw.startswith("__r") and raw.strip("_") in _REFLECTED and len(args) == 2:  # Tensor's own: other op self
         func, args = getattr(operator, {"rand": "and_", "ror": "or_", "rdiv": "truediv"}.get(raw.strip("_"), raw.strip("_")[1:])), args[::-1]
@@ -651,6 +687,8 @@ def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs
         if name == "getitem" and isinstance(args[0], Symbol) and symbolic(args[1]):
             return _chosen(args[0], args[1])
         look = _look_of_result(name, func, args, kwargs)
+        if isinstance(look, bool):  # x == None
+            return look
         if isinstance(look, torch.Tensor):
             _check_numbers(name, func, args, kwargs, look.dtype)
         if args and isinstance(args[0], Capture):
@@ -695,7 +733,10 @@ class _Mode(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
-            return self.tracer.capture(args[0])[args[1]]
+            try:
+                return self.tracer.capture(args[0])[args[1]]
+            except (TypeError, ValueError, NotImplementedError) as error:
+                raise questions.refused(error)
         if symbolic(args) or any(symbolic(value) for value in kwargs.values()):
             return _call(self.tracer, func, args, kwargs)
         result = func(*args, **kwargs)
@@ -752,6 +793,10 @@ class TorchTracer(CallTracer):
         if cls.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return None  # a replay would read what it was
         return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device=cls.device)
+
+    @staticmethod
+    def kind(array: Any) -> type:
+        return torch.Tensor  # also of a Parameter
 
     @staticmethod
     def size(shape: tuple[int, ...]) -> Any:
@@ -824,6 +869,7 @@ class TorchTracer(CallTracer):
         try:
             with _Mode(self), _own_rules_refused():
                 result = fn(*arguments)
+            questions.check_refusals()
         finally:
             _tracing.pop()
         if isinstance(result, torch.Tensor):

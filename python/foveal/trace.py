@@ -50,6 +50,8 @@ class Symbols:
         """Of what it is an instance to the function that is traced."""
         raise NotImplementedError
 
+    __class__ = questions.class_property(lambda self: self.__stands_for__())
+
     def __len__(self) -> int:
         if not self._shape:
             raise TypeError("a number has no length")
@@ -61,17 +63,11 @@ class Symbols:
     def __getitem__(self, index: Any) -> Any:
         raise NotImplementedError
 
-    def __bool__(self) -> bool:
-        return bool(self.__score__())  # says what to write instead
-
-    def _no_number(self, *_: Any) -> Any:
-        raise TypeError(
-            "a score expression has no value while it is traced: int(), float(), range() and Python's functions of numbers cannot take it"
-        )
-
-    __float__ = __int__ = __index__ = __complex__ = _no_number
+    __bool__ = questions.truth
+    __float__ = __int__ = __index__ = __complex__ = questions.no_number
     __array_function__ = numpy_on_symbols.refused
     __hash__ = questions.no_hash
+    __reduce_ex__ = questions.no_copy
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
@@ -87,7 +83,7 @@ def _no_writing(self: Any, other: Any) -> Any:
     """x += y writes into an array, which x may not be the only name of. Where arrays do not change, it is x = x + y."""
     if self._tracer.immutable:
         return NotImplemented
-    raise NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y")
+    raise questions.refused(NotImplementedError("a score or mask writes into an array (x += y and the like); expected x = x + y"))
 
 
 def _install_operators(cls: type, binary: Callable[..., Any], unary: Callable[..., Any]) -> None:
@@ -169,7 +165,9 @@ class Vector(Symbols):
         import numpy
 
         if not name.startswith("_") and hasattr(numpy.ndarray, name):  # for which hasattr() and getattr() would have another answer than for an array
-            raise NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+            raise questions.refused_here(
+                NotImplementedError(f"numpy.ndarray.{name} in a score or mask: not of an array of expressions; expected its shape, elements and reductions")
+            )
         raise AttributeError(f"{name}: no attribute of an array in a score or mask")
 
     def __array_function__(self, function: Any, types: Any, inputs: Any, keywords: Any) -> Any:
@@ -262,7 +260,9 @@ class Capture:
         self._stopped = stopped  # what is read of it has no derivative
 
     def __stands_for__(self) -> type:
-        return type(self._array)
+        return self._tracer.kind(self._array)
+
+    __class__ = questions.class_property(__stands_for__)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -291,7 +291,10 @@ class Capture:
 
     def __getitem__(self, index: Any) -> Any:
         given = list(index) if isinstance(index, tuple) else [index]
-        given = [self._tracer.index(i) for i in given]
+        try:
+            given = [self._tracer.index(i) for i in given]
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise questions.refused(error)
         whole = sum(1 for i in given if i is Ellipsis)
         named = sum(1 for i in given if i is not None and i is not Ellipsis)
         if whole > 1 or named > self.ndim:
@@ -387,7 +390,7 @@ class Capture:
     def _value(self) -> Any:
         """The array here and now: what the function goes on to read is not known to change."""
         if any(isinstance(axis, At) and not isinstance(axis.index, int) for axis in self._axes):
-            raise TypeError("an element of a captured array that symbols choose has no value while it is traced")
+            raise questions.refused_here(TypeError("an element of a captured array that symbols choose has no value while it is traced"))
         self._tracer.saw_values = True
         if all(axis == Along(0, 1, extent) for axis, extent in zip(self._axes, self._array.shape)):
             return self._array
@@ -397,6 +400,8 @@ class Capture:
         return self._array[index]
 
     def item(self) -> Any:
+        if math.prod(self.shape) != 1:
+            raise ValueError(f"item() of {math.prod(self.shape)} elements of a captured array; expected one")
         return self._value().item() if self._fixed() else self._read()
 
     def tolist(self) -> Any:
@@ -428,6 +433,7 @@ class Capture:
         return numpy.asarray(self._value(), *arguments, **keywords)
 
     __hash__ = questions.no_hash
+    __reduce_ex__ = questions.no_copy
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_array", "_axes", "_order", "_tracer", "_stopped"):
@@ -444,6 +450,10 @@ for _name in IN_PLACE:
     setattr(Capture, _name, _no_writing)
 
 
+_OF_TRACE = "__of_trace_"
+_traces = itertools.count()
+
+
 @dataclass
 class Tracer:
     """Collects the arrays that functions read, each once, and names them p0, p1, ... in the order of their first read."""
@@ -451,6 +461,7 @@ class Tracer:
     arrays: list[Any] = field(default_factory=list)
     params: list[Param] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)  # id of an array -> the name the user gave it
+    own_names: dict[str, str] = field(default_factory=dict)  # of parameters, no other trace has them -> those of the description
     numbers: int = 0  # that are read at run time
     over: bool = False  # the functions have returned
     saw_values: bool = False  # elements of arrays that may change have become constants: the trace is good for one call
@@ -480,6 +491,11 @@ class Tracer:
         """Whether no derivative is recorded just now."""
         return False
 
+    @staticmethod
+    def kind(array: Any) -> type:
+        """Of what a part of it is an instance."""
+        return type(array)
+
     def attribute(self, capture: Capture, name: str) -> Any:
         """What captures have beside what they are: what is read of them has."""
         return getattr(capture._read(), name)
@@ -491,20 +507,32 @@ class Tracer:
 
     def number(self, value: float | int) -> Number:
         """Stands for a Python number while tracing, and is read when the program runs."""
-        array = self.scalar(value)
-        self.names[id(array)] = f"number{self.numbers}"
         self.numbers += 1
-        return Number(self.param(array).read([]))
+        return Number(self.param(self.scalar(value), f"number{self.numbers - 1}").read([]))
 
-    def param(self, array: Any) -> Param:
+    def param(self, array: Any, called: str | None = None) -> Param:
+        """That stands for an array, and what the description calls it where the user does not."""
         for known, param in zip(self.arrays, self.params):
             if known is array:
                 return param
         arrays.check_plain(array, "a captured array")
-        param = Param(self.names.get(id(array), f"p{len(self.params) - self.numbers}"), list(array.shape), arrays.type_of(array, "a captured array"))
+        name = self.names.get(id(array))
+        if name is None:
+            called = called or f"p{len(self.params) - self.numbers}"
+            name = f"{called}{_OF_TRACE}{next(_traces)}"
+            self.own_names[name] = called
+        param = Param(name, list(array.shape), arrays.type_of(array, "a captured array"))
         self.arrays.append(array)
         self.params.append(param)
         return param
+
+    def renamed(self, expressions: Sequence[Expr | None]) -> list[Expr | None]:
+        """With the description's names, the parameters too. Refuses what an earlier trace called its own: a function has kept it."""
+        if any([_OF_TRACE in name and name not in self.own_names for expr in expressions if expr is not None for name in _core.params_of(expr)]):
+            raise TypeError("a score or mask uses a symbol that it kept from an earlier call; expected one that is made anew each time")
+        new = {param.name: Param(self.own_names[param.name], list(param.shape), param.type) for param in self.params if param.name in self.own_names}
+        self.params[:] = [new.get(param.name, param) for param in self.params]
+        return [None if expr is None else _core.of_shard(expr, {}, new) for expr in expressions]
 
     def forget_unread(self, expressions: Sequence[Expr], keep: int) -> None:
         """Without the parameters that nothing in the expressions came of; the first `keep` stay."""
@@ -560,6 +588,7 @@ class Tracer:
             raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
+        _check_types(fn, arguments, self.rebind)
         try:
             with questions.answered():
                 result = self.run(fn, arguments)
@@ -590,7 +619,9 @@ class Tracer:
         return _core.to_real(result) if kind == "score_mod" else result
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        return (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
+        result = (self._rebind(fn, {}) if self.rebind else fn)(*arguments)
+        questions.check_refusals()
+        return result
 
     def replacement(self, value: Any) -> Any:
         """What a function sees instead of something that it captured, when it is no array, container or function."""
@@ -696,6 +727,63 @@ def _check_arity(fn: Any, kind: str, count: int) -> None:
         except TypeError:
             hint = ""
         raise TypeError(f"{kind}: found a function of {signature}; expected one of {names}{hint}") from None
+
+
+def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> None:
+    """type(x) of a symbol is none of a tensor's, and nobody is asked. It is refused of what is a symbol for certain, an argument of fn itself or a
+    captured array in whose place there is one, and where a function asks whether it has an array."""
+    called = guards.as_called(fn)
+    asked = _certain(called, arguments)
+    seen: set[int] = set()
+    left = [called]
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if type(value) in (list, tuple, dict):
+            left += value.values() if type(value) is dict else value
+        elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
+            left += _captured_by(value)
+            if isinstance(value, types.FunctionType):
+                for of, against in guards.types_asked(value):
+                    if _is_array_class(_named(value, against)) or (rebind and arrays.is_array(_named(value, (of,)))):
+                        asked.append(of)
+    if asked:
+        raise TypeError(f"a score or mask asks for type({asked[0]}), which is not what a symbol stands for; expected isinstance({asked[0]}, ...)")
+
+
+def _certain(fn: Any, arguments: Sequence[Any]) -> list[str]:
+    """The arguments that fn itself asks the type of."""
+    if isinstance(arguments[0], Expr):  # which is no more than it seems
+        return []
+    try:
+        signature = inspect.signature(fn, follow_wrapped=False)
+        given = signature.bind(*arguments).arguments
+    except (TypeError, ValueError):
+        return []
+    while isinstance(fn, (functools.partial, types.MethodType)):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__func__
+    if not isinstance(fn, types.FunctionType):
+        return []
+    names = [name for name in given if signature.parameters[name].kind != inspect.Parameter.VAR_POSITIONAL]
+    return [question.of for question in guards.types_asked(fn) if question.of in names]
+
+
+def _named(fn: types.FunctionType, names: Sequence[str]) -> Any:
+    """What these names are to fn: ["torch", "Tensor"]."""
+    if not names:
+        return None
+    free = {name: cell.cell_contents for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or ()) if _filled(cell)}
+    defaults = dict(zip(reversed(fn.__code__.co_varnames[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ())))
+    value = {**fn.__globals__, **defaults, **(fn.__kwdefaults__ or {}), **free}.get(names[0])
+    for name in names[1:]:
+        value = inspect.getattr_static(value, name, None)
+    return value
+
+
+def _is_array_class(value: Any) -> bool:
+    return isinstance(value, type) and hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def _filled(cell: types.CellType) -> bool:

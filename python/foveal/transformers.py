@@ -9,6 +9,9 @@ of the mask of one fused call. Masks are expressions: no seqlen_q x seqlen_kv te
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
 from typing import Any, Callable
 
 import torch
@@ -84,7 +87,7 @@ def attention_mask(
     torch.compile, and for functions that cannot be an expression.
     """
     arguments = dict(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _knows_block_masks(kwargs.get("config")):
         return _materialized(arguments, attention_mask, device, kwargs)
     padding = None
     if attention_mask is not None and not bool(attention_mask.all()):
@@ -109,6 +112,12 @@ def attention_mask(
     params = {param.name: tensor for param, tensor in zip(described.params, described.arrays)}
     of_module = getattr(kwargs.get("config"), "model_type", None) in transformers_alibi.MODEL_TYPES
     return Mask(described.mask, params, (batch_size, 1, q_length, kv_length), of_module)
+
+
+def _knows_block_masks(config: Any) -> bool:
+    """Whether the model's own code asks for BlockMasks, as Doge's does: it leaves them out where it makes another mask of the one it is given."""
+    modeling = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
+    return hasattr(modeling, "BlockMask")
 
 
 def _shift(offset: int | Tensor) -> Any:
@@ -154,6 +163,9 @@ def attention_forward(
         raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
     if kwargs.get("cache") is not None:
         raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
+    for name in _understood_by(module) & kwargs.keys():
+        if kwargs[name] is not None:
+            raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
     score, masks = "score", list[str]()
     params: dict[str, Any] = {}
     if softcap is not None:
@@ -187,6 +199,17 @@ def attention_forward(
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
     out, _ = call(program, captured, query, key, value, rng=rng)
     return out.transpose(1, 2), None
+
+
+def _understood_by(module: torch.nn.Module) -> set[str]:
+    """The arguments of the model's own attention that are none of attention_forward's. Others are for masks and kernels of another kind, or for none."""
+    eager = getattr(sys.modules.get(type(module).__module__), "eager_attention_forward", None)
+    return _parameters(eager) - _parameters(attention_forward) - {"sliding_window"} if inspect.isfunction(eager) else set()  # windows are in the mask
+
+
+@functools.lru_cache(256)
+def _parameters(function: Callable[..., Any]) -> set[str]:
+    return {name for name, parameter in inspect.signature(function).parameters.items() if parameter.kind != inspect.Parameter.VAR_KEYWORD}
 
 
 def _check(mask: Mask, query: Tensor, key: Tensor) -> None:

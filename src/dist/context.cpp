@@ -326,6 +326,8 @@ std::string ContextAttention::explain() const {
 std::size_t ContextAttention::memory_bytes(Pass pass) const {
   const Context& c = state_->context;
   const RankLoad& load = c.plan.loads[static_cast<std::size_t>(c.rank())];
+  if (c.transport->carries_device_memory() && c.plan.head_groups == 1)
+    return static_cast<std::size_t>(pass == Pass::forward ? load.forward_device_memory : load.backward_device_memory);
   return static_cast<std::size_t>(pass == Pass::forward ? load.forward_memory : load.backward_memory);
 }
 

@@ -57,11 +57,11 @@ std::string explain(const ContextPlan& plan, const Workload& w, const PlanReques
   const double mean = static_cast<double>(total_work) / plan.ranks;
   const auto line = [&](int rank) {
     const RankLoad& l = plan.loads[static_cast<std::size_t>(rank)];
-    text += format("  %4d %8lld %7lld %6.3f %6lld %10.2f %9.2f %10.2f %10.2f %8.1f %8.1f %11.1f %10.1f\n", rank,
-                   static_cast<long long>(l.tokens_q), static_cast<long long>(l.chunks),
-                   mean > 0 ? static_cast<double>(l.work) / mean : 0.0, static_cast<long long>(l.peers), millions(l.forward_in),
-                   millions(l.forward_out), millions(l.backward_in), millions(l.backward_out), millions(l.forward_memory),
-                   millions(l.backward_memory), microseconds(l.forward_ns), microseconds(l.backward_ns));
+    text += format(
+        "  %4d %8lld %7lld %6.3f %6lld %10.2f %9.2f %10.2f %10.2f %8.1f %8.1f %11.1f %10.1f\n", rank, static_cast<long long>(l.tokens_q),
+        static_cast<long long>(l.chunks), mean > 0 ? static_cast<double>(l.work) / mean : 0.0, static_cast<long long>(l.peers),
+        millions(l.forward_in), millions(l.forward_out), millions(l.backward_in), millions(l.backward_out), millions(l.forward_memory),
+        millions(l.backward_memory), microseconds(l.forward_ns + l.forward_beside_ns), microseconds(l.backward_ns + l.backward_beside_ns));
   };
   for (int rank = 0; rank < plan.ranks; ++rank) {
     if (plan.ranks > most_rows && rank == most_rows / 2) {
@@ -89,6 +89,12 @@ std::string explain(const ContextPlan& plan, const Workload& w, const PlanReques
                  efficiency(one.backward_ns(), plan.backward_ns()));
   std::int64_t most_in = 0;
   for (const RankLoad& load : plan.loads) most_in = std::max(most_in, load.forward_in);
+  if (plan.head_groups == 1) {
+    std::int64_t forward = 0, backward = 0;
+    for (const RankLoad& l : plan.loads)
+      forward = std::max(forward, l.forward_device_memory), backward = std::max(backward, l.backward_device_memory);
+    text += format("  memory on GPUs at most: forward %.1f MB, backward %.1f MB\n", millions(forward), millions(backward));
+  }
   const std::int64_t link = plan.ranks > request.machine.ranks_per_host ? request.machine.network_mbytes : request.machine.host_mbytes;
   const double wire = static_cast<double>(most_in) / static_cast<double>(link), compute = microseconds(one.forward_ns()) / plan.ranks;
   if (most_in > 0 && compute > 0)

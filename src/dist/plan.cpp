@@ -62,6 +62,18 @@ std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
   return work;
 }
 
+/// Of a backward pass beside its products: rows of queries are prepared and their dq made of its sum. Where keys arrive, a row meets own ones and others',
+/// so that two launches do this and add to what is there; then dq, dk and dv are made of these sums.
+std::int64_t rows_ns(const Workload& w, const Machine& machine, const RankLoad& load, int members) {
+  const RowSizes row = row_sizes(w, members);
+  const std::int64_t wide = wide_bytes(w), own = w.element_bytes;
+  const std::int64_t received = load.forward_in / (row.kv * own), merged = std::min(received, load.tokens_kv);
+  const std::int64_t prepare = 2 * row.out * own;
+  return transfer_ns(members * (load.tokens_q * (prepare + row.q * (wide + own)) + merged * (prepare + row.q * 6 * wide)) +
+                         merged * row.kv * (2 * wide + own),
+                     machine.memory_mbytes);
+}
+
 /// What a rank sends of its keys, as tokens times ranks that need them, and the times that follow from all that is known of it now.
 void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int rank, std::int64_t near, std::int64_t far) {
   RankLoad& load = plan.loads[static_cast<std::size_t>(rank)];
@@ -72,13 +84,14 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
   load.backward_in += (near + far) * row.kv * wide_bytes(w);
   load.forward_memory += load.forward_in + load.forward_out;
   load.backward_memory += load.backward_in + load.backward_out;
+  load.backward_device_memory += (near + far) * row.kv * wide_bytes(w);  // what comes back
   const std::int64_t send_ns = transfer_ns(near * row.kv * w.element_bytes, machine.host_mbytes) +
                                transfer_ns(far * row.kv * w.element_bytes, machine.network_mbytes);
   // The exchange of heads hides behind nothing.
   const std::int64_t exchange =
-      members == 1 ? 0
-                   : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) +
-                         machine.host_latency_ns;
+      members == 1
+          ? 0
+          : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) + machine.begin_ns;
   const bool network = plan.ranks > machine.ranks_per_host;
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;
@@ -87,6 +100,8 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
       std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
   load.backward_ns = std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps +
                      2 * exchange + 2 * launches;
+  load.forward_beside_ns = load.peers > 0 ? machine.begin_ns : 0;
+  load.backward_beside_ns = load.forward_beside_ns + rows_ns(w, machine, load, members);
 }
 
 /// Of a shard: one for each chunk, but for neighbours that are whole sequences.
@@ -149,6 +164,11 @@ void fill_loads(const Workload& w, const PlanRequest& request, ContextPlan& plan
                         transfer_ns(far * kv_row * w.element_bytes, request.machine.network_mbytes);
       load.backward_ns = load.forward_ns + transfer_ns(near * kv_row * wide, request.machine.host_mbytes) +
                          transfer_ns(far * kv_row * wide, request.machine.network_mbytes);
+      // Whole rows merge nothing. Backward: gradients in f32, of received keys too; and the dq of one launch, which its kernels sum.
+      std::int64_t most_rows = 0;
+      for (const Chunk& chunk : plan.q.shard(rank)) most_rows = std::max(most_rows, chunk.tokens.size());
+      load.forward_device_memory = key_bytes;
+      load.backward_device_memory = key_bytes + sum_bytes + load.tokens_kv * kv_row * wide + (own + most_rows) * q_row * wide;
       // Buffers of queries, gathered keys, results and their parts; messages are added below.
       load.forward_memory =
           gathered * kv_row * w.element_bytes + q_rows * (q_row * w.element_bytes + out_row * (w.element_bytes + 2 * wide) + 2 * lse_row);
@@ -262,13 +282,13 @@ std::int64_t ContextPlan::imbalance() const {
 
 std::int64_t ContextPlan::forward_ns() const {
   std::int64_t ns = 0;
-  for (const RankLoad& load : loads) ns = std::max(ns, load.forward_ns);
+  for (const RankLoad& load : loads) ns = std::max(ns, load.forward_ns + load.forward_beside_ns);
   return ns;
 }
 
 std::int64_t ContextPlan::backward_ns() const {
   std::int64_t ns = 0;
-  for (const RankLoad& load : loads) ns = std::max(ns, load.backward_ns);
+  for (const RankLoad& load : loads) ns = std::max(ns, load.backward_ns + load.backward_beside_ns);
   return ns;
 }
 
@@ -279,6 +299,12 @@ struct Candidate {
   FixedLayout layout;
   std::vector<ContextPlan> plans;
 };
+
+std::int64_t decisive_ns(const ContextPlan& plan) {
+  std::int64_t forward = 0, backward = 0;
+  for (const RankLoad& load : plan.loads) forward = std::max(forward, load.forward_ns), backward = std::max(backward, load.backward_ns);
+  return forward + backward;
+}
 
 /// Of least predicted time for all of them together.
 Candidate least(const std::vector<const Workload*>& workloads, const PlanRequest& request) {
@@ -306,7 +332,7 @@ Candidate least(const std::vector<const Workload*>& workloads, const PlanRequest
         std::int64_t time = 0;
         for (const Workload* w : workloads) {
           made.plans.push_back(planned(*w, request, deal, made.layout.dealt, head_groups));
-          time += made.plans.back().forward_ns() + made.plans.back().backward_ns();
+          time += decisive_ns(made.plans.back());
         }
         // The simplest is asked first; another one must be faster by more than the model can know.
         if (least < 0 || time < least - least / 100) least = time, best = std::move(made);

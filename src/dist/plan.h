@@ -20,11 +20,13 @@ namespace foveal::dist {
 struct Machine {
   std::string name = "nvlink";
   std::int64_t ranks_per_host = 8;
-  std::int64_t forward_gflops = 631'000, backward_gflops = 530'000;  ///< of one rank
+  std::int64_t forward_gflops = 655'000, backward_gflops = 560'000;  ///< of one rank
+  std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of passes over rows beside the products
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
   std::int64_t step_ns = 8'000;    ///< one more step and its share of merging
   std::int64_t launch_ns = 2'000;  ///< one more launch beside those of a step
+  std::int64_t begin_ns = 20'000;  ///< until the first keys of others are on their way: flags there and back take 14 us
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);
@@ -67,8 +69,11 @@ struct RankLoad {
   std::int64_t forward_in = 0, forward_out = 0;          ///< bytes received and sent in a forward pass
   std::int64_t backward_in = 0, backward_out = 0;        ///< likewise in a backward pass
   std::int64_t peers = 0;                                ///< ranks it receives keys from
-  std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes that a pass allocates beside the tensors of the call
-  std::int64_t forward_ns = 0, backward_ns = 0;          ///< predicted
+  std::int64_t forward_memory = 0, backward_memory = 0;  ///< bytes that a pass allocates beside the tensors of the call, in host memory
+  std::int64_t forward_device_memory = 0,
+               backward_device_memory = 0;       ///< on a GPU whose messages go from there, where heads are not shared out
+  std::int64_t forward_ns = 0, backward_ns = 0;  ///< predicted, without what every deal takes alike:
+  std::int64_t forward_beside_ns = 0, backward_beside_ns = 0;
 };
 
 struct ContextPlan {
@@ -90,7 +95,7 @@ struct ContextPlan {
   }
   /// (most work - mean work) / mean work, in millionths.
   std::int64_t imbalance() const;
-  std::int64_t forward_ns() const;   ///< of the slowest rank
+  std::int64_t forward_ns() const;   ///< predicted, of the slowest rank
   std::int64_t backward_ns() const;  ///< likewise
 };
 

@@ -187,7 +187,7 @@ ValueId Graph::make_integer(Op op, ValueId a, ValueId b) {
         return intern(op, remaining, b);
       }
       ValueId quotient = -1;
-      if (nested && inner.op == Op::floor_div && inner_divisor * d <= max_coefficient) {
+      if (nested && inner.op == Op::floor_div && inner_divisor <= max_coefficient / d) {
         quotient = make(Op::floor_div, inner.arg[0], integer(inner_divisor * d));
       } else if (nested && inner.op == Op::mod && inner_divisor <= d) {
         quotient = integer(0);

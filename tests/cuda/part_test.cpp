@@ -92,26 +92,29 @@ TEST_F(PartKernels, OfWholeRowsCompile) {
       EXPECT_EQ(p.seqlen_kv, spread_keys > 0 ? spread_keys : keys);
       expect_compiled(p, "sm_90a", "sm90");
     }
+  Call wide{.attention = {.mask = causal()},
+            .part = {.whole_rows = true, .spread_keys = 32768}};  // tiles of 160 keys, which come in boxes of 32 or as one
+  wide.attention.q_offset = 32768 - rows;
+  expect_compiled(wide.forward(), "sm_90a", "sm90");
   Call dropped{.part = {.batch_offset = 3, .head_offset = 4, .heads_q = 8, .whole_rows = true, .spread_keys = 3000}};
   dropped.attention.dropout_p = 0.1;
   expect_compiled(dropped.forward(), "sm_90a", "sm90");
 }
 
-/// Tiles of the widths that a call without stretches takes, or none.
-TEST(Part, StretchesAreReadWhereTilesLieInThem) {
-  driver::DeviceFacts facts;
-  facts.name = "NVIDIA H100", facts.major = 9, facts.multiprocessors = 132, facts.shared_bytes_per_block = 232448,
-  facts.l2_bytes = 50 << 20;
-  const auto refuses = [&](std::int64_t dim, std::int64_t keys_in_reach, const char* score) {
-    Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.whole_rows = true, .spread_keys = keys_in_reach}};
-    call.attention.q_offset = keys_in_reach - rows, call.attention.score_mod = parse(score);
-    return forward_sm90.refuses(call.forward(), facts).value_or("");
-  };
-  EXPECT_EQ(refuses(128, 4096, "score"), "");
-  EXPECT_NE(refuses(128, 32768, "score").find("tiles of 160 keys are faster"), std::string::npos) << refuses(128, 32768, "score");
-  EXPECT_EQ(refuses(128, 32768, "30 * tanh(score / 30)"), "");
-  EXPECT_EQ(refuses(64, 32768, "score"), "");
-  EXPECT_EQ(refuses(256, 32768, "score"), "");
+/// So that bits are those of one device, at its speed.
+TEST(Part, StretchesAreReadInTheTilesOfACallWithoutThem) {
+  for (const std::int64_t dim : {64, 128, 256})
+    for (const std::int64_t keys_in_reach : {4096, 32768})
+      for (const char* score : {"score", "30 * tanh(score / 30)"}) {
+        Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.whole_rows = true, .spread_keys = keys_in_reach}};
+        call.attention.q_offset = keys_in_reach - rows, call.attention.score_mod = parse(score);
+        problem::Problem p = call.forward();
+        const auto spread = sm90_forward_choice(p, "NVIDIA H100");
+        p.spread = false;
+        const auto together = sm90_forward_choice(p, "NVIDIA H100");
+        ASSERT_TRUE(spread && together);
+        EXPECT_EQ(spread->config.block_kv, together->config.block_kv) << dim << " " << keys_in_reach << " " << score;
+      }
 }
 
 TEST_F(PartKernels, TrainedParametersCompile) {

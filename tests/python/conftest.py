@@ -7,6 +7,7 @@ import pathlib
 import sys
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4"  # for the tests of sharding
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would keep three quarters of a GPU that torch's tests use, too
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 OPTIONAL = ("torch", "transformers", "jax")

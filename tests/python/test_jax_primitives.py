@@ -66,6 +66,8 @@ SCORES = {
     "take": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j), R),
     "take of rows": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, i, axis=0)[j], B),
     "take that clips": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j + 2, mode="clip"), R),
+    "take that clips negative": (lambda x: lambda s, b, h, i, j: s + jnp.take(x[i], i - j - 1, mode="clip"), B),
+    "expressions that are clipped": (lambda x: lambda s, b, h, i, j: jnp.take(jnp.stack([s, s * x[j], s * 3.0]), i - j, mode="clip"), R),
     "take that wraps": (lambda x: lambda s, b, h, i, j: s + jnp.take(x, j + 2, mode="wrap"), R),
     "take gives NaN outside": (lambda x: lambda s, b, h, i, j: jnp.where(jnp.isnan(jnp.take(x, j + 2)), s, 2.0 * s), R),
     "take_along_axis": (lambda x: lambda s, b, h, i, j: s + jnp.take_along_axis(x, j[None], 0)[0], R),
@@ -105,6 +107,21 @@ SCORES = {
 @pytest.mark.parametrize("name", SCORES)
 def test_scores(name):
     compare(*SCORES[name])
+
+
+FAR = np.array([[-300.7, -1.5, -0.5, 0.5, 127.9, 130.0, 255.0], [260.0, 1e10, -1e10, 3e9, np.inf, -np.inf, np.nan]], np.float32)
+
+
+@pytest.mark.parametrize("convert", [
+    lambda x, to: x.astype(to), lambda x, to: lax.convert_element_type(x, to), lambda x, to: jax.jit(lambda y: y.astype(to))(x),
+], ids=["astype", "lax", "jit"])  # fmt: skip
+@pytest.mark.parametrize("to", "bool int8 uint8 int16 uint16 int32 uint32".split())
+def test_reals_become_the_nearest_integer(to, convert):
+    """As XLA converts. They wrapped around."""
+    far, q = jnp.asarray(FAR), jnp.zeros((1, 7, 2, 4), jnp.float32)
+    score = lambda s, b, h, i, j: convert(far[h, i], to).astype("float32")  # noqa: E731
+    found = foveal.jax.attention(q, q[:, :1], q[:, :1], score, return_lse=True)[1]
+    np.testing.assert_array_equal(np.asarray(found)[0], np.asarray(far.astype(to).astype("float32")))
 
 
 MASKS = {

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import foveal
+from foveal.describe import describe
 
 X = np.random.default_rng(0).standard_normal((1, 6, 2, 8)).astype(np.float32)
 ROWS = np.random.default_rng(1).standard_normal((2, 6)).astype(np.float32)
@@ -70,3 +71,40 @@ def test_expressions_without_reads_may_be_kept():
 
     for _ in range(2):
         np.testing.assert_array_equal(foveal.attention(X, X, X, mask=mask), foveal.attention(X, X, X, mask=foveal.causal()))
+
+
+class Held:
+    """What the names of a function do not lead to."""
+
+
+def holding(make, kept):
+    first, second, held = make(ROWS[0]), make(ROWS[1]), [Held()]
+
+    def score_mod(s, b, h, i, j):
+        if not hasattr(held[0], "x"):
+            setattr(held[0], "x", kept(first, s, j))
+        return s + second[i] * s + held[0].x
+
+    return score_mod
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("kept", [lambda row, s, j: row[j], lambda row, s, j: row[j] * 2 + s, lambda row, s, j: foveal.tanh(row[j])], ids=["a read", "a sum", "of foveal"])
+def test_kept_symbols_are_refused_wherever_they_are(name, kept):
+    """A read of NumPy's, or a result of foveal's functions, was taken for one of the second call's arrays."""
+    x = MAKERS[name](X)
+    score_mod = holding(MAKERS[name], kept)
+    foveal.attention(x, x, x, score_mod)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="foveal.attention: a score or mask uses a symbol that it kept.*made anew each time"):
+            foveal.attention(x, x, x, score_mod)
+
+
+def test_names_of_parameters_are_the_same_in_every_trace():
+    tables = [np.full((2, 6), n, np.float32) for n in range(12)]
+
+    def score_mod(s, b, h, i, j):
+        return sum(table[h, j] * (n + 1) for n, table in enumerate(tables)) + s
+
+    texts = {describe(score_mod).text for _ in range(3)}
+    assert len(texts) == 1 and "p11[head, kv_idx]" in texts.pop()

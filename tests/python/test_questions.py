@@ -1,7 +1,10 @@
 """What Python asks of symbols without calling them: isinstance() is answered as of what they stand for, hashes are refused."""
 
 import builtins
+import copy
+import functools
 import importlib.util
+import pickle
 
 import numpy as np
 import pytest
@@ -47,6 +50,205 @@ def test_isinstance_of_symbols(name, kinds):
     found = attend(name, lambda s, b, h, i, j: s * 2 + h * j if all(isinstance(x, asked) for x in (s, b, h, i, j, s * 2)) else s)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(attend(name, lambda s, b, h, i, j: s if isinstance(h, (int, float, str)) else s * 2 + h * j), expected)
+
+
+class Settings:
+    factor = 2.0
+
+
+SETTINGS = Settings()
+known_before = isinstance
+
+
+@functools.singledispatch
+def doubled(x):
+    return x * 3
+
+
+def matched(x, kind):
+    match x:
+        case kind():
+            return x * 2
+        case _:
+            return x * 3
+
+
+def table_of(kind):
+    return next(make(TABLE) for make, of in KINDS.values() if of is kind)
+
+
+ASKING = {
+    "match": lambda kind: lambda s, b, h, i, j: matched(s, kind) + 0 * matched(h, kind),
+    "singledispatch": lambda kind: lambda s, b, h, i, j: doubled(s),
+    "__class__": lambda kind: lambda s, b, h, i, j: s * 2 if s.__class__ is kind and issubclass((s * h).__class__, kind) else s * 3,
+    "a row": lambda kind: lambda s, b, h, i, j, table=table_of(kind): s * 2 if issubclass(table[h].__class__, kind) else s,
+    "many times": lambda kind: lambda s, b, h, i, j: [matched(s, kind) if s.__class__ is kind else s for _ in range(100)][-1],
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("ask", ASKING)
+def test_classes_of_symbols(name, ask):
+    """Python's own questions, which isinstance() has no part in, took a symbol for no tensor."""
+    doubled.register(KINDS[name][1], lambda x: x * 2)
+    np.testing.assert_array_equal(attend(name, ASKING[ask](KINDS[name][1])), attend(name, "2 * score"))
+
+
+def test_a_row_of_a_parameter_is_none():
+    torch = pytest.importorskip("torch")
+    table = torch.nn.Parameter(KINDS["torch"][0](TABLE))
+    with torch.no_grad():
+        found = attend("torch", lambda s, b, h, i, j: s if isinstance(table[h], torch.nn.Parameter) else s * 2)
+        np.testing.assert_array_equal(found, attend("torch", "2 * score"))
+
+
+def test_isinstance_by_another_name_is_refused():
+    """In torch; JAX traces such a function itself."""
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match="foveal.attention: the builtin isinstance.. by a name of your own"):
+        attend("torch", lambda s, b, h, i, j: s * 2 if known_before(s, torch.Tensor) else s)
+
+
+def of_helper(x, kind):
+    return type(x) is kind
+
+
+TYPES = {
+    "is": lambda kind: lambda s, b, h, i, j: s * 2 if type(s) is kind else s,
+    "name": lambda kind: lambda s, b, h, i, j: s * 2 if "Tensor" in type(i).__name__ else s,
+    "nested": lambda kind: lambda s, b, h, i, j: s * 2 if (lambda: type(s) == kind)() else s,
+    "partial": lambda kind: functools.partial(lambda k, s, b, h, i, j: s * 2 if type(s) is k else s, kind),
+    "helper": lambda kind: lambda s, b, h, i, j, of_array=array_asked(kind): s * 2 if of_array(s) else s,
+}
+
+
+def array_asked(kind):
+    return lambda x: type(x) is kind
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("ask", TYPES)
+def test_types_of_symbols_are_refused(name, ask):
+    """Nobody answers type(x)."""
+    with pytest.raises(TypeError, match=r"foveal.attention: a score or mask asks for type\(.\), .* expected isinstance"):
+        attend(name, TYPES[ask](KINDS[name][1]))
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "torch"])
+def test_types_of_captured_arrays_are_refused(name):
+    """Where symbols take their place."""
+    table = KINDS[name][0](TABLE)
+    with pytest.raises(TypeError, match=r"foveal.attention: a score or mask asks for type\(table\)"):
+        attend(name, lambda s, b, h, i, j: s + table[h, j] if type(table).__name__ == "Capture" else s)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("factor", [
+    lambda: SETTINGS.factor if type(SETTINGS) is Settings else 1.0, lambda: 2.0 if of_helper(SETTINGS, Settings) else 1.0, lambda: type(1.5)(2),
+])  # fmt: skip
+def test_types_of_what_is_no_symbol(name, factor):
+    np.testing.assert_array_equal(attend(name, lambda s, b, h, i, j: s * factor()), attend(name, "2 * score"))
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_symbols_are_not_copied(name, copied):
+    if name == "jax":
+        pytest.skip("JAX traces such a function itself")
+    with pytest.raises(TypeError, match="foveal.attention: a score expression has no value while it is traced, so that it is neither copied nor pickled"):
+        attend(name, lambda s, b, h, i, j: copied(s) and s)
+
+
+HANDED_TO_C = [
+    lambda s, t: t[s.long()], lambda s, t: torch.add(t, s), lambda s, t: torch.stack([s]), lambda s, t: torch.tensor([s]), lambda s, t: torch.zeros(s),
+    lambda s, t: torch.Tensor(s), lambda s, t: torch.Tensor._make_subclass(torch.Tensor, s), lambda s, t: t.expand(s), lambda s, t: torch.Size([s]),
+    lambda s, t: torch.from_numpy(s), lambda s, t: torch.utils.dlpack.to_dlpack(s), lambda s, t: torch.nn.Parameter(s), lambda s, t: torch.vmap(torch.neg)(s),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", HANDED_TO_C)
+def test_functions_of_c_see_no_tensor_in_a_symbol(call):
+    """Its __class__ says so to Python alone: torch would read a tensor's memory in it."""
+    pytest.importorskip("torch")
+
+    def score_mod(s, b, h, i, j):
+        try:
+            call(s, torch.arange(3.0))
+        except (TypeError, ValueError, RuntimeError, NotImplementedError, IndexError):
+            pass
+        return s * 2
+
+    try:
+        found = attend("torch", score_mod)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, IndexError):
+        return
+    np.testing.assert_array_equal(found, attend("torch", "2 * score"))
+
+
+CAUGHT = {
+    "bool": lambda s, h, i, table: s if h else s * 3, "and": lambda s, h, i, table: s * (i > 1 and i < 3), "int": lambda s, h, i, table: s * int(i),
+    "float": lambda s, h, i, table: s * float(i), "a dict": lambda s, h, i, table: s * {0: 2.0}.get(h, 1.0), "a list": lambda s, h, i, table: s * [2.0, 3.0][h],
+    "a slice": lambda s, h, i, table: s + table[h, :i].sum(), "a mask": lambda s, h, i, table: s + table[h][table[h] > 0].sum(),
+    "tolist": lambda s, h, i, table: s * table[h].tolist()[0], "copy": lambda s, h, i, table: copy.copy(s) * 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "jax"])
+@pytest.mark.parametrize("risky", CAUGHT)
+def test_refusals_are_not_caught(name, risky):
+    """The except clause was run, as it would not be on tensors."""
+    if (name, risky) == ("numpy", "copy"):
+        pytest.skip("a number of the score language may be copied")
+    table = KINDS[name][0](TABLE)
+
+    def score_mod(s, b, h, i, j):
+        try:
+            return CAUGHT[risky](s, h, i, table)
+        except Exception:
+            return s * 5
+
+    for _ in range(2):
+        with pytest.raises((TypeError, NotImplementedError), match="foveal.attention: "):
+            attend(name, score_mod)
+
+
+def test_what_tensors_refuse_may_be_caught():
+    torch = pytest.importorskip("torch")
+    table = KINDS["torch"][0](TABLE)
+
+    def caught(risky, kind):
+        def score_mod(s, b, h, i, j):
+            try:
+                return risky(s, h)
+            except kind:
+                return s * 2
+
+        return score_mod
+
+    risky = {
+        AttributeError: lambda s, h: s.no_such_name, IndexError: lambda s, h: s + table[2, h], ZeroDivisionError: lambda s, h: s * (1 // 0),
+        (RuntimeError, TypeError): lambda s, h: s + table[h] @ torch.ones(3, 5),
+    }  # fmt: skip
+    for kind, fn in risky.items():
+        np.testing.assert_array_equal(attend("torch", caught(fn, kind)), attend("torch", "2 * score"))
+
+
+def test_jax_traces_what_is_caught_itself():
+    jax = pytest.importorskip("jax")
+
+    def score_mod(s, b, h, i, j):
+        try:
+            return s if i > j else s * 3
+        except jax.errors.TracerBoolConversionError:
+            return s * 2
+
+    np.testing.assert_array_equal(attend("jax", score_mod), attend("jax", "2 * score"))
+
+
+@pytest.mark.parametrize("other", [None, "a", [1], ()])
+def test_what_is_no_number_is_not_equal(other):
+    pytest.importorskip("torch")
+    np.testing.assert_array_equal(attend("torch", lambda s, b, h, i, j: s * 3 if i == other else s * 2 if i != other else s), attend("torch", "2 * score"))
 
 
 def test_torchs_own_question():

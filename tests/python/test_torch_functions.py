@@ -678,3 +678,26 @@ def test_integers_beyond_64_bits_are_refused():
         return
     with pytest.raises(ValueError, match="score_mod: an integer may reach.*64 bits"):
         foveal.torch.attention(Q, K, V, lambda s, b, h, i, j: s + (a[i] * a[j] > 0) * 1.0)
+
+
+@pytest.mark.parametrize("call", [lambda row: row.item(), lambda row: torch.softmax(row, 1), lambda row: torch.softmax(row[0], 2), lambda row: F.log_softmax(row, -2)])
+def test_what_torch_refuses_of_shapes_is_refused(call):
+    """On meta tensors it does not look."""
+    q, table = torch.zeros(1, 5, 1, 4), torch.ones(5, 3)
+    with pytest.raises((RuntimeError, IndexError)):
+        call(table[0])
+    with pytest.raises((ValueError, RuntimeError, NotImplementedError, IndexError), match="foveal.torch.attention: "):
+        foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + call(table[j]).sum())
+
+
+@pytest.mark.parametrize("ask", [lambda s, row: s.requires_grad, lambda s, row: not row.requires_grad, lambda s, row: row.is_leaf])
+def test_whether_a_symbol_requires_a_gradient_is_not_known(ask):
+    q = torch.zeros(1, 5, 1, 4, requires_grad=True)
+    table = torch.randn(5, generator=seeded(0), requires_grad=True)
+    score_mod = lambda s, b, h, i, j: s + table[j] * 2 if ask(s, table[j]) else s + table[j]  # noqa: E731
+    with pytest.raises(NotImplementedError, match="foveal.torch.attention: torch.Tensor.(requires_grad|is_leaf) in a score or mask: not known"):
+        foveal.torch.attention(q, q, q, score_mod)
+    with torch.no_grad():
+        assert not torch.isnan(foveal.torch.attention(q, q, q, score_mod)).any()
+    asked = lambda s, b, h, i, j: s + table[j] * 2 if i.is_leaf and not i.requires_grad else s + table[j]  # noqa: E731
+    torch.testing.assert_close(foveal.torch.attention(q, q, q, asked), foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + table[j] * 2))

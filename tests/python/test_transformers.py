@@ -1,5 +1,7 @@
 """attn_implementation="foveal" beside eager: tiny random models, forward, gradients, padding, packed sequences, caches, generate()."""
 
+import sys
+
 import pytest
 import torch
 import transformers as hf
@@ -23,6 +25,7 @@ DECODERS = {
         hf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=5, attn_logit_softcapping=2.0, query_pre_attn_scalar=11, **NO_TOKENS)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(hf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=5, layer_types=["sliding_attention", "full_attention"], **NO_TOKENS)),
     "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=5, **NO_TOKENS)),
+    "doge": lambda: hf.DogeForCausalLM(hf.DogeConfig(**GROUPED, **NO_TOKENS)),  # whose masks leave out what is a BlockMask
     "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=8, **NO_TOKENS)),
     "deepseek v3": lambda: hf.DeepseekV3ForCausalLM(
         hf.DeepseekV3Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
@@ -258,6 +261,17 @@ def test_refusals(words):
 
 
 @pytest.mark.filterwarnings("ignore:.*create_block_mask")
+def test_what_a_model_alone_knows_is_refused(monkeypatch):
+    """Inkling 2 has a sink for each query, which was left out."""
+    model = made(DECODERS["llama"])
+    kind = type(model.model.layers[0].self_attn)
+    monkeypatch.setattr(sys.modules[kind.__module__], "eager_attention_forward", lambda module, query, key, value, attention_mask, sinks=None, **kwargs: None)
+    model.set_attn_implementation("foveal")
+    model(tokens(), sinks=None)
+    with pytest.raises(NotImplementedError, match="attn_implementation='foveal': sinks: a part of this model's attention"):
+        model(tokens(), sinks=torch.zeros(2, 4, 13, 1))
+
+
 def test_transformers_flex_attention_under_patch():
     """With gradients on the CPU, which torch's own has not; and torch's function is back afterwards."""
     model, ids = made(DECODERS["gemma2"]), tokens()

@@ -245,6 +245,9 @@ TEST(CompileErrors, NameWhatIsWrong) {
   expect_error(message({.score_mod = score + q_idx % 0}), "an integer divided by the constant 0");
   for (const char* divisor : {"(kv_idx - kv_idx)", "(3 - 3)"})  // computed: as any other division by 0, so that what is printed is read
     for (const char* sign : {" % ", " // "}) EXPECT_EQ(to_string(parse(std::string("q_idx") + sign + divisor)), "0");
+  for (const char* twice :
+       {"q_idx // 4000000000 // 4000000000", "q_idx // 65536 // 65536"})  // whose product is no divisor of 32 bits, or of 64
+    EXPECT_EQ(to_string(parse(twice)), twice);
   expect_error(message({.score_mod = score + Expr(std::int64_t{1} << 40) * (std::int64_t{1} << 40)}), "does not fit 64 bits");
   EXPECT_EQ(message({.score_mod = q_idx - kv_idx}), "accepted");  // an integer score is a real one
 }

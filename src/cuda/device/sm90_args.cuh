@@ -71,7 +71,8 @@ struct KeyStretch {
 constexpr int kMaxStretches = 16, kOwnKeys = -2, kHereKeys = -1;
 
 struct SpreadKeys {
-  TensorMap k, v;  ///< of what others sent
+  TensorMap k, v;                                      ///< of what others sent
+  TensorMap tile_k, tile_v, sent_tile_k, sent_tile_v;  ///< of tiles that lie in one stretch: own ones, and those that others sent
   KeyStretch stretch[kMaxStretches];
   const unsigned* words;
   const unsigned* failed;  ///< not 0: nobody is to wait any more

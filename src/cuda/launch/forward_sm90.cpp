@@ -91,6 +91,13 @@ std::shared_ptr<const Design> shared_design(const problem::Problem& p, const std
   return design;
 }
 
+/// Lengths that only the device knows end tasks early: rounds even out.
+const Sm90Habits& habits_of(const problem::Problem& p, const Sm90ForwardConfig& config) {
+  if (p.varlen) return habits::forward;
+  if (config.query_stages == 1) return habits::forward_one_buffer;
+  return std::max(p.head_dim, p.head_dim_v) > 64 ? habits::forward_128 : habits::forward;
+}
+
 class ForwardSm90 : public GpuExecutable {
  public:
   ForwardSm90(const problem::Problem& problem, const driver::DeviceFacts& facts)
@@ -119,7 +126,7 @@ class ForwardSm90 : public GpuExecutable {
                                .batch = p.batch,
                                .head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size,
                                .sequences_inside = sequences_share_pairs(p)},
-                              config_.query_stages == 1 && !p.varlen ? habits::forward_one_buffer : habits::forward,
+                              habits_of(p, config_),
                               {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
@@ -187,7 +194,7 @@ class ForwardSm90 : public GpuExecutable {
                                  .threads = static_cast<unsigned>(config_.threads()),
                                  .shared_bytes = shared_bytes_};
     if (p.spread) {
-      kernel_.launch(shape, sm90_spread_args(args, buffers.part, box_keys()), stream);
+      kernel_.launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
     } else {
       kernel_.launch(shape, args, stream);
     }
@@ -223,20 +230,8 @@ class ForwardSm90 : public GpuExecutable {
   jit::Kernel kernel_, merge_;
 };
 
-/// Long plain sequences take tiles that do not lie in one stretch: there parts that are merged are faster. Two H100s, causal, head dim 128: at 32k tokens 3.34 ms
-/// beside 3.42, at 8k 0.34 beside 0.22. Wider heads have no tile of both kinds.
-std::optional<std::string> refuses_stretches(const problem::Problem& p, const driver::DeviceFacts& facts) {
-  if (!p.spread || std::max(p.head_dim, p.head_dim_v) > 128) return std::nullopt;
-  problem::Problem together = p;
-  together.spread = false;
-  const auto choice = sm90_forward_choice(together, facts.name);
-  if (!choice || Part::stretch_unit % choice->config.block_kv == 0) return std::nullopt;
-  return base::join("tiles of ", choice->config.block_kv, " keys are faster, and stretches begin at multiples of ", Part::stretch_unit);
-}
-
 std::optional<std::string> refuses(const problem::Problem& p, const driver::DeviceFacts& facts) {
   if (auto reason = refuses_sm90(p, facts)) return reason;
-  if (auto reason = refuses_stretches(p, facts)) return reason;
   if (p.head_dim > sm90_max_head_dim) return base::join("head_dim ", p.head_dim, " exceeds ", sm90_max_head_dim);
   if (p.head_dim_v > sm90_max_head_dim) return base::join("head_dim_v ", p.head_dim_v, " exceeds ", sm90_max_head_dim);
   const auto design = shared_design(p, facts.name);

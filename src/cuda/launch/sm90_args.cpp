@@ -123,14 +123,21 @@ void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& til
   }
 }
 
-device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const Part& part, int box_rows) {
+device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem::Buffers& buffers, std::int64_t keys, int box_rows,
+                                    int tile_rows) {
   static_assert(Part::most_stretches == device::kMaxStretches);
   device::SpreadArgs with_keys{args, {}};
   device::SpreadKeys& spread = with_keys.spread;
-  const TensorView &k = part.k_received, &v = part.v_received;
-  // Without any, the maps of the rest stand for them: no stretch says that it was received.
-  spread.k = k.present() ? sm90_tensor_map(k, box_rows, k.sizes[1]) : args.k;
-  spread.v = v.present() ? sm90_tensor_map(v, box_rows, v.sizes[1]) : args.v;
+  const Part& part = buffers.part;
+  // Without any received, the maps of the rest stand for them: no stretch says that it was received.
+  const auto set = [&](const TensorView& own, const TensorView& sent, const device::TensorMap& map, device::TensorMap& sent_map,
+                       device::TensorMap& tile, device::TensorMap& sent_tile) {
+    sent_map = sent.present() ? sm90_tensor_map(sent, box_rows, sent.sizes[1]) : map;
+    tile = box_rows == tile_rows ? map : sm90_tensor_map(own, tile_rows, keys);
+    sent_tile = box_rows == tile_rows ? sent_map : sent.present() ? sm90_tensor_map(sent, tile_rows, sent.sizes[1]) : tile;
+  };
+  set(buffers.k, part.k_received, args.k, spread.k, spread.tile_k, spread.sent_tile_k);
+  set(buffers.v, part.v_received, args.v, spread.v, spread.tile_v, spread.sent_tile_v);
   spread.count = static_cast<int>(part.stretch_count);
   spread.failed = part.failed;
   for (std::size_t i = 0; i < part.stretch_count; ++i)

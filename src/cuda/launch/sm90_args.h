@@ -22,7 +22,8 @@ device::TensorMap sm90_packed_tensor_map(const TensorView& view, int queries, in
 
 /// Maps of reads that come as tiles of `rows` queries.
 /// The same with where the keys of a part lie, in boxes of so many rows.
-device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const Part& part, int box_rows);
+device::SpreadArgs sm90_spread_args(const device::Sm90Args& args, const problem::Buffers& buffers, std::int64_t keys, int box_rows,
+                                    int tile_rows);
 void sm90_set_pair_maps(device::Sm90Args& args, const std::vector<PairTile>& tiles, const problem::Buffers& buffers, int rows);
 
 /// Keys that some query may keep, of those that exist: others are never read, whatever they hold.

@@ -9,9 +9,7 @@ namespace foveal::device {
 template <class TileRows>
 FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
   tma_prefetch_map(args.q);
-  tma_prefetch_map(args.k);
-  tma_prefetch_map(args.v);
-  if constexpr (kSpread) tma_prefetch_map(received_keys(args)), tma_prefetch_map(received_values(args));
+  prefetch_key_maps(args);
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   int round = -1;
   ForwardTask work;
@@ -21,7 +19,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
   const auto load_value = [&](u32 use) {
     rings.value.wait_empty(use);
     if (leads()) mbarrier_arrive_expect_bytes(rings.value.full(use), kShared.value_bytes);
-    load_keys<kBlockKv, kDimV>(rings.value_tile(use).address, args.v, received_values(args), rings.value.full(use), of_value);
+    load_keys<kBlockKv, kDimV>(rings.value_tile(use).address, map_of_values(args, of_value), rings.value.full(use), of_value);
   };
   while (work.next(round, args, rings)) {
     const int batch = kVarlen ? 0 : work.task.batch;
@@ -40,7 +38,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
           key_place<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kKeysInBatches ? batch : 0, arrived);
       rings.key.wait_empty(tile);
       if (leads()) mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
-      load_keys<kBlockKv, kDim>(rings.key_tile(tile).address, args.k, received_keys(args), rings.key.full(tile), of_key);
+      load_keys<kBlockKv, kDim>(rings.key_tile(tile).address, map_of_keys(args, of_key), rings.key.full(tile), of_key);
       if (leads()) rings.pairs.load(args, work.first_pair(args.attention), tile);
       if (tile > 0) load_value(tile - 1);
       if constexpr (!kQueriesAhead) load_first();

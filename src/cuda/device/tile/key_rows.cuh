@@ -1,6 +1,7 @@
 #pragma once
 // Where the keys of a tile lie, and their load by TMA: in consecutive rows; on pages that the producer warp looks up, a lane for each box of rows that lie
-// together; or in stretches of two memories, likewise, one of which other ranks may still be writing.
+// together; or in stretches of two memories, likewise, one of which other ranks may still be writing. A tile that lies in one stretch comes as one box: in
+// boxes of 32 rows, tiles of 160 took 1.06 to 1.09 of the plain time.
 //
 // config.cuh: kKeyRows (a KeyRows), kPageSize (of keys on pages, a multiple of 16; stretches begin at multiples of it).
 #include "ptx/mbarrier.cuh"
@@ -23,6 +24,8 @@ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(
 /// Of a tile: rows that lie together wherever the tile begins, a multiple of 16. The maps of k and v have boxes of so many.
 template <int rows>
 constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
+template <int rows>
+constexpr bool kMayLieTogether = kSpread&& kBoxRows<rows> < rows;
 
 /// Who loads: one thread, or a warp whose lane l loads box l.
 FOVEAL_DEVICE bool loads() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
@@ -38,16 +41,33 @@ struct ArgsOf<true> {
   using Type = SpreadArgs;
 };
 using ForwardArgs = ArgsOf<kSpread>::Type;
-FOVEAL_DEVICE const TensorMap& received_keys(const Sm90Args& args) { return args.k; }
-FOVEAL_DEVICE const TensorMap& received_keys(const SpreadArgs& args) { return args.spread.k; }
-FOVEAL_DEVICE const TensorMap& received_values(const Sm90Args& args) { return args.v; }
-FOVEAL_DEVICE const TensorMap& received_values(const SpreadArgs& args) { return args.spread.v; }
 
 /// Of a tile, or of this lane's box: what the maps of k and v call it.
 struct KeyPlace {
   int row = 0, head = 0, batch = 0;
-  bool received = false;  // of kSpread: by the other maps
+  // Of kSpread, which choose the map:
+  int stretch = 0;
+  bool received = false, together = false;  // together: lane 0 loads the tile
 };
+
+FOVEAL_DEVICE const TensorMap& map_of_keys(const Sm90Args& args, const KeyPlace&) { return args.k; }
+FOVEAL_DEVICE const TensorMap& map_of_values(const Sm90Args& args, const KeyPlace&) { return args.v; }
+FOVEAL_DEVICE const TensorMap& map_of_keys(const SpreadArgs& args, const KeyPlace& place) {
+  const SpreadKeys& keys = args.spread;
+  return place.together ? (place.received ? keys.sent_tile_k : keys.tile_k) : place.received ? keys.k : args.k;
+}
+FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyPlace& place) {
+  const SpreadKeys& keys = args.spread;
+  return place.together ? (place.received ? keys.sent_tile_v : keys.tile_v) : place.received ? keys.v : args.v;
+}
+
+/// By one thread, before the first load.
+FOVEAL_DEVICE void prefetch_key_maps(const Sm90Args& args) { tma_prefetch_map(args.k), tma_prefetch_map(args.v); }
+FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
+  const SpreadKeys& keys = args.spread;
+  tma_prefetch_map(args.k), tma_prefetch_map(args.v), tma_prefetch_map(keys.k), tma_prefetch_map(keys.v);
+  tma_prefetch_map(keys.tile_k), tma_prefetch_map(keys.tile_v), tma_prefetch_map(keys.sent_tile_k), tma_prefetch_map(keys.sent_tile_v);
+}
 
 /// Of kSpread: which stretches this thread has seen arrive, a bit each.
 using ArrivedKeys = u32;
@@ -64,7 +84,7 @@ FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& a
     fence_async_proxy_of_all_memory();
     arrived |= 1u << at;
   }
-  return {key + stretch.shift, head, batch, stretch.word != kOwnKeys};
+  return {key + stretch.shift, head, batch, at, stretch.word != kOwnKeys};
 }
 
 /// Of the tile from key `first` of the sequence on, in this batch row where its keys lie in rows. Boxes beyond the sequence are on no page, in no stretch, and
@@ -78,21 +98,29 @@ FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int
   static_assert(rows / kBoxRows<rows> <= kWarp, "a lane for each box");
   const int key = first + lane_id() * kBoxRows<rows>;
   const bool exists = lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv;
-  if constexpr (kSpread) return exists ? place_in_stretches(args.spread, arrived, key, head, batch) : KeyPlace{0, head, -1};
+  if constexpr (kSpread) {
+    KeyPlace place = exists ? place_in_stretches(args.spread, arrived, key, head, batch) : KeyPlace{0, head, -1};
+    if constexpr (kMayLieTogether<rows>) {
+      __syncwarp();
+      const u32 first_stretch = uniform(place.stretch);
+      place.together = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && place.stretch == static_cast<int>(first_stretch)));
+    }
+    return place;
+  }
   int page = -1;
   if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
   return {key % kPageSize, head, page};
 }
 
-/// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so. received: the map of those, of kSpread.
+/// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so. map: that of this place.
 template <int rows, int columns>
-FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, const TensorMap& received, u32 barrier, const KeyPlace& place) {
+FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyPlace& place) {
   if constexpr (kLooksUp) {
     __syncwarp();
-    if (lane_id() >= rows / kBoxRows<rows>) return;
+    if (lane_id() >= (place.together ? 1 : rows / kBoxRows<rows>)) return;
     destination += lane_id() * kBoxRows<rows> * kChunkRowBytes;
   }
-  load_tile<rows, columns>(destination, kSpread && place.received ? received : map, barrier, place.row, place.head, place.batch);
+  load_tile<rows, columns>(destination, map, barrier, place.row, place.head, place.batch);
 }
 
 }  // namespace foveal::device
