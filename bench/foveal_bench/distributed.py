@@ -96,7 +96,7 @@ class Bench:
         self.distributed.all_reduce(found, op=self.distributed.ReduceOp.MAX)
         return float(found.item())
 
-    def times(self, run: Callable[[], Any], budget_ms: float = 900.0) -> dict[str, float]:
+    def times(self, run: Callable[[], Any], budget_ms: float = 900.0) -> dict[str, Any]:
         """ms and latency_ms; of calls that take seconds one is enough."""
         run()
         first = self.once(run)
@@ -154,9 +154,9 @@ class Bench:
 
         def measure(contender: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Any]:
             with torch.no_grad():
-                rows["forward", contender] = dict(self.times(lambda: attend(q, k, v)))
+                rows["forward", contender] = self.times(lambda: attend(q, k, v))
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-            rows["both", contender] = dict(self.times(lambda: both(leaves, dout)))
+            rows["both", contender] = self.times(lambda: both(leaves, dout))
             out = last.pop("out").detach()
             return dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
 
@@ -208,7 +208,7 @@ class Bench:
                     forward = self.times(attend)
                 for t in (q, k, v):
                     t.requires_grad_()
-                return {("forward", "torch"): dict(forward), ("both", "torch"): dict(self.times(both))}
+                return {("forward", "torch"): forward, ("both", "torch"): self.times(both)}
 
     def measure(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
         rows = self.foveal(case)

@@ -183,7 +183,8 @@ class FOVEAL_API ContextAttention {
   std::vector<std::int64_t> q_tokens(int rank) const;
   std::vector<std::int64_t> kv_tokens(int rank) const;
   std::string explain() const;
-  /// What a pass allocates beside the tensors of the call and the passes' own workspaces, as planned; and what the last one did.
+  /// Bytes that a pass allocates beside the tensors of the call, as planned; and what the last one did. In host memory without the workspaces of its calls; on
+  /// GPUs with the dq that a launch sums, and of forward passes whose launches take whole rows.
   std::size_t memory_bytes(Pass pass) const;
   std::size_t used_bytes() const;
   /// Bytes that this rank receives and sends in a pass, as planned; gradients of parameters come on top.

@@ -63,10 +63,33 @@ class Mask(BlockMask):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError(
-            f"attn_implementation='foveal': {getattr(func, '__name__', func)} of an attention mask: this model computes with its mask by itself; "
-            "use attn_implementation='eager'"
-        )
+        raise _computes(getattr(func, "__name__", func))
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(Tensor, name) and not name.startswith("__"):
+            raise _computes(name)
+        raise AttributeError(f"{name}: no attribute of an attention mask")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise _computes("__getitem__")
+
+
+def _computes(what: Any) -> NotImplementedError:
+    return NotImplementedError(
+        f"attn_implementation='foveal': {what} of an attention mask: this model computes with its mask by itself; use attn_implementation='eager'"
+    )
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def operate(*operands: Any) -> Any:
+        raise _computes(name)
+
+    return operate
+
+
+_BINARY = "add sub mul truediv floordiv mod pow and or xor"  # without which a number or a mask beside it gets Python's own error
+for _name in (*f"invert neg lt le gt ge {_BINARY}".split(), *(f"r{name}" for name in _BINARY.split())):
+    setattr(Mask, f"__{_name}__", _refused(f"__{_name}__"))
 
 
 def attention_mask(

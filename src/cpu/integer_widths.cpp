@@ -43,7 +43,7 @@ void include(Extremes& extremes, const T* data, const problem::TensorSpec& spec,
   }
   std::int64_t low = extremes.low, high = extremes.high;
   for (std::int64_t i = 0; i < count; ++i) {
-    const std::int64_t value = data[i * stride];
+    const std::int64_t value = data[i * stride];  // NOLINT(bugprone-signed-char-misuse): a number of 8 bits
     low = std::min(low, value);
     high = std::max(high, value);
   }

@@ -98,7 +98,7 @@ struct Tape::Prepared {
     static base::Recent<Compiled> latest(256);
     std::string key;
     const auto add = [&key](const auto& value) { key.append(reinterpret_cast<const char*>(&value), sizeof(value)); };
-    add(score.get()), add(scale), add(f64);
+    add(reinterpret_cast<std::uintptr_t>(score.get())), add(scale), add(f64);
     for (const TapeLayout& layout : layouts)
       for (const auto* numbers : {&layout.sizes, &layout.strides})
         for (const std::int64_t number : *numbers) add(number);

@@ -21,6 +21,7 @@ std::vector<std::string> gather_texts(Transport& transport, const std::string& m
   std::vector<std::array<char, most>> all(static_cast<std::size_t>(transport.size()));
   transport.all_gather(text.data(), most, all.data());
   std::vector<std::string> texts;
+  texts.reserve(all.size());
   for (const std::array<char, most>& one : all) texts.emplace_back(one.data());
   return texts;
 }

@@ -204,6 +204,7 @@ std::size_t with_buffers(Fn&& fn) {
 /// What this rank does of the plan, and what it holds.
 void plan_own_part(Context& c) {
   std::vector<RankPlan> ranks;
+  ranks.reserve(static_cast<std::size_t>(c.plan.ranks));
   for (int rank = 0; rank < c.plan.ranks; ++rank) ranks.push_back(rank_plan(c.plan, rank));
   const int me = c.transport->rank();
   c.mine = ranks[static_cast<std::size_t>(me)];
@@ -230,9 +231,11 @@ ContextLayout::ContextLayout(const std::vector<LayoutUse>& uses, const WholeShap
   std::vector<const Workload*> pointers;
   for (const LayoutUse& use : uses) {
     std::vector<TensorView> data;
+    data.reserve(use.params.size());
     for (const ParamBinding& p : use.params) data.push_back(p.tensor);
     workloads.push_back(make_workload(whole_problem(use.attention, shapes, use.params), shapes.lengths, data, options.unit));
   }
+  pointers.reserve(workloads.size());
   for (const Workload& w : workloads) pointers.push_back(&w);
   const auto state = std::make_shared<State>();
   state->layout = request.layout = std::make_shared<const FixedLayout>(choose_layout(pointers, request));
@@ -286,6 +289,7 @@ ContextAttention::ContextAttention(std::shared_ptr<Transport> transport, const A
     const problem::Problem problem = whole_problem(attention, shapes, params);
     add_call(agreement, "a plan", problem.line());
     std::vector<TensorView> data;
+    data.reserve(params.size());
     for (const ParamBinding& p : params) data.push_back(p.tensor);
     c.workload = make_workload(problem, shapes.lengths, data, c.options.unit);
     c.plan = make_plan(c.workload, c.request);

@@ -190,7 +190,8 @@ Dealt deal_contiguous(const std::vector<std::int64_t>& lengths, std::int64_t uni
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     const std::int64_t here = divide_up(lengths[s], unit);
     for (std::int64_t at = 0; at < here;) {
-      const std::int64_t group = ((before + at + 1) * groups - 1) / units;  // its stretch is [units g / groups, units (g + 1) / groups)
+      const std::int64_t group =
+          ((before + at + 1) * groups - 1) / std::max<std::int64_t>(units, 1);  // its stretch is [units g / groups, units (g + 1) / groups)
       const std::int64_t end = std::min(here, units * (group + 1) / groups - before);
       dealt.chunks.push_back(
           {static_cast<std::int32_t>(s), static_cast<std::int32_t>(group), {at * unit, std::min(lengths[s], end * unit)}, 0});
@@ -245,7 +246,7 @@ std::vector<Chunk> cut_for_members(const std::vector<std::int64_t>& lengths, con
     for (const Chunk& chunk : layout.shard(group)) {
       const std::int64_t here = divide_up(chunk.tokens.size(), unit);
       for (std::int64_t at = 0; at < here; ++at) {
-        const auto member = static_cast<std::int32_t>((before + at) * members / units);
+        const auto member = static_cast<std::int32_t>((before + at) * members / std::max<std::int64_t>(units, 1));
         Chunk part = chunk;
         part.owner = group * members + member;
         part.tokens = {chunk.tokens.begin + at * unit, std::min(chunk.tokens.end, chunk.tokens.begin + (at + 1) * unit)};

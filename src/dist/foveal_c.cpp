@@ -48,6 +48,7 @@ class Network final : public dist::Transport {
  private:
   static std::vector<foveal_message> messages(const std::vector<dist::Message>& messages) {
     std::vector<foveal_message> list;
+    list.reserve(messages.size());
     for (const dist::Message& m : messages) list.push_back({.peer = m.peer, .reserved = 0, .data = m.data, .bytes = m.bytes});
     return list;
   }

@@ -67,7 +67,7 @@ std::int64_t work_of(const Workload& w, const std::vector<Block>& blocks) {
 std::int64_t rows_ns(const Workload& w, const Machine& machine, const RankLoad& load, int members) {
   const RowSizes row = row_sizes(w, members);
   const std::int64_t wide = wide_bytes(w), own = w.element_bytes;
-  const std::int64_t received = load.forward_in / (row.kv * own), merged = std::min(received, load.tokens_kv);
+  const std::int64_t received = load.forward_in / std::max<std::int64_t>(row.kv * own, 1), merged = std::min(received, load.tokens_kv);
   const std::int64_t prepare = 2 * row.out * own;
   return transfer_ns(members * (load.tokens_q * (prepare + row.q * (wide + own)) + merged * (prepare + row.q * 6 * wide)) +
                          merged * row.kv * (2 * wide + own),
@@ -300,6 +300,7 @@ struct Candidate {
   std::vector<ContextPlan> plans;
 };
 
+/// By which deals are compared: without what all of them take alike.
 std::int64_t decisive_ns(const ContextPlan& plan) {
   std::int64_t forward = 0, backward = 0;
   for (const RankLoad& load : plan.loads) forward = std::max(forward, load.forward_ns), backward = std::max(backward, load.backward_ns);

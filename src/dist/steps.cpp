@@ -70,6 +70,7 @@ std::vector<std::vector<Segment>> launches_of(const std::vector<Block>& blocks, 
 
 std::vector<Need> needs_of(const std::vector<Block>& blocks) {
   std::vector<Need> needs;
+  needs.reserve(blocks.size());
   for (const Block& block : blocks) needs.push_back({block.sequence, block.kv});
   std::sort(needs.begin(), needs.end(), [](const Need& a, const Need& b) {
     return std::tie(a.sequence, a.kv.begin, a.kv.end) < std::tie(b.sequence, b.kv.begin, b.kv.end);

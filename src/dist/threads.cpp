@@ -116,6 +116,7 @@ std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOpti
   FOVEAL_CHECK(ranks >= 1, "ranks: ", ranks, "; expected 1 or more");
   const auto hub = std::make_shared<Hub>(ranks, options);
   std::vector<std::shared_ptr<Transport>> all;
+  all.reserve(static_cast<std::size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) all.push_back(std::make_shared<ThreadTransport>(hub, rank));
   return all;
 }

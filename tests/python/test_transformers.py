@@ -260,6 +260,16 @@ def test_refusals(words):
         foveal.transformers.attention_forward(torch.nn.Module(), q, q, q, None, **{words: True})
 
 
+@pytest.mark.parametrize("use", [lambda m: m.size(), lambda m: m.masked_fill(m, 0), lambda m: m[:, :, 0], lambda m: 1.0 - m, lambda m: ~m, lambda m: m * 2, lambda m: m & m],
+                         ids="size masked_fill getitem rsub invert mul and".split())  # fmt: skip
+def test_models_that_compute_with_their_mask_are_told(use):
+    """As Mvp, XGLM, LED, TrOCR and Longformer do."""
+    mask = foveal.transformers.attention_mask(2, 5, 5, allow_is_causal_skip=False)
+    with pytest.raises(NotImplementedError, match="attn_implementation='foveal': .* of an attention mask: this model computes with its mask by itself"):
+        use(mask)
+    assert not hasattr(mask, "no_such_name")
+
+
 @pytest.mark.filterwarnings("ignore:.*create_block_mask")
 def test_what_a_model_alone_knows_is_refused(monkeypatch):
     """Inkling 2 has a sink for each query, which was left out."""

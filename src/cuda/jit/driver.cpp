@@ -238,7 +238,7 @@ void keep_while_captured(StreamHandle stream, const std::shared_ptr<const void>&
   constexpr unsigned no_destructor_sync = 1, move = 1;
   UserObject object = nullptr;
   check(api().user_object_create(&object, holder.get(), destroy, 1, no_destructor_sync), "cuUserObjectCreate");
-  holder.release();
+  static_cast<void>(holder.release());
   const Result retained = api().graph_retain(graph, object, 1, move);
   if (retained != 0) api().user_object_release(object, 1);
   check(retained, "cuGraphRetainUserObject");

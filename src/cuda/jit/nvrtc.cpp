@@ -218,7 +218,7 @@ Compilation nvrtc_compile(const std::string& source, const std::string& name, co
     }
   } owner{lib};
   check(lib.create(&owner.program, source.c_str(), name.c_str(), 0, nullptr, nullptr), "nvrtcCreateProgram");
-  Program const program = owner.program;
+  auto* const program = owner.program;
   std::vector<const char*> flags;
   flags.reserve(options.size());
   for (const auto& option : options) flags.push_back(option.c_str());

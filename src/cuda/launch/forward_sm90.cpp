@@ -126,8 +126,7 @@ class ForwardSm90 : public GpuExecutable {
                                .batch = p.batch,
                                .head_bytes = p.seqlen_kv * (p.head_dim + p.head_dim_v) * 2 * config_.packed_heads / p.group_size,
                                .sequences_inside = sequences_share_pairs(p)},
-                              habits_of(p, config_),
-                              {facts.multiprocessors, facts.l2_bytes});
+                              habits_of(p, config_), {facts.multiprocessors, facts.l2_bytes});
 
     shared_bytes_ = static_cast<unsigned>(config_.shared_bytes(p));
     sources_ = !design_ ? kernels_for(p, config_) : config_.split_kv ? design_->split : design_->whole;

@@ -393,6 +393,7 @@ std::vector<Chosen<Sm90BackwardConfig>> backward_chosen(const BackwardFacts& f) 
 template <class Config>
 std::vector<Config> configs_of(std::vector<Chosen<Config>> chosen) {
   std::vector<Config> configs;
+  configs.reserve(chosen.size());
   for (Chosen<Config>& one : chosen) configs.push_back(std::move(one.config));
   return configs;
 }

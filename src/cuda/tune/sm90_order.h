@@ -40,7 +40,7 @@ struct Sm90Habits {
 };
 namespace habits {
 constexpr Sm90Habits forward{.spilling_cost = 0.06};
-constexpr Sm90Habits forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3};  // head dims from 65 to 128
+constexpr Sm90Habits forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3};         // head dims from 65 to 128
 constexpr Sm90Habits forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
 constexpr Sm90Habits backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
 constexpr Sm90Habits backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
