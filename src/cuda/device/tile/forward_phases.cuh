@@ -140,7 +140,7 @@ struct ForwardPhases : End {
     if (kGivesQueriesEarly && at.leader && at.next.walk.is_last()) rings.query.release(at.query);
     wgmma_pin(r.scores);
   }
-  /// Products to scores, the maxima of whose rows are known then.
+  /// Products to scores, the maxima of whose rows are known then; kOrdered: once their exponentials are taken.
   FOVEAL_DEVICE void take_scores(Place& at, Registers& r, bool partial) const {
     if constexpr (kHasLines && kScoresToMake) rings.line_values.wait_full(at.tile);
     if constexpr (kPairTiles > 0 && kScoresToMake) rings.pairs.ring.wait_full(at.tile);
@@ -164,8 +164,11 @@ struct ForwardPhases : End {
     } else if constexpr (kScoresToMake) {
       r.stage = transform<false>(at, r, 0);
     }
-    if (r.stage == Stage::scores && !(kLooksAhead ? r.lasted : End::lasts(r.softmax)))
-      r.rescales = End::follow_maximum(r.softmax, r.scores, r.rescale);
+    if (!kOrdered && r.stage == Stage::scores) follow_maxima(r);
+  }
+  /// Those that do not last.
+  FOVEAL_DEVICE void follow_maxima(Registers& r) const {
+    if (!(kLooksAhead ? r.lasted : End::lasts(r.softmax))) r.rescales = End::follow_maximum(r.softmax, r.scores, r.rescale);
   }
   template <bool partial>
   FOVEAL_DEVICE Stage transform(Place& at, Registers& r, u32 kept) const {
@@ -175,7 +178,10 @@ struct ForwardPhases : End {
   // ---- softmax ----
 
   FOVEAL_DEVICE void take_exponentials(Place& at, Registers& r) const {
-    if (r.stage == Stage::scores) r.softmax.add(r.scores, exponent, !kLooksAhead || !r.lasted);
+    if (r.stage == Stage::scores) {
+      if constexpr (kOrdered) follow_maxima(r);  // under the same condition: asked twice, every tile paid for a branch more
+      r.softmax.add(r.scores, exponent, !kLooksAhead || !r.lasted);
+    }
     if constexpr (kSumScore && kAnyExponent) {
       if (r.stage == Stage::products) {
         End::template transform<false, Stage::probabilities>(r.scores, r.softmax, AnyTanhAhead{}, r.head, r.ahead, at.next, at.tile, 0);
