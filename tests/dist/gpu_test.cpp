@@ -249,7 +249,6 @@ const Feature large[] = {
     {"causal", "bf16 h4:2 q1500 d128 mask=\"causal()\""},
     {"window", "bf16 h2 q2000 d64 mask=\"causal() & window(300)\""},
     {"f16_full", "f16 h2 q1100 d128"},
-    {"f16_narrow", "f16 h2 q1300 d64 mask=\"causal()\""},
     {"wide", "bf16 h2:1 q900 d192 mask=\"causal()\""},
     {"softcap", "bf16 h2 q1200 d128 mask=\"causal()\" score=\"30 * tanh(score / 30)\""},
     {"alibi", "bf16 h4 q1200 d64 mask=\"causal()\" score=\"score - 0.05 * (head + 1) * to_real(q_idx - kv_idx)\""},

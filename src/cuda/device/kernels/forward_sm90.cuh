@@ -24,7 +24,12 @@ struct Consumer : ForwardPhases<ForwardEnd> {
     Place at(kEveryLaneArrives || thread == 0);
     Registers r;
     TableFilling tables(offset_scale());
-    // Inlined later than a function: called as that, some tiles spilled.
+    // Inlined later than functions: called as those, some tiles spilled, and capped scores of partial tiles took longer.
+    const auto scores = [&](auto inside, bool partial) {
+      take_products(at, r);
+      if constexpr (kOffsetsInScores) complete_products(r.scores, r.head, at.next, at.tile, !decltype(inside)::value && is_exact());
+      take_scores(at, r, partial);
+    };
     const auto probabilities = [&] { take_probabilities(at, r); };
 
     // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short:
@@ -64,9 +69,7 @@ struct Consumer : ForwardPhases<ForwardEnd> {
         take_values<kInside, false>(at, r, ending);
         wgmma_wait<0>();
       }
-      take_products(at, r);
-      if constexpr (kOffsetsInScores) complete_products(r.scores, r.head, at.next, at.tile, !kInside && is_exact());
-      take_scores(at, r, !kInside && (kPartialOutside || at.partial));
+      scores(inside, !kInside && (kPartialOutside || at.partial));
       // Softmax, beside O += P V or after it, and values: O is there, and rescaled where a maximum rose.
       if constexpr (kOrdered) {
         take_exponentials(at, r);
