@@ -97,7 +97,7 @@ struct SpreadKeys {
   int unused[11];  ///< to the alignment of tensor maps
 };
 
-/// For kernels/forward_sm90.cuh with KeyRows::spread.
+/// For kernels/forward_sm90.cuh and decode_sm90.cuh with KeyRows::spread.
 struct SpreadArgs : Sm90Args {
   SpreadKeys spread;
 };

@@ -256,8 +256,8 @@ std::vector<Family> families(const problem::Problem& p, const driver::DeviceFact
 const Candidate forward_sm90{"sm90", Pass::forward, refuses, make, families, true, true};
 
 jit::KernelSource forward_sm90_source(const problem::Problem& problem, const Sm90ForwardConfig& config) {
-  jit::KernelSource source{.stem = "forward_sm90",
-                           .entry = "forward_sm90",
+  jit::KernelSource source{.stem = config.kernel(),
+                           .entry = config.kernel(),
                            .constants = sm90_constants(problem),
                            .score = emit_score(problem, {.lines = config.lines,
                                                          .row_values = config.row_values,

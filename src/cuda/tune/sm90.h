@@ -64,7 +64,8 @@ struct Sm90ForwardConfig {
   }
 
   bool few_queries() const { return consumers == 1 || packed_heads > 1; }  ///< fewer than a tile has rows
-  int queries() const { return block_q() / packed_heads; }                 ///< of a tile
+  const char* kernel() const { return few_queries() ? "decode_sm90" : "forward_sm90"; }
+  int queries() const { return block_q() / packed_heads; }  ///< of a tile
   int block_q() const { return 64 * consumers; }
   int threads() const { return 128 * (1 + consumers); }
   int producer_registers() const { return consumers == 3 ? 32 : !lines.empty() ? 56 : paged ? 40 : 24; }

@@ -1,7 +1,7 @@
 #pragma once
-// What a CTA of the forward kernel for Hopper holds and walks: its shared memory, its tasks, and the warps that load tiles and evaluate lines of them.
+// What a CTA of the forward kernels for Hopper holds and walks: its shared memory and its tasks.
 //
-// config.cuh: as for kernels/forward_sm90.cuh.
+// config.cuh: as for kernels/forward_sm90.cuh and kernels/decode_sm90.cuh.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/extra_columns.cuh"
@@ -13,15 +13,12 @@
 namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
-constexpr bool kRowsFollow = kPackedHeads == 1 && !kSplit;  // rows of the output, and only the last ones may not exist
-constexpr int kQueries = kBlockQ / kPackedHeads;            // of a tile; rows that are left over hold zeros
+constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-static_assert(kFewQueries || (kPackedHeads == 1 && !kSplit));
-static_assert(!(kFewQueries && kDropout) && !(kPackedHeads > 1 && kHasLines), "rows of one head");
 
 /// Scores are for positions that exist: with fewer queries than rows a tile is partial, but for where there are always few, and others stand for the rest.
 constexpr bool kQueriesMustExist = kHasScore && !kFewQueries;
@@ -155,91 +152,5 @@ struct ForwardTask {
 constexpr bool kQueriesAhead = kQueryStages > 1;
 /// Are queries given back before the walk has gone on from their last tile? A list does not know which one that is.
 constexpr bool kGivesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
-
-FOVEAL_DEVICE void load_queries(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
-  const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
-  if constexpr (kPackedHeads == 1) {
-    mbarrier_arrive_expect_bytes(full, kShared.query_bytes);
-    load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
-  } else {
-    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
-    for (int chunk = 0; chunk < chunk_count(kDim); ++chunk) {
-      tma_load(to + chunk * QueryTile::kChunkBytes, args.q, full, chunk * kChunkColumns, 0, row, head, batch);
-    }
-  }
-}
-
-/// By those that load.
-FOVEAL_DEVICE void produce(const ForwardArgs& args, const Rings& rings) {
-  tma_prefetch_map(args.q);
-  prefetch_key_maps(args);
-  for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
-  int round = -1;
-  ForwardTask work;
-  u32 tile = 0, query = 0;  // uses of the rings; values follow one tile behind keys, as they are used
-  KeyPlace of_value;
-  ArrivedKeys arrived = 0;
-  const auto load_value = [&](u32 use) {
-    rings.value.wait_empty(use);
-    if (leads()) mbarrier_arrive_expect_bytes(rings.value.full(use), kShared.value_bytes);
-    load_keys<kBlockKv, kDimV>(rings.value_tile(use).address, map_of_values(args, of_value), rings.value.full(use), of_value);
-  };
-  while (work.next(round, args, rings)) {
-    const int batch = kVarlen ? 0 : work.task.batch;
-    const int kv_head = kPackedHeads > 1 ? work.task.head : work.task.head / args.attention.group_size;
-    bool partial, first = true;
-    while (work.next_tile(args, partial)) {
-      const auto load_first = [&] {
-        if (!first) return;
-        rings.query.wait_empty(query);
-        if (leads()) load_queries(args, rings, query, work.sequence.first_q + work.first_query(), work.task.head, batch);
-        ++query;
-        first = false;
-      };
-      if constexpr (kQueriesAhead) load_first();
-      const KeyPlace of_key =
-          key_place<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kKeysInBatches ? batch : 0, arrived);
-      rings.key.wait_empty(tile);
-      if (leads()) mbarrier_arrive_expect_bytes(rings.key.full(tile), kShared.key_bytes);
-      load_keys<kBlockKv, kDim>(rings.key_tile(tile).address, map_of_keys(args, of_key), rings.key.full(tile), of_key);
-      if (leads()) rings.pairs.load(args, work.first_pair(args.attention), tile);
-      if (tile > 0) load_value(tile - 1);
-      if constexpr (!kQueriesAhead) load_first();
-      of_value = of_key;
-      ++tile;
-    }
-  }
-  if (tile > 0) load_value(tile - 1);
-}
-
-/// What the score needs along the lines of each tile, by one warp.
-FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Rings& rings) {
-  int round = -1;
-  ForwardTask work;
-  u32 tile = 0;
-  while (work.next(round, args, rings)) {
-    const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
-    bool partial;
-    Lines before{nullptr};
-    int next_kv = 0;  // that continues the tile before
-    for (; work.next_tile(args, partial); ++tile) {
-      const int first_kv = work.walk.tile * kBlockKv;
-      if (first_kv != next_kv) before.data = nullptr;
-      rings.line_values.wait_empty(tile);
-      const Lines lines = rings.lines(tile);
-      lines.fill(
-          args.attention.score, before,
-          [&](int column) { return position_at(args.attention, base, work.first_query(), first_kv + column); },
-          [&](int ahead) { return position_on_diagonal(args.attention, base, work.first_query() - first_kv - ahead); });
-      if constexpr (kOffsetsAreColumns) {
-        __syncwarp();
-        rings.key_columns(tile).fill(lines);
-      }
-      hand_over(rings.line_values, tile);
-      before = lines;
-      next_kv = first_kv - kBlockKv;
-    }
-  }
-}
 
 }  // namespace foveal::device

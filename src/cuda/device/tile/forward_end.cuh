@@ -1,0 +1,109 @@
+#pragma once
+// Dropout, and the end of a task of the forward kernel: statistics and output of its rows, or what they add to those of the parts before.
+#include "philox.cuh"
+#include "tile/forward_offsets.cuh"
+#include "tile/part.cuh"
+
+namespace foveal::device {
+
+/// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
+struct Ending {
+  u16* out;         // first row of this thread
+  float* part_out;  // the same of a part
+  int rows;         // that exist from there on
+  float factor[2];
+  float of_before[2];  // a part: of what is there
+};
+
+struct ForwardEnd : TileOffsets {
+  using TileOffsets::TileOffsets;
+
+  /// Drops probabilities; what stays is scaled at the end.
+  FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {
+    const DropoutRow dropout(args.attention.dropout, dropout_row(args.attention, work.task.batch, work.task.head));
+    const u32 kv = static_cast<u32>(args.attention.kv_offset) + work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const u32 q = static_cast<u32>(args.attention.q_offset) + row_of(work);
+#pragma unroll
+    for (int begin = 0; begin < kBlockKv / 2; begin += 16) {
+      u32 kept = 0;  // one bit for each register; a rolled loop, for ten rounds of Philox are long
+#pragma unroll 1
+      for (int i = 0; i < 16; i += 2) {
+        bool first, second;
+        dropout.keep_two(q + 8 * fragment_row(begin + i), kv + fragment_column(begin + i), first, second);
+        kept |= (first ? 1u : 0u) << i | (second ? 2u : 0u) << i;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        if (begin + i < kBlockKv / 2 && !(kept >> i & 1)) p[begin + i] = 0;
+      }
+    }
+  }
+
+  /// A part's statistics join those of the rows, and say what its output weighs. Rows whose sums overflowed wait for their task to be done again.
+  FOVEAL_DEVICE Ending end_part(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    static_assert(!kPart || !kHasSink);
+    const bool wrong = kAnyExponent && rings.maxima() != Maxima::all && __any_sync(~0u, softmax.overflows());
+    Ending ending;
+    double lse[2];
+    softmax.finish(exponent, ending.factor, lse);
+    const PartArgs& part = args.attention.part;
+    const Rows& to = args.attention.lse;
+    double* first = static_cast<double*>(to.data) + work.task.batch * to.batch + work.task.head * to.head;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const i64 at = static_cast<i64>(query_of(work, r)) * to.seq;
+      const bool has_row = exists(work, r) && !wrong;
+      const double before = has_row && part.adds_to_q ? first[at] : -static_cast<double>(infinity());
+      const PartWeights<float> weights = join_part<float>(lse[r], before, part);
+      ending.factor[r] *= weights.of_part;
+      ending.of_before[r] = weights.of_before;
+      __syncwarp();
+      if (has_row && thread % 4 == 0) first[at] = lse[r];
+      if constexpr (kDropout) ending.factor[r] *= args.attention.dropout.keep_scale;
+    }
+    const Tensor& out = args.attention.out;
+    ending.part_out = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
+                      static_cast<i64>(query_of(work, 0)) * out.seq;
+    ending.rows = wrong ? 0 : work.sequence.len_q - row_of(work);
+    return ending;
+  }
+
+  /// Writes the statistics of a task.
+  FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    if constexpr (kPart) return end_part(work, softmax);
+    Ending ending;
+    float lse[2];
+    if constexpr (kHasSink) {
+      const float sink = sink_logit(work.task.head, args.attention.score);
+      softmax.finish(exponent, {sink, sink}, ending.factor, lse);
+    } else {
+      softmax.finish(exponent, ending.factor, lse);
+    }
+    write_lse(work, lse);
+    if constexpr (kDropout) {
+      ending.factor[0] *= args.attention.dropout.keep_scale;
+      ending.factor[1] *= args.attention.dropout.keep_scale;
+    }
+    const Tensor& out = args.attention.out;
+    ending.rows = work.sequence.len_q - row_of(work);
+    ending.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
+                 (work.sequence.first_q + row_of(work)) * out.seq;
+    return ending;
+  }
+
+  FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
+    const i64 seq = args.attention.out.seq;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool exists = ending.rows > 8 * r;
+      if constexpr (kPart) {
+        const bool changes = exists && (ending.factor[r] != 0 || ending.of_before[r] != 1);
+        add_row(ending.part_out + 8 * r * seq, acc, r, ending.factor[r], ending.of_before[r], changes ? kHeadDimV : 0, thread % 32);
+      } else {
+        store_row<Element>(ending.out + 8 * r * seq, acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
+      }
+    }
+  }
+};
+
+}  // namespace foveal::device

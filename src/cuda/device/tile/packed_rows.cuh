@@ -1,0 +1,59 @@
+#pragma once
+// Where there are few queries, the heads that share keys are rows of one tile: row r is query r / kPackedHeads of head r % kPackedHeads of the group, and a
+// task's head is a kv head.
+#include "tile/forward_sm90.cuh"
+
+namespace foveal::device {
+
+/// The rows of a warpgroup, of which each thread has two.
+struct PackedRows {
+  const Sm90Args& args;
+  const int group;   // of warps
+  const int thread;  // inside the group
+
+  FOVEAL_DEVICE static int kv_head(const Sm90Args&, int head) { return head; }
+  FOVEAL_DEVICE static void load(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
+    const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+    mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
+    if constexpr (kPackedHeads == 1) {
+      load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
+    } else {
+      for (int chunk = 0; chunk < chunk_count(kDim); ++chunk)
+        tma_load(to + chunk * QueryTile::kChunkBytes, args.q, full, chunk * kChunkColumns, 0, row, head, batch);
+    }
+  }
+  /// By all threads, before anything is loaded: rows that are left over, in which no load writes.
+  FOVEAL_DEVICE static void clear_rest(const Rings& rings) {
+    if constexpr (kQueries * kPackedHeads < kBlockQ) {
+      for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads)
+        store_zeros(rings.query_tile(0).address + 16 * i);
+      fence_async_proxy();
+    }
+  }
+
+  FOVEAL_DEVICE int row_in_tile(int r) const { return 64 * group + fragment_first_row(thread) + 8 * r; }
+  FOVEAL_DEVICE int query_of(const ForwardTask& work, int r) const { return work.first_query() + row_in_tile(r) / kPackedHeads; }
+  FOVEAL_DEVICE int head_of(const ForwardTask& work, int r) const { return work.task.head * kPackedHeads + row_in_tile(r) % kPackedHeads; }
+  FOVEAL_DEVICE bool exists(const ForwardTask& work, int r) const {
+    return query_of(work, r) < work.sequence.len_q && (kPackedHeads == 1 || row_in_tile(r) < kQueries * kPackedHeads);
+  }
+
+  /// The pair of register i, whose row is of a query and a head of its own; one that does not exist stands for the last query. partial: the key may not exist, and
+  /// the last stands for it.
+  template <bool partial>
+  FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
+    const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1),
+              key = work.walk.tile * kBlockKv + fragment_first_column(thread);
+    const int kv_step = partial ? min(fragment_column(i), work.sequence.len_kv - 1 - key) : fragment_column(i);
+    return {work.task.batch,
+            head_of(work, r),
+            query + static_cast<int>(args.attention.q_offset),
+            key + kv_step + static_cast<int>(args.attention.kv_offset),
+            work.sequence.len_q,
+            work.sequence.len_kv,
+            0,
+            kv_step};
+  }
+};
+
+}  // namespace foveal::device
