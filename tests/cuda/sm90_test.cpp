@@ -653,6 +653,22 @@ TEST(Sm90Schedule, EvenAndShortTasksStayInRounds) {
   EXPECT_EQ(sm90_schedule(tasks, habits::backward_in_rounds, h200).dealing, Sm90Dealing::rounds);
 }
 
+/// A CTA for each task costs what it gains where rounds leave little idle: what was measured at head dim 128.
+TEST(Sm90Schedule, OneEachIsForRoundsThatLeaveMuchIdle) {
+  const Sm90Mask mask{.tiles = Sm90Tiles::causal, .band = {-(std::int64_t{1} << 30), 0}};
+  const auto dealing = [&](std::int64_t heads, std::int64_t heads_kv, std::int64_t seqlen) {
+    const Sm90Tasks tasks{.row_cost = sm90_row_cost(mask, seqlen, 128, seqlen, 160, false),
+                          .heads = heads,
+                          .batch = 1,
+                          .head_bytes = seqlen * 512 * heads_kv / heads};
+    return sm90_schedule(tasks, habits::forward_128, h200).dealing;
+  };
+  EXPECT_EQ(dealing(16, 16, 16384), Sm90Dealing::one_each);
+  EXPECT_EQ(dealing(16, 16, 32768), Sm90Dealing::one_each);
+  EXPECT_EQ(dealing(32, 32, 16384), Sm90Dealing::rounds);
+  for (const std::int64_t seqlen : {16384, 32768, 65536}) EXPECT_EQ(dealing(32, 8, seqlen), Sm90Dealing::rounds);
+}
+
 TEST(Sm90Schedule, RowsThatWaitForEachOtherTakeTurns) {  // all CTAs run, whatever were quicker
   for (const double first : {3.0, 50.0}) {
     const Sm90Tasks tasks{.row_cost = {first, 3.0}, .heads = 16, .batch = 3, .head_bytes = 1 << 20, .first_row_first = true};

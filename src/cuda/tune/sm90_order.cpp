@@ -148,6 +148,11 @@ Sm90Schedule sm90_schedule(const Sm90Tasks& t, const Sm90Habits& habits, const S
   const std::int64_t least = std::min(wanted, all_heads);
   constexpr std::int64_t most_tasks = 1 << 16;  // more need no play: they even out
   const double mean = of_a_head * static_cast<double>(all_heads) / grid;
+  if (dealing == Sm90Dealing::one_each && habits.one_each_price > 0) {
+    Sm90Habits others = habits;
+    others.one_each_from = Sm90Habits::never;
+    if (const Sm90Schedule rounds = sm90_schedule(t, others, teams); rounds.time <= (1 + habits.one_each_price) * mean) return rounds;
+  }
   if (even)  // one head after the other: its keys and values stay in L2
     return schedule(least, static_cast<double>(divide_up(tasks, grid)) * t.row_cost.front());
 

@@ -37,10 +37,13 @@ struct Sm90Habits {
   double one_each_from = never;
   /// One each: that a section fills.
   double share_of_l2 = 0;
+  /// One each: what it costs of the time, so that rounds which leave less idle are quicker.
+  double one_each_price = 0;
 };
 namespace habits {
 constexpr Sm90Habits forward{.spilling_cost = 0.06};
-constexpr Sm90Habits forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3};         // head dims from 65 to 128
+/// Head dims from 65 to 128.
+constexpr Sm90Habits forward_128{.spilling_cost = 0.06, .one_each_from = 40, .share_of_l2 = 2.0 / 3, .one_each_price = 0.025};
 constexpr Sm90Habits forward_one_buffer{.spilling_cost = 0.06, .one_each_from = 12, .share_of_l2 = 2.0 / 3};  // of queries
 constexpr Sm90Habits backward{.spilling_cost = 0.12, .one_each_from = 16, .share_of_l2 = 1.0 / 3};
 constexpr Sm90Habits backward_wide{.spilling_cost = 0.12, .one_each_from = 8, .share_of_l2 = 1.0 / 3};
