@@ -243,46 +243,12 @@ void leave_multiprocessors(std::vector<PartLaunch>& launches, const Workload& wo
   }
 }
 
-/// A launch as two, of which the second has the last keys, and about so many pairs; or nothing where it has too few to be cut.
-std::optional<std::pair<PartLaunch, PartLaunch>> cut_keys(const PartLaunch& launch, const Workload& workload, std::int64_t wanted) {
-  constexpr std::int64_t unit = Part::stretch_unit;
-  if (!launch.closed.empty() || launch.segment.kv_rows < 4 * unit) return std::nullopt;
-  const auto last_keys = [&](std::int64_t first) {
-    PartLaunch last = launch;
-    last.segment.kv_row += first, last.segment.kv_first += first, last.segment.kv_rows -= first;
-    last.segment = rows_that_need(workload, last.segment);
-    return last;
-  };
-  std::int64_t low = 1, high = (launch.segment.kv_rows - 1) / unit;
-  while (low < high) {  // the last cut that leaves enough
-    const std::int64_t middle = (low + high + 1) / 2;
-    const bool enough = pairs_of(workload, last_keys(middle * unit)) >= wanted;
-    (enough ? low : high) = enough ? middle : middle - 1;
-  }
-  PartLaunch first = launch;
-  first.segment.kv_rows = low * unit;
-  first.segment = rows_that_need(workload, first.segment);
-  return std::pair{first, last_keys(low * unit)};
-}
-
-/// Own launches beyond what hides the keys' way here go to the end, where they hide the way back of dk and dv; where none is left, a part of the last one.
+/// Own launches beyond what hides the keys' way here go to the end, where they hide the way back of dk and dv.
 void return_early(std::vector<PartLaunch>& launches, const Workload& workload, std::int64_t transfer_pairs) {
-  const auto is_remote = [](const PartLaunch& l) { return l.step > 0; };
-  auto remote = std::find_if(launches.begin(), launches.end(), is_remote);
-  if (remote == launches.end()) return;
+  const auto remote = std::find_if(launches.begin(), launches.end(), [](const PartLaunch& l) { return l.step > 0; });
   std::int64_t begun = 0;
   auto later = launches.begin();
   for (; later != remote && begun < transfer_pairs; ++later) begun += pairs_of(workload, *later);
-  if (later == remote && later != launches.begin()) {
-    const std::int64_t of_last = pairs_of(workload, *(later - 1)), spare = begun - transfer_pairs;
-    // Sums in f32 take twice as long as keys did. Without so much to spare, each way gets its share.
-    const std::int64_t wanted = std::min(2 * transfer_pairs, std::max(spare, of_last * 2 / 3));
-    if (auto cut = cut_keys(*(later - 1), workload, wanted)) {
-      *(later - 1) = cut->first;
-      later = launches.insert(later, cut->second);
-      remote = std::find_if(launches.begin(), launches.end(), is_remote);
-    }
-  }
   std::rotate(later, remote, launches.end());
 }
 

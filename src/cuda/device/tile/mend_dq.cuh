@@ -50,6 +50,66 @@ FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<
   }
 }
 
+/// acc += left[16 x 16] times 16 keys from first_key on. kept: which of the thread's eight pairs are.
+FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept, const HeadElements<kHeadDim>& keys,
+                                      int first_key, int column) {
+  const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
+  u32 kept_keys[2];  // of the row, a bit for each of the 16
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
+    kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 1);
+    kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 2);
+  }
+#pragma unroll
+  for (int n = 0; n < kPartColumns / 2; n += 4) {
+    u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = 8 * (i / 2) + pair + i % 2;
+      const u32 element = keys.one(first_key + key, column + 2 * n + group);
+      if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
+        right[i / 2] |= element << 16 * (i % 2);
+      } else {
+        strange |= 1u << key;
+      }
+    }
+    float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
+    mma(Element{}, block, left, right[0], right[1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
+    if (!__any_sync(~0u, strange != 0)) continue;
+    strange |= __shfl_xor_sync(~0u, strange, 1);
+    strange |= __shfl_xor_sync(~0u, strange, 2);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
+      const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
+      if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
+    }
+  }
+}
+
+/// Two columns of each fragment of the rows first_row and first_row + 8 that are to be mended, from `column` on.
+FOVEAL_DEVICE void store_mended(const Sm90Args& args, const Position& base, const float (&acc)[kPartColumns / 2], i64 first_row, int column,
+                                const bool (&mends)[2]) {
+  const float unit = kHasScore ? slope_unit({1, args.scale}, base, args.attention.score) : 1.0f;
+  const Tensor& dq = args.attention.dq;
+#pragma unroll
+  for (int i = 0; i < kPartColumns / 2; i += 2) {
+    const int r = i / 2 % 2, here = column + i / 4 * 8;
+    if (!mends[r] || here >= kHeadDim) continue;
+    const i64 at = base.batch * dq.batch + base.head * dq.head + (first_row + 8 * r) * dq.seq + here;
+    float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
+    if constexpr (kAddsToDq) {
+      float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
+      const float2 before = args.attention.part.adds_to_q ? *to : make_float2(0, 0);
+      *to = make_float2(before.x + two[0], before.y + two[1]);
+    } else {
+      *reinterpret_cast<u32*>(static_cast<u16*>(dq.data) + at) = pack(Element{}, two[0], two[1]);
+    }
+  }
+}
+
 /// Writes dQ of 16 queries from `first` on, columns from `column` on, by a warp. strange: of the thread's two rows, which are the ones that are written. A row whose
 /// statistics are NaN is so as well, and stays, but where dQ is added to what is there, to which nothing was yet.
 FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_strange, bool second_strange) {
@@ -123,57 +183,10 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
       }
       const u32 left[4] = {pack(Element{}, grads[0][0], grads[0][1]), pack(Element{}, grads[0][2], grads[0][3]),
                            pack(Element{}, grads[1][0], grads[1][1]), pack(Element{}, grads[1][2], grads[1][3])};
-      u32 kept_keys[2];  // of the row, a bit for each of the 16
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
-        kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 1);
-        kept_keys[r] |= __shfl_xor_sync(~0u, kept_keys[r], 2);
-      }
-#pragma unroll
-      for (int n = 0; n < kPartColumns / 2; n += 4) {
-        u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int key = 8 * (i / 2) + pair + i % 2;
-          const u32 element = keys.one(first_key + key, column + 2 * n + group);
-          if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
-            right[i / 2] |= element << 16 * (i % 2);
-          } else {
-            strange |= 1u << key;
-          }
-        }
-        float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
-        mma(Element{}, block, left, right[0], right[1]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
-        if (!__any_sync(~0u, strange != 0)) continue;
-        strange |= __shfl_xor_sync(~0u, strange, 1);
-        strange |= __shfl_xor_sync(~0u, strange, 2);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
-          const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
-          if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
-        }
-      }
+      multiply_kept_keys(acc, left, kept, keys, first_key, column);
     }
   }
-  const float unit = kHasScore ? slope_unit({1, args.scale}, base, attention.score) : 1.0f;
-  const Tensor& dq = attention.dq;
-#pragma unroll
-  for (int i = 0; i < kPartColumns / 2; i += 2) {
-    const int r = i / 2 % 2, here = column + i / 4 * 8 + pair;
-    if (!mends[r] || here >= kHeadDim) continue;
-    const i64 at = batch * dq.batch + head * dq.head + (sequence.first_q + first + group + 8 * r) * dq.seq + here;
-    float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
-    if constexpr (kAddsToDq) {
-      float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
-      const float2 before = attention.part.adds_to_q ? *to : make_float2(0, 0);
-      *to = make_float2(before.x + two[0], before.y + two[1]);
-    } else {
-      *reinterpret_cast<u32*>(static_cast<u16*>(dq.data) + at) = pack(Element{}, two[0], two[1]);
-    }
-  }
+  store_mended(args, base, acc, sequence.first_q + first + group, column + pair, mends);
 }
 
 }  // namespace foveal::device
