@@ -114,7 +114,7 @@ struct Part {
   std::int64_t spread_keys = 0;
   /// Backward, on Hopper: what is found of a row, and the sum of its dq, stay in `kept` from part to part.
   bool keeps_rows = false;
-  std::int64_t first_key = 0;  ///< with keeps_rows: of this part, among the seqlen_kv of the whole
+  std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: of this part, among the seqlen_q and seqlen_kv of the whole
   // Of a run, not of a plan:
   bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
   bool adds_to_kv = false;   ///< likewise dk and dv
@@ -241,10 +241,9 @@ namespace planning {
 struct PlanState;
 }
 
-/// Memory, and the queries of a tile in it.
+/// Memory, and what must be the same for parts that share it: how it lies, and the score as far as dq is made by it.
 struct KeptRows {
-  std::size_t bytes = 0;
-  int tile = 0;
+  std::size_t bytes = 0, text = 0;
   bool operator==(const KeptRows&) const = default;
 };
 
@@ -256,7 +255,7 @@ class FOVEAL_API Plan {
   std::size_t workspace_bytes() const;
   const std::string& kernel() const;
   Explanation explain() const;
-  /// What parts keep of so many rows (Part::keeps_rows): how it lies must be the same for all parts of a row.
+  /// What parts keep of so many rows (Part::keeps_rows): must be equal for all parts of a row.
   KeptRows kept_rows(std::int64_t rows) const;
   /// workspace: workspace_bytes() bytes on the plan's device, aligned to 256; contents are scratch. Throws invalid_argument when a tensor
   /// differs from the plan's.

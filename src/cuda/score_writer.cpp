@@ -29,11 +29,11 @@ class TypeRanges : public scoring::ReadRanges {
 /// All pairs of a problem.
 scoring::Box whole_problem(const Problem& p) {
   const auto last = [](std::int64_t count) { return static_cast<double>(std::max<std::int64_t>(count, 1) - 1); };
-  const auto offset_q = static_cast<double>(p.attention.q_offset), first_kv = static_cast<double>(p.first_position_kv());
+  const auto first_q = static_cast<double>(p.first_position_q()), first_kv = static_cast<double>(p.first_position_kv());
   const auto length = [](bool varies, std::int64_t n) { return Interval{varies ? 0.0 : static_cast<double>(n), static_cast<double>(n)}; };
   return {.batch = {0, last(p.batch)},
           .head = {0, last(p.heads_q)},
-          .q_idx = {p.any_length ? std::min(offset_q, 0.0) : offset_q, offset_q + last(p.seqlen_q)},
+          .q_idx = {p.any_length ? std::min(first_q, 0.0) : first_q, first_q + last(p.positions_q())},
           .kv_idx = {first_kv, first_kv + last(p.positions_kv())},
           .seqlen_q = length(p.varlen, p.seqlen_q),
           .seqlen_kv = length(p.ragged_kv() || p.any_length, p.seqlen_kv)};

@@ -154,6 +154,7 @@ class DevicePass : protected Pass {
             .whole_rows = launch.whole,
             .spread_keys = launch.spread() ? s.kv_rows : 0,
             .keeps_rows = launch.kept >= 0,
+            .first_query = launch.kept >= 0 ? s.q_first : 0,
             .first_key = launch.kept >= 0 ? s.kv_first : 0,
             .adds_to_q = launch.adds_to_q,
             .adds_to_kv = launch.adds_to_kv,

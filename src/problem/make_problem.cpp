@@ -211,10 +211,14 @@ void read_part(Problem& p, const Call& call) {
   FOVEAL_CHECK(!part.keeps_rows || p.pass == Pass::backward, "part.keeps_rows: given in a forward pass");
   p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0, p.keeps_rows = part.keeps_rows;
   if (p.keeps_rows) {
-    p.first_key = part.first_key, p.keys_of_whole = part.seqlen_kv > 0 ? part.seqlen_kv : p.seqlen_kv;
-    FOVEAL_CHECK(p.first_key >= 0 && p.first_key <= p.attention.kv_offset && p.first_key <= p.keys_of_whole - p.seqlen_kv,
-                 "part.first_key: ", p.first_key, "; expected 0 to kv_offset, and ", p.seqlen_kv, " keys from there on among the whole's ",
-                 p.keys_of_whole);
+    const auto take = [](const char* name, std::int64_t first, std::int64_t of_whole, std::int64_t count, std::int64_t offset,
+                         std::int64_t& to, std::int64_t& to_whole) {
+      to = first, to_whole = of_whole > 0 ? of_whole : count;
+      FOVEAL_CHECK(first >= 0 && first <= offset && first <= to_whole - count, "part.", name, ": ", first,
+                   "; expected 0 to its offset, and ", count, " from there on among the whole's ", to_whole);
+    };
+    take("first_query", part.first_query, part.seqlen_q, p.seqlen_q, p.attention.q_offset, p.first_query, p.queries_of_whole);
+    take("first_key", part.first_key, part.seqlen_kv, p.seqlen_kv, p.attention.kv_offset, p.first_key, p.keys_of_whole);
   }
   if (p.spread) p.seqlen_kv = part.spread_keys, p.total_kv = p.batch * p.seqlen_kv;
   p.part = true, p.batch_offset = part.batch_offset, p.head_offset = part.head_offset;
@@ -426,7 +430,7 @@ std::optional<scoring::Box> box_of(const Problem& p) {
   if (p.batch == 0 || p.seqlen_q == 0 || p.seqlen_kv == 0) return {};
   scoring::Box box{range(0, p.sequences - 1),    range(0, p.heads_q - 1),           {}, {},
                    length(p.seqlen_q, p.varlen), length(p.seqlen_kv, p.ragged_kv())};
-  box.q_idx = range(p.attention.q_offset, p.attention.q_offset + p.seqlen_q - 1);
+  box.q_idx = range(p.first_position_q(), p.first_position_q() + p.positions_q() - 1);
   box.kv_idx = range(p.first_position_kv(), p.first_position_kv() + p.positions_kv() - 1);
   return box;
 }
@@ -496,7 +500,7 @@ std::string key_of(const Problem& p) {
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
   if (p.part)
     key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread), add(p.keeps_rows),
-        add(p.first_key), add(p.keys_of_whole);
+        add(p.first_query), add(p.queries_of_whole), add(p.first_key), add(p.keys_of_whole);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

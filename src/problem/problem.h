@@ -51,8 +51,8 @@ struct Problem {
   bool whole_rows = false;     ///< of a part: no other has keys of its rows, and results are those of a call without a part
   bool spread = false;         ///< of a part: keys lie in stretches of two memories
   bool keeps_rows = false;     ///< of a part, backward: what is found of rows is kept for other parts, and dq is written once, in q's type
-  std::int64_t first_key = 0;  ///< with keeps_rows: of the part, among all keys
-  std::int64_t keys_of_whole = 0;
+  std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: of the part, among so many of the whole
+  std::int64_t queries_of_whole = 0, keys_of_whole = 0;
   std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
   std::int64_t head_offset = 0, heads_all = 0;  ///< the symbol `head` of the first query head; query heads of all ranks
   double scale = 1;
@@ -76,7 +76,10 @@ struct Problem {
   bool ragged_kv() const { return varlen || paged || gathered; }
   /// No sequence has more.
   std::int64_t longest_kv() const { return std::max(seqlen_kv, varlen && !paged && !gathered ? total_kv : 0); }
-  /// Of the keys that a kernel may ask the score about: those here; where rows are kept, of all parts, for dq is mended over them.
+  /// Of the pairs that kernels may ask the score about: those here. Where rows are kept, those of the whole: dq may be mended over the keys of all parts, and the factors
+  /// that its sum lacks must be the same for all.
+  std::int64_t first_position_q() const { return attention.q_offset - first_query; }
+  std::int64_t positions_q() const { return keeps_rows ? queries_of_whole : seqlen_q; }
   std::int64_t first_position_kv() const { return attention.kv_offset - first_key; }
   std::int64_t positions_kv() const { return keeps_rows ? keys_of_whole : seqlen_kv; }
   std::int64_t pages() const { return k.sizes[0]; }

@@ -4,7 +4,9 @@
 #include "cuda/jit/compile.h"
 #include "cuda/kernels_of.h"
 #include "cuda/launch/backward_sm80.h"
+#include "cuda/launch/backward_sm90.h"
 #include "cuda/launch/forward_sm90.h"
+#include "cuda/tune/read_plan.h"
 #include "nvrtc_here.h"
 #include "problem/problem.h"
 
@@ -102,8 +104,18 @@ TEST(Part, ThatKeepsRowsAsksTheScoreAboutAllKeys) {
   const problem::Problem p = call.backward();
   EXPECT_EQ(p.first_position_kv(), 0);
   EXPECT_EQ(p.positions_kv(), 8192);
-  call.part.keeps_rows = false, call.part.first_key = 0;
+  // A factor that is one for all rows of a part would leave dq's sum without it.
+  call.attention.score_mod = parse("score * table[0, min(q_idx // 6000, 1)]", {table});
+  const auto text_from = [&call](std::int64_t first) {
+    call.attention.q_offset = first, call.part.first_query = call.part.keeps_rows ? first : 0;
+    const problem::Problem part = call.backward();
+    const auto choice = sm90_backward_choice(part, sm90_read_plan(part), "NVIDIA H100");
+    return jit::assemble(backward_convert_sm90_source(part, choice->config));
+  };
+  for (const std::int64_t first : {5500, 7000}) EXPECT_EQ(text_from(0), text_from(first));
+  call.part.keeps_rows = false, call.part.first_query = call.part.first_key = 0;
   EXPECT_EQ(call.backward().positions_kv(), keys);
+  EXPECT_NE(text_from(7000), text_from(5500));
 }
 
 /// How the sum of dq lies is said once for host and device; launches that share it must agree.

@@ -131,7 +131,8 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), config_.block_q};
+    const std::string text = jit::assemble(backward_convert_sm90_source(problem_, config_));
+    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), std::hash<std::string>{}(text)};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
