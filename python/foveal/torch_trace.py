@@ -45,6 +45,7 @@ def _without_gradient(x: "Symbol", name: str) -> bool:
 class Symbol(Symbols):
     """A tensor of expressions."""
 
+    array_type = torch.Tensor
     _shares = False  # its elements with another symbol
 
     def __stands_for__(self) -> type:
