@@ -335,9 +335,14 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
+# Of jax.config, that decide which dtype a result has and what is refused.
+_SETTINGS = ("jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+
+
 def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key: Any = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()))
+        settings = tuple([getattr(jax.config, name) for name in _SETTINGS])
+        key: Any = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()), settings)
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None

@@ -592,7 +592,7 @@ def _look_of(value: Any) -> Any:
 
 def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key: Any = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()))
+        key: Any = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()), torch.get_default_dtype())
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None
