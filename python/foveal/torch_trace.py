@@ -606,7 +606,7 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
         try:
             with torch.enable_grad():
                 found = func(*places, **metas)
-        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise _of_torch(name, error) from None
         if key is not None:
             if len(_looks) > 4096:
@@ -636,7 +636,7 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
-    except (TypeError, RuntimeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, RuntimeError, ValueError, ArithmeticError) as error:
         raise _of_torch(name, error) from None
 
 
@@ -871,6 +871,10 @@ class TorchTracer(CallTracer):
             with _Mode(self), _own_rules_refused():
                 result = fn(*arguments)
             questions.check_refusals()
+        except Exception as error:
+            if type(error).__module__.startswith("torch._dynamo"):
+                raise NotImplementedError("a score or mask calls what torch.compile() made, which does not know symbols; expected the function that it was made of") from error
+            raise
         finally:
             _tracing.pop()
         if isinstance(result, torch.Tensor):
