@@ -119,11 +119,16 @@ TYPES = {
     "nested": lambda kind: lambda s, b, h, i, j: s * 2 if (lambda: type(s) == kind)() else s,
     "partial": lambda kind: functools.partial(lambda k, s, b, h, i, j: s * 2 if type(s) is k else s, kind),
     "helper": lambda kind: lambda s, b, h, i, j, of_array=array_asked(kind): s * 2 if of_array(s) else s,
+    "the other way round": lambda kind: lambda s, b, h, i, j, of_array=array_is(kind): s * 2 if of_array(s) else s,
 }
 
 
 def array_asked(kind):
     return lambda x: type(x) is kind
+
+
+def array_is(kind):
+    return lambda x: kind is type(x)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
