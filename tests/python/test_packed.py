@@ -84,6 +84,20 @@ def test_varlen_refusals(change, error, words):
         foveal.torch.varlen_attn(**arguments)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_varlen_attn_is_compiled_whole(dynamic):
+    attend = torch.compile(
+        lambda q, k, cu, longest, used: foveal.torch.varlen_attn(q, k, k, cu, cu, longest, longest, window_size=(2, 0), seqused_k=used),
+        backend="aot_eager", fullgraph=True, dynamic=dynamic,
+    )  # fmt: skip
+    for length in (5, 7):
+        cu, used = torch.tensor([0, length, 2 * length], dtype=torch.int32), torch.tensor([length, length - 2], dtype=torch.int32)
+        q, k = (torch.randn(2 * length, 2, 8, requires_grad=True) for _ in range(2))
+        found, expected = attend(q, k, cu, length, used), foveal.torch.varlen_attn(q, k, k, cu, cu, length, length, window_size=(2, 0), seqused_k=used)
+        for a, b in zip((found, *torch.autograd.grad(found.sum(), (q, k))), (expected, *torch.autograd.grad(expected.sum(), (q, k)))):
+            torch.testing.assert_close(a, b)
+
+
 def nested(lengths, heads=4, seed=0, dtype=torch.float64):
     generator = seeded(seed)
     parts = [torch.randn(n, heads, 8, generator=generator, dtype=torch.float64).to(dtype) for n in lengths]

@@ -44,7 +44,7 @@ def varlen_attn(
     if type(enable_gqa) is not bool:
         check_flags("varlen_attn", enable_gqa=enable_gqa)
     for name, longest in (("max_q", max_q), ("max_k", max_k)):
-        if not hasattr(longest, "__index__"):
+        if not isinstance(longest, int) and not hasattr(longest, "__index__"):  # torch.compile asks no attributes of its ints
             raise CallError(f"varlen_attn: {name}: found {type(longest).__name__} {longest!r}; expected an int, the length of the longest sequence")
     if return_aux is not None and not hasattr(return_aux, "lse"):
         raise CallError(f"varlen_attn: return_aux: found {type(return_aux).__name__}; expected an AuxRequest or None")
