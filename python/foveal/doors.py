@@ -16,7 +16,7 @@ from .signatures import check_names
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError)
+_ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedError, IndexError, ArithmeticError)
 
 
 on_errors: list[Callable[[BaseException], None]] = []  # who must know when a door ends by an error, once for each

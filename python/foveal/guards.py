@@ -171,6 +171,8 @@ def _types_asked(code: types.CodeType) -> tuple[TypeAsked, ...]:
             if following.opname not in _ATTRIBUTE | _GLOBAL | _FREE:
                 if following.opname not in ("IS_OP", "COMPARE_OP"):
                     names.clear()
+                elif not names:  # C is type(x)
+                    names += _names_before(instructions[:at])
                 break
             names.append(following.argval)
         found.append(TypeAsked(of.argval, tuple(names)))
@@ -178,6 +180,16 @@ def _types_asked(code: types.CodeType) -> tuple[TypeAsked, ...]:
         if isinstance(nested, types.CodeType):
             found += [asked for asked in _types_asked(nested) if asked.of not in nested.co_varnames or asked.against]
     return tuple(found)
+
+
+def _names_before(instructions: list[dis.Instruction]) -> list[str]:
+    """What was put on the stack last, where that is a name and attributes of it."""
+    names: list[str] = []
+    for instruction in reversed(instructions):
+        if instruction.opname not in _ATTRIBUTE:
+            return [instruction.argval, *names] if instruction.opname in _GLOBAL | _FREE else []
+        names.insert(0, instruction.argval)
+    return []
 
 
 def types_asked(fn: types.FunctionType) -> tuple[TypeAsked, ...]:

@@ -335,9 +335,20 @@ def _stand_in(value: Any) -> Any:
     return value
 
 
+def _restated(error: Exception, words: str) -> Exception:
+    """Of the same kind, among Python's: JAX's own take tracers, not words."""
+    kind: type[Exception] = next(kind for kind in type(error).__mro__ if kind.__module__ == "builtins")
+    return kind(words)
+
+
+# Of jax.config, that decide which dtype a result has and what is refused.
+_SETTINGS = ("jax_enable_x64", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion")
+
+
 def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key: Any = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()))
+        settings = tuple([getattr(jax.config, name) for name in _SETTINGS])
+        key: Any = (func, _look_of(args), tuple((key, _look_of(value)) for key, value in kwargs.items()), settings)
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None
@@ -356,7 +367,7 @@ def _look_of_result(tracer: "JaxTracer", name: str, func: Any, args: tuple[Any, 
     try:
         found = jax.eval_shape(run, *[_stand_in(leaves[i]) for i in at])
     except Exception as error:
-        raise type(error)(f"jax's {name} in a score or mask: {error}") if isinstance(error, (TypeError, ValueError)) else error from None
+        raise _restated(error, f"jax's {name} in a score or mask: {error}") if isinstance(error, (TypeError, ValueError)) else error from None
     if key is not None:
         if len(_looks) > 4096:
             _looks.clear()
@@ -485,7 +496,7 @@ class JaxTracer(CallTracer):
             except jax_primitives.OwnRule:
                 raise
             except (NotImplementedError, ValueError, jax.dtypes.TypePromotionError) as unread:
-                raise type(refused)(f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
+                raise _restated(refused, f"{refused}; traced by JAX: {str(unread).splitlines()[0]}") from unread
             except Exception as unread:
                 raise refused from unread
 

@@ -3,7 +3,8 @@ and getattr() with a default ask a symbol's own __getattr__, which refuses what 
 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
-`case torch.Tensor():`; the second is refused. `type(x)` asks nobody: trace.py refuses it where a function's bytecode shows it.
+`case torch.Tensor():`; the second is refused. `type(x)` asks nobody, but what is done with it does (SymbolType), except for `type(x) is C`: trace.py
+refuses that where a function's bytecode shows it.
 
 A refusal holds where the function catches it, too (`try: n = int(i)`, `except TypeError:`), as it goes on another way than on tensors.
 """
@@ -20,7 +21,7 @@ from typing import Any, Callable, Iterator, TypeVar
 
 from . import _core
 
-_isinstance = builtins.isinstance
+_isinstance, _issubclass = builtins.isinstance, builtins.issubclass
 _LIBRARIES = {"foveal", "jax", "numpy"}  # whose own code tells symbols and arrays apart
 _lock = threading.Lock()
 _tracing = 0  # functions, in all threads
@@ -44,12 +45,54 @@ def _asked_by_library(frame: types.FrameType) -> bool:
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
+    if type(kinds) is SymbolType:
+        kinds = _meant(kinds, sys._getframe(1))
     if _isinstance(value, kinds):
         return True
     stands_for = getattr(type(value), "__stands_for__", None)
     if stands_for is None or _asked_by_library(sys._getframe(1)):
         return False
-    return issubclass(stands_for(value), kinds)
+    return _issubclass(stands_for(value), kinds)
+
+
+def _is_subclass(kind: Any, kinds: Any) -> bool:
+    if type(kind) is SymbolType:
+        kind = _meant(kind, sys._getframe(1))
+    if type(kinds) is SymbolType:
+        kinds = _meant(kinds, sys._getframe(1))
+    return _issubclass(kind, kinds)
+
+
+# ---- type(x) ----
+
+
+class SymbolType(type):
+    """Of the classes of symbols. A function that is traced has such a class of type(x); what it does with it next is answered as of array_type, or
+    refused where that is not known."""
+
+    array_type: type | None = None
+
+    def __eq__(cls, other: Any) -> bool:
+        mine = _meant(cls, sys._getframe(1))
+        return mine is (_meant(other, sys._getframe(1)) if type(other) is SymbolType else other)
+
+    def __hash__(cls) -> int:
+        """For tables of types."""
+        return hash(cls.array_type or _NAME.__get__(_meant(cls, sys._getframe(1))))
+
+    __name__ = property(lambda cls: _NAME.__get__(_meant(cls, sys._getframe(1))))
+
+
+_NAME: Any = type.__dict__["__name__"]
+
+
+def _meant(kind: SymbolType, frame: types.FrameType) -> type:
+    """The class itself for libraries, whose own code tells symbols and arrays apart, and for what Python's abstract classes remember."""
+    if not _here.count or _package(frame) in {"torch", "abc", *_LIBRARIES}:
+        return kind
+    if kind.array_type is None:
+        raise refused(TypeError("a score or mask asks for the type() of a symbol, which is not what it stands for; expected isinstance()"))
+    return kind.array_type
 
 
 # ---- x.__class__, case torch.Tensor(): ----
@@ -97,6 +140,7 @@ def answered() -> Iterator[None]:
     with _lock:
         _tracing += 1
         setattr(builtins, "isinstance", _is_instance)
+        setattr(builtins, "issubclass", _is_subclass)
     outer, _here.refusal = _here.refusal, None
     _here.count += 1
     try:
@@ -108,6 +152,7 @@ def answered() -> Iterator[None]:
             _tracing -= 1
             if _tracing == 0:
                 setattr(builtins, "isinstance", _isinstance)
+                setattr(builtins, "issubclass", _issubclass)
 
 
 _Refusal = TypeVar("_Refusal", bound=Exception)

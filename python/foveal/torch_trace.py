@@ -45,6 +45,7 @@ def _without_gradient(x: "Symbol", name: str) -> bool:
 class Symbol(Symbols):
     """A tensor of expressions."""
 
+    array_type = torch.Tensor
     _shares = False  # its elements with another symbol
 
     def __stands_for__(self) -> type:
@@ -591,7 +592,7 @@ def _look_of(value: Any) -> Any:
 
 def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
-        key: Any = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()))
+        key: Any = (func, _look_of(args), tuple((name, _look_of(value)) for name, value in kwargs.items()), torch.get_default_dtype())
         found = _looks.get(key)
     except TypeError:  # slices and the like
         key = found = None
@@ -605,7 +606,7 @@ def _look_of_result(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[st
         try:
             with torch.enable_grad():
                 found = func(*places, **metas)
-        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError) as error:
+        except (TypeError, RuntimeError, ValueError, IndexError, AttributeError, ArithmeticError) as error:
             raise _of_torch(name, error) from None
         if key is not None:
             if len(_looks) > 4096:
@@ -635,7 +636,7 @@ def _check_numbers(name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str
 
     try:
         func(*map(with_elements, args), **{key: with_elements(value) for key, value in kwargs.items()})
-    except (TypeError, RuntimeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, RuntimeError, ValueError, ArithmeticError) as error:
         raise _of_torch(name, error) from None
 
 
@@ -870,6 +871,10 @@ class TorchTracer(CallTracer):
             with _Mode(self), _own_rules_refused():
                 result = fn(*arguments)
             questions.check_refusals()
+        except Exception as error:
+            if type(error).__module__.startswith("torch._dynamo"):
+                raise NotImplementedError("a score or mask calls what torch.compile() made, which does not know symbols; expected the function that it was made of") from error
+            raise
         finally:
             _tracing.pop()
         if isinstance(result, torch.Tensor):

@@ -27,7 +27,7 @@ guards.trust(value for name, value in vars(_core).items() if callable(value) and
 numpy_on_symbols.install()
 
 
-class Symbols:
+class Symbols(metaclass=questions.SymbolType):
     """Expressions in the shape of an array. This one follows the score language; a framework's (torch, JAX) follows the framework."""
 
     def __init__(self, tracer: Any, items: Sequence[Expr], shape: tuple[int, ...], dtype: Any = None):
@@ -51,6 +51,9 @@ class Symbols:
         raise NotImplementedError
 
     __class__ = questions.class_property(lambda self: self.__stands_for__())
+
+    def __dir__(self) -> Any:
+        return dir(self.__stands_for__())
 
     def __len__(self) -> int:
         if not self._shape:
@@ -247,7 +250,7 @@ class Along:
     count: int
 
 
-class Capture:
+class Capture(metaclass=questions.SymbolType):
     """An array seen from inside a traced function, and where it was indexed so far."""
 
     def __init__(
@@ -263,6 +266,9 @@ class Capture:
         return self._tracer.kind(self._array)
 
     __class__ = questions.class_property(__stands_for__)
+
+    def __dir__(self) -> Any:
+        return dir(self.__stands_for__())
 
     @property
     def shape(self) -> tuple[int, ...]:

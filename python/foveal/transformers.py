@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function, eager_mask, prepare_padding_mask, sdpa_mask
+from transformers.utils import output_capturing
 
 from . import _core, logging, transformers_alibi
 from ._core import Expr
@@ -182,13 +183,7 @@ def attention_forward(
     [batch, heads, seqlen_q, seqlen_kv or more], bool (True = keep) or float (added); None: causal where the module is. s_aux: [heads], sinks.
     position_bias: broadcasts to [batch, heads, seqlen_q, seqlen_kv], added, and trained. cu_seq_lens: of packed sequences, which see only themselves.
     """
-    if kwargs.get("output_attentions"):
-        raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
-    if kwargs.get("cache") is not None:
-        raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
-    for name in _understood_by(module) & kwargs.keys():
-        if kwargs[name] is not None:
-            raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
+    _check_asked(module, kwargs)
     score, masks = "score", list[str]()
     params: dict[str, Any] = {}
     if softcap is not None:
@@ -222,6 +217,19 @@ def attention_forward(
     program, captured = bound(score if score != "score" else None, mask, Options(), arguments, heads_first=True)
     out, _ = call(program, captured, query, key, value, rng=rng)
     return out.transpose(1, 2), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _check_asked(module: torch.nn.Module, asked: dict[str, Any]) -> None:
+    """Refuses what a model asks of its attention and attention_forward does not give. asked: by argument, or by hooks that record what layers return."""
+    collector: Any = output_capturing._active_collector
+    if asked.get("output_attentions") or any(["attentions" in recorded for recorded in collector.get() or ()]):
+        raise NotImplementedError("attn_implementation='foveal': output_attentions: probabilities are never in memory; use attn_implementation='eager'")
+    if asked.get("cache") is not None:
+        raise NotImplementedError("attn_implementation='foveal': cache: a paged cache; use attn_implementation='paged|eager'")
+    for name in _understood_by(module) & asked.keys():
+        if asked[name] is not None:
+            raise NotImplementedError(f"attn_implementation='foveal': {name}: a part of this model's attention that foveal does not know; use attn_implementation='eager'")
 
 
 def _understood_by(module: torch.nn.Module) -> set[str]:

@@ -31,7 +31,12 @@ std::optional<Expr> convert(nb::handle given) {
   if (nb::isinstance<Expr>(given)) return nb::cast<Expr>(given);
   const nb::object value = plain_number(given);
   if (PyBool_Check(value.ptr())) return Expr(value.ptr() == Py_True);
-  if (PyLong_Check(value.ptr())) return Expr(nb::cast<long long>(value));
+  if (PyLong_Check(value.ptr())) {
+    int overflow = 0;
+    const long long number = PyLong_AsLongLongAndOverflow(value.ptr(), &overflow);
+    if (overflow != 0) throw nb::value_error("Expr: an integer beyond 64 bits; expected one from -2**63 to 2**63 - 1, or a real: float(x)");
+    return Expr(number);
+  }
   if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));
   // What stands for an expression in a traced function says which (trace.py).
   if (nb::hasattr(value.type(), "__score__")) return nb::cast<Expr>(value.attr("__score__")());

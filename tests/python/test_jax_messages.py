@@ -11,6 +11,7 @@ import foveal.jax  # noqa: E402
 
 q, k, v = (jax.random.normal(jax.random.key(i), (1, 5, 2, 8)) for i in range(3))
 CU = jnp.array([0, 5], jnp.int32)
+TABLE = jnp.zeros(5)
 
 
 class Stranger:
@@ -37,6 +38,8 @@ WRONG = {
     "ranks under jit": (lambda: jax.jit(lambda q: attention(q[0], k, v))(q), "foveal.jax.attention: q: rank 3, v: rank 4"),
     "heads": (lambda: attention(q, k[:, :, :1].repeat(3, 2), v), "foveal.jax.attention: k: heads 3 does not divide q's 2"),
     "head_dim": (lambda: attention(q, k[..., :4], v), "foveal.jax.attention: k: head_dim 4 differs from q's 8"),
+    "an update where a symbol says": (lambda: attention(q, k, v, lambda s, b, h, i, j: jax.lax.dynamic_update_slice(TABLE, s[None], (j,))[2]),
+                                      "foveal.jax.attention: .*traced by JAX: jax.dynamic_update_slice in a score or mask: not part of the score language"),
     "scale as text": (lambda: attention(q, k, v, scale="0.1"), "foveal.jax.attention: scale: found str '0.1'; expected a number"),
     "one cu_seqlens": (lambda: attention(q[0], k[0], v[0], cu_seqlens=CU), "foveal.jax.attention: cu_seqlens: found one array"),
     "lists of lengths": (lambda: attention(q[0], k[0], v[0], cu_seqlens=([0, 5], [0, 5])), "foveal.jax.attention: cu_seqlens: for q: found list"),

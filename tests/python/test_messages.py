@@ -19,6 +19,7 @@ attention = foveal.torch.attention
 flex = foveal.torch.flex_attention
 sdpa = foveal.torch.scaled_dot_product_attention
 varlen = foveal.torch.varlen_attn
+COMPILED = torch.compile(lambda x: 2 * x, backend="eager")
 
 
 def trained():
@@ -152,6 +153,8 @@ WRONG = {
     "in sdpa": (lambda: sdpa(HEADS_FIRST[0], twice(HEADS_FIRST[1]), HEADS_FIRST[2]), "scaled_dot_product_attention: key: a Twice"),
     "a mode of one's own": (lambda: within_a_mode(), "foveal.torch.attention: a score or mask within Doubled, a TorchFunctionMode"),
     "flex's other function": (lambda: flex(*HEADS_FIRST, block_mask=lambda s, b, h, i, j: s), "flex_attention: block_mask: found a function of .*is a score_mod"),
+    "an integer of 71 bits": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + (i < 2**70)), r"foveal.attention: .*an integer beyond 64 bits; expected one from -2\*\*63"),
+    "what torch.compile made": (lambda: attention(q, k, v, lambda s, b, h, i, j: COMPILED(s)), r"foveal.torch.attention: a score or mask calls what torch.compile\(\) made"),
     "varlen's ends": (lambda: varlen(q[0], k[0], v[0], CU - CU, CU, 5, 5), "varlen_attn: cu_seq_q: ends with 0; expected the total 5"),
     "varlen's longest": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 1), "varlen_attn: max_k: 1 is less than"),
     "a word for lse": (lambda: attention(q, k, v, return_lse="no"), "foveal.torch.attention: return_lse: found str 'no'; expected True or False"),
@@ -224,3 +227,8 @@ def test_a_users_own_error_keeps_its_type_and_cause():
     with pytest.raises(ValueError, match="foveal.torch.attention: mine") as caught:
         attention(q, k, v, fn)
     assert str(caught.value.__cause__) == "mine"
+
+
+def test_integers_that_torch_does_not_hold():
+    with pytest.raises(OverflowError, match="foveal.torch.attention: torch.lt in a score or mask: "):
+        attention(q, k, v, lambda s, b, h, i, j: s + (i < 2**70))

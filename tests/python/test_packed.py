@@ -65,14 +65,37 @@ def test_varlen_attn_with_keys_that_are_not_there_yet_and_lse():
         (lambda a: a.update(query=a["query"][None]), RuntimeError, "query: found rank 4; expected a tensor of rank 3"),
         (lambda a: a.update(key=a["key"][:, :2], value=a["value"][:, :2]), ValueError, "key: 2 heads, query: 4; expected equal, or enable_gqa=True"),
         (lambda a: a.update(key=a["key"][:, :3], value=a["value"][:, :3], enable_gqa=True), ValueError, "key: 3 heads; expected a number that divides"),
+        (lambda a: a.update(enable_gqa="no"), TypeError, "enable_gqa: found str 'no'; expected True or False"),
+        (lambda a: a.update(return_aux=True), ValueError, "return_aux: found bool; expected an AuxRequest or None"),
+        (lambda a: a.update(max_q=7.0), ValueError, "max_q: found float 7.0; expected an int"),
+        (lambda a: a.update(seqused_k=torch.ones(2, dtype=torch.int32)), ValueError, rf"seqused_k: found torch.int32 of shape \(2,\); expected .*, \[{len(LENGTHS_K)}\]"),
+        (lambda a: a.update(seqused_k=torch.ones(len(LENGTHS_K))), ValueError, "seqused_k: found torch.float32 of shape"),
+        (lambda a: a.update(seqused_k=torch.full((len(LENGTHS_K),), 99)), ValueError, f"seqused_k: 99 of sequence 0; expected 0 to {LENGTHS_K[0]}"),
+        (lambda a: a.update(seqused_k=torch.full((len(LENGTHS_K),), -1)), ValueError, "seqused_k: -1 of sequence 0; expected 0 to"),
     ],
 )
 def test_varlen_refusals(change, error, words):
     (q, cu), (k, _), (v, _) = packed(LENGTHS_K, 4), packed(LENGTHS_K, 4), packed(LENGTHS_K, 4)
     arguments = dict(query=q, key=k, value=v, cu_seq_q=cu, cu_seq_k=cu, max_q=7, max_k=7)
     change(arguments)
+    if arguments.get("seqused_k") is not None and cu.is_cuda and arguments["seqused_k"].shape == (len(LENGTHS_K),):
+        pytest.skip("numbers on a device are not read")
     with pytest.raises(error, match=f"varlen_attn: {words}"):
         foveal.torch.varlen_attn(**arguments)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_varlen_attn_is_compiled_whole(dynamic):
+    attend = torch.compile(
+        lambda q, k, cu, longest, used: foveal.torch.varlen_attn(q, k, k, cu, cu, longest, longest, window_size=(2, 0), seqused_k=used),
+        backend="aot_eager", fullgraph=True, dynamic=dynamic,
+    )  # fmt: skip
+    for length in (5, 7):
+        cu, used = torch.tensor([0, length, 2 * length], dtype=torch.int32), torch.tensor([length, length - 2], dtype=torch.int32)
+        q, k = (torch.randn(2 * length, 2, 8, requires_grad=True) for _ in range(2))
+        found, expected = attend(q, k, cu, length, used), foveal.torch.varlen_attn(q, k, k, cu, cu, length, length, window_size=(2, 0), seqused_k=used)
+        for a, b in zip((found, *torch.autograd.grad(found.sum(), (q, k))), (expected, *torch.autograd.grad(expected.sum(), (q, k)))):
+            torch.testing.assert_close(a, b)
 
 
 def nested(lengths, heads=4, seed=0, dtype=torch.float64):

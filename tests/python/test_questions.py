@@ -119,11 +119,16 @@ TYPES = {
     "nested": lambda kind: lambda s, b, h, i, j: s * 2 if (lambda: type(s) == kind)() else s,
     "partial": lambda kind: functools.partial(lambda k, s, b, h, i, j: s * 2 if type(s) is k else s, kind),
     "helper": lambda kind: lambda s, b, h, i, j, of_array=array_asked(kind): s * 2 if of_array(s) else s,
+    "the other way round": lambda kind: lambda s, b, h, i, j, of_array=array_is(kind): s * 2 if of_array(s) else s,
 }
 
 
 def array_asked(kind):
     return lambda x: type(x) is kind
+
+
+def array_is(kind):
+    return lambda x: kind is type(x)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
@@ -132,6 +137,39 @@ def test_types_of_symbols_are_refused(name, ask):
     """Nobody answers type(x)."""
     with pytest.raises(TypeError, match=r"foveal.attention: a score or mask asks for type\(.\), .* expected isinstance"):
         attend(name, TYPES[ask](KINDS[name][1]))
+
+
+TYPES_IN_HELPERS = {
+    "in": lambda x, kind: type(x) in (kind, int),
+    "of a table": lambda x, kind: {kind: True}.get(type(x), False),
+    "of a set": lambda x, kind: type(x) in {int, kind},
+    "==": lambda x, kind: kind == type(x),
+    "!=": lambda x, kind: not type(x) != kind,
+    "name": lambda x, kind: type(x).__name__ == kind.__name__,
+    "subclass": lambda x, kind: issubclass(type(x), kind),
+    "instance": lambda x, kind: isinstance(x + 1, type(x)),
+    "dir": lambda x, kind: "reshape" in dir(x),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "numpy"])
+@pytest.mark.parametrize("ask", TYPES_IN_HELPERS)
+def test_what_is_done_with_types_of_symbols(name, ask):
+    """type(x) itself asks nobody. JAX traces such functions by itself: there it is a tracer's."""
+    asked, kind = TYPES_IN_HELPERS[ask], KINDS[name][1]
+    expected = name == "torch" or ask in ("instance", "dir")
+    kept = []
+    found = attend(name, lambda s, b, h, i, j: kept.append(asked(s, kind)) or s * 2)
+    np.testing.assert_array_equal(found, attend(name, "2 * score"))
+    assert kept[-1] == expected
+    assert issubclass.__module__ == "builtins"
+
+
+def test_types_of_parts_of_arrays_are_refused():
+    torch = pytest.importorskip("torch")
+    table = KINDS["torch"][0](TABLE)
+    with pytest.raises(TypeError, match=r"foveal.attention: a score or mask asks for the type\(\) of a symbol"):
+        attend("torch", lambda s, b, h, i, j: s * 2 if type(table[h]) in (torch.Tensor,) else s)
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "torch"])

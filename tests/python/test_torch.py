@@ -283,3 +283,24 @@ def test_vmap_of_scores_that_look_at_the_batch():
     torch.testing.assert_close(found, alone)
     for a, b in zip(torch.autograd.grad(found.pow(2).sum(), bias), torch.autograd.grad(alone.pow(2).sum(), bias)):
         torch.testing.assert_close(a, b)
+
+
+class Tagged(torch.Tensor):
+    """A class as torch's documentation makes them, whose functions are torch's."""
+
+
+@pytest.mark.parametrize("door", [foveal.torch.scaled_dot_product_attention, foveal.torch.flex_attention, foveal.torch.attention])
+def test_results_have_the_class_of_the_tensors(door):
+    q, k, v = tensors(2, 5, 2, 4)
+    tagged = q.detach().as_subclass(Tagged).requires_grad_()
+    found, expected = door(tagged, k, v), door(q, k, v)
+    assert type(found) is Tagged and type(expected) is torch.Tensor and torch.equal(found.as_subclass(torch.Tensor), expected)
+    for a, b in zip(torch.autograd.grad(found.pow(2).sum(), (tagged, k, v)), torch.autograd.grad(expected.pow(2).sum(), (q, k, v))):
+        assert torch.equal(a.as_subclass(torch.Tensor), b)
+
+
+def test_results_have_the_class_of_what_a_score_reads():
+    q, k, v = tensors(2, 5, 2, 4)
+    table = torch.randn(2).as_subclass(Tagged)
+    assert type(foveal.torch.attention(q, k, v, lambda s, b, h, i, j: s * table[h])) is Tagged
+    assert type(foveal.torch.attention(q, torch.nn.Parameter(k.detach()), v)) is torch.Tensor

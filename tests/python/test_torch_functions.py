@@ -701,3 +701,16 @@ def test_whether_a_symbol_requires_a_gradient_is_not_known(ask):
         assert not torch.isnan(foveal.torch.attention(q, q, q, score_mod)).any()
     asked = lambda s, b, h, i, j: s + table[j] * 2 if i.is_leaf and not i.requires_grad else s + table[j]  # noqa: E731
     torch.testing.assert_close(foveal.torch.attention(q, q, q, asked), foveal.torch.attention(q, q, q, lambda s, b, h, i, j: s + table[j] * 2))
+
+
+def test_the_default_dtype_counts_at_each_call():
+    """The dtype of a quotient of integers was remembered from an earlier call."""
+    q, seen = torch.zeros(1, 5, 1, 4), []
+    before = torch.get_default_dtype()
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            foveal.torch.attention(q, q, q, lambda s, b, h, i, j: seen.append(torch.true_divide(i + 17, j + 1).dtype) or s)
+        finally:
+            torch.set_default_dtype(before)
+    assert seen == [torch.float32, torch.float64]

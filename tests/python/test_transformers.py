@@ -1,6 +1,7 @@
 """attn_implementation="foveal" beside eager: tiny random models, forward, gradients, padding, packed sequences, caches, generate()."""
 
 import sys
+import unittest.mock
 
 import pytest
 import torch
@@ -55,14 +56,22 @@ def made(factory):
     return model
 
 
+def choose(model, implementation):
+    """Also for models that take it only when they are made: Bloom, Falcon, MPT."""
+    model.set_attn_implementation(implementation)
+    model.config._attn_implementation = implementation
+
+
 def both(model, run):
     """What run(model) gives by foveal, and by eager; by SDPA for Falcon with ALiBi, which its eager code adds twice, to the scores and to the mask."""
     results = []
     beside = "sdpa" if getattr(model.config, "alibi", False) else "eager"
     for implementation in ("foveal", beside):
-        model.set_attn_implementation(implementation)
+        choose(model, implementation)
         model.zero_grad()
-        results.append(run(model))
+        with unittest.mock.patch.object(foveal.transformers, "call", wraps=foveal.transformers.call) as calls:
+            results.append(run(model))
+        assert calls.called == (implementation == "foveal")
     return results
 
 
@@ -258,6 +267,17 @@ def test_refusals(words):
     q = torch.zeros(1, 2, 3, 4)
     with pytest.raises(NotImplementedError, match=f"attn_implementation='foveal': {words}"):
         foveal.transformers.attention_forward(torch.nn.Module(), q, q, q, None, **{words: True})
+
+
+@pytest.mark.parametrize("name, compiled", [("llama", False), ("gpt2", False), ("bloom", False), ("gpt2", True)])
+def test_recorded_probabilities_are_refused(name, compiled):
+    """GPT-2's layers are not told what hooks record of them: its attentions were empty."""
+    model = made(DECODERS[name])
+    choose(model, "foveal")
+    call = torch.compile(model, backend="eager") if compiled else model
+    with pytest.raises(NotImplementedError, match="attn_implementation='foveal': output_attentions"):
+        call(tokens(), output_attentions=True)
+    assert len(call(tokens(), output_hidden_states=True).hidden_states) == 3
 
 
 @pytest.mark.parametrize("use", [lambda m: m.size(), lambda m: m.masked_fill(m, 0), lambda m: m[:, :, 0], lambda m: 1.0 - m, lambda m: ~m, lambda m: m * 2, lambda m: m & m],

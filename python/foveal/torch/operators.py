@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
@@ -243,10 +244,10 @@ def _has_own_function(kind: Any) -> bool:
     return function is not torch._C._disabled_torch_function_impl and getattr(function, "__func__", None) is not _TENSORS_FUNCTION
 
 
-def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool]:
-    """In one pass: whether one is a view that negates when it is read, of a class with a dispatch of its own, or to get a gradient. Refuses classes that
-    give functions another meaning, which kernels would not see."""
-    negated = dispatching = trained = False
+def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool, bool]:
+    """In one pass: whether one is a view that negates when it is read, of a class with a dispatch of its own, of one that results have, too, or to get a
+    gradient. Refuses classes that give functions another meaning, which kernels would not see."""
+    negated = dispatching = classed = trained = False
     for at, t in enumerate(tensors):
         if t.is_neg():
             negated = True
@@ -256,9 +257,10 @@ def _looks(tensors: Iterable[Tensor]) -> tuple[bool, bool, bool]:
             if _has_own_function(type(t)):
                 what = "qkv"[at] if at < 3 else "a captured tensor"
                 raise TypeError(f"attention: {what}: a {type(t).__name__}, whose __torch_function__ is its own; expected a plain tensor: t.as_subclass(torch.Tensor)")
+            classed = True
             if type(t).__torch_dispatch__ is not _NO_DISPATCH:
                 dispatching = True
-    return negated, dispatching, trained
+    return negated, dispatching, classed, trained
 
 
 def dtype_of(tensor: Tensor) -> torch.dtype:
@@ -293,7 +295,10 @@ def call(
         q, k, v = [t.to(dtype_of(t)) for t in (q, k, v)]
     compiling = torch.compiler.is_compiling()
     tensors = (q, k, v, *params)
-    negated, dispatching, trained = (False, is_any_dispatching(tensors), False) if compiling else _looks(tensors)
+    negated, dispatching, classed, trained = (False, is_any_dispatching(tensors), False, False) if compiling else _looks(tensors)
+    if classed and has_torch_function(tensors):  # the results of torch's functions are of their operands' class
+        of_class: tuple[Tensor, Tensor] = handle_torch_function(call, tensors, found, params, q, k, v, cu_seqlens, max_seqlens, rng)
+        return of_class
     if negated:
         q, k, v, *params = tensors = tuple([t.resolve_neg() for t in tensors])
     if context is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng
 from ..doors import public
-from ..signatures import Paged
+from ..signatures import Paged, check_flags
 from .errors import CallError
 from .operators import bound, call, draw_rng
 
@@ -41,6 +41,13 @@ def varlen_attn(
     gradients reach the pages. num_splits: accepted and ignored, results do not depend on it.
     Returns [total_q, heads_q, head_dim_v], and lse [heads_q, total_q] where return_aux asks for it.
     """
+    if type(enable_gqa) is not bool:
+        check_flags("varlen_attn", enable_gqa=enable_gqa)
+    for name, longest in (("max_q", max_q), ("max_k", max_k)):
+        if not isinstance(longest, int) and not hasattr(longest, "__index__"):  # torch.compile asks no attributes of its ints
+            raise CallError(f"varlen_attn: {name}: found {type(longest).__name__} {longest!r}; expected an int, the length of the longest sequence")
+    if return_aux is not None and not hasattr(return_aux, "lse"):
+        raise CallError(f"varlen_attn: return_aux: found {type(return_aux).__name__}; expected an AuxRequest or None")
     paged = block_table is not None
     if paged and seqused_k is None:
         raise CallError("varlen_attn: seqused_k: found None; expected int32 or int64 [sequences] beside a block_table: how many keys there are")
@@ -59,7 +66,8 @@ def varlen_attn(
     left, right = window_size
     params: dict[str, Tensor] = {}
     fewer = seqused_k is not None and not paged  # of packed keys, not all count
-    if seqused_k is not None and fewer:
+    if seqused_k is not None and cu_seq_k is not None and fewer:
+        _check_used(seqused_k, cu_seq_q, cu_seq_k)
         params["seqused_k"] = seqused_k
     seqlen_kv = "seqused_k[batch]" if fewer else "seqlen_kv"
     diagonal = f"q_idx + ({seqlen_kv} - seqlen_q)"  # the key at which a query stands
@@ -74,6 +82,17 @@ def varlen_attn(
     of_kv = Paged(block_table, seqused_k) if cu_seq_k is None or paged else cu_seq_k.contiguous()
     out, lse = call(program, captured, query, key, value, (cu_seq_q.contiguous(), of_kv), (max_q, max_k))
     return (out, lse) if return_aux is not None and return_aux.lse else out
+
+
+def _check_used(seqused_k: Any, cu_seq_q: Tensor, cu_seq_k: Tensor) -> None:
+    if not isinstance(seqused_k, Tensor) or seqused_k.dtype not in (torch.int32, torch.int64) or seqused_k.shape != (len(cu_seq_q) - 1,):
+        found = f"{seqused_k.dtype} of shape {tuple(seqused_k.shape)}" if isinstance(seqused_k, Tensor) else type(seqused_k).__name__
+        raise CallError(f"varlen_attn: seqused_k: found {found}; expected an int32 or int64 tensor [sequences], [{len(cu_seq_q) - 1}]")
+    if torch.compiler.is_compiling() or not (type(seqused_k) is type(cu_seq_k) is Tensor and seqused_k.is_cpu and cu_seq_k.is_cpu) or len(cu_seq_k) != len(cu_seq_q):
+        return  # numbers that are not here to be read, or refused anyway
+    lengths = cu_seq_k.diff()
+    for n in ((seqused_k < 0) | (seqused_k > lengths)).nonzero().flatten().tolist()[:1]:
+        raise CallError(f"varlen_attn: seqused_k: {int(seqused_k[n])} of sequence {n}; expected 0 to {int(lengths[n])}, its number of keys")
 
 
 def jagged_attention(
