@@ -178,6 +178,13 @@ void telling_others(Transport& transport, Fn&& fn) {
   }
 }
 
+/// Until all ranks are here.
+void wait_for_others(Transport& transport) {
+  const char mine = 0;
+  std::string all(static_cast<std::size_t>(transport.size()), 0);
+  transport.all_gather(&mine, sizeof mine, all.data());
+}
+
 /// An agreement that fails is known to all ranks, unless it could not be exchanged.
 void agree(Transport& transport, Agreement& agreement) {
   try {
@@ -264,8 +271,8 @@ struct ContextAttention::State {
 
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.
   template <class Check>
-  void agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng, const std::vector<ParamBinding>& wanted,
-                     Check&& check);
+  void agree_on_pass(Pass pass, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
+                     const std::vector<ParamBinding>& wanted, Check&& check);
   /// Of a pass on a GPU, once for tensors like these.
   void rehearse(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
     if (in.q.device.kind != DeviceKind::cuda) return;
@@ -355,12 +362,14 @@ std::pair<std::int64_t, std::int64_t> ContextAttention::planned_bytes(Pass pass)
 }
 
 template <class Check>
-void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBinding>& params, const DropoutRng& rng,
+void ContextAttention::State::agree_on_pass(Pass pass, Device device, const std::vector<ParamBinding>& params, const DropoutRng& rng,
                                             const std::vector<ParamBinding>& wanted, Check&& check) {
   // To agree costs a message of some bytes; where that would be to wait for a GPU, once for all passes, and where seeds are the host's.
   bool& known = agreed[pass == Pass::forward ? 0 : 1];
   const bool seeds = context.attention.dropout_p > 0 && !is_on_gpu(rng.state);
   if (known && !seeds && context.transport->carries_device_memory()) return telling_others(*context.transport, check);
+  if (!known && device.kind == DeviceKind::cuda)  // a rehearsal waits for the GPU, which may have to do what others have not told it yet
+    telling_others(*context.transport, [&] { wait_for_others(*context.transport); });
   Agreement agreement;
   try {
     add_call(agreement, pass == Pass::forward ? "a forward pass" : "a backward pass", context.plan.text);
@@ -379,7 +388,7 @@ void ContextAttention::State::agree_on_pass(Pass pass, const std::vector<ParamBi
 void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::forward, in.params, in.rng, {}, [&] {
+  state_->agree_on_pass(Pass::forward, in.q.device, in.params, in.rng, {}, [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);
@@ -404,7 +413,7 @@ void ContextAttention::forward(const ForwardInputs& in, const ForwardOutputs& ou
 void ContextAttention::backward(const BackwardInputs& in, const BackwardOutputs& out, Stream stream) {
   const Context& c = state_->context;
   const std::int64_t q = c.plan.q.tokens(c.rank()), kv = c.plan.kv.tokens(c.rank());
-  state_->agree_on_pass(Pass::backward, in.params, in.rng, out.dparams, [&] {
+  state_->agree_on_pass(Pass::backward, in.q.device, in.params, in.rng, out.dparams, [&] {
     FOVEAL_CHECK(!in.varlen && !in.segments, "varlen: given; the plan of a context attention knows the lengths");
     FOVEAL_CHECK(!in.paged, "block_table: keys in pages are not shared between ranks; expected contiguous ones");
     check_rows("q", in.q, c, in.q.device, q, c.shapes.heads_q, c.shapes.head_dim, c.shapes.dtype);

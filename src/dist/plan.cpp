@@ -88,9 +88,9 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
                                transfer_ns(far * row.kv * w.element_bytes, machine.network_mbytes);
   // The exchange of heads hides behind nothing.
   const std::int64_t exchange =
-      members == 1
-          ? 0
-          : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) + machine.begin_ns;
+      members == 1 ? 0
+                   : transfer_ns(plan.q.tokens(rank) * (members - 1) * (row.q + row.out) * w.element_bytes, machine.host_mbytes) +
+                         machine.exchange_ns;
   const bool network = plan.ranks > machine.ranks_per_host;
   const std::int64_t latency = load.peers == 0 ? 0 : network ? machine.network_latency_ns : machine.host_latency_ns;
   const std::int64_t steps = load.peers == 0 ? 0 : plan.remote_steps * machine.step_ns;

@@ -24,9 +24,10 @@ struct Machine {
   std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of passes over rows beside the products
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
-  std::int64_t step_ns = 8'000;    ///< one more step and its share of merging
-  std::int64_t launch_ns = 2'000;  ///< one more launch beside those of a step
-  std::int64_t begin_ns = 30'000;  ///< until the first keys of others are on their way: flags there and back take 14 us
+  std::int64_t step_ns = 8'000;       ///< one more step and its share of merging
+  std::int64_t launch_ns = 2'000;     ///< one more launch beside those of a step
+  std::int64_t begin_ns = 30'000;     ///< until the first keys of others are on their way: flags there and back take 14 us
+  std::int64_t exchange_ns = 20'000;  ///< the same of queries and results, where heads are shared out
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
 Machine machine_named(std::string_view name);

@@ -109,6 +109,7 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
     return copies.emplace(name, std::make_unique<OnDevice>(host, device)).first->second->view;
   };
   const int rank = transport->rank();
+  const std::shared_ptr<Transport> ranks = transport;
   ContextAttention attention(std::move(transport), line.attention, whole_shapes(line), whole.params, options);
   const auto shard = [&](const std::string& role) {
     const bool keys = role == "k" || role == "v" || role == "dk" || role == "dv";
@@ -159,7 +160,12 @@ inline void run_rank(std::shared_ptr<Transport> transport, const problem::CaseDa
     }
     attention.backward(in, out, stream);
   }
-  if (on_gpu) cuda::cuda_memory(device.index).synchronize(stream);
+  if (on_gpu) {
+    std::string all(static_cast<std::size_t>(ranks->size()), 0);
+    ranks->all_gather(std::string(1, 0).data(), 1,
+                      all.data());  // who gives memory back waits for the GPU, which others may have to tell something yet
+    cuda::cuda_memory(device.index).synchronize(stream);
+  }
   for (const auto& [name, copy] : copies) {
     if (name.rfind("param ", 0) != 0) copy->download();
   }

@@ -74,6 +74,7 @@ class BackwardSm90 : public GpuExecutable {
     if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
+    if (p.keeps_rows) kept_text_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
     if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowMemory(p, config_, stat_rows_).pieces.bytes());
 
     schedule_ =
@@ -131,8 +132,7 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    const std::string text = jit::assemble(backward_convert_sm90_source(problem_, config_));
-    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), std::hash<std::string>{}(text)};
+    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), kept_text_};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
@@ -262,6 +262,7 @@ class BackwardSm90 : public GpuExecutable {
   std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
   std::size_t rows_offset_ = 0;  ///< a RowMemory, where rows are not kept
+  std::size_t kept_text_ = 0;    ///< where they are, of what makes dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;
@@ -285,6 +286,9 @@ std::optional<std::string> refuses(const problem::Problem& p, const driver::Devi
     for (const Collector collector : {Collector::pairs, Collector::any_pairs, Collector::walk})
       if (!plan.of(collector).empty()) return "this gradient of a parameter is not collected from sequences of their own lengths";
   }
+  if (p.keeps_rows && !(plan.of(Collector::any_pairs).empty() && plan.of(Collector::walk).empty()))
+    return "a gradient of a parameter is collected by a pass that measures far rows in its own way, which other parts would take for "
+           "theirs";
   const std::size_t needed = choice->config.shared_bytes(p);
   if (needed > facts.shared_bytes_per_block) return base::join(needed, " bytes of shared memory exceed ", facts.shared_bytes_per_block);
   return std::nullopt;
