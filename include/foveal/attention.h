@@ -139,9 +139,11 @@ struct Part {
   struct Kept {
     void* memory = nullptr;            ///< Plan::kept_rows(rows), aligned to 256
     std::int64_t rows = 0, first = 0;  ///< of all parts; the first of this one
-    std::uint32_t number = 0,
-                  count = 0;  ///< of this part among those of these rows, most_kept at most; of those that have been, this one included
-    bool begins = true, multiplies = true, ends = true;  ///< rows are prepared; pairs are computed, dk and dv added to; dq is written
+    std::uint32_t number = 0;          ///< of this part among those of these rows, which are most_kept at most
+    std::uint32_t count = 0;           ///< of those that have been, this one included
+    bool begins = true;                ///< rows are prepared
+    bool multiplies = true;            ///< pairs are computed, dk and dv added to
+    bool ends = true;                  ///< dq is written
   };
   Kept kept{};
 };
@@ -243,7 +245,7 @@ struct PlanState;
 
 /// Memory, and what must be the same for parts that share it: how it lies, and the score as far as dq is made by it.
 struct KeptRows {
-  std::size_t bytes = 0, text = 0;
+  std::size_t bytes = 0, hash = 0;
   bool operator==(const KeptRows&) const = default;
 };
 

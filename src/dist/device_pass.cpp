@@ -57,15 +57,8 @@ class DevicePass : protected Pass {
  protected:
   using Lane = DeviceBuffers::Lane;
 
-  /// For tensors of other looks all is planned anew.
-  const PartOrder& order_for(std::string signature, const OrderRequest& request) {
-    if (plans_.signature != signature) {
-      plans_.signature = std::move(signature);
-      order_by(request);
-    }
-    return plans_.order;
-  }
-  void order_by(const OrderRequest& request) {
+  /// All is planned anew.
+  const PartOrder& order_by(const OrderRequest& request) {
     plans_.order = part_order(c_.plan, c_.workload, c_.mine, request);
     plans_.plans.assign(plans_.order.launches.size(), std::nullopt);
     plans_.cu_seqlens.clear();
@@ -75,6 +68,7 @@ class DevicePass : protected Pass {
       plans_.cu_seqlens.emplace_back();
       if (!launch.closed.empty()) plans_.cu_seqlens.back() = {buffers_.device().index, begins.data(), begins.size() * sizeof begins[0]};
     }
+    return plans_.order;
   }
   /// trains: gradients of parameters are wanted, which are not collected from sequences of their own lengths.
   OrderRequest request_for(bool forward, bool trains) const {
@@ -93,8 +87,7 @@ class DevicePass : protected Pass {
     const Plan& plan = this->plan(part, number, inputs, outputs);
     void* workspace = buffers_.workspace(plan.workspace_bytes(), lane);
     if (!buffers_.rehearses()) return plan.run(inputs, outputs, workspace, buffers_.stream(lane));
-    if (lane == Lane::beside)
-      buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
+    if (lane == Lane::side) buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
   }
   template <class Inputs, class Outputs>
   const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -235,8 +228,8 @@ class ForwardPass : DevicePass {
     if (merges) buffers_.clear_sums(sums);
 
     // A launch that waits for its keys itself needs nothing of the others.
-    const bool beside = order.launches.size() > 1 && order.launches.back().spread();
-    if (beside) buffers_.fork();
+    const bool uses_side = order.launches.size() > 1 && order.launches.back().spread();
+    if (uses_side) buffers_.fork();
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
       if (!launch.closed.empty()) {
@@ -250,9 +243,9 @@ class ForwardPass : DevicePass {
                                     ? whole_outputs(outputs, s)
                                     : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
       const bool waits_itself = launch.spread() && (in.part->failed != nullptr || buffers_.rehearses());
-      this->launch(launch, number, in, to, beside && waits_itself ? Lane::beside : Lane::caller);
+      this->launch(launch, number, in, to, uses_side && waits_itself ? Lane::side : Lane::caller);
     }
-    if (beside) buffers_.join();
+    if (uses_side) buffers_.join();
     for (Keys& of_step : keys) arrive(of_step);  // of steps without work
 
     const TensorView sink = sink_of(inputs.params);
@@ -321,10 +314,9 @@ class ForwardPass : DevicePass {
 
   /// Keys in stretches are read by kernels of Hopper alone: elsewhere rows of queries meet theirs in parts.
   const PartOrder& order_of(const ForwardInputs& inputs, const ForwardOutputs& outputs, const Rows& q, std::vector<Keys>& keys) {
-    const std::string before = plans_.signature;
+    if (!buffers_.rehearses()) return plans_.order;
     OrderRequest request = request_for(true, false);
-    const PartOrder& order = order_for(signature_of(inputs, outputs), request);
-    if (plans_.signature == before) return order;
+    const PartOrder& order = order_by(request);
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
       if (!launch.spread()) continue;
@@ -367,7 +359,7 @@ class BackwardPass : DevicePass {
       const std::size_t step = plans_.order.launches[number].step;
       return part_call(inputs, number, queries, keys[step], dk[step], dv[step]);
     };
-    const PartOrder& order = order_of(inputs, outputs, request, call_of);
+    const PartOrder& order = order_of(request, call_of);
     for (std::size_t i = 0; i < steps; ++i)
       for (const Range& rows : order.clear_kv[i]) clear(dk[i], rows), clear(dv[i], rows);
     if (!order.merged_q.empty()) dq_sum_ = query_rows(wide, dim);
@@ -439,14 +431,12 @@ class BackwardPass : DevicePass {
 
   /// Rows are kept by kernels of Hopper alone: elsewhere each launch adds to dq.
   template <class CallOf>
-  const PartOrder& order_of(const BackwardInputs& inputs, const BackwardOutputs& outputs, OrderRequest request, const CallOf& call_of) {
-    const std::string before = plans_.signature;
+  const PartOrder& order_of(OrderRequest request, const CallOf& call_of) {
+    if (!buffers_.rehearses()) return plans_.order;
     request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
-    const PartOrder& order = order_for(signature_of(inputs, outputs), request);
-    if (plans_.signature == before || keeps_rows_alike(order, call_of)) return order;
+    if (const PartOrder& order = order_by(request); keeps_rows_alike(order, call_of)) return order;
     request.keeps_rows = false;
-    order_by(request);
-    return order;
+    return order_by(request);
   }
   template <class CallOf>
   bool keeps_rows_alike(const PartOrder& order, const CallOf& call_of) {
@@ -459,7 +449,8 @@ class BackwardPass : DevicePass {
           const auto [in, results] = call_of(of);
           return plan(order.launches[of], of, in, results).kept_rows(range.rows.size());
         };
-        if (kept(number).bytes == 0 || kept(number) != kept(range.whole)) return false;
+        const KeptRows mine = kept(number);
+        if (mine.bytes == 0 || mine != kept(range.whole)) return false;
       }
     } catch (const Error& error) {
       if (error.code() != ErrorCode::unsupported) throw;
@@ -703,6 +694,7 @@ template <class PassOf, class Inputs, class Outputs>
 void rehearse(const std::string& signature, const Context& context, const Inputs& inputs, const Outputs& outputs, DeviceBuffers& buffers,
               PartPlans& plans) {
   if (plans.signature == signature) return;
+  plans.signature = signature;
   try {
     PassOf(context, buffers, plans).run(inputs, outputs);
   } catch (...) {

@@ -28,7 +28,7 @@ void DeviceBuffers::release() noexcept {
   if (transport_ != nullptr && !blocks_.empty()) {
     try {
       cuda::cuda_memory(device_.index).synchronize(stream_);  // which may still wait for messages
-      if (beside_.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(beside_.stream());
+      if (side_.stream().handle != nullptr) cuda::cuda_memory(device_.index).synchronize(side_.stream());
     } catch (...) {  // the device is gone
     }
   }

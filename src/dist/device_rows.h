@@ -30,14 +30,14 @@ class DeviceBuffers final : public RowMemory {
   void wait(Transport& transport, std::uint64_t ticket) override;
   bool direct() const override { return true; }
 
-  /// Where launches run side by side: the caller's stream, and one beside it.
-  enum class Lane { caller, beside };
-  Stream stream(Lane lane) const { return lane == Lane::caller ? stream_ : beside_.stream(); }
+  /// Where launches run side by side: the caller's stream, and a side stream.
+  enum class Lane { caller, side };
+  Stream stream(Lane lane) const { return lane == Lane::caller ? stream_ : side_.stream(); }
   /// Scratch of one launch; the next one of its lane has it too.
   void* workspace(std::size_t bytes, Lane lane);
-  /// From here on launches beside may run, until they are joined.
-  void fork() { beside_.fork(device_, stream_); }
-  void join() { beside_.join(stream_); }
+  /// From here on launches of the side stream may run, until they are joined.
+  void fork() { side_.fork(device_, stream_); }
+  void join() { side_.join(stream_); }
 
   /// Zeros in all rows of a range of tokens of dense rows.
   void clear(const Rows& rows, Range tokens);
@@ -78,7 +78,7 @@ class DeviceBuffers final : public RowMemory {
   Transport* transport_ = nullptr;
   std::vector<Block> blocks_;
   Block workspaces_[2]{};  ///< of each lane
-  SideStream beside_;
+  SideStream side_;
   std::size_t next_ = 0, bytes_ = 0;
   std::map<std::uint64_t, Staged> staged_;
   cuda::driver::Memory none_;  ///< -inf in f64

@@ -33,12 +33,12 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
   return device::DqSumShape(static_cast<int>(p.head_dim), config.block_q).columns;
 }
 
-/// What is found of rows, and the sum of their dq, in one piece of memory: of each head so many rows, a multiple of stat_step.
-struct RowMemory {
+/// Where the statistics of rows and the sum of their dq lie in one piece of memory: of each head so many rows, a multiple of stat_step.
+struct RowsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_turns = 0, keys = 0;
   Workspace pieces;
 
-  RowMemory(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head) {
+  RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head) {
     const auto rows = static_cast<std::size_t>(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch));
     lse2 = pieces.reserve(rows * sizeof(float));
     largest = pieces.reserve(rows * sizeof(float));
@@ -74,8 +74,8 @@ class BackwardSm90 : public GpuExecutable {
     if (read_plan_.rows) rows_.emplace(problem_, *read_plan_.rows, facts, workspace_);
     const problem::Problem& p = problem_;
     stat_rows_ = p.varlen ? round_up(p.total_q, stat_step) + p.batch * stat_step : round_up(p.seqlen_q, stat_step);
-    if (p.keeps_rows) kept_text_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
-    if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowMemory(p, config_, stat_rows_).pieces.bytes());
+    if (p.keeps_rows) kept_hash_ = std::hash<std::string>{}(jit::assemble(backward_convert_sm90_source(p, config_)));
+    if (!p.keeps_rows) rows_offset_ = workspace_.reserve(RowsLayout(p, config_, stat_rows_).pieces.bytes());
 
     schedule_ =
         sm90_schedule({.row_cost = sm90_row_cost(mask_, p.seqlen_kv, config_.task_keys(), p.seqlen_q, config_.block_q, true),
@@ -132,7 +132,7 @@ class BackwardSm90 : public GpuExecutable {
   std::size_t workspace_bytes() const override { return workspace_.bytes(); }
   KeptRows kept_rows(std::int64_t rows) const override {
     if (!problem_.keeps_rows) return {};
-    return {RowMemory(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), kept_text_};
+    return {RowsLayout(problem_, config_, round_up(rows, stat_step)).pieces.bytes(), kept_hash_};
   }
   std::string kernel() const override {
     return base::join("cuda.sm90.", to_string(problem_.dtype), ".backward.fused", reproducible() ? ".reproducible" : "");
@@ -214,7 +214,7 @@ class BackwardSm90 : public GpuExecutable {
   void set_rows(device::Sm90Args& args, const Part::Kept& kept, void* workspace) const {
     const bool keeps = problem_.keeps_rows;
     const std::int64_t rows = keeps ? round_up(kept.rows, stat_step) : stat_rows_, first = kept.first;
-    const RowMemory at(problem_, config_, rows);
+    const RowsLayout at(problem_, config_, rows);
     void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
     args.stat_rows = static_cast<int>(rows);
     args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first;
@@ -261,8 +261,8 @@ class BackwardSm90 : public GpuExecutable {
   std::vector<PairsSm90> pairs_;
   std::optional<RowsSm90> rows_;
   std::int64_t stat_rows_ = 0;
-  std::size_t rows_offset_ = 0;  ///< a RowMemory, where rows are not kept
-  std::size_t kept_text_ = 0;    ///< where they are, of what makes dq
+  std::size_t rows_offset_ = 0;  ///< of what RowsLayout says, where rows are not kept
+  std::size_t kept_hash_ = 0;    ///< where they are, of the kernel that makes dq
   Sm90Schedule schedule_{};
   unsigned grid_ = 1, shared_bytes_ = 0;
   jit::Kernel kernel_, prepare_, convert_;

@@ -37,7 +37,7 @@ struct Sm90Habits {
   double one_each_from = never;
   /// One each: that a section fills.
   double share_of_l2 = 0;
-  /// One each: what it costs of the time, so that rounds which leave less idle are quicker.
+  /// One each: what it costs of the time (measured on an H100), so that rounds which leave less idle are quicker.
   double one_each_price = 0;
 };
 namespace habits {
