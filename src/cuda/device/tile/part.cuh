@@ -52,21 +52,27 @@ FOVEAL_DEVICE PartWeights<Real> join_part(double& lse, double before, const Part
   return weights;
 }
 
-/// Row `r` (0 or 1) of a warpgroup's accumulator, times `factor`, to f32: plus `of_before` times what is there, which is not read where that is 0.
+/// Row `r` (0 or 1) of a warpgroup's accumulator, times `factor`, to f32: plus `of_before` times what is there, which is not read where that is 0. Several columns are read
+/// before any of them is written: the compiler could not know that those written are others.
 template <int count>
 FOVEAL_DEVICE void add_row(float* row, const float (&acc)[count], int r, float factor, float of_before, int columns, int lane) {
+  constexpr int kPairs = count / 4, kAtOnce = kPairs < 8 ? kPairs : 8;
 #pragma unroll
-  for (int at = 2 * r; at < count; at += 4) {
-    const int column = 2 * at - 4 * r + 2 * (lane % 4);
-    if (column >= columns) continue;
-    float2* to = reinterpret_cast<float2*>(row + column);
-    float2 sum = make_float2(acc[at] * factor, acc[at + 1] * factor);
-    if (of_before != 0) {
-      const float2 before = *to;
-      sum.x = fmaf(of_before, before.x, sum.x);
-      sum.y = fmaf(of_before, before.y, sum.y);
+  for (int first = 0; first < kPairs; first += kAtOnce) {
+    float2 before[kAtOnce];
+    float2* to = reinterpret_cast<float2*>(row + 8 * first + 2 * (lane % 4));
+    const int left = columns - 8 * first - 2 * (lane % 4);  // columns from there on
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      before[i] = make_float2(0, 0);
+      if (of_before != 0 && first + i < kPairs && 8 * i < left) before[i] = to[4 * i];
     }
-    *to = sum;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int at = 4 * (first + i) + 2 * r;
+      if (first + i >= kPairs || 8 * i >= left) continue;
+      to[4 * i] = make_float2(fmaf(of_before, before[i].x, acc[at] * factor), fmaf(of_before, before[i].y, acc[at + 1] * factor));
+    }
   }
 }
 
