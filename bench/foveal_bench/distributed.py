@@ -1,6 +1,7 @@
 """Context parallelism on several GPUs of one host: one process for each, NCCL between them, beside one of them alone and torch's own context_parallel on the
 same tensors. Times are medians of the slowest rank: ms of a call among others in a row, as the layers of a model are, latency_ms of one that begins on a
-device at rest, with the time of the host. efficiency is the ms of one over GPUs times the ms of all. No case begins after --seconds.
+device at rest, with the time of the host. One GPU and all take turns, for clocks follow the heat; efficiency is the median, over the turns, of the ms of one over
+GPUs times the ms of all. No case begins after --seconds.
 
     foveal-bench distributed --gpus 2 [--cases causal,window] [--most-tokens 131072]
 """
@@ -8,6 +9,7 @@ device at rest, with the time of the host. efficiency is the ms of one over GPUs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import math
 import os
@@ -71,7 +73,7 @@ class Bench:
                                        timeout=timedelta(seconds=90), device_id=self.device if self.cuda else None)  # fmt: skip
         self.group = distributed.group.WORLD
 
-    def once(self, run: Callable[[], Any], calls: int = 1) -> float:
+    def once(self, run: Callable[[], Any], calls: int = 1, scope: Any = None) -> float:
         """Milliseconds of the slowest rank for a call of so many in a row."""
         torch = self.torch
         self.distributed.barrier()
@@ -79,15 +81,17 @@ class Bench:
             torch.cuda.synchronize()
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
-            for _ in range(calls):
-                run()
+            with scope or contextlib.nullcontext():
+                for _ in range(calls):
+                    run()
             end.record()
             torch.cuda.synchronize()
             ms = begin.elapsed_time(end)
         else:
             start = time.perf_counter()
-            for _ in range(calls):
-                run()
+            with scope or contextlib.nullcontext():
+                for _ in range(calls):
+                    run()
             ms = 1e3 * (time.perf_counter() - start)
         return self.slowest(ms) / calls
 
@@ -96,18 +100,27 @@ class Bench:
         self.distributed.all_reduce(found, op=self.distributed.ReduceOp.MAX)
         return float(found.item())
 
-    def times(self, run: Callable[[], Any], budget_ms: float = 900.0) -> dict[str, Any]:
-        """ms and latency_ms; of calls that take seconds one is enough."""
-        run()
-        first = self.once(run)
-        if first > 1000:
-            return {"ms": first, "latency_ms": first}
-        calls = max(2, min(16, math.ceil(20 / first)))
+    def times(self, runs: dict[str, Callable[[], Any]], scopes: dict[str, Any], budget_ms: float = 1800.0) -> dict[str, dict[str, Any]]:
+        """ms and latency_ms of each in its scope, and the ms of its turns; of calls that take seconds one is enough."""
 
-        def median(calls: int) -> float:
-            return statistics.median(self.once(run, calls) for _ in range(int(min(25, max(3, budget_ms / (calls * max(first, 0.05)))))))
+        def once(name: str, calls: int = 1) -> float:
+            return self.once(runs[name], calls, scopes.get(name))
 
-        return {"ms": median(calls), "latency_ms": median(1)}
+        for name in runs:
+            once(name)
+        first = {name: once(name) for name in runs}
+        if max(first.values()) > 1000:
+            return {name: {"ms": ms, "latency_ms": ms, "turns": [ms]} for name, ms in first.items()}
+        calls = {name: max(4, min(32, math.ceil(40 / ms))) for name, ms in first.items()}
+        count = int(min(25, max(5, budget_ms / sum(calls[name] * first[name] for name in runs))))
+        turns = [{name: once(name, calls[name]) for name in runs} for _ in range(count)]
+        rest = [{name: once(name) for name in runs} for _ in range(count)]
+
+        def found(name: str) -> dict[str, Any]:
+            of_turns = [turn[name] for turn in turns]
+            return {"ms": statistics.median(of_turns), "latency_ms": statistics.median(turn[name] for turn in rest), "turns": of_turns}
+
+        return {name: found(name) for name in runs}
 
     def beside_torch(self) -> int:
         """Bytes in use on the device that torch has not."""
@@ -152,37 +165,52 @@ class Bench:
             last["out"] = attend(*leaves)
             last["out"].backward(dout)
 
-        def measure(contender: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Any]:
+        def forward(leaves: list[Any]) -> None:
             with torch.no_grad():
-                rows["forward", contender] = self.times(lambda: attend(q, k, v))
-            leaves = [t.detach().requires_grad_() for t in (q, k, v)]
-            rows["both", contender] = self.times(lambda: both(leaves, dout))
+                attend(*leaves)
+
+        def results(leaves: list[Any]) -> dict[str, Any]:
             out = last.pop("out").detach()
             return dict(zip(("out", "dq", "dk", "dv", *params), (out, *(t.grad for t in (*leaves, *params.values()))), strict=True))
 
-        rows: dict[tuple[str, str], dict[str, Any]] = {}
-        wanted = None
-        if case.get("alone", True):
-            wanted = measure("one device", q, k, v, dout)
+        def leaves_of(tensors: list[Any]) -> list[Any]:
+            return [t.detach().requires_grad_() for t in tensors]
+
         deal = case.get("deal", None if lengths else "zigzag")
         limits = {"time_limit": 60, "multiprocessors": self.options.multiprocessors, "engine": self.options.engine}
-        with door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits) as context:
-            mine = [context.shard(t) for t in (q, k, v, dout)]
+        context = door.context_parallel(self.group, lengths or case["tokens"], seq_dim=0 if lengths else 1, deal=deal, **limits)
+
+        dout_mine, mine = context.shard(dout), leaves_of([context.shard(t) for t in (q, k, v)])
+        runs: dict[str, dict[str, Callable[[], None]]] = {"forward": {"foveal": lambda: forward(mine)}, "both": {"foveal": lambda: both(mine, dout_mine)}}
+        wanted = None
+        if case.get("alone", True):
+            whole = leaves_of([q, k, v])
+            both(whole, dout)
+            wanted = results(whole)
+            runs["forward"] |= {"one device": lambda: forward(whole)}
+            runs["both"] |= {"one device": lambda: both(whole, dout)}
+        else:
             del q, k, v, dout
-            before = self.beside_torch()
-            found = measure("foveal", *mine)
+        before = self.beside_torch()
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        for direction, run in runs.items():
+            times = self.times(run, {"foveal": context})
+            turns = {name: times[name].pop("turns") for name in times}
             if wanted:
-                for direction in ("forward", "both"):
-                    ours = rows[direction, "foveal"]
-                    ours["efficiency"] = round(rows[direction, "one device"]["ms"] / self.options.gpus / ours["ms"], 4)
-                of = {name: whole if name in params else context.shard(whole) for name, whole in wanted.items()}
-                scale = {name: float(whole.float().abs().max()) for name, whole in wanted.items()}
-                rows["both", "foveal"]["differences"] = {
-                    name: round(float((of[name].float() - found[name].float()).abs().max()) / scale[name], 6) for name in wanted}  # fmt: skip
-            if self.cuda:
-                rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
-                rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
-                rows["both", "foveal"]["buffers_gb"] = round((self.beside_torch() - before) / 1e9, 3)
+                ratios = [one / self.options.gpus / all for one, all in zip(turns["one device"], turns["foveal"], strict=True)]
+                times["foveal"]["efficiency"] = round(statistics.median(ratios), 4)
+            rows |= {(direction, name): found for name, found in times.items()}
+        if wanted:
+            with context:
+                both(mine, dout_mine)
+            found, scale = results(mine), {name: float(whole.float().abs().max()) for name, whole in wanted.items()}
+            of = {name: whole if name in params else context.shard(whole) for name, whole in wanted.items()}
+            rows["both", "foveal"]["differences"] = {
+                name: round(float((of[name].float() - found[name].float()).abs().max()) / scale[name], 6) for name in wanted}  # fmt: skip
+        if self.cuda:
+            rows["both", "foveal"]["engine"] = rows["forward", "foveal"]["engine"] = context.engine
+            rows["both", "foveal"]["memory_gb"] = round((torch.cuda.get_device_properties(0).total_memory - torch.cuda.mem_get_info()[0]) / 1e9, 2)
+            rows["both", "foveal"]["buffers_gb"] = round((self.beside_torch() - before) / 1e9, 3)
         return rows
 
     def torchs(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -205,10 +233,13 @@ class Bench:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
             with context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)):
                 with torch.no_grad():
-                    forward = self.times(attend)
+                    forward = self.times({"torch": attend}, {})["torch"]
                 for t in (q, k, v):
                     t.requires_grad_()
-                return {("forward", "torch"): forward, ("both", "torch"): self.times(both)}
+                found = {("forward", "torch"): forward, ("both", "torch"): self.times({"torch": both}, {})["torch"]}
+                for row in found.values():
+                    del row["turns"]
+                return found
 
     def measure(self, case: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
         rows = self.foveal(case)
