@@ -120,6 +120,8 @@ class ContextParallel:
             raise ValueError(f"context_parallel: seqlen: {seqlen} in units of {unit} leaves a rank of {self.size} without tokens; lower unit")
         self._transport = _transport(self._group, self.rank, self.size, time_limit, multiprocessors, engine)
         self._by_host = isinstance(self._transport, _Transport)
+        # A cotangent of lse is given on all ranks or on none, where ranks send it to each other; then zeros say nothing wrong.
+        self.sends_dlse = self._by_host or (head_groups if self.layout is None else self.layout.head_groups) != 1
         self._tokens(self.rank, torch.device("cpu"))
         self.number = next(_numbers)
         _contexts[self.number] = self
@@ -530,9 +532,11 @@ class _Shards(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise NotImplementedError("context_parallel: second derivatives (create_graph=True); expected first ones")
         q, k, v, out, lse, *rest = ctx.saved_tensors
-        # A cotangent is given on all ranks or on none: zeros say nothing wrong.
         dout = torch.zeros_like(out) if dout is None else dout
-        dlse = torch.zeros_like(lse) if dlse is None else dlse.resolve_neg()
+        if dlse is not None:
+            dlse = dlse.resolve_neg()
+        elif ctx.context.sends_dlse:
+            dlse = torch.zeros_like(lse)
         rng = ctx.rng if ctx.rng.state is None else ctx.rng._replace(state=rest[-1])
         return (None, None, None, *_gradients(ctx.context, ctx.found, rng, q, k, v, out, lse, dout, dlse, rest[: len(want) - 3], want))
 
@@ -589,7 +593,6 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
     q, k, v, out, lse, rng_state, *params = ctx.saved_tensors
     dout = torch.zeros_like(out) if dout is None else dout
-    # lse's gradient is given on all ranks or on none: zeros say nothing wrong.
     dlse = torch.zeros_like(lse) if dlse is None else dlse
     found = iter(_backward_op(q, k, v, out, lse, dout, dlse, params, *ctx.seeds, rng_state, ctx.key, ctx.number, ctx.want))
     gradients = [next(found) if wanted else None for wanted in ctx.want]
