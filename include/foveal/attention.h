@@ -103,7 +103,7 @@ struct Segments {
 /// dk and dv f32 (f64 for f64), lse f64. out and lse of the parts that a row has met are merged; a row that met no key has lse -inf, and its
 /// out is not looked at. In a backward pass out and lse are inputs, in their own types, of whole rows. A sink joins whole rows only. GPU only.
 /// With whole_rows, all keys that the queries keep are in this call: it gives what a call without a part gives, and a sink may join. With keeps_rows,
-/// dq is made once of the sum of all parts, in q's type.
+/// dq is made once of the sum of all parts, in q's type; with whole_keys, too, all queries that keep these keys are in this call, and dk and dv are written in k's type.
 struct Part {
   std::int64_t batch_offset = 0;             ///< the symbol `batch` of the first row of the batch
   std::int64_t head_offset = 0;              ///< the symbol `head` of the first query head
@@ -115,6 +115,7 @@ struct Part {
   /// Backward, on Hopper: what is found of a row, and the sum of its dq, stay in `kept` from part to part.
   bool keeps_rows = false;
   std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: of this part, among the seqlen_q and seqlen_kv of the whole
+  bool whole_keys = false;                      ///< with keeps_rows only
   // Of a run, not of a plan:
   bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
   bool adds_to_kv = false;   ///< likewise dk and dv
@@ -135,13 +136,16 @@ struct Part {
   TensorView k_received{}, v_received{};  ///< of k's and v's type, batch and heads; may be absent
   static constexpr std::size_t most_kept = 64;
   /// Rows that several parts meet, of one sequence and one after the other, of which each part has some. The first call begins and the last one ends; both have all of
-  /// these rows, and those in between from a multiple of 128 on, to one or to the last row. A call may do one of the three alone.
+  /// these rows, and those in between from a multiple of 128 on, to one or to the last row. A call may do one of the four alone. Parts of one lane run one after the other,
+  /// those of the two lanes side by side.
   struct Kept {
     void* memory = nullptr;            ///< Plan::kept_rows(rows), aligned to 256
     std::int64_t rows = 0, first = 0;  ///< of all parts; the first of this one
     std::uint32_t number = 0;          ///< of this part among those of these rows, which are most_kept at most
     std::uint32_t count = 0;           ///< of those that have been, this one included
+    std::uint32_t lane = 0;            ///< 0 or 1
     bool begins = true;                ///< rows are prepared
+    bool measures = true;              ///< far rows are measured over this part's keys
     bool multiplies = true;            ///< pairs are computed, dk and dv added to
     bool ends = true;                  ///< dq is written
   };

@@ -59,6 +59,8 @@ class FOVEAL_API Transport {
   /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
   virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
   virtual void wait_on(Stream stream, std::uint64_t ticket);
+  /// Do ranks share a GPU? Work there that waits for another rank could keep that rank's from starting.
+  virtual bool ranks_share_gpus() const { return false; }
   /// What a kernel may wait for instead, of a peer's messages of a ticket; nothing where it could wait for ever, as multiprocessors carry
   /// messages. wait_on() follows in any case.
   virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) {

@@ -266,7 +266,7 @@ struct ContextAttention::State {
   Context context;
   std::size_t used = 0;
   bool agreed[2] = {false, false};  ///< on a forward, on a backward pass
-  DeviceBuffers device_forward{}, device_backward{};
+  DeviceBuffers device_forward{false}, device_backward{true};
   PartPlans plans_forward{}, plans_backward{};
 
   /// Collective, before anything of a pass is under way: an error of one rank is one of all ranks, and they can go on afterwards.

@@ -56,6 +56,7 @@ class DevicePass : protected Pass {
 
  protected:
   using Lane = DeviceBuffers::Lane;
+  using On = DeviceBuffers::On;
 
   /// All is planned anew.
   const PartOrder& order_by(const OrderRequest& request) {
@@ -72,6 +73,10 @@ class DevicePass : protected Pass {
   }
   /// trains: gradients of parameters are wanted, which are not collected from sequences of their own lengths.
   OrderRequest request_for(bool forward, bool trains) const {
+    std::vector<Range> sent;
+    for (const std::vector<Sending>& step : c_.keys_to)
+      for (const Sending& sending : step)
+        for (const Transfer& t : sending.rows) sent.push_back({t.place, t.place + t.tokens.size()});
     return {.forward = forward,
             .whole_rows = in_place(),
             .spread = in_place() && c_.transport->carries_device_memory(),
@@ -79,15 +84,15 @@ class DevicePass : protected Pass {
                 c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !trains,
             .transfer_pairs = transfer_pairs(c_, forward),
             .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
-            .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
+            .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0,
+            .sent = std::move(sent)};
   }
   /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
   template <class Inputs, class Outputs>
-  void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs, Lane lane = Lane::caller) {
+  void launch(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
     const Plan& plan = this->plan(part, number, inputs, outputs);
-    void* workspace = buffers_.workspace(plan.workspace_bytes(), lane);
-    if (!buffers_.rehearses()) return plan.run(inputs, outputs, workspace, buffers_.stream(lane));
-    if (lane == Lane::side) buffers_.workspace(plan.workspace_bytes(), Lane::caller);  // where keys turn out not to say when they are there
+    void* workspace = buffers_.workspace(plan.workspace_bytes());
+    if (!buffers_.rehearses()) plan.run(inputs, outputs, workspace, buffers_.stream());
   }
   template <class Inputs, class Outputs>
   const Plan& plan(const PartLaunch& part, std::size_t number, const Inputs& inputs, const Outputs& outputs) {
@@ -149,6 +154,7 @@ class DevicePass : protected Pass {
             .keeps_rows = launch.kept >= 0,
             .first_query = launch.kept >= 0 ? s.q_first : 0,
             .first_key = launch.kept >= 0 ? s.kv_first : 0,
+            .whole_keys = launch.whole_keys,
             .adds_to_q = launch.adds_to_q,
             .adds_to_kv = launch.adds_to_kv,
             .number = static_cast<std::uint16_t>(number + 1)};
@@ -242,8 +248,12 @@ class ForwardPass : DevicePass {
       const ForwardOutputs to = launch.whole
                                     ? whole_outputs(outputs, s)
                                     : ForwardOutputs{.out = view(wide, s.q_row, s.q_rows), .lse = statistics_view(sums, s.q_row, s.q_rows)};
-      const bool waits_itself = launch.spread() && (in.part->failed != nullptr || buffers_.rehearses());
-      this->launch(launch, number, in, to, uses_side && waits_itself ? Lane::side : Lane::caller);
+      if (uses_side && launch.spread() && (in.part->failed != nullptr || buffers_.rehearses())) {
+        const On on(buffers_, Lane::side);
+        this->launch(launch, number, in, to);
+        if (!buffers_.rehearses()) continue;  // else where keys turn out not to say when they are there
+      }
+      this->launch(launch, number, in, to);
     }
     if (uses_side) buffers_.join();
     for (Keys& of_step : keys) arrive(of_step);  // of steps without work
@@ -339,7 +349,8 @@ class BackwardPass : DevicePass {
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
     const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
-    const OrderRequest request = request_for(false, trains);
+    OrderRequest request = request_for(false, trains);
+    request.whole_keys = in_place(0) && outputs.dk.present() && outputs.dv.present();
     const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v;
     const DType wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
@@ -354,9 +365,11 @@ class BackwardPass : DevicePass {
     } else if (outputs.dq.present()) {
       dq_ = rows_of(outputs.dq);
     }
-    prepare_params(outputs.dparams);
+    prepare_params(outputs.dparams, Lane::caller);
     const auto call_of = [&](std::size_t number) {
-      const std::size_t step = plans_.order.launches[number].step;
+      const PartLaunch& launch = plans_.order.launches[number];
+      const std::size_t step = launch.step;
+      if (launch.whole_keys) return part_call(inputs, number, queries, keys[step], rows_of(outputs.dk), rows_of(outputs.dv));
       return part_call(inputs, number, queries, keys[step], dk[step], dv[step]);
     };
     const PartOrder& order = order_of(request, call_of);
@@ -380,6 +393,8 @@ class BackwardPass : DevicePass {
       if (request.returns_early && i > 0) return send_back(c_.mine.steps[i].keys, gradients(i), returns[i]);
       if (!in_place() || i > 0) returns[i] = send_back(c_.mine.steps[i].keys, c_.keys_to[i], gradients(i));
     };
+    const bool uses_side = runs_side_by_side(request);
+    begin_launches(uses_side, outputs.dparams, call_of);
     // A transfer that waits for its peer may hold multiprocessors: then not before all is computed, for ranks come here at different times.
     std::vector<std::size_t> left(steps, 0);
     for (const PartLaunch& launch : order.launches) ++left[launch.step];
@@ -387,6 +402,7 @@ class BackwardPass : DevicePass {
     for (std::size_t number = 0; number < order.launches.size(); ++number) {
       const PartLaunch& launch = order.launches[number];
       const std::size_t step = launch.step;
+      const On on(buffers_, uses_side && step > 0 ? Lane::side : Lane::caller);
       if (launch.closed.empty()) {
         arrive(keys[step]);
         run_part(number, call_of);
@@ -395,6 +411,7 @@ class BackwardPass : DevicePass {
       }
       if (--left[step] == 0 && step > 0 && request.returns_early) give_back(step), is_given[step] = true;
     }
+    end_launches(uses_side, call_of);
     for (std::size_t i = 0; i < steps; ++i) {
       arrive(keys[i]);  // of steps without work
       if (!is_given[i]) give_back(i);
@@ -434,7 +451,10 @@ class BackwardPass : DevicePass {
   const PartOrder& order_of(OrderRequest request, const CallOf& call_of) {
     if (!buffers_.rehearses()) return plans_.order;
     request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
-    if (const PartOrder& order = order_by(request); keeps_rows_alike(order, call_of)) return order;
+    for (const bool whole_keys : {request.whole_keys, false}) {
+      request.whole_keys = whole_keys;
+      if (const PartOrder& order = order_by(request); keeps_rows_alike(order, call_of)) return order;
+    }
     request.keeps_rows = false;
     return order_by(request);
   }
@@ -467,32 +487,85 @@ class BackwardPass : DevicePass {
   void run_part(std::size_t number, const CallOf& call_of) {
     const PartLaunch& launch = plans_.order.launches[number];
     PartCall call = call_of(number);
-    if (launch.kept < 0) {
-      this->launch(launch, number, call.in, call.results);
-    } else {
-      const auto of = static_cast<std::size_t>(launch.kept);
-      const KeptRange& range = plans_.order.kept[of];
-      const bool is_whole = launch.segment.q_rows == range.rows.size(), is_first = number == range.first, is_last = number == range.last;
-      const std::uint32_t met = launch.kept_number + 1;
-      const auto run_whole = [&](bool begins) {
-        PartCall whole = call_of(range.whole);
-        whole.in.part->kept = {
-            .memory = kept_[of], .rows = range.rows.size(), .count = met, .begins = begins, .multiplies = false, .ends = !begins};
-        this->launch(plans_.order.launches[range.whole], range.whole, whole.in, whole.results);
-      };
-      if (is_first && !is_whole) run_whole(true);
-      call.in.part->kept = {.memory = kept_[of],
-                            .rows = range.rows.size(),
-                            .first = launch.segment.q_row - range.rows.begin,
-                            .number = launch.kept_number,
-                            .count = met,
-                            .begins = is_first && is_whole,
-                            .multiplies = true,
-                            .ends = is_last && is_whole};
-      this->launch(launch, number, call.in, call.results);
-      if (is_last && !is_whole) run_whole(false);
+    if (launch.kept >= 0) {
+      Part::Kept& kept = call.in.part->kept;
+      kept = kept_part(number);
+      kept.lane = buffers_.lane() == Lane::side ? 1 : 0;
+      kept.measures = !measured_with_rows(number), kept.multiplies = true;
+      if (is_only(static_cast<std::size_t>(launch.kept))) kept.begins = kept.measures = kept.ends = true;
     }
-    if (!parts_.empty()) memory_.add(part_values_, 0, 0, sums_, 0, 0, 1, 1);
+    this->launch(launch, number, call.in, call.results);
+    if (const ParamSums& of = param_sums(buffers_.lane()); !of.parts.empty()) memory_.add(of.part, 0, 0, of.values, 0, 0, 1, 1);
+  }
+
+  /// Own keys and those of others at the same time, for these add to dq in any order: what comes is computed first, as soon as it is there, and its dk and dv
+  /// are on their way back while the rest of the own ones is.
+  bool runs_side_by_side(const OrderRequest& request) const {
+    const std::vector<PartLaunch>& launches = plans_.order.launches;
+    const auto is_own = [](const PartLaunch& l) { return l.step == 0; };
+    const auto meets_rows_alone = [&](const PartLaunch& l) { return !dq_.data || l.kept >= 0 || !l.closed.empty(); };
+    return request.returns_early && !c_.transport->ranks_share_gpus() && c_.attention.determinism != Determinism::reproducible &&
+           !std::all_of(launches.begin(), launches.end(), is_own) && std::all_of(launches.begin(), launches.end(), meets_rows_alone);
+  }
+
+  template <class CallOf>
+  void begin_launches(bool uses_side, const std::vector<ParamBinding>& wanted, const CallOf& call_of) {
+    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) begin_kept(of, call_of);
+    if (!uses_side) return;
+    prepare_params(wanted, Lane::side);
+    buffers_.fork();
+  }
+  template <class CallOf>
+  void end_launches(bool uses_side, const CallOf& call_of) {
+    if (uses_side) {
+      buffers_.join();
+      if (count_ > 0) memory_.add(param_sums(Lane::side).values, 0, 0, param_sums(Lane::caller).values, 0, 0, 1, 1);
+    }
+    for (std::size_t of = 0; of < plans_.order.kept.size(); ++of) end_kept(of, call_of);
+  }
+
+  /// What a launch is told of the rows that it shares with others, without anything to do.
+  Part::Kept kept_part(std::size_t number) const {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const auto of = static_cast<std::size_t>(launch.kept);
+    const KeptRange& range = plans_.order.kept[of];
+    return {.memory = kept_[of],
+            .rows = range.rows.size(),
+            .first = launch.segment.q_row - range.rows.begin,
+            .number = launch.kept_number,
+            .count = plans_.order.launches[range.last].kept_number + 1,
+            .begins = false,
+            .measures = false,
+            .multiplies = false,
+            .ends = false};
+  }
+  /// Has one launch all of these rows to itself?
+  bool is_only(std::size_t of) const { return plans_.order.kept[of].first == plans_.order.kept[of].last; }
+  /// Is it the first of its rows, has all of them, and needs nothing of others? Then one kernel prepares and measures them.
+  bool measured_with_rows(std::size_t number) const {
+    const PartLaunch& launch = plans_.order.launches[number];
+    const KeptRange& range = plans_.order.kept[static_cast<std::size_t>(launch.kept)];
+    return number == range.first && launch.step == 0 && launch.segment.q_rows == range.rows.size();
+  }
+  template <class CallOf>
+  void begin_kept(std::size_t of, const CallOf& call_of) {
+    const KeptRange& range = plans_.order.kept[of];
+    if (is_only(of)) return;
+    const bool measures = measured_with_rows(range.first);
+    const std::size_t number = measures ? range.first : range.whole;
+    PartCall call = call_of(number);
+    call.in.part->kept = kept_part(number);
+    call.in.part->kept.begins = true, call.in.part->kept.measures = measures;
+    this->launch(plans_.order.launches[number], number, call.in, call.results);
+  }
+  template <class CallOf>
+  void end_kept(std::size_t of, const CallOf& call_of) {
+    if (is_only(of)) return;
+    const std::size_t number = plans_.order.kept[of].whole;
+    PartCall call = call_of(number);
+    call.in.part->kept = kept_part(number);
+    call.in.part->kept.ends = true;
+    this->launch(plans_.order.launches[number], number, call.in, call.results);
   }
   /// dk and dv: of the step's rows.
   PartCall part_call(const BackwardInputs& inputs, std::size_t number, const Queries& queries, const Keys& keys, const Rows& dk,
@@ -507,7 +580,8 @@ class BackwardPass : DevicePass {
                       .dout = view(queries.dout, s.q_row, s.q_rows)};
     if (queries.dlse.data) in.dlse = statistics_view(queries.dlse, s.q_row, s.q_rows);
     in.params = inputs.params, in.rng = inputs.rng, in.part = part_of(launch, number);
-    BackwardOutputs results{.dk = view(dk, s.kv_row, s.kv_rows), .dv = view(dv, s.kv_row, s.kv_rows), .dparams = parts_};
+    BackwardOutputs results{
+        .dk = view(dk, s.kv_row, s.kv_rows), .dv = view(dv, s.kv_row, s.kv_rows), .dparams = param_sums(buffers_.lane()).parts};
     const Rows& dq = launch.kept < 0 ? dq_sum_ : dq_;
     if (dq.data) results.dq = view(dq, s.q_row, s.q_rows);
     return {in, results};
@@ -600,23 +674,31 @@ class BackwardPass : DevicePass {
   /// So many f64 values as one row.
   Rows values(std::int64_t count) { return memory_.rows(DType::f64, 1, 1, 1, count); }
 
-  /// f64 accumulators for the gradients that are wanted, one after the other, and the parts of a launch.
-  void prepare_params(const std::vector<ParamBinding>& wanted) {
+  /// Of the launches of a lane, f64 accumulators for the gradients that are wanted, one after the other.
+  struct ParamSums {
+    Rows values, part;                  ///< of all launches so far, and of one
+    std::vector<ParamBinding> parts{};  ///< what a launch is to write
+  };
+  ParamSums& param_sums(Lane lane) { return param_sums_[static_cast<int>(lane)]; }
+  const ParamSums& param_sums(Lane lane) const { return param_sums_[static_cast<int>(lane)]; }
+  void prepare_params(const std::vector<ParamBinding>& wanted, Lane lane) {
+    first_.clear(), count_ = 0;
     for (const ParamBinding& w : wanted) first_.push_back(count_), count_ += w.tensor.numel();
     if (count_ == 0) return;
-    sums_ = values(count_), part_values_ = values(count_);
-    clear(sums_, {0, 1}), clear(part_values_, {0, 1});
+    ParamSums& sums = param_sums(lane);
+    sums.values = values(count_), sums.part = values(count_);
+    clear(sums.values, {0, 1}), clear(sums.part, {0, 1});
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       if (is_sink(wanted[i])) continue;
-      std::byte* values = part_values_.data + first_[i] * static_cast<std::int64_t>(sizeof(double));
-      parts_.push_back({wanted[i].param, base::contiguous_like(wanted[i].tensor, values, DType::f64)});
+      std::byte* to = sums.part.data + first_[i] * static_cast<std::int64_t>(sizeof(double));
+      sums.parts.push_back({wanted[i].param, base::contiguous_like(wanted[i].tensor, to, DType::f64)});
     }
   }
 
   void add_dsink(const std::vector<ParamBinding>& params, const std::vector<ParamBinding>& wanted, const Queries& of) {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       if (!is_sink(wanted[i])) continue;
-      auto* gradient = reinterpret_cast<double*>(sums_.data) + first_[i] + heads(false).begin;
+      auto* gradient = reinterpret_cast<double*>(param_sums(Lane::caller).values.data) + first_[i] + heads(false).begin;
       buffers_.sink_gradient(of.out, of.dout, of.lse, of.dlse, sink_of(params), heads(false).begin, gradient);
     }
   }
@@ -624,16 +706,16 @@ class BackwardPass : DevicePass {
   /// In the order of ranks, on every rank.
   void sum_params(const std::vector<ParamBinding>& wanted) {
     if (count_ == 0) return;
-    const Rows all = memory_.rows(DType::f64, 1, c_.plan.ranks, 1, count_);
+    const Rows &sums = param_sums(Lane::caller).values, all = memory_.rows(DType::f64, 1, c_.plan.ranks, 1, count_);
     std::vector<Message> sends, receives;
     const auto bytes = static_cast<std::size_t>(count_) * sizeof(double);
     for (int rank = 0; rank < c_.plan.ranks; ++rank) {
       if (rank == c_.rank()) continue;
-      sends.push_back({rank, sums_.data, bytes});
+      sends.push_back({rank, sums.data, bytes});
       receives.push_back({rank, all.at(0, rank, 0), bytes});
     }
     const std::uint64_t ticket = memory_.start(*c_.transport, sends, receives);
-    memory_.copy(sums_, 0, 0, all, c_.rank(), 0, 1, 1);
+    memory_.copy(sums, 0, 0, all, c_.rank(), 0, 1, 1);
     memory_.wait(*c_.transport, ticket);
     const Rows total = values(count_);
     memory_.copy(all, 0, 0, total, 0, 0, 1, 1);
@@ -681,9 +763,8 @@ class BackwardPass : DevicePass {
   Rows dq_sum_;                   ///< f32, of rows that keep nothing
   std::vector<std::byte*> kept_;  ///< of PartOrder::kept
   std::int64_t count_ = 0;
-  std::vector<std::int64_t> first_;  ///< of each wanted gradient, in sums_
-  Rows sums_, part_values_;
-  std::vector<ParamBinding> parts_;
+  std::vector<std::int64_t> first_;  ///< of each wanted gradient, in the sums
+  ParamSums param_sums_[2];          ///< of each lane
 };
 
 }  // namespace

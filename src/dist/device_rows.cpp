@@ -57,9 +57,9 @@ void DeviceBuffers::grow(Block& block, std::size_t bytes, bool for_messages) {
   block.bytes = bytes;
 }
 
-void* DeviceBuffers::workspace(std::size_t bytes, Lane lane) {
+void* DeviceBuffers::workspace(std::size_t bytes) {
   if (bytes == 0) return nullptr;
-  Block& workspace = workspaces_[static_cast<int>(lane)];
+  Block& workspace = workspaces_[static_cast<int>(lane_)];
   grow(workspace, bytes, false);
   return workspace.memory;
 }
@@ -91,13 +91,13 @@ void DeviceBuffers::move(const Rows& from, std::int64_t from_token, std::int64_t
                          std::int64_t to_head, std::int64_t count, std::int64_t heads, bool adds) {
   cuda::row_kernels(device_.index)
       .move(device_rows(from, from_token, from_head), device_rows(to, to_token, to_head), {from.batch, count, heads, from.dim}, adds,
-            {stream_, rehearses_});
+            {stream(), rehearses_});
 }
 
 void DeviceBuffers::convert_sum(const Rows& from, const Rows& more, const Rows& to) {
   cuda::row_kernels(device_.index)
       .sum(device_rows(from, 0, 0), device_rows(more, 0, 0), device_rows(to, 0, 0), {from.batch, from.tokens, from.heads, from.dim},
-           {stream_, rehearses_});
+           {stream(), rehearses_});
 }
 
 void DeviceBuffers::copy(const Rows& from, std::int64_t from_token, std::int64_t from_head, const Rows& to, std::int64_t to_token,
@@ -115,9 +115,9 @@ void DeviceBuffers::convert(const Rows& from, std::int64_t from_token, std::int6
 
 std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Message>& sends, const std::vector<Message>& receives) {
   if (rehearses_) return 0;
-  if (transport.carries_device_memory()) return transport.start_on(stream_, sends, receives);
+  if (transport.carries_device_memory()) return transport.start_on(stream(), sends, receives);
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
-  memory.synchronize(stream_);
+  memory.synchronize(stream());
   Staged staged;
   std::vector<Message> host_sends, host_receives;
   for (const Message& m : sends) {
@@ -136,7 +136,7 @@ std::uint64_t DeviceBuffers::start(Transport& transport, const std::vector<Messa
 
 void DeviceBuffers::wait(Transport& transport, std::uint64_t ticket) {
   if (rehearses_) return;
-  if (transport.carries_device_memory()) return transport.wait_on(stream_, ticket);
+  if (transport.carries_device_memory()) return transport.wait_on(stream(), ticket);
   transport.wait(ticket);
   const auto found = staged_.find(ticket);
   planning::DeviceMemory& memory = cuda::cuda_memory(device_.index);
@@ -152,7 +152,7 @@ void DeviceBuffers::clear(const Rows& rows, Range tokens) {
   for (std::int64_t b = 0; b < rows.batch; ++b)
     cuda::driver::check(cuda::driver::api().set_bytes(reinterpret_cast<cuda::driver::DevicePointer>(rows.at(b, tokens.begin, 0)), 0,
                                                       static_cast<std::size_t>(tokens.size() * rows.token_stride),
-                                                      static_cast<cuda::driver::StreamHandle>(stream_.handle)),
+                                                      static_cast<cuda::driver::StreamHandle>(stream().handle)),
                         "cuMemsetD8Async");
 }
 
@@ -169,7 +169,7 @@ void DeviceBuffers::finish(const Rows& wide, const Rows& sums, const Rows& out, 
   cuda::row_kernels(device_.index)
       .finish(device_rows(wide, 0, 0), device_rows(sums, 0, 0), device_rows(out, 0, 0),
               lse.data ? device_rows(lse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), {wide.batch, tokens, wide.heads, wide.dim},
-              {stream_, rehearses_});
+              {stream(), rehearses_});
 }
 
 void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows& lse, const Rows& dlse, const TensorView& sink,
@@ -177,7 +177,7 @@ void DeviceBuffers::sink_gradient(const Rows& out, const Rows& dout, const Rows&
   cuda::row_kernels(device_.index)
       .sink_gradient(device_rows(out, 0, 0), device_rows(dout, 0, 0), device_rows(lse, 0, 0),
                      dlse.data ? device_rows(dlse, 0, 0) : cuda::DeviceRows{}, logits(sink, first_head), gradient,
-                     {out.batch, out.tokens, out.heads, out.dim}, {stream_, rehearses_});
+                     {out.batch, out.tokens, out.heads, out.dim}, {stream(), rehearses_});
 }
 
 }  // namespace foveal::dist

@@ -12,6 +12,8 @@ namespace foveal::dist {
 /// Memory that passes reuse: what a pass takes is taken in the same order by the next one. One pass at a time.
 class DeviceBuffers final : public RowMemory {
  public:
+  /// side_goes_first: CTAs of the side stream start before waiting ones of the caller's.
+  explicit DeviceBuffers(bool side_goes_first) : side_(side_goes_first) {}
   ~DeviceBuffers() override;
   /// A pass on this stream begins: memory taken before is free again. Messages arrive in memory of this transport, if it has its own.
   /// A rehearsal takes its memory and loads its kernels, and nothing else: either may wait for all that a GPU has to do, and so must not happen in a pass, where that
@@ -30,11 +32,24 @@ class DeviceBuffers final : public RowMemory {
   void wait(Transport& transport, std::uint64_t ticket) override;
   bool direct() const override { return true; }
 
-  /// Where launches run side by side: the caller's stream, and a side stream.
+  /// Where work runs side by side: the caller's stream, and a side stream.
   enum class Lane { caller, side };
-  Stream stream(Lane lane) const { return lane == Lane::caller ? stream_ : side_.stream(); }
+  /// All that comes while this lives is in the order of that lane.
+  class On {
+   public:
+    On(DeviceBuffers& buffers, Lane lane) : buffers_(buffers), before_(buffers.lane_) { buffers.lane_ = lane; }
+    ~On() { buffers_.lane_ = before_; }
+    On(const On&) = delete;
+    On& operator=(const On&) = delete;
+
+   private:
+    DeviceBuffers& buffers_;
+    Lane before_;
+  };
+  Lane lane() const { return lane_; }
+  Stream stream() const { return lane_ == Lane::caller ? stream_ : side_.stream(); }
   /// Scratch of one launch; the next one of its lane has it too.
-  void* workspace(std::size_t bytes, Lane lane);
+  void* workspace(std::size_t bytes);
   /// From here on launches of the side stream may run, until they are joined.
   void fork() { side_.fork(device_, stream_); }
   void join() { side_.join(stream_); }
@@ -73,7 +88,8 @@ class DeviceBuffers final : public RowMemory {
   void grow(Block& block, std::size_t bytes, bool for_messages);
 
   Device device_{};
-  Stream stream_{};
+  Stream stream_{};  ///< the caller's
+  Lane lane_ = Lane::caller;
   bool rehearses_ = false;
   Transport* transport_ = nullptr;
   std::vector<Block> blocks_;

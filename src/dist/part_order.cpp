@@ -296,6 +296,21 @@ void keep_rows(PartOrder& order) {
   }
 }
 
+/// Launches that have own keys to themselves give their gradients in whole.
+void find_whole_keys(PartOrder& order, const std::vector<Range>& sent) {
+  for (std::size_t i = 0; i < order.launches.size(); ++i) {
+    PartLaunch& launch = order.launches[i];
+    const Range keys{launch.segment.kv_row, launch.segment.kv_row + launch.segment.kv_rows};
+    const auto meets = [&](const Range& other) { return other.begin < keys.end && keys.begin < other.end; };
+    launch.whole_keys = launch.kept >= 0 && launch.step == 0 && std::none_of(sent.begin(), sent.end(), meets);
+    for (std::size_t j = 0; j < order.launches.size(); ++j) {
+      const PartLaunch& other = order.launches[j];
+      if (j != i && other.step == 0 && meets({other.segment.kv_row, other.segment.kv_row + other.segment.kv_rows}))
+        launch.whole_keys = false;
+    }
+  }
+}
+
 /// A launch whose rows no other has met writes; rows that it does not write first are cleared.
 void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, std::int64_t shard_tokens) {
   Covered q, q_written, q_final, kv_final;
@@ -303,7 +318,8 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, st
   for (PartLaunch& launch : order.launches) {
     const Segment& s = launch.segment;
     const Range rows{s.q_row, s.q_row + s.q_rows}, keys{s.kv_row, s.kv_row + s.kv_rows};
-    if (!launch.closed.empty()) q_written.add(rows), kv_final.add(keys), kv_written[0].add(keys);
+    if (!launch.closed.empty()) q_written.add(rows);
+    if (!launch.closed.empty() || launch.whole_keys) kv_final.add(keys), kv_written[0].add(keys);
     if (launch.whole) {
       q_final.add(rows);
       continue;
@@ -315,7 +331,7 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, st
       q.add(rows);
       if (!launch.adds_to_q) q_written.add(rows);
     }
-    if (forward) continue;
+    if (forward || launch.whole_keys) continue;
     launch.adds_to_kv = kv[launch.step].meets(keys);
     kv[launch.step].add(keys);
     if (!launch.adds_to_kv) kv_written[launch.step].add(keys);
@@ -356,6 +372,7 @@ PartOrder part_order(const ContextPlan& plan, const Workload& workload, const Ra
   if (request.returns_early) return_early(order.launches, workload, request.transfer_pairs);
   for (PartLaunch& launch : spread) order.launches.push_back(std::move(launch));
   if (request.keeps_rows) keep_rows(order);
+  if (request.whole_keys) find_whole_keys(order, request.sent);
   find_what_is_there(order, mine, request.forward, plan.kv.tokens(mine.rank));
   return order;
 }

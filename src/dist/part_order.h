@@ -26,6 +26,7 @@ struct PartLaunch {
   /// rows are the shard's.
   std::vector<std::int64_t> closed{};
   bool adds_to_q = false, adds_to_kv = false;
+  bool whole_keys = false;        ///< nobody else has gradients for its keys: its own are final
   bool beside_transfers = false;  ///< runs while keys are on their way, and leaves multiprocessors to them
   /// Which of PartOrder::kept its rows are some of; -1: none, dq is added to what is there. And its number among the launches that meet these.
   int kept = -1;
@@ -61,6 +62,8 @@ struct OrderRequest {
   bool leaves_multiprocessors = false;
   bool returns_early = false;  ///< backward: dk and dv travel beside what is computed last
   bool keeps_rows = false;     ///< backward: launches keep what is found of their rows (Part::keeps_rows)
+  bool whole_keys = false;     ///< backward: launches may give final dk and dv, for own keys that are not among
+  std::vector<Range> sent{};   ///< rows of the shard whose keys other ranks need
 };
 
 /// Own keys first, then those that come; in a backward pass that returns early, the rest of the own ones after these.

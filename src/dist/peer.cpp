@@ -134,15 +134,14 @@ class PeerTransport final : public Transport {
     }
     const driver::Current current(device_);
     const auto caller = static_cast<driver::StreamHandle>(stream.handle);
-    constexpr unsigned at_least = 0;
-    for (const auto& [source, group] : ticket.sources)
-      driver::check(driver::api().stream_wait_value(caller, mine(Flag::arrived, source), group, at_least), "cuStreamWaitValue32");
+    for (const auto& [source, group] : ticket.sources) wait_for(caller, Flag::arrived, source, group);
     driver::check(driver::api().stream_wait_event(caller, ticket.sent, 0), "cuStreamWaitEvent");
     driver::check(driver::api().event_record(ticket.ended, caller), "cuEventRecord");
     const std::lock_guard lock(mutex_);
     tickets_.at(number).was_waited_for = true;
   }
 
+  bool ranks_share_gpus() const override { return shares_gpu_; }
   std::optional<ArrivalWord> arrival_word(std::uint64_t number, int peer) override {
     if (shares_gpu_) return std::nullopt;
     const std::lock_guard lock(mutex_);
@@ -304,11 +303,9 @@ class PeerTransport final : public Transport {
         fail(base::join("rank ", m.peer, " waits for a message of ", post.bytes, " bytes; it has one of ", m.bytes));
         mailbox_.throw_failure();
       }
-      constexpr unsigned at_least = 0;
       if (!has_begun[static_cast<std::size_t>(m.peer)]) {
         has_begun[static_cast<std::size_t>(m.peer)] = true;
-        driver::check(driver::api().stream_wait_value(stream_, mine(Flag::ready, m.peer), ++of(m.peer).sent, at_least),
-                      "cuStreamWaitValue32");
+        wait_for(stream_, Flag::ready, m.peer, ++of(m.peer).sent);
       }
       driver::check(driver::api().copy_on_device(mapped(m.peer, post.allocation) + post.offset,
                                                  reinterpret_cast<driver::DevicePointer>(m.data), m.bytes, stream_),
@@ -326,6 +323,22 @@ class PeerTransport final : public Transport {
   /// Flags of this rank: set by the peer.
   driver::DevicePointer mine(Flag flag, int peer) const { return flags_ + flag_at(flag, peer); }
   /// Sets the flag that a peer waits for, when what comes before on the stream is done and seen by all.
+  /// What comes next on the stream waits until a peer has counted up to `value`. Where ranks share a GPU the host does: streams are more than the queues of a GPU, and one that
+  /// waits can hold up another rank's, for which it waits.
+  void wait_for(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) {
+    const driver::DevicePointer at = mine(flag, peer);
+    if (!shares_gpu_) {
+      constexpr unsigned at_least = 0;
+      driver::check(driver::api().stream_wait_value(stream, at, value, at_least), "cuStreamWaitValue32");
+      return;
+    }
+    const auto has_come = [&] {
+      std::uint32_t found = 0;
+      driver::check(driver::api().copy_to_host(&found, at, sizeof found), "cuMemcpyDtoH");
+      return static_cast<std::int32_t>(found - value) >= 0;
+    };
+    mailbox_.wait_until(has_come, "to come as far with its GPU");
+  }
   void write(driver::StreamHandle stream, Flag flag, int peer, std::uint32_t value) const {
     const driver::DevicePointer to = their_flags_[static_cast<std::size_t>(peer)] + flag_at(flag, rank_);
     driver::check(driver::api().stream_write_value(stream, to, value, 0), "cuStreamWriteValue32");

@@ -1,5 +1,6 @@
 #pragma once
-// A stream beside the caller's: launches there fill multiprocessors that the last CTAs of launches on the caller's leave idle.
+// A stream beside the caller's: launches there fill multiprocessors that the last CTAs of launches on the caller's leave idle, or, where they go
+// first, take each multiprocessor that a CTA of these leaves.
 #include "cuda/jit/driver.h"
 #include "foveal/attention.h"
 
@@ -7,7 +8,7 @@ namespace foveal::dist {
 
 class SideStream {
  public:
-  SideStream() = default;
+  explicit SideStream(bool goes_first) : goes_first_(goes_first) {}
   ~SideStream() { destroy(); }
   SideStream(const SideStream&) = delete;
   SideStream& operator=(const SideStream&) = delete;
@@ -29,7 +30,8 @@ class SideStream {
   void create(Device device) {
     constexpr unsigned non_blocking = 1, no_timing = 2;
     cuda::driver::StreamHandle stream = nullptr;
-    cuda::driver::check(cuda::driver::api().stream_create(&stream, non_blocking), "cuStreamCreate");
+    cuda::driver::check(cuda::driver::api().stream_create_with_priority(&stream, non_blocking, goes_first_ ? -1 : 0),
+                        "cuStreamCreateWithPriority");
     stream_ = {stream}, device_ = device;
     cuda::driver::check(cuda::driver::api().event_create(&event_, no_timing), "cuEventCreate");
   }
@@ -43,6 +45,7 @@ class SideStream {
     cuda::driver::check(cuda::driver::api().stream_wait_event(static_cast<cuda::driver::StreamHandle>(to), event_, 0), "cuStreamWaitEvent");
   }
 
+  bool goes_first_;
   Device device_{};
   Stream stream_{};
   cuda::driver::EventHandle event_ = nullptr;

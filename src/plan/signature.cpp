@@ -74,6 +74,7 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
     signature.add(call.part->whole_rows);
     signature.add(call.part->spread_keys);
     signature.add(call.part->keeps_rows);
+    signature.add(call.part->whole_keys);
     signature.add(call.part->first_query);
     signature.add(call.part->first_key);
   }

@@ -179,9 +179,11 @@ void check_kept(const Problem& p, const Part::Kept& kept) {
                kept.first, " to ", end, " of ", kept.rows, "; expected them from a multiple of 128 on, to one or to the end");
   FOVEAL_CHECK((!kept.begins && !kept.ends) || p.seqlen_q == kept.rows, "part.kept: rows ", kept.first, " to ", end, " of ", kept.rows,
                " begin or end; expected all of them");
-  FOVEAL_CHECK(kept.number < Part::most_kept && kept.count <= Part::most_kept && (!kept.multiplies || kept.number < kept.count),
-               "part.kept: number ", kept.number, ", count ", kept.count, "; expected a number below the count, which is ", Part::most_kept,
-               " at most");
+  FOVEAL_CHECK(
+      kept.number < Part::most_kept && kept.count <= Part::most_kept && ((!kept.multiplies && !kept.measures) || kept.number < kept.count),
+      "part.kept: number ", kept.number, ", count ", kept.count, "; expected a number below the count, which is ", Part::most_kept,
+      " at most");
+  FOVEAL_CHECK(kept.lane < 2, "part.kept: lane ", kept.lane, "; expected 0 or 1");
 }
 
 void take_part(const Problem& problem, const Call& call, Buffers& buffers) {

@@ -209,7 +209,8 @@ void read_part(Problem& p, const Call& call) {
   FOVEAL_CHECK(part.spread_keys == 0 || (part.whole_rows && part.spread_keys > 0 && part.spread_keys <= max_position),
                "part.spread_keys: ", part.spread_keys, "; expected 0, or with whole_rows 1 to ", max_position);
   FOVEAL_CHECK(!part.keeps_rows || p.pass == Pass::backward, "part.keeps_rows: given in a forward pass");
-  p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0, p.keeps_rows = part.keeps_rows;
+  FOVEAL_CHECK(!part.whole_keys || part.keeps_rows, "part.whole_keys: given without keeps_rows");
+  p.whole_rows = part.whole_rows, p.spread = part.spread_keys > 0, p.keeps_rows = part.keeps_rows, p.whole_keys = part.whole_keys;
   if (p.keeps_rows) {
     const auto take = [](const char* name, std::int64_t first, std::int64_t of_whole, std::int64_t count, std::int64_t offset,
                          std::int64_t& to, std::int64_t& to_whole) {
@@ -500,7 +501,7 @@ std::string key_of(const Problem& p) {
   if (p.segments) key += " segments", add(p.batch), add(p.sequences), add(p.head_offset), add(p.heads_all);
   if (p.part)
     key += " part", add(p.batch_offset), add(p.head_offset), add(p.heads_all), add(p.whole_rows), add(p.spread), add(p.keeps_rows),
-        add(p.first_query), add(p.queries_of_whole), add(p.first_key), add(p.keys_of_whole);
+        add(p.whole_keys), add(p.first_query), add(p.queries_of_whole), add(p.first_key), add(p.keys_of_whole);
   for (const Role& role : roles) add_spec(p.*role.spec);
   for (const ParamSpec& param : p.params) add_spec(param.tensor), add_spec(param.gradient);
   return key;

@@ -51,6 +51,7 @@ struct Problem {
   bool whole_rows = false;     ///< of a part: no other has keys of its rows, and results are those of a call without a part
   bool spread = false;         ///< of a part: keys lie in stretches of two memories
   bool keeps_rows = false;     ///< of a part, backward: what is found of rows is kept for other parts, and dq is written once, in q's type
+  bool whole_keys = false;     ///< of a part that keeps rows: no other has queries of its keys, and dk and dv are written once, too
   std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: of the part, among so many of the whole
   std::int64_t queries_of_whole = 0, keys_of_whole = 0;
   std::int64_t batch_offset = 0;                ///< of a part: the symbol `batch` of the first row
@@ -69,7 +70,7 @@ struct Problem {
   std::shared_ptr<std::vector<float>> numbers;  ///< of kernels: constants that these get as arguments; null: texts show all constants
 
   /// Results are merged into what is there.
-  bool merges() const { return part && !whole_rows; }
+  bool merges() const { return part && !whole_rows && !whole_keys; }
   bool has_score_mod() const { return !score->forward.empty(); }
   bool has_mask() const { return !score->mask.empty(); }
   /// Sequences have as many keys as a run says.

@@ -45,7 +45,7 @@ FOVEAL_X(Divisor, value, multiplier, shift)
 FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, inside, section_heads, last_heads, section_tasks)
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)
-FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, unused)
+FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_lane)
 FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_turns, splits,
          unused_too, split_out, split_softmax, split_exponent, split_rows, pages, kept)
 FOVEAL_X(KeyStretch, first, shift, word, arrived)

@@ -53,8 +53,8 @@ struct Call {
                       .dout = view(dtype, {batch, rows, heads, dim_v})};
     in.part = part, in.params = params;
     const BackwardOutputs out{.dq = view(part.keeps_rows ? dtype : wide(), {batch, rows, heads, dim}),
-                              .dk = view(wide(), {batch, keys, heads_kv, dim}),
-                              .dv = view(wide(), {batch, keys, heads_kv, dim_v}),
+                              .dk = view(part.whole_keys ? dtype : wide(), {batch, keys, heads_kv, dim}),
+                              .dv = view(part.whole_keys ? dtype : wide(), {batch, keys, heads_kv, dim_v}),
                               .dparams = dparams};
     return problem::make_problem(attention, in, out);
   }
@@ -91,7 +91,27 @@ TEST_F(PartKernels, ThatKeepRowsCompile) {
     Call call{.dim = dim, .dim_v = dim, .attention = {.mask = causal()}, .part = {.seqlen_q = 8192, .seqlen_kv = 8192, .keeps_rows = true}};
     call.attention.q_offset = 3000;
     expect_compiled(call.backward(), "sm_90a", "sm90");
+    call.part.whole_keys = true;
+    expect_compiled(call.backward(), "sm_90a", "sm90");
   }
+}
+
+/// dk and dv are of k's type then; what makes dq is the same kernel for all parts of a row.
+TEST(Part, WithWholeKeysWritesThemOnce) {
+  Call call{.attention = {.mask = causal()}, .part = {.seqlen_q = 8192, .seqlen_kv = 8192, .keeps_rows = true}};
+  const auto texts = [&call] {
+    const problem::Problem p = call.backward();
+    const auto choice = sm90_backward_choice(p, sm90_read_plan(p), "NVIDIA H100");
+    return std::pair{jit::assemble(backward_sm90_source(p, choice->config)),
+                     jit::assemble(backward_convert_sm90_source(p, choice->config))};
+  };
+  const problem::Problem parts = call.backward();
+  const auto [adds, makes_dq] = texts();
+  call.part.whole_keys = true;
+  const auto [writes, makes_dq_alike] = texts();
+  EXPECT_FALSE(adds == writes);
+  EXPECT_TRUE(makes_dq == makes_dq_alike);
+  EXPECT_NE(problem::key_of(parts), problem::key_of(call.backward()));
 }
 
 /// dq of a row may be mended over the keys of all its parts: what a score's indices may be does not end with a part's keys.
@@ -214,6 +234,8 @@ TEST(Part, WhatCannotBeAPartIsRefused) {
   expect_refused(call, "part.spread_keys");
   call = {}, call.part.whole_rows = true;
   EXPECT_THROW(call.backward(), Error);
+  call = {}, call.part.whole_keys = true;
+  expect_refused(call, "part.whole_keys: given without keeps_rows");
   call = {}, call.part.keeps_rows = true;
   expect_refused(call, "part.keeps_rows: given in a forward pass");
   call.part.first_key = 1;

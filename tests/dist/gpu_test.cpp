@@ -102,6 +102,51 @@ TEST(PartOrder, RowsAreWrittenOrClearedBeforeTheyAreAddedTo) {
       }
 }
 
+/// dk and dv of an own key are final in one launch, which has all that this rank computes of it and that nobody else needs, or they are summed up.
+TEST(PartOrder, WholeKeysAreNobodyElses) {
+  std::size_t whole = 0, sums = 0;
+  for (const char* text : {"forward f32 h2 q3000 d16 mask=\"causal()\"", "forward f32 h2 q4000 d16 mask=\"causal() & window(400)\"",
+                           "forward f32 h2 q2000 d16", "forward f32 h4 d16 lengths=3000,10,500,0,900 mask=\"causal()\""})
+    for (const int ranks : {1, 2, 3, 8}) {
+      const problem::Line line = problem::parse_line(text);
+      const Workload work = make_workload(problem::problem_of(line, {}), line.lengths, {}, 128);
+      const ContextPlan plan = make_plan(work, {.ranks = ranks, .head_groups = 1});
+      for (int rank = 0; rank < ranks; ++rank) {
+        const RankPlan mine = rank_plan(plan, rank);
+        if (mine.steps[0].rows != plan.kv.tokens(rank)) continue;
+        std::vector<Range> sent;
+        for (int other = 0; other < ranks; ++other) {
+          if (other == rank) continue;
+          for (const Step& step : rank_plan(plan, other).steps)
+            for (const Transfer& t : step.keys)
+              if (t.source == rank) sent.push_back({t.place, t.place + t.tokens.size()});
+        }
+        const PartOrder order =
+            part_order(plan, work, mine, {.forward = false, .returns_early = true, .keeps_rows = true, .whole_keys = true, .sent = sent});
+        std::vector<int> ways(static_cast<std::size_t>(plan.kv.tokens(rank)), 0), launches = ways, others = ways;
+        const auto add = [](std::vector<int>& to, Range r) {
+          for (std::int64_t row = r.begin; row < r.end; ++row) ++to[static_cast<std::size_t>(row)];
+        };
+        for (const Range& r : order.summed_kv) add(ways, r), sums += static_cast<std::size_t>(r.size());
+        for (const Range& r : sent) add(others, r);
+        for (const PartLaunch& launch : order.launches) {
+          if (launch.step > 0) continue;
+          const Range keys{launch.segment.kv_row, launch.segment.kv_row + launch.segment.kv_rows};
+          add(launches, keys);
+          if (launch.whole_keys) add(ways, keys), whole += static_cast<std::size_t>(keys.size());
+        }
+        for (const int count : ways) EXPECT_EQ(count, 1) << text << " " << ranks;
+        for (const PartLaunch& launch : order.launches)
+          for (std::int64_t row = launch.segment.kv_row; launch.whole_keys && row < launch.segment.kv_row + launch.segment.kv_rows; ++row) {
+            EXPECT_EQ(launches[static_cast<std::size_t>(row)], 1);
+            EXPECT_EQ(others[static_cast<std::size_t>(row)], 0);
+          }
+      }
+    }
+  EXPECT_GT(whole, 5000u);
+  EXPECT_GT(sums, 5000u);
+}
+
 /// Launches that keep what is found of rows have all rows that any of them meets between them, in whole tiles, and one has them all: dq of these is final.
 TEST(PartOrder, KeptRowsAreMetByLaunchesThatKeepThem) {
   std::size_t kept = 0, of_several = 0, left = 0;
@@ -263,16 +308,16 @@ class RanksOnGpu : public foveal::test::NeedsNvrtc {
 
 class GpuRanks : public RanksOnGpu, public testing::WithParamInterface<Feature> {};
 
-/// Ranks share a GPU, each on a stream of its own; messages go by way of the host, or are copies on the GPU.
+/// Messages go by way of the host between ranks of one GPU, each on a stream of its own, or are copies between the GPUs that there are, which ranks share where they are more.
 std::string run_on_gpu(const problem::CaseData& data, int ranks, const ContextOptions& options, bool peers) {
   std::vector<std::shared_ptr<Transport>> transports;
   if (!peers) transports = thread_ranks(ranks, {.time_limit = 120});
   transports.resize(static_cast<std::size_t>(ranks));
   const std::string id = peers ? peer_id() : "";
-  const Device device{DeviceKind::cuda, 0};
   test::on_threads(ranks, [&](int rank) {
+    const Device device{DeviceKind::cuda, peers ? rank % cuda::driver::device_count() : 0};
     if (peers) transports[static_cast<std::size_t>(rank)] = peer_ranks(id, rank, ranks, device, {.time_limit = 120});
-    const cuda::driver::Current current(0);
+    const cuda::driver::Current current(device.index);
     cuda::driver::StreamHandle stream = nullptr;
     cuda::driver::check(cuda::driver::api().stream_create(&stream, 1), "cuStreamCreate");
     test::run_rank(std::move(transports[static_cast<std::size_t>(rank)]), data, options, {}, {}, device, {stream});

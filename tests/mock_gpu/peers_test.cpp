@@ -8,8 +8,10 @@
 #include <filesystem>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "cuda/device/sm90_args.cuh"
 #include "cuda/jit/disk_cache.h"
 #include "dist/mailbox.h"
 #include "dist/ranks.h"
@@ -182,7 +184,7 @@ TEST(Peers, NothingIsLeftBehind) {
     EXPECT_EQ(file.path().filename().string().find("foveal-"), std::string::npos) << file.path();
 }
 
-/// Calls its ranks' transport; fn before each message of device memory.
+/// Calls its ranks' transport, as if each rank had a GPU to itself; fn before each message of device memory.
 class Watched final : public Transport {
  public:
   Watched(std::shared_ptr<Transport> transport, std::function<void()> fn) : to_(std::move(transport)), fn_(std::move(fn)) {}
@@ -226,7 +228,8 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
         if (begun == !ends) return;
         const auto calls = mock::count_calls();
         if (ends)
-          for (const char* name : {"cuLibraryLoadData", "cuKernelGetFunction", "cuMemAlloc_v2", "cuMemFree_v2"})
+          for (const char* name :
+               {"cuLibraryLoadData", "cuKernelGetFunction", "cuMemAlloc_v2", "cuMemFree_v2", "cuStreamCreateWithPriority"})
             if (const auto found = calls.find(name); found != calls.end() && found->second > 0) late[name] += found->second;
         begun = !ends;
       };
@@ -244,6 +247,45 @@ TEST(Peers, NothingIsLoadedOrAllocatedWhileAPassIsUnderWay) {
       }));
       for (const auto& [name, count] : late) ADD_FAILURE() << text << ": " << count << " calls of " << name << " in " << head_groups;
     }
+}
+
+std::mutex launches_mutex;
+std::map<void*, std::set<void*>> statistics_of_streams;  ///< where backward launches of each stream find lse
+
+/// On a GPU of its own a rank computes others' keys beside its own ones, with statistics of their own; not where their order counts, nor where ranks share a GPU.
+TEST(Peers, KeysOfOthersAreComputedOnAStreamOfTheirOwn) {
+  setenv("FOVEAL_NVRTC_PATH", FOVEAL_MOCK_NVRTC, 1);
+  cuda::jit::set_cache_folder("");
+  mock::call_for_launches([](const cuda::driver::LaunchConfig& config, const void* argument, std::size_t bytes) {
+    constexpr unsigned least_of_products = 100'000;
+    if (bytes != sizeof(device::Sm90Args) || config.shared_bytes < least_of_products) return;
+    const auto& args = *static_cast<const device::Sm90Args*>(argument);
+    if (args.attention.delta.data == nullptr) return;  // forward
+    const std::lock_guard lock(launches_mutex);
+    statistics_of_streams[config.stream].insert(args.attention.lse2.data);
+  });
+  const auto streams = [](const char* text, bool shares_gpu) {
+    statistics_of_streams.clear();
+    const problem::CaseData data(problem::parse_line(text));
+    ContextOptions options;
+    options.unit = 128;
+    expect_no(on_ranks(2, [&](Transport& transport) {
+      const std::shared_ptr<Transport> borrowed(&transport, [](Transport*) {});
+      const std::shared_ptr<Transport> alone = std::make_shared<Watched>(borrowed, [] {});
+      test::run_rank(shares_gpu ? borrowed : alone, data, options, {}, {}, gpu);
+    }));
+    std::set<void*> all;
+    std::size_t of_streams = 0;
+    for (const auto& [stream, statistics] : statistics_of_streams)
+      all.insert(statistics.begin(), statistics.end()), of_streams += statistics.size();
+    EXPECT_EQ(all.size(), of_streams) << text << ": launches that run side by side share statistics";
+    return statistics_of_streams.size();
+  };
+  const char* causal = "backward bf16 h2 q1500 d128 mask=\"causal()\"";
+  EXPECT_EQ(streams(causal, false), 2u);  // the mock makes all streams alike
+  EXPECT_EQ(streams(causal, true), 1u);
+  EXPECT_EQ(streams("backward bf16 h2 q1500 d128 mask=\"causal()\" determinism=reproducible", false), 1u);
+  mock::call_for_launches(nullptr);
 }
 
 /// A process that ends without a word is seen by the others, for the kernel drops its lock.

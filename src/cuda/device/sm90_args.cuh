@@ -49,7 +49,7 @@ struct KeptRows {
   int first_row;      ///< of this part's
   int begins;         ///< they are prepared
   int measures;       ///< far ones are measured over this part's keys, and the keys noted
-  int unused;
+  int other_lane;     ///< from statistics of this part to those of parts at its side, in 128 rows
 };
 
 struct Sm90Args {

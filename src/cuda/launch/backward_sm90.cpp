@@ -36,13 +36,15 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
 /// Where the statistics of rows and the sum of their dq lie in one piece of memory: of each head so many rows, a multiple of stat_step.
 struct RowsLayout {
   std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_turns = 0, keys = 0;
+  std::int64_t lane = 0;  ///< rows of statistics in a lane (Part::Kept): of lse2, largest and far there is one for each
   Workspace pieces;
 
-  RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head) {
-    const auto rows = static_cast<std::size_t>(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch));
-    lse2 = pieces.reserve(rows * sizeof(float));
-    largest = pieces.reserve(rows * sizeof(float));
-    far = pieces.reserve(rows / 8 * sizeof(unsigned short));
+  RowsLayout(const problem::Problem& p, const Sm90BackwardConfig& config, std::int64_t rows_of_head)
+      : lane(rows_of_head * p.heads_q * (p.varlen ? 1 : p.batch)) {
+    const auto rows = static_cast<std::size_t>(lane), of_lanes = (p.keeps_rows ? 2 : 1) * rows;
+    lse2 = pieces.reserve(of_lanes * sizeof(float));
+    largest = pieces.reserve(of_lanes * sizeof(float));
+    far = pieces.reserve(of_lanes / 8 * sizeof(unsigned short));
     delta = pieces.reserve(rows * sizeof(float));
     dq_sum = pieces.reserve(rows * static_cast<std::size_t>(dq_sum_columns(p, config)) * sizeof(float));
     if (p.attention.determinism == Determinism::reproducible)
@@ -186,8 +188,9 @@ class BackwardSm90 : public GpuExecutable {
           static_cast<unsigned>(round_up(p.seqlen_q, config_.block_q) / config_.block_q * 2 * config_.cluster_size());
       convert_.launch({.grid_x = convert_blocks, .grid_y = heads, .grid_z = sequences, .threads = convert_threads}, args, stream);
     };
+    const bool prepares = stages.begins || stages.measures;
     if (!stages.multiplies) {
-      if (stages.begins) prepare();
+      if (prepares) prepare();
       if (stages.ends && p.dq.present) convert();
       return;
     }
@@ -198,7 +201,7 @@ class BackwardSm90 : public GpuExecutable {
       tables_.make(args.attention, workspace, stream);
     }
     gradients_.prepare(args.attention, buffers, workspace, stream);
-    prepare();
+    if (prepares) prepare();
     kernel_.launch({.grid_x = grid_, .threads = Sm90BackwardConfig::threads, .shared_bytes = shared_bytes_, .cooperative = reproducible()},
                    args, stream);
     if (stages.ends && p.dq.present) convert();
@@ -217,9 +220,10 @@ class BackwardSm90 : public GpuExecutable {
     const RowsLayout at(problem_, config_, rows);
     void* memory = keeps ? kept.memory : Workspace::at<void>(workspace, rows_offset_);
     args.stat_rows = static_cast<int>(rows);
-    args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first;
-    args.attention.largest.data = Workspace::at<float>(memory, at.largest) + first;
-    args.far = Workspace::at<unsigned short>(memory, at.far) + first / 8;
+    const std::int64_t first_stat = kept.lane * at.lane + first;
+    args.attention.lse2.data = Workspace::at<float>(memory, at.lse2) + first_stat;
+    args.attention.largest.data = Workspace::at<float>(memory, at.largest) + first_stat;
+    args.far = Workspace::at<unsigned short>(memory, at.far) + first_stat / 8;
     args.attention.delta.data = Workspace::at<float>(memory, at.delta) + first;
     args.dq_sum = Workspace::at<float>(memory, at.dq_sum) + first * dq_sum_columns(problem_, config_);
     args.dq_turns = Workspace::at<unsigned>(memory, at.dq_turns) + first / config_.block_q * config_.cluster_size();
@@ -229,8 +233,8 @@ class BackwardSm90 : public GpuExecutable {
                  .count = static_cast<int>(kept.count),
                  .first_row = static_cast<int>(first),
                  .begins = kept.begins,
-                 .measures = kept.multiplies,
-                 .unused = 0};
+                 .measures = kept.measures,
+                 .other_lane = static_cast<int>((kept.lane == 0 ? at.lane : -at.lane) / stat_step)};
   }
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
   bool reproducible() const { return problem_.attention.determinism == Determinism::reproducible; }
@@ -341,12 +345,14 @@ jit::KernelSource backward_prepare_sm90_source(const problem::Problem& p, const 
   source.constants.set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);
   return source;
 }
-// Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it.
+// Where all pairs are kept it knows rows, not pairs, and little of what a call is: most such calls share it, and parts whose keys are whole with those whose are not.
 jit::KernelSource backward_convert_sm90_source(const problem::Problem& p, const Sm90BackwardConfig& config) {
+  problem::Problem alike = p;
+  alike.whole_keys = false;
   const bool cuts_tiles = p.has_mask() || p.ragged_kv();
   jit::KernelSource source{.stem = "backward_convert_sm90",
                            .entry = "backward_convert_sm90",
-                           .constants = attention_constants(p),
+                           .constants = attention_constants(alike),
                            .score = slope_has_unit(p) || cuts_tiles ? emit_score(p, {.band = mask_is_band(p)}) : emit_sink(p, true),
                            .arch = {}};
   source.constants.set("kBlockQ", config.block_q).set("kMaskIsBand", mask_is_band(p)).set("kKeepsRows", p.keeps_rows);

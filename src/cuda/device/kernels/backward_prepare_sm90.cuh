@@ -1,7 +1,7 @@
 // Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
 // of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. Far rows are measured anew (tile/measure_rows.cuh).
-// One group of lanes for each row of statistics, rows beyond the sequence included. Rows that are kept from part to part (KeptRows) are prepared by the first; later
-// ones measure far rows over their own keys.
+// One group of lanes for each row of statistics, rows beyond the sequence included. Rows that are kept from part to part (KeptRows) are prepared once, and each part
+// measures far rows over its own keys: parts side by side have lse2, largest and far of their own.
 //
 // config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits, kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
@@ -98,7 +98,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
 #pragma unroll
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
 
-  RowStatistics statistics{0, lse == -infinity() ? infinity() : lse * kLog2e, 0, false};
+  const float unmeasured = lse == -infinity() ? infinity() : lse * kLog2e;
+  RowStatistics statistics{0, unmeasured, 0, false};
   const bool some_far = measures && __syncthreads_or(is_far(lse));
   if (some_far) {
     const RowStatistics measured = measure_far_rows(args, sequence, head, row, lse);
@@ -119,6 +120,12 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (writes) static_cast<float*>(attention.largest.data)[stat] = statistics.largest;
     if (begins) static_cast<float*>(attention.delta.data)[stat] = delta;
     if (row % 8 == 0 && (begins || some_far)) args.far[stat / 8] = some_far;
+    if (kKeepsRows && begins) {
+      const i64 there = stat + 128ll * args.kept.other_lane;
+      static_cast<float*>(attention.lse2.data)[there] = unmeasured;
+      static_cast<float*>(attention.largest.data)[there] = 0;
+      if (row % 8 == 0) args.far[there / 8] = 0;
+    }
   }
   if constexpr (kSinkParam >= 0) {
     __shared__ float terms[kRowsPerBlock];
