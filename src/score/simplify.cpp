@@ -414,6 +414,7 @@ std::optional<Linear> Graph::difference(ValueId comparison) const {
   const Instr& instr = (*this)[comparison];
   if ((instr.op != Op::lt && instr.op != Op::le) || type(instr.arg[0]) != Type::integer) return std::nullopt;
   Linear sum = combine(linear(instr.arg[0]), linear(instr.arg[1]), -1);
+  if (!fits(sum)) return std::nullopt;  // numbers of 64 bits: it may have been saturated
   if (instr.op == Op::lt) sum.constant += 1;
   return sum;
 }
@@ -512,7 +513,7 @@ ValueId Graph::make_comparison(Op op, ValueId a, ValueId b) {
     return intern(op, a, b);
   }
   Linear gap = combine(linear(a), linear(b), -1);
-  if (op == Op::lt) gap.constant += 1;
+  if (op == Op::lt && fits(gap)) gap.constant += 1;
   if (!fits(gap)) return intern(op, a, b);
   return compare_to_zero(op == Op::lt ? Op::le : op, gap);
 }

@@ -1,6 +1,8 @@
 // Text of the score language: parsed or refused; what is parsed prints as text that means the same, and compiles, or is refused. The text is mostly
 // the same again, too, but a conjunction of more operands than are sorted may be printed in another order: then its values are compared.
+#include <algorithm>
 #include <cmath>
+#include <limits>
 #include <tuple>
 
 #include "bytes.h"
@@ -21,11 +23,14 @@ class Numbers : public scoring::ParamReader {
 std::vector<double> values_of(const Expr& expr, const std::vector<Param>& params) try {
   const Expr score = expr.type() == Type::boolean ? where(expr, 1.0, 0.0) : expr;
   const scoring::ScoreProgram program = scoring::compile({.score_mod = score, .params = params});
-  std::vector<scoring::Scalar> scratch(program.forward.code.size());
+  std::vector<scoring::Scalar> scratch(std::max(program.forward.code.size(), program.mask.code.size()));
   std::vector<double> values;
   for (const auto& [raw, q, kv] : {std::tuple{0.5, 3, 4}, {-2.0, 0, 0}, {40.0, 7, 1}, {0.0, 100, 90}}) {
     const scoring::Point point{.score = raw, .batch = 1, .head = 2, .q_idx = q, .kv_idx = kv, .seqlen_q = 128, .seqlen_kv = 128};
-    values.push_back(program.forward.empty() ? raw : scoring::evaluate(program.forward, point, Numbers(), scratch.data()));
+    // `where(keep, x, -inf)` is x under a mask.
+    const bool kept = program.mask.empty() || scoring::evaluate(program.mask, point, Numbers(), scratch.data()) != 0;
+    const double score = program.forward.empty() ? raw : scoring::evaluate(program.forward, point, Numbers(), scratch.data());
+    values.push_back(kept ? score : -std::numeric_limits<double>::infinity());
   }
   return values;
 } catch (const Error&) {

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
+#include <limits>
 
 #include "foveal/error.h"
 #include "foveal/masks.h"
@@ -250,6 +252,39 @@ TEST(CompileErrors, NameWhatIsWrong) {
     EXPECT_EQ(to_string(parse(twice)), twice);
   expect_error(message({.score_mod = score + Expr(std::int64_t{1} << 40) * (std::int64_t{1} << 40)}), "does not fit 64 bits");
   EXPECT_EQ(message({.score_mod = q_idx - kv_idx}), "accepted");  // an integer score is a real one
+}
+
+/// Sums that 64 bits do not hold were saturated, and decided comparisons: `q_idx < -9223372036854775807` was true beside `q_idx < 5`.
+TEST(Compile, ComparisonsWithTheLargestIntegersAreRight) {
+  constexpr std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const auto far = [](std::int64_t q, std::int64_t kv) { return kv - q; };
+  struct Case {
+    const char* text;
+    std::function<bool(std::int64_t, std::int64_t)> keeps;
+  };
+  const Case cases[] = {
+      {"(q_idx < -9223372036854775807) & (q_idx < 5)", [](auto, auto) { return false; }},
+      {"(9223372036854775807 < q_idx) | (4 < q_idx)", [](auto q, auto) { return q > 4; }},
+      {"~(q_idx <= 9223372036854775807) | (kv_idx < 3)", [](auto, auto kv) { return kv < 3; }},
+      {"(9223372036854775807 < kv_idx - q_idx) & (3 < kv_idx - q_idx)", [](auto, auto) { return false; }},
+      {"(kv_idx - q_idx < 9223372036854775807) & (kv_idx - q_idx < 4)", [&](auto q, auto kv) { return far(q, kv) < 4; }},
+      {"(-9223372036854775807 <= kv_idx - q_idx) | (3 < q_idx)", [](auto, auto) { return true; }},
+      {"abs(q_idx - 5) <= 9223372036854775807", [](auto, auto) { return true; }},
+      {"abs(q_idx) - 9223372036854775807 < kv_idx - 9223372036854775807", [&](auto q, auto kv) { return q - most < kv - most; }},
+  };
+  class : public scoring::ParamReader {
+    double read(std::int32_t, const std::int64_t*) const override { return 0; }
+  } none;
+  for (const Case& c : cases) {
+    const scoring::ScoreProgram program = scoring::compile({.score_mod = where(parse(c.text), 1.0, 2.0)});
+    std::vector<scoring::Scalar> values(program.forward.code.size());
+    for (const std::int64_t q : {0, 4, 5, 100})
+      for (const std::int64_t kv : {0, 3, 9, 104}) {
+        const scoring::Point point{.score = 7, .q_idx = q, .kv_idx = kv, .seqlen_q = 128, .seqlen_kv = 128};
+        EXPECT_EQ(scoring::evaluate(program.forward, point, none, values.data()), c.keeps(q, kv) ? 1.0 : 2.0)
+            << c.text << " is " << to_string(parse(c.text)) << " at " << q << ", " << kv;
+      }
+  }
 }
 
 }  // namespace
