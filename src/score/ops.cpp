@@ -68,10 +68,10 @@ Int shifted_left(Int a, Int b) {
   return wrapped(a, b, [b](std::uint64_t x, std::uint64_t) { return x << shift_count(b); });
 }
 
-/// Of integers below 2^53 in size.
+/// Of integers below 2^53 in size, and some value of larger ones.
 template <class Operation>
 double of_small(double a, double b, Operation operation) {
-  return static_cast<double>(operation(static_cast<Int>(a), static_cast<Int>(b)));
+  return static_cast<double>(operation(truncated(a), truncated(b)));
 }
 
 // d f(x) = f'(x) dx for the usual functions; each takes the value itself (self) or the operand, whichever is cheaper.
@@ -223,7 +223,7 @@ constexpr Facts facts[] = {
     {Op::to_real, V(a), nullptr, nullptr, rule::to_real, "real($0)", "real($0)"},
     {Op::to_integer, V(static_cast<double>(truncated(a))), nullptr, nullptr, rule::to_integer, "int($0)", "int($0)"},
     {Op::to_boolean, V(a != 0), I(a != 0), nullptr, rule::to_boolean, "($0 != 0)", "($0 != 0)"},
-    {Op::to_int32, V(static_cast<double>(low_word(static_cast<Int>(a)))), I(low_word(a)), nullptr, rule::to_int32, "", "int($0)"},
+    {Op::to_int32, V(static_cast<double>(low_word(truncated(a)))), I(low_word(a)), nullptr, rule::to_int32, "", "int($0)"},
 };
 
 #undef V

@@ -287,5 +287,19 @@ TEST(Compile, ComparisonsWithTheLargestIntegersAreRight) {
   }
 }
 
+/// Doubles, which tell whether a result leaves 64 bits, know such operands by their first bits alone.
+TEST(Compile, BitsOfTheLargestIntegersAreExact) {
+  for (const auto& [text, value] : {std::pair{"9223372036854775807 | 1", "9223372036854775807"},
+                                    {"~(-9223372036854775807 - 1)", "9223372036854775807"},
+                                    {"4611686018427387903 & 2305843009213693952", "2305843009213693952"},
+                                    {"4611686018427387903 % 2305843009213693952", "2305843009213693951"},
+                                    {"9223372036854775807 >> 62", "1"},
+                                    {"0 >> 9223372036854775807", "0"},
+                                    {"9223372036854775807 ^ 9223372036854775806", "1"}})
+    EXPECT_EQ(to_string(parse(text)), value) << text;
+  EXPECT_THROW(to_string(parse("9223372036854775807 + 1")), Error);
+  EXPECT_THROW(to_string(parse("9223372036854775807 << 1")), Error);
+}
+
 }  // namespace
 }  // namespace foveal
