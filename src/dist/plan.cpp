@@ -97,8 +97,9 @@ void add_sends(const Workload& w, const Machine& machine, ContextPlan& plan, int
   const std::int64_t launches = (load.launches - 1) * machine.launch_ns;  // a backward pass makes one for own keys and one for others'
   load.forward_ns =
       std::max({work_ns(load.work, w, machine.forward_gflops, false), load.forward_ns, send_ns}) + latency + steps + exchange + launches;
-  load.backward_ns = std::max({work_ns(load.work, w, machine.backward_gflops, true), load.backward_ns, 3 * send_ns}) + latency + steps +
-                     2 * exchange + 2 * launches;
+  load.backward_ns = std::max({work_ns(load.work, w, w.heads_q > w.heads_kv ? machine.grouped_gflops : machine.backward_gflops, true),
+                               load.backward_ns, 3 * send_ns}) +
+                     latency + steps + 2 * exchange + 2 * launches;
   load.forward_beside_ns = load.peers > 0 ? machine.begin_ns : 0;
   load.backward_beside_ns = load.forward_beside_ns + rows_ns(w, machine, load, members);
 }

@@ -21,12 +21,13 @@ struct Machine {
   std::string name = "nvlink";
   std::int64_t ranks_per_host = 8;
   std::int64_t forward_gflops = 655'000, backward_gflops = 560'000;  ///< of one rank
+  std::int64_t grouped_gflops = 525'000;                             ///< of a backward pass whose query heads share keys
   std::int64_t memory_mbytes = 2'000'000;                            ///< a second, of passes over rows beside the products
   std::int64_t host_mbytes = 370'000, network_mbytes = 45'000;       ///< a second, each way, of one rank: inside a host, between hosts
   std::int64_t host_latency_ns = 12'000, network_latency_ns = 60'000;
   std::int64_t step_ns = 8'000;       ///< one more step and its share of merging
   std::int64_t launch_ns = 2'000;     ///< one more launch beside those of a step
-  std::int64_t begin_ns = 30'000;     ///< until the first keys of others are on their way: flags there and back take 14 us
+  std::int64_t begin_ns = 50'000;     ///< that others' keys take, beside their bytes, and no work hides: flags there and back take 14 us
   std::int64_t exchange_ns = 20'000;  ///< the same of queries and results, where heads are shared out
 };
 /// "nvlink" (hosts of 8, networks of 400 Gb/s between them) or "network" (hosts of 1).
