@@ -73,10 +73,6 @@ class DevicePass : protected Pass {
   }
   /// trains: gradients of parameters are wanted, which are not collected from sequences of their own lengths.
   OrderRequest request_for(bool forward, bool trains) const {
-    std::vector<Range> sent;
-    for (const std::vector<Sending>& step : c_.keys_to)
-      for (const Sending& sending : step)
-        for (const Transfer& t : sending.rows) sent.push_back({t.place, t.place + t.tokens.size()});
     return {.forward = forward,
             .whole_rows = in_place(),
             .spread = in_place() && c_.transport->carries_device_memory(),
@@ -84,8 +80,7 @@ class DevicePass : protected Pass {
                 c_.packed() && in_place(0) && c_.workload.self_attention() && !c_.reads_batch && c_.attention.dropout_p == 0 && !trains,
             .transfer_pairs = transfer_pairs(c_, forward),
             .leaves_multiprocessors = c_.transport->multiprocessors() > 0,
-            .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0,
-            .sent = std::move(sent)};
+            .returns_early = !forward && c_.transport->carries_device_memory() && c_.transport->multiprocessors() == 0};
   }
   /// Launches beside transfers leave multiprocessors to them: a CTA that waits for one of these would be late by the whole transfer.
   template <class Inputs, class Outputs>
@@ -349,8 +344,7 @@ class BackwardPass : DevicePass {
 
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs) {
     const bool trains = std::any_of(outputs.dparams.begin(), outputs.dparams.end(), [&](const ParamBinding& p) { return !is_sink(p); });
-    OrderRequest request = request_for(false, trains);
-    request.whole_keys = in_place(0) && outputs.dk.present() && outputs.dv.present();
+    const OrderRequest request = request_for(false, trains);
     const std::int64_t dim = c_.shapes.head_dim, dim_v = c_.shapes.head_dim_v;
     const DType wide = c_.wide();
     const Rows k_shard = rows_of(inputs.k), v_shard = rows_of(inputs.v);
@@ -372,7 +366,7 @@ class BackwardPass : DevicePass {
       if (launch.whole_keys) return part_call(inputs, number, queries, keys[step], rows_of(outputs.dk), rows_of(outputs.dv));
       return part_call(inputs, number, queries, keys[step], dk[step], dv[step]);
     };
-    const PartOrder& order = order_of(request, call_of);
+    const PartOrder& order = order_of(request, in_place(0) && outputs.dk.present() && outputs.dv.present(), call_of);
     for (std::size_t i = 0; i < steps; ++i)
       for (const Range& rows : order.clear_kv[i]) clear(dk[i], rows), clear(dv[i], rows);
     if (!order.merged_q.empty()) dq_sum_ = query_rows(wide, dim);
@@ -448,10 +442,13 @@ class BackwardPass : DevicePass {
 
   /// Rows are kept by kernels of Hopper alone: elsewhere each launch adds to dq.
   template <class CallOf>
-  const PartOrder& order_of(OrderRequest request, const CallOf& call_of) {
+  const PartOrder& order_of(OrderRequest request, bool may_give_whole_keys, const CallOf& call_of) {
     if (!buffers_.rehearses()) return plans_.order;
     request.keeps_rows = !dq_.data || dq_.dtype == c_.shapes.dtype;
-    for (const bool whole_keys : {request.whole_keys, false}) {
+    for (const std::vector<Sending>& step : c_.keys_to)
+      for (const Sending& sending : step)
+        for (const Transfer& t : sending.rows) request.sent.push_back({t.place, t.place + t.tokens.size()});
+    for (const bool whole_keys : {may_give_whole_keys, false}) {
       request.whole_keys = whole_keys;
       if (const PartOrder& order = order_by(request); keeps_rows_alike(order, call_of)) return order;
     }

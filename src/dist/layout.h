@@ -9,6 +9,7 @@ namespace foveal::dist {
 struct Range {
   std::int64_t begin = 0, end = 0;
   std::int64_t size() const { return end - begin; }
+  bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
   friend bool operator==(const Range&, const Range&) = default;
 };
 

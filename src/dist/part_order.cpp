@@ -10,7 +10,7 @@ namespace {
 class Covered {
  public:
   bool meets(Range r) const {
-    return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& a) { return a.begin < r.end && r.begin < a.end; });
+    return std::any_of(ranges_.begin(), ranges_.end(), [&](const Range& a) { return a.meets(r); });
   }
   void add(Range r) {
     std::vector<Range> merged;
@@ -139,7 +139,7 @@ class WholeRows {
     std::vector<Piece> pieces;
     for (std::size_t step = 0; step < mine_.steps.size(); ++step)
       for (const Transfer& t : mine_.steps[step].keys)
-        if (t.sequence == queries.sequence && t.tokens.begin < keys.end && keys.begin < t.tokens.end) pieces.push_back({t, step});
+        if (t.sequence == queries.sequence && t.tokens.meets(keys)) pieces.push_back({t, step});
     std::sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) { return a.keys.tokens.begin < b.keys.tokens.begin; });
     PartLaunch launch;
     launch.whole = true;
@@ -262,9 +262,9 @@ void keep_rows(PartOrder& order) {
   for (std::size_t i = 0; i < order.launches.size(); ++i) {
     const PartLaunch& launch = order.launches[i];
     if (!launch.closed.empty()) continue;
-    Group joined{{launch.segment.q_row, launch.segment.q_row + launch.segment.q_rows}, {i}};
+    Group joined{launch.segment.rows(), {i}};
     for (auto at = groups.begin(); at != groups.end();) {
-      if (at->rows.begin >= joined.rows.end || joined.rows.begin >= at->rows.end) {
+      if (!at->rows.meets(joined.rows)) {
         ++at;
         continue;
       }
@@ -276,10 +276,7 @@ void keep_rows(PartOrder& order) {
   }
   for (Group& group : groups) {
     std::sort(group.launches.begin(), group.launches.end());
-    const auto rows_of = [&](std::size_t i) {
-      const Segment& s = order.launches[i].segment;
-      return Range{s.q_row, s.q_row + s.q_rows};
-    };
+    const auto rows_of = [&](std::size_t i) { return order.launches[i].segment.rows(); };
     const auto whole =
         std::find_if(group.launches.rbegin(), group.launches.rend(), [&](std::size_t i) { return rows_of(i) == group.rows; });
     const bool in_tiles = std::all_of(group.launches.begin(), group.launches.end(), [&](std::size_t i) {
@@ -300,13 +297,11 @@ void keep_rows(PartOrder& order) {
 void find_whole_keys(PartOrder& order, const std::vector<Range>& sent) {
   for (std::size_t i = 0; i < order.launches.size(); ++i) {
     PartLaunch& launch = order.launches[i];
-    const Range keys{launch.segment.kv_row, launch.segment.kv_row + launch.segment.kv_rows};
-    const auto meets = [&](const Range& other) { return other.begin < keys.end && keys.begin < other.end; };
+    const auto meets = [keys = launch.segment.keys()](const Range& other) { return other.meets(keys); };
     launch.whole_keys = launch.kept >= 0 && launch.step == 0 && std::none_of(sent.begin(), sent.end(), meets);
     for (std::size_t j = 0; j < order.launches.size(); ++j) {
       const PartLaunch& other = order.launches[j];
-      if (j != i && other.step == 0 && meets({other.segment.kv_row, other.segment.kv_row + other.segment.kv_rows}))
-        launch.whole_keys = false;
+      if (j != i && other.step == 0 && meets(other.segment.keys())) launch.whole_keys = false;
     }
   }
 }
@@ -317,7 +312,7 @@ void find_what_is_there(PartOrder& order, const RankPlan& mine, bool forward, st
   std::vector<Covered> kv(mine.steps.size()), kv_written(mine.steps.size());
   for (PartLaunch& launch : order.launches) {
     const Segment& s = launch.segment;
-    const Range rows{s.q_row, s.q_row + s.q_rows}, keys{s.kv_row, s.kv_row + s.kv_rows};
+    const Range rows = s.rows(), keys = s.keys();
     if (!launch.closed.empty()) q_written.add(rows);
     if (!launch.closed.empty() || launch.whole_keys) kv_final.add(keys), kv_written[0].add(keys);
     if (launch.whole) {

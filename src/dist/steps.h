@@ -20,6 +20,8 @@ struct Segment {
   std::int32_t sequence = 0;
   std::int64_t q_row = 0, q_rows = 0, kv_row = 0, kv_rows = 0;
   std::int64_t q_first = 0, kv_first = 0;
+  Range rows() const { return {q_row, q_row + q_rows}; }
+  Range keys() const { return {kv_row, kv_row + kv_rows}; }
 };
 
 struct Step {
