@@ -45,7 +45,7 @@ def support():
         origins[f"{row['machine']}, commit `{row['commit']}`"] = None
     columns = sorted({target for cells in table.values() for target in cells}, key=lambda name: (["cuda", "cpu", "reference"].index(name.split()[0]), name))
     lines = ["| forward / backward | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {feature} | " + " | ".join(cells.get(target, "not asked") for target in columns) + " |" for feature, cells in table.items()]
+    lines += [f"| {feature} | " + " | ".join(cells.get(target, "not tried") for target in columns) + " |" for feature, cells in table.items()]
     return "\n".join(lines) + "\n\n" + "; ".join(origins)
 
 
@@ -119,7 +119,7 @@ def gpu():
     groups = grid_groups()
     ((_, first, _), *_) = next(iter(groups.values()))
     lines = [f"{first['machine']}, bf16, 16k tokens, hidden size 2048, lengths 512 to 16k, commit `{first['commit']}`:", "",
-             "| head dim | mask | pass | to cuDNN, mean over lengths | lowest |", "|---|---|---|---|---|"]
+             "| head dim | mask | pass | speed relative to cuDNN, mean over lengths | lowest |", "|---|---|---|---|---|"]
     for (head_dim, causal, name), found in sorted(groups.items()):
         ratios = [theirs["ms"] / ours["ms"] for _, ours, theirs in found]
         lines.append(f"| {head_dim} | {'causal' if causal else 'none'} | {name} | {geomean(ratios):.2f} | {min(ratios):.2f} |")
@@ -144,8 +144,8 @@ def trained():
     lines = []
     for dim, rows in itertools.groupby(rows_of("h200-sm90", "trained"), key=lambda row: row["head_dim"]):
         found = list(rows)
-        lines += ["", f"{found[0]['machine']}, commit `{found[0]['commit']}`. B4 H{1024 // dim} S4096 D{dim}, causal; ms, and times the plain pass, each after 100 ms "
-                  "of itself; then the same in turns of 30 ms:", "", "| score | forward | backward | forward, short turns | backward, short turns |",
+        lines += ["", f"{found[0]['machine']}, commit `{found[0]['commit']}`. B4 H{1024 // dim} S4096 D{dim}, causal; ms, in brackets relative to the plain pass: each pass alone "
+                  "after 100 ms of warm-up, then interleaved in turns of 30 ms:", "", "| score | forward | backward | forward, short turns | backward, short turns |",
                   "|---|---|---|---|---|"]
         for name, both in itertools.groupby(found, key=lambda row: row["name"]):
             passes = list(both)
@@ -169,23 +169,23 @@ def few():
     """Times of forward passes that read keys and values and do little else, beside cuDNN or, with programs, FlexAttention in one run."""
     plain, scores = few_rows()
     lines = [f"{plain[0][1]['machine']}, bf16, commit `{plain[0][1]['commit']}`:", "",
-             "| sequences | heads | queries | keys | head dim | us | TB/s of keys and values | times the speed of cuDNN |", "|---|---|---|---|---|---|---|---|"]
+             "| sequences | heads | queries | keys | head dim | us | TB/s of keys and values | speed relative to cuDNN |", "|---|---|---|---|---|---|---|---|"]
     lines += [f"| {p.batch} | {heads(p)} | {p.seqlen_q} | {p.seqlen_kv} | {p.head_dim} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} "
               f"| {ratio} |" for p, row, _, ratio in plain]
-    lines += ["", "| sequences | heads | queries | keys | head dim | program | us | times the speed of FlexAttention |", "|---|---|---|---|---|---|---|---|"]
+    lines += ["", "| sequences | heads | queries | keys | head dim | program | us | speed relative to FlexAttention |", "|---|---|---|---|---|---|---|---|"]
     lines += [f"| {p.batch} | {heads(p)} | {p.seqlen_q} | {p.seqlen_kv} | {p.head_dim} | {p.score.replace('_', ' ')} | {1e3 * row['ms']:.0f} | {ratio} |"
               for p, row, _, ratio in scores]
     return "\n".join(lines)
 
 
 def pages():
-    """Keys on pages beside the same keys in rows."""
+    """Paged keys beside the same keys in contiguous rows."""
     cases = collections.defaultdict(dict)
     for row in rows_of("h200-pages", "variants"):
         cases[row["case"]][row["contender"]] = row
     first = next(iter(cases.values()))["foveal"]
     sizes = sorted({name for found in cases.values() for name in found if name != "foveal"}, key=lambda name: -int(name.partition("=")[2]))
-    lines = [f"{first['machine']}, commit `{first['commit']}`:", "", "| keys in rows | us | " + " | ".join(f"{name.split()[1]}, times the speed" for name in sizes) + " |",
+    lines = [f"{first['machine']}, commit `{first['commit']}`:", "", "| contiguous keys | us | " + " | ".join(f"{name.split()[1]}, relative speed" for name in sizes) + " |",
              "|---|---|" + "---|" * len(sizes)]
     for case, found in cases.items():
         cells = [f"{found['foveal']['ms'] / found[name]['ms']:.2f}" if name in found else "" for name in sizes]
@@ -199,14 +199,14 @@ def shapes():
     for row in rows_of("h200-shapes", "shapes"):
         found[row["name"]][row["case"].split()[0]] = row
     first = next(iter(found.values()))["forward"]
-    lines = [f"{first['machine']}, commit `{first['commit']}`, bf16. TFLOP/s, and times the speed of the round neighbour:", "",
+    lines = [f"{first['machine']}, commit `{first['commit']}`, bf16. TFLOP/s, and speed relative to the round neighbour:", "",
              "| shape | neighbour | forward | backward |", "|---|---|---|---|"]
     for name, passes in found.items():
         neighbour = passes["forward"]["neighbour"]
         if neighbour:
             cells = [f"{passes[p]['tflops']:.3g} ({passes[p]['tflops'] / found[neighbour][p]['tflops']:.2f})" if p in passes else "" for p in ("forward", "backward")]
             lines.append(f"| {name} | {neighbour} | {' | '.join(cells)} |")
-    lines += ["", "Reproducible backward, 16k tokens, hidden size 2048, bf16: times the duration of the fast one:", "",
+    lines += ["", "Reproducible backward, 16k tokens, hidden size 2048, bf16: time relative to the fast one:", "",
               "| head dim, mask | 1024 | 4096 | 16384 |", "|---|---|---|---|"]
     ratios = collections.defaultdict(list)
     for text, row in by_case(rows_of("h200-shapes", "reproducible")).items():
@@ -215,7 +215,7 @@ def shapes():
     lines += [f"| {dim} {'causal' if causal else 'full'} | {' | '.join(cells)} |" for (dim, causal), cells in ratios.items()]
     plain, scores = few_rows()
     words = {case: f"{case.batch}, {heads(case)}, {case.seqlen_q}, {case.seqlen_kv}, {case.head_dim}" for case, *_ in plain + scores}
-    lines += ["", "Few queries, forward: time, keys and values read per time, and the speed over that of cuDNN in the same run:", "",
+    lines += ["", "Few queries, forward: time, bandwidth of keys and values, and speed relative to cuDNN in the same run:", "",
               "| batch, heads, queries, keys, head dim | \u00b5s | TB/s | over cuDNN |", "|---|---|---|---|"]
     lines += [f"| {words[p]} | {1e3 * row['ms']:.0f} | {row['kv_bytes'] / row['ms'] * 1e-9:.2f} | {ratio} |" for p, row, _, ratio in plain]
     lines += ["", "The same with programs (lengths: a mask that reads how many keys each sequence has, a quarter to all of them), beside FlexAttention:", "",
@@ -226,8 +226,8 @@ def shapes():
 
 def first_call():
     rows = rows_of("first-call")
-    lines = [f"{rows[0]['cores']} cores of {rows[0]['machine']}, commit `{rows[0]['commit']}`, causal, nothing in the cache. Seconds of CPU, least of {rows[0]['turns']}"
-             " (in brackets: before):", "", "| head dim | program | forward | backward |", "|---|---|---|---|"]
+    lines = [f"{rows[0]['cores']} cores of {rows[0]['machine']}, commit `{rows[0]['commit']}`, causal, empty cache. CPU seconds, least of {rows[0]['turns']} runs"
+             " (in brackets: the version before):", "", "| head dim | program | forward | backward |", "|---|---|---|---|"]
     for (dim, name), found in itertools.groupby(rows, key=lambda row: (row["head_dim"], row["name"])):
         passes = by_case(found).values()
         cells = [f"{row['foveal']['cpu_s']:.2f}" + (f" ({row['before']['cpu_s']:.2f})" if "before" in row else "") for row in passes]
@@ -249,15 +249,15 @@ def first_call_gpu():
     commits = ", ".join(dict.fromkeys(f"`{row['commit'][:7]}`" for row in rows))
     def seconds(found, cores):
         return f"{found[cores]:.2g}" if found.get(cores, 1) < 0.1 else f"{found[cores]:.2f}" if cores in found else "-"
-    lines = [f"{rows[-1]['machine']}, bf16 H16 S4096, B4 (B1 where kernels were compiled with the library), causal, commits {commits}, no kernel in any cache; seconds until the first forward and backward are done:", "",
+    lines = [f"{rows[-1]['machine']}, bf16 H16 S4096, B4 (B1 where kernels were compiled with the library), causal, commits {commits}, empty caches; seconds until the first forward and backward are done:", "",
              "| head dim | program | 8 cores | 2 cores |", "|---|---|---|---|"]  # fmt: skip
     lines += [f"| {head_dim} | {name} | {seconds(found, '8 cores')} | {seconds(found, '2 cores')} |" for (head_dim, name), found in sorted(waits.items())]
     def least(phase):
         return 1e3 * min(row["phases_ms"][phase] for row in decoding)
     decoding = [row for row in rows if "decode" in row["phases_ms"]]
     return "\n".join(lines) + (
-        f"\n\nDecode, host time of a call, \u00b5s, least of {len(decoding)} means of 500: with one more key than before {least('decode_one_more_key'):.0f} (softcap "
-        f"{least('softcap_decode_one_more_key'):.0f}), with as many {least('decode'):.0f}.")
+        f"\n\nHost time of a decode call, least of {len(decoding)} means over 500 calls: {least('decode_one_more_key'):.0f} \u00b5s when the cache has grown by one key (softcap: "
+        f"{least('softcap_decode_one_more_key'):.0f} \u00b5s), {least('decode'):.0f} \u00b5s when it has not.")
 
 
 def scores():
@@ -299,10 +299,10 @@ def errors(name="errors-cpu"):
         kinds = f" of {run['programs']} programs" if "programs" in run else ""
         refused = f", {run['refusals']:,} refused" if run["refusals"] else ""
         lines += ["", f"Seeds {run['first_seed']} to {run['first_seed'] + run['problems'] - 1}{machine}: {run['problems']:,} problems{kinds}, {run['checks']:,} checks{refused}, "
-                  f"{run['failures']} outside of their bound. The worst, {run['worst']:.2f} of its bound: `{run['worst_line']}`"]  # fmt: skip
+                  f"{run['failures']} outside their bound. The worst reached {run['worst']:.2f} of its bound: `{run['worst_line']}`"]  # fmt: skip
     if len(runs) > 1:
         total = {field: sum(run[field] for run in runs) for field in ("problems", "checks", "failures")}
-        lines += ["", f"Together {total['problems']:,} problems, {total['checks']:,} checks, {total['failures']} outside of their bound."]
+        lines += ["", f"Together {total['problems']:,} problems, {total['checks']:,} checks, {total['failures']} outside their bound."]
     return "\n".join(lines)
 
 
@@ -338,17 +338,17 @@ def fuzz():
 def programs():
     (run,) = rows_of("programs")
     done = run["counts"]
-    names = {"value": "values", "derivative": "derivatives", "bounds": "values in their bounds", "blocks": "pairs in their tiles", "call": "tensors of calls"}
+    names = {"value": "values", "derivative": "derivatives", "bounds": "values against interval bounds", "blocks": "pairs against block masks", "call": "tensors of calls"}
     lines = ["| compared | times |", "|---|---:|"] + [f"| {text} | {done.get(name, 0):,} |" for name, text in names.items()]
     last = run["first_seed"] + run["programs"] - 1
-    skipped = f"{done.get('nothing to compare', 0):,} calls had nothing to compare (infinite, or too steep), {done.get('refused', 0):,} programs were refused"
+    skipped = f"{done.get('nothing to compare', 0):,} calls had nothing to compare (results infinite or too steep), {done.get('refused', 0):,} programs were refused"
     return "\n".join(lines) + f"\n\nSeeds {run['first_seed']} to {last}: {run['programs']:,} programs in {run['seconds']} s, {run['findings']} disagreed; {skipped}."
 
 
 def soak():
     def memory(run, what):
         growth = 100 * (run[f"{what}most_mb"] / run[f"{what}least_mb"] - 1)
-        return f"{run[f'{what}first_mb']:.3f} MB at first, {run[f'{what}last_mb']:.3f} at the end, at most {growth:.2f} % apart"
+        return f"{run[f'{what}first_mb']:.3f} MB at first, {run[f'{what}last_mb']:.3f} MB at the end, varying by at most {growth:.2f} %"
 
     said = []
     for run in rows_of("soak"):
@@ -376,7 +376,7 @@ def speed():
             cells = [geomean(case["torch_sdpa"]["ms"] / case["foveal"]["ms"] for case in cases)
                      for cases in (both, cpu_groups()[machine, "backward", dtype, threads])]
             rows.append((f"{named(machine).split(' (avx')[0].replace('(R)', '').replace(' Processor', '')}, one core", "BF16, mean of the suite", "PyTorch SDPA", cells))
-    lines = ["| machine | attention | beside | forward | backward |", "|---|---|---|---|---|"]
+    lines = ["| machine | attention | compared with | forward | backward |", "|---|---|---|---|---|"]
     return "\n".join(lines + [f"| {machine} | {what} | {beside} | {cells[0]:.2f}x | {cells[1]:.2f}x |" for machine, what, beside, cells in rows])
 
 
