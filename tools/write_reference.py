@@ -33,16 +33,24 @@ def entry(node, name, level):
 
 
 def prose(text):
-    """A docstring as Markdown: indented lines are code, `name: meaning` lines keep their line."""
-    lines = []
+    """A docstring as Markdown: indented lines are code, `name: meaning` paragraphs become the items of a list."""
+    lines, item = [], False
     for line in text.splitlines():
-        if re.match(r"(    )+\S", line):
-            lines.append(line)
-        elif re.match(r"[\w, ()]+: ", line) and lines and lines[-1]:
-            lines += ["", line]
+        code = re.match(r"(    )+\S", line)
+        if not code:
+            line = re.sub(r"(?<![`*])\*(?![* ])", r"\\*", line)
+        if found := re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)", line):
+            if lines and lines[-1] and not item:
+                lines.append("")
+            names, meaning = found.groups()
+            lines.append(f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {meaning}")
+            item = True
+        elif item and line and not code:
+            lines.append(f"  {line}")
         else:
+            item = False
             lines.append(line)
-    return [re.sub(r"(?<![`*])\*(?![* ])", r"\\*", line) if not line.startswith("    ") else line for line in lines]
+    return lines
 
 
 def definitions(path):
@@ -60,7 +68,8 @@ def exported(path):
 
 
 def python():
-    lines = ["# Python reference", "", "From the docstrings. `foveal` itself works on every array with DLPack; torch and JAX have front ends.", ""]
+    lines = ["# Python reference", "", "Every public function, from the docstrings. `foveal` itself works on all arrays with DLPack; `foveal.torch` and `foveal.jax` add"]
+    lines += ["gradients. [From Python](../python.md) shows how to use them.", ""]
     modules = [("foveal", PACKAGE / "__init__.py"), ("foveal.torch", PACKAGE / "torch/__init__.py"), ("foveal.jax", PACKAGE / "jax.py")]
     for package, path in modules:
         lines += [f"## {package}", ""]

@@ -1,6 +1,5 @@
 #pragma once
-// Training on several MPI processes that share each sequence: every process holds some tokens of all sequences and the whole of the
-// weights.
+// Training on several MPI processes that share each sequence: every process holds some tokens of all sequences, and all weights.
 #include <foveal/dist.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-"""foveal: exact fused attention, forward and backward, with scores and masks that you program and train.
+"""foveal: exact fused attention, forward and backward, with scores and masks that you write as expressions and train.
 
     out = foveal.attention(q, k, v, mask=foveal.causal())
     out = foveal.attention(q, k, v, lambda s, b, h, q_idx, kv_idx: s + bias[h, q_idx - kv_idx], foveal.causal())

@@ -43,31 +43,52 @@ def attention(
 ) -> Any:
     """Exact softmax attention.
 
-    q: [batch, seqlen_q, heads_q, head_dim]; k: [batch, seqlen_kv, heads_kv, head_dim]; v: [batch, seqlen_kv, heads_kv, head_dim_v], of one
-    dtype (float64, float32, bfloat16, float16), on one device, any strides; heads_q a multiple of heads_kv. Packed sequences: rank 3,
-    [total, heads, dim], with cu_seqlens = (for q, for kv), each int32 or int64 [batch + 1], and max_seqlens.
-    block_table, seqlens_kv: keys and values in pages. k and v are pools [pages, page_size, heads_kv, dim] of any
-    strides, page_size a multiple of 16; block_table is int32 [batch, pages of the longest sequence], the page that holds keys i * page_size and
-    on of each sequence; seqlens_kv is int32 or int64 [batch], how many keys each has, which is what the symbol seqlen_kv says. q is
-    [batch, seqlen_q, ...], or packed with cu_seqlens = (for q, None). Sequences may share pages; gradients of k and v are pools, too.
+    q: [batch, seqlen_q, heads_q, head_dim], dtype float64, float32, bfloat16 or float16, any strides.
+    k: [batch, seqlen_kv, heads_kv, head_dim], of q's dtype and device; heads_q is a multiple of heads_kv.
+    v: [batch, seqlen_kv, heads_kv, head_dim_v], likewise.
+    score_mod: a function (score, batch, head, q_idx, kv_idx) -> new score, an expression, or text; score is q . k * scale.
+    mask: a function (batch, head, q_idx, kv_idx) -> whether the pair is kept, an expression, or text.
+    return_lse: return lse too.
 
-    score_mod: a function of (score, batch, head, q_idx, kv_idx) -> new score, an expression, or text; score is q . k * scale.
-    mask: a function of (batch, head, q_idx, kv_idx) -> keep this pair?, an expression, or text.
-    Arrays these functions read become parameters; `params` names them. With torch tensors and JAX arrays they get gradients;
-    elsewhere use foveal.backward.
+    Arrays that score_mod and mask read become parameters. torch tensors and JAX arrays get gradients; for other arrays use foveal.backward().
+
+    scale: factor of q . k, by default 1 / sqrt(head_dim).
     sink: [heads_q], a logit per query head that joins the softmax's denominator.
-    dropout_p, seed, offset: each pair is dropped by a generator of its global position: the same bits on every device. seed and offset are no
-    part of what is compiled and planned. rng_state: int64 [2] on q's device, {seed, offset} in their place, read when the kernels run: in a
-    captured CUDA graph each replay drops other pairs once other numbers are there. With neither, torch's generator of q's device gives them,
-    NumPy's for other arrays; JAX has none: there a seed is needed. (forward() and backward() take them as given, 0 by default.)
-    deterministic: the same bits on every run, on GPUs too. strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
+    params: {name: array}, names for captured arrays, and the arrays that text reads.
     q_offset, kv_offset: added to q_idx and kv_idx, for tensors that are parts of longer ones.
-    checked: refuse, while running, an index that leaves a captured array at a pair that is kept; otherwise the nearest element is read. On GPUs
-    also pages of block_table that are not there and seqlens_kv beyond the table; otherwise zeros are read, and the nearest length is taken.
+    deterministic: the same bits on every run, on GPUs too.
+    strategy: of the backward pass, "automatic", "fused", "split" or "two_scan".
+    checked: fail if an index leaves a captured array at a pair that is kept; otherwise the nearest element is read. On GPUs it also fails for
+    pages that do not exist and for seqlens_kv beyond the block table; otherwise zeros are read, and the nearest length is taken.
+    options: foveal.Options, where to run.
 
-    Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse (float32, float64 for float64 inputs;
-    [batch, heads_q, seqlen_q], packed [heads_q, total_q]), the natural logarithm of the denominator.
-    Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can do it.
+    Packed sequences:
+
+    q, k, v: rank 3, [total, heads, dim].
+    cu_seqlens: (for q, for kv), cumulative lengths, each int32 or int64 [batch + 1].
+    max_seqlens: (for q, for kv), the longest sequences.
+
+    Paged keys and values:
+
+    k, v: pools [pages, page_size, heads_kv, dim] of any strides, page_size a multiple of 16. Sequences may share pages; gradients of k and v are
+    pools, too.
+    block_table: int32 [batch, pages of the longest sequence]; entry i is the page that holds the keys from i * page_size on.
+    seqlens_kv: int32 or int64 [batch], the number of keys of each sequence, which is the value of the symbol seqlen_kv.
+    q: [batch, seqlen_q, heads_q, head_dim], or packed with cu_seqlens = (for q, None).
+
+    Dropout:
+
+    dropout_p: the probability of dropping a pair. Which pairs are dropped depends on seed, offset and global position only, on every device.
+    seed, offset: not part of what is compiled and planned.
+    rng_state: int64 [2] on q's device, {seed, offset}, used in their place and read when the kernels run: a captured CUDA graph drops other
+    pairs on each replay once other numbers are in it.
+
+    With neither, the seed is drawn from torch's generator of q's device, for other arrays from NumPy's; JAX has no such generator and needs a seed.
+    forward() and backward() use seed and offset as given, 0 by default.
+
+    Returns out [batch, seqlen_q, heads_q, head_dim_v], and with return_lse also lse, the natural logarithm of the denominator: float32 (float64
+    for float64 inputs), [batch, heads_q, seqlen_q], packed [heads_q, total_q].
+    Raises ValueError for a wrong call, TypeError for what is no array or no score, NotImplementedError when no backend can serve the call.
     """
     check_names("attention", arguments, (*_ACCEPTED, "return_lse"))
     check_flags("attention", return_lse=return_lse)
@@ -180,9 +201,13 @@ def backward(
 ) -> tuple[A, A, A, dict[str, A]]:
     """(dq, dk, dv, {name: gradient}): the gradients of sum(out * dout) + sum(lse * dlse).
 
-    out, lse: what forward() returned; dout: like out; dlse: like lse, or None.
-    gradients: names of parameters (keys of `params`, "sink", or p0, p1, ... in the order of their first read) that want one; accumulated
-    in float32 or wider. The other arguments are those of attention(). Raises ValueError for a name that is no parameter's.
+    out, lse: what forward() returned.
+    dout: like out.
+    dlse: like lse, or None.
+    gradients: names of the parameters to differentiate (keys of `params`, "sink", or p0, p1, ... in the order of their first read). Their
+    gradients are accumulated in float32 or wider.
+
+    The other arguments are those of attention(). Raises ValueError for a name that is no parameter's.
     """
     check_names("backward", arguments, (*_ACCEPTED, "dlse", "gradients"))
     if arrays.framework(q) == "jax":
@@ -239,7 +264,7 @@ class Plan:
 
     @property
     def workspace_bytes(self) -> int:
-        """Bytes of scratch memory that a run needs, aligned to 256."""
+        """Bytes of scratch memory that a run needs, to be aligned to 256 bytes."""
         return self._call.workspace_bytes
 
     def explain(self) -> dict[str, Any]:
@@ -247,7 +272,7 @@ class Plan:
         return self._call.explain()
 
     def workspace(self) -> Any:
-        """New scratch memory for run(), an array of bytes of q's framework on its device. Not for two runs at once."""
+        """New scratch memory for run(): an array of bytes, of q's framework and on its device. Two concurrent runs must not share it."""
         q = self._planned["q"]
         found = arrays.empty((max(1, self.workspace_bytes),), _core.DType.u8, q)
         if arrays.read(found, "workspace")[5] % 256 == 0:
@@ -257,19 +282,21 @@ class Plan:
         return found[first : first + max(1, self.workspace_bytes)]
 
     def run(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> None:
-        """Computes into the given outputs; nothing is allocated on a GPU when `workspace` is given (None: made for this run; the thread's
-        own on the CPU).
+        """Computes into the given outputs.
 
-        tensors, by name: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse (when planned), dq, dk, dv, with the planned
-        shapes, strides, dtypes and device. Packed or paged: cu_seqlens, block_table, seqlens_kv, by default the planned ones.
+        workspace: scratch memory; with it nothing is allocated on a GPU. None: allocated for this run (on the CPU the thread's own is used).
+        params: {name: array}, instead of the captured arrays.
+        gradients: {name: array}, where the gradients of the planned parameters are written.
+        tensors: by name, with the planned shapes, strides, dtypes and device: forward q, k, v, out and lse; backward q, k, v, out, lse, dout, dlse
+        (when planned), dq, dk, dv. Packed or paged also cu_seqlens, block_table, seqlens_kv, by default the planned ones.
         seed, offset, rng_state: of dropout, as in attention(), by default those that plan() was given.
-        params: by name, arrays instead of the captured ones. gradients: by name, where the planned parameters' gradients go.
-        Raises ValueError when an array is not what was planned.
+
+        Raises ValueError when an array does not match the plan.
         """
         self.bind(workspace=workspace, params=params, gradients=gradients, **tensors)()
 
     def bind(self, *, workspace: Array | None = None, params: Mapping[str, Array] | None = None, gradients: Mapping[str, Array] | None = None, **tensors: Any) -> Callable[[], None]:
-        """run() on the same arrays as often as it is called: what is left are the checks of the arrays and the launch."""
+        """A function that runs on these arrays each time it is called, and only checks them and launches. Arguments as in run()."""
         if "cu_seqlens" in tensors:
             tensors["cu_seqlens_q"], tensors["cu_seqlens_kv"] = pair("run", tensors.pop("cu_seqlens"))
         given = {**self._defaults, **tensors}
@@ -303,8 +330,11 @@ def plan(
     gradients: tuple[str, ...] = (),
     **arguments: Unpack[Arguments],
 ) -> Plan:
-    """A Plan for arrays that look like q, k, v (shapes, strides, dtype, device): forward, or backward with the gradients of q, k, v and of the
-    parameters named in `gradients`. dlse: a gradient of lse will be given. lse: a forward pass gives it. Outputs are planned contiguous.
+    """A Plan for arrays like q, k, v (shapes, strides, dtype, device). Outputs are planned contiguous.
+
+    backward: plan the backward pass, with the gradients of q, k, v and of the parameters named in `gradients`; otherwise the forward pass.
+    dlse: whether a gradient of lse will be given to the backward pass.
+    lse: whether the forward pass computes lse.
 
         plan = foveal.plan(q, k, v, mask=foveal.causal())
         out, lse, scratch = np.empty_like(q), np.empty((batch, heads, seqlen), np.float32), plan.workspace()
@@ -335,9 +365,9 @@ def _like_lse(q: Any) -> Any:
 def explain(
     q: Array, k: Array, v: Array, score_mod: ScoreMod = None, mask: Mask = None, *, backward: bool = False, **arguments: Unpack[Arguments]
 ) -> dict[str, Any]:
-    """What a call with these arguments would run, and why: backend, kernel, tiles visited and skipped, workspace, FLOPs, refusals.
+    """Says what a call with these arguments would run, and why: backend, kernel, tiles visited and skipped, workspace, FLOPs, refusals.
 
-    Only the shapes, strides, dtypes and device of q, k, v are used. The key "text" holds the same as a printable report.
+    Only the shapes, strides, dtypes and device of q, k, v matter. The key "text" holds a printable report.
     """
     check_names("explain", arguments, (*_ACCEPTED, "backward"))
     return plan(q, k, v, score_mod, mask, backward=backward, **arguments).explain()
@@ -345,7 +375,7 @@ def explain(
 
 @dataclass(frozen=True)
 class Report:
-    """What foveal.check() found; true when everything is within the tolerance."""
+    """Result of foveal.check(); true when everything is within the tolerance."""
 
     passed: bool
     refused: bool  # no backend can run it: neither a pass nor a failure
@@ -375,13 +405,16 @@ def check(
     gradients: tuple[str, ...] = (),
     **arguments: Unpack[Arguments],
 ) -> Report:
-    """Runs a call and compares its results with the fp64 reference, by the rule that foveal's own tests use: the error may be at most twice
-    that of the unfused computation in the same precision, plus one unit in the last place.
+    """Runs a call and compares its results with the fp64 reference, by the rule of foveal's own tests: the error may be at most twice that of the
+    unfused computation in the same precision, plus one unit in the last place.
 
-    Either a problem line (docs/problem-lines.md), whose data are made up:  foveal.check('backward f32 b1 h4 q300 d64 mask="causal()"')
-    or the arguments of attention(), whose data are used: the forward pass, and with dout (like out) the backward pass, with the gradients of
-    the parameters named in `gradients`. The reference visits every pair: keep the sizes small.
-    Returns a Report, true when all is well. Raises as attention() does.
+    q: a problem line (docs/problem-lines.md), whose data are generated: foveal.check('backward f32 b1 h4 q300 d64 mask="causal()"');
+    or q, k, v and the other arguments of attention(), whose data are used.
+    dout: like out; checks the backward pass too.
+    dlse: like lse, or None.
+    gradients: names of parameters whose gradients are checked.
+
+    The reference visits every pair: keep the sizes small. Returns a Report, true when everything passed. Raises as attention() does.
     """
     if isinstance(q, str):
         return Report(**_core.check_line(q))

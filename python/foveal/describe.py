@@ -18,12 +18,18 @@ from .trace import Tracer
 
 
 class Options(NamedTuple):
-    """Where and how to run: "" means the library's own choice."""
+    """Where and how to run a call. An empty string lets the library choose.
+
+    backend: "cpu", "cuda" or "reference".
+    target: of the backend, such as "avx512" or "sm90"; foveal.targets() lists them.
+    threads: CPU threads; 0 for the default.
+    exclude: backends that must not be chosen, separated by commas, such as "reference".
+    """
 
     backend: str = ""
     target: str = ""
     threads: int = 0
-    exclude: str = ""  # back ends that must not be chosen, with commas between: "reference"
+    exclude: str = ""
 
 
 class Rng(NamedTuple):

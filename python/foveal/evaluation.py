@@ -14,7 +14,7 @@ Symbols = Mapping[str, Any]  # batch, head, q_idx, kv_idx: integer arrays that b
 
 
 class MaterializedWarning(UserWarning):
-    """Derivatives beyond the first, or in forward mode, hold all seqlen_q x seqlen_kv scores in memory, as unfused attention does."""
+    """Warns that derivatives beyond the first, or in forward mode, hold all seqlen_q x seqlen_kv scores in memory, as unfused attention does."""
 
 
 class Evaluation:

@@ -438,12 +438,16 @@ def attention(
     options: Options = Options(),
     **arguments: Any,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating array, also through lse.
+    """foveal.attention() for JAX arrays: differentiable in q, k, v, the sink and every captured floating-point array, also through lse.
 
-    Inside score_mod and mask use Python operators, functions of jnp, jax.nn and jax.lax (with JAX's derivatives), and foveal's.
-    scale may be an array, traced and trained. seed and offset may be traced, and dropout needs a seed; rng_state: both, int64 [2] or uint32 [4] with low halves first.
-    Shapes, the other arguments and errors as in foveal.attention(). Under vmap the examples run as one batch; packed and paged sequences, dropout,
-    and sinks that differ between examples run one example after the other. Gradients of keys and values in pages are pools, too. Inside jit the call is planned for JAX's default device.
+    score_mod, mask: may use Python operators, functions of jnp, jax.nn and jax.lax (with JAX's derivatives), and foveal's.
+    scale: may be an array, traced and trained.
+    seed, offset: may be traced. Dropout needs a seed.
+    rng_state: seed and offset, int64 [2], or uint32 [4] with low halves first.
+
+    Shapes, the other arguments and errors are as in foveal.attention(). Gradients of paged keys and values are pools, too. Under vmap the examples
+    run as one batch; packed and paged sequences, dropout, and sinks that differ between examples run one example after the other. Inside jit the
+    call is planned for JAX's default device.
     """
     check_names("attention", arguments, (*Arguments.__annotations__, "return_lse"))
     check_flags("attention", return_lse=return_lse)
@@ -517,13 +521,18 @@ def dot_product_attention(
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """jax.nn.dot_product_attention, by foveal: bias and scale may be traced and trained; tiles that masks empty are skipped.
+    """Drop-in for jax.nn.dot_product_attention: bias and scale may be traced and trained; tiles that masks leave empty are skipped.
 
-    query: [batch, seqlen_q, heads_q, head_dim]; key, value: [batch, seqlen_kv, heads_kv, ...]; or all without batch. bias (added to the scores) and
-    mask (bool, True = keep): broadcast to [batch, heads_q, seqlen_q, seqlen_kv]. query_seq_lengths, key_value_seq_lengths: integers [batch]; queries
-    past theirs give zeros. local_window_size: how many keys to the left and to the right of its own position a query sees. implementation:
-    None, "xla" or "cudnn", of which none changes anything. Returns the output, with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype.
-    A query that sees no key gives zeros, as by cuDNN; XLA's implementation gives the mean of all values.
+    query: [batch, seqlen_q, heads_q, head_dim], or without batch.
+    key, value: [batch, seqlen_kv, heads_kv, ...], or without batch.
+    bias: added to the scores; broadcast to [batch, heads_q, seqlen_q, seqlen_kv].
+    mask: bool, True = keep; broadcast likewise.
+    query_seq_lengths, key_value_seq_lengths: integers [batch]; queries past theirs give zeros.
+    local_window_size: keys to the left and to the right of its own position that a query sees.
+    implementation: None, "xla" or "cudnn"; has no effect.
+
+    Returns the output; with return_residual also lse without gradient, [batch, seqlen_q, heads_q] in query's dtype. A query that sees no key gives
+    zeros, as with cuDNN; XLA's implementation gives the mean of all values.
     """
     query, key, value = (_array(x, name) for name, x in (("query", query), ("key", key), ("value", value)))
     if not (implementation is None or implementation in ("xla", "cudnn")):

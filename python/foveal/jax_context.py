@@ -35,11 +35,14 @@ Tokens = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def context_order(seqlen: int, ranks: int, deal: str = "zigzag", pad: bool = False) -> Tokens:
-    """The tokens in the order of the shards, int64 [seqlen]: x[:, order], split evenly along the axis, gives each device its rows; x[:, context_places()]
-    leads back. deal: zigzag, where device r of n holds the stretches r and 2n - 1 - r of 2n, which is even for causal masks; or contiguous.
+    """The tokens in the order of the shards, int64 [seqlen]: x[:, order], split evenly along the axis, gives each device its rows;
+    x[:, context_places()] undoes it.
 
-    pad: takes every length. The shards are those of the next multiple, the places behind the last token hold that token again, and context_attention
-    must be told `seqlen`, so that it leaves them out. Raises ValueError for other lengths without it."""
+    deal: "zigzag", where device r of n holds the stretches r and 2n - 1 - r of 2n, which is even for causal masks; or "contiguous".
+    pad: accept every length. The shards are then those of the next multiple. The places after the last token repeat that token, and
+    context_attention() needs `seqlen` to leave them out.
+
+    Raises ValueError for other lengths without pad."""
     stretches = _stretches("context_order", deal)
     if ranks < 1 or seqlen < 1 or (seqlen % (ranks * stretches) != 0 and not pad):
         raise ValueError(
@@ -53,7 +56,7 @@ def context_order(seqlen: int, ranks: int, deal: str = "zigzag", pad: bool = Fal
 
 
 def context_places(seqlen: int, ranks: int, deal: str = "zigzag") -> Tokens:
-    """Where context_order(pad=True) puts each token, int64 [seqlen]: x[:, context_places(...)] of what the devices give is in the order of the tokens."""
+    """Where context_order(pad=True) puts each token, int64 [seqlen]: x[:, context_places(...)] puts results of the devices back in token order."""
     padded = -(-seqlen // (ranks * _stretches("context_places", deal))) * ranks * _stretches("context_places", deal)
     return np.argsort(context_order(padded, ranks, deal))[:seqlen]
 
@@ -83,25 +86,29 @@ def context_attention(
     options: Options = Options(),
     **arguments: Any,
 ) -> Any:
-    """foveal.jax.attention() of a sequence whose tokens are shared among the devices of a mesh axis: inside shard_map, on local shards.
+    """foveal.jax.attention() of a sequence whose tokens are divided among the devices of a mesh axis: inside shard_map, on local shards.
 
         order = foveal.jax.context_order(seqlen, ranks)
         attend = functools.partial(foveal.jax.context_attention, mask=foveal.causal(), axis_name="context")
         sharded = jax.shard_map(attend, mesh=mesh, in_specs=P(None, "context"), out_specs=P(None, "context"))
         out = sharded(q[:, order], k[:, order], v[:, order])[:, foveal.jax.context_places(seqlen, ranks)]
 
-    q, k, v: [batch, rows, heads, head_dim], this device's rows in the order of context_order(); queries and keys may differ in number. Gives this
-    device's rows of out, and of lse [batch, heads_q, rows] with return_lse. Score and mask see global positions and lengths; tensors that they
-    capture, and the sink, are whole, the same on every device, and their gradients are summed over the devices.
+    q, k, v: [batch, rows, heads, head_dim], this device's rows in the order of context_order(). Queries and keys may differ in number.
+    seqlen, seqlen_kv: tokens of the whole sequence, where the shards contain padding after them (context_order(pad=True)). Rows of padding give out 0
+    and lse -inf (with a sink, the sink), and keys of padding are not seen. By default all rows are tokens; seqlen_kv is seqlen where there are as many
+    keys as queries.
+    dropout_p: with seed, offset or rng_state the same on every device, drops the pairs that attention() of the whole drops. Every device then gathers
+    all keys, and the program holds a plan for each device.
 
-    seqlen, seqlen_kv: tokens of the whole sequence, where the shards hold padding behind them (context_order(pad=True)); rows of padding give out 0 and
-    lse -inf (with a sink, the sink), and keys of padding are not seen. By default all rows are tokens; seqlen_kv is seqlen where queries and keys are as many.
+    Score and mask see global positions and lengths. Tensors that they capture, and the sink, are whole and the same on every device; their gradients
+    are summed over the devices.
 
-    With the contiguous deal and a mask that shows its reach (a window, say), a device gets the keys and values of the neighbours within it
-    (jax.lax.ppermute); else every device gathers those of all (jax.lax.all_gather) and holds them while it computes. Their gradients return the same way.
-    dropout_p with seed, offset or rng_state, the same on every device: drops the pairs that attention() of the whole drops. Every device then gathers all
-    keys, and the program holds a plan for each device.
-    Differentiable as attention() is; other arguments and errors as there. Raises NotImplementedError for packed and paged sequences.
+    With the contiguous deal and a mask whose reach is known (a window, say), a device gets only the keys and values of the neighbours within it
+    (jax.lax.ppermute). Otherwise every device gathers those of all (jax.lax.all_gather) and holds them while it computes. Their gradients return the
+    same way.
+
+    Returns this device's rows of out, and with return_lse of lse [batch, heads_q, rows]. Differentiable as attention() is; other arguments and errors
+    as there. Raises NotImplementedError for packed and paged sequences.
     """
     from .jax import _array, _axes, _rng_state, _varying_with, attention
 

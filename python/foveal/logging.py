@@ -1,11 +1,13 @@
-"""What foveal does, said through Python's logging: loggers foveal.plan, foveal.compile and foveal.route, at level DEBUG.
+"""Logs what foveal does, through Python's logging: loggers foveal.plan, foveal.compile and foveal.route, at level DEBUG.
 
     FOVEAL_LOG=plan,compile,route python train.py        # to stderr
     foveal.logging.enable("plan")                        # the same from Python
 
-plan: each call that is planned for new shapes: its problem line, kernel, tiles, workspace, who refused it and why, and the time that planning took,
-which on GPUs holds the compilation of its kernels. compile: each program made of a new score and mask. route: what goes another way than its
-caller may think: calls that patch() routes or misses, masks that become tensors or tables, derivatives with all scores in memory.
+plan: each call that is planned for new shapes: its problem line, kernel, tiles, workspace, which backends refused it and why, and the time that
+planning took, which on GPUs includes the compilation of its kernels.
+compile: each program made of a new score and mask.
+route: what does not run the way its caller may expect: calls that patch() routes or misses, masks that become tensors or tables, derivatives with all
+scores in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ _handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
 
 def enable(*topics: str) -> None:
-    """Writes these topics to stderr (all without any named). Raises ValueError for an unknown one."""
+    """Logs these topics to stderr; all of them if none is named. Raises ValueError for an unknown one."""
     _handler.setStream(sys.stderr)
     for topic in topics or TOPICS:
         if topic not in TOPICS:
@@ -37,7 +39,7 @@ def enable(*topics: str) -> None:
 
 
 def disable() -> None:
-    """Takes back what enable() did."""
+    """Undoes enable()."""
     for topic in TOPICS:
         logger = logging.getLogger(f"foveal.{topic}")
         logger.setLevel(logging.NOTSET)

@@ -1,4 +1,4 @@
-"""Masks and scores that everybody uses. Most are expressions: combine masks with &, | and ~.
+"""Common masks and scores. Most are expressions: combine masks with &, | and ~.
 
 Those that read an array are functions of the symbols, like a mask that you write yourself: combine them inside another function,
 `lambda *symbols: document(*symbols) & (symbols[3] <= symbols[2])`, or write text: mask="document(ids) & causal()", params={"ids": ids}.
@@ -56,9 +56,9 @@ def _check(array: Any, name: str, types: tuple[Type, ...], shapes: dict[int, str
 
 
 def document(ids: Any) -> MaskFunction:
-    """Keys of the query's own document: ids[q_idx] == ids[kv_idx].
+    """Keeps keys of the query's own document: ids[q_idx] == ids[kv_idx].
 
-    ids: an integer array (seqlen) or (batch, seqlen), of any framework. Ids in rising order empty whole tiles. Raises TypeError for what is
+    ids: an integer array (seqlen) or (batch, seqlen), of any framework. With ids in ascending order whole tiles are skipped. Raises TypeError for what is
     no array, ValueError for another shape or dtype.
     """
     _check(ids, "document: ids", (Type.integer,), {1: "(seqlen)", 2: "(batch, seqlen)"})
@@ -68,9 +68,9 @@ def document(ids: Any) -> MaskFunction:
 
 
 def padding(lengths: Any) -> MaskFunction:
-    """Queries and keys within the length of their batch row: q_idx < lengths[batch] & kv_idx < lengths[batch].
+    """Keeps queries and keys within the length of their batch row: (q_idx < lengths[batch]) & (kv_idx < lengths[batch]).
 
-    lengths: an integer array (batch), of any framework. Queries beyond give out = 0 and lse = -inf. Raises TypeError for what is no array,
+    lengths: an integer array (batch), of any framework. Queries beyond it give out = 0 and lse = -inf. Raises TypeError for what is no array,
     ValueError for another shape or dtype.
     """
     _check(lengths, "padding: lengths", (Type.integer,), {1: "(batch)"})
@@ -78,9 +78,9 @@ def padding(lengths: Any) -> MaskFunction:
 
 
 def global_tokens(w: int, is_global: Any) -> MaskFunction:
-    """A window of w positions to both sides, and tokens that see and are seen by all (Longformer, BigBird).
+    """A window of w positions on both sides, plus tokens that see all and are seen by all (Longformer, BigBird).
 
-    w: 0 or more. is_global: a boolean or integer array (seqlen), of any framework; nonzero for such tokens. Raises TypeError for what is
+    w: 0 or more. is_global: a boolean or integer array (seqlen), of any framework; nonzero for the global tokens. Raises TypeError for what is
     no array, ValueError for another shape or dtype or a negative w.
     """
     if w < 0:

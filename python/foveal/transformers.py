@@ -1,10 +1,10 @@
-"""foveal under the models of transformers:
+"""foveal as an attention implementation of transformers:
 
     foveal.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="foveal")
 
-Soft caps, sinks, windows, chunks, position biases, padding, packed sequences, grouped heads, dropout, caches: each becomes a part of the score or
-of the mask of one fused call. Masks are expressions: no seqlen_q x seqlen_kv tensor is made, and empty tiles are skipped.
+Softcaps, sinks, windows, chunks, position biases, padding, packed sequences, grouped heads, dropout, caches: each becomes part of the score or the
+mask of one fused call. Masks are expressions: no seqlen_q x seqlen_kv tensor is made, and empty tiles are skipped.
 """
 
 from __future__ import annotations

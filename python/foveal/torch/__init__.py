@@ -1,4 +1,4 @@
-"""foveal for torch: attention with autograd, and the two front doors with the signatures people have.
+"""foveal for torch: attention with autograd, and drop-in functions with the signatures of FlexAttention and SDPA.
 
     out = foveal.torch.attention(q, k, v, score_mod, mask)                      # [batch, seqlen, heads, dim]
     out = foveal.torch.flex_attention(query, key, value, score_mod, block_mask) # [batch, heads, seqlen, dim], as torch's

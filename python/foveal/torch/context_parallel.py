@@ -44,28 +44,37 @@ def context_parallel(
     multiprocessors: int = 16,
     engine: str = "automatic",
 ) -> ContextParallel:
-    """A context under which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
+    """A context in which foveal.torch.attention, flex_attention and scaled_dot_product_attention work on shards of a sequence.
 
         with foveal.torch.context_parallel(group, seqlen=4096, seq_dim=1) as context:
             tokens, labels, positions = context.shard(tokens), context.shard(labels), context.shard(torch.arange(4096), dim=0)
             loss = model(tokens, positions, labels)
 
-    group: a process group of torch.distributed, or a DeviceMesh of one dimension. With NCCL tensors are on the GPU that is current when this is
-    called, and travel by a communicator of its own, loaded from the libnccl that torch has loaded; with Gloo or MPI they go through host memory,
-    those of a GPU, too. seqlen: of the whole sequence, of any length; q, k and v are shards of it, self attention. For packed sequences their
-    lengths, one after the other: then q, k and v are [tokens, heads, head_dim], calls give the cu_seqlens of the whole, and seq_dim is 0.
-    seq_dim: where shard() and unshard() find the tokens. Scores and masks see global positions and read whole tensors, the same on every rank;
-    gradients of tensors that they captured are those of the whole on every rank, summed already: they must not be summed over the group again.
-    masks: those of the model's layers, as the doors take them (None: everything is kept; a mask of more layers may come more often); tokens are
-    dealt by the predicted time of all of them together, for heads = (query heads, kv heads, head dim). Calls may have other masks, which are as
-    right, but less even. deal: automatic, contiguous, zigzag or pieces; without masks zigzag (even for causal masks) or contiguous (for windows),
-    which do not look at any, and for packed sequences automatic for causal ones. head_groups: shares of the heads; 0, with masks: picked.
-    unit: chunks are multiples of so many tokens. threads: of each rank on CPUs, 0 for all. time_limit: seconds that a wait for other ranks may
-    take. engine, for groups of NCCL: "peer", copies by the copy engines of GPUs of one host that reach each other's memory; "nccl"; or
-    "automatic", the former where it works. multiprocessors: at most so many of the GPU carry transfers of NCCL.
+    group: a process group of torch.distributed, or a DeviceMesh of one dimension. With NCCL, tensors are on the GPU that is current when this is
+    called, and travel by a communicator of its own, from the libnccl that torch has loaded. With Gloo or MPI they go through host memory, also
+    those of a GPU.
+    seqlen: length of the whole sequence, of which q, k and v are shards (self attention). For packed sequences a list of their lengths: then q, k
+    and v are [tokens, heads, head_dim], calls give the cu_seqlens of the whole, and seq_dim is 0.
+    seq_dim: the dimension of tokens for shard() and unshard().
+    masks: the masks of the model's layers, as attention() takes them (None: everything is kept). Tokens are dealt by the predicted time of all of
+    them together, for heads = (query heads, kv heads, head dim). A mask that several layers have may be repeated. Calls may use other masks: their
+    results are as exact, but the work is less evenly distributed.
+    heads: see masks.
+    deal: "automatic", "contiguous", "zigzag" or "pieces". Without masks: zigzag (even for causal masks) or contiguous (for windows), which look at no
+    mask; for packed sequences automatic for causal ones.
+    head_groups: number of shares into which heads are divided; 0 with masks: chosen.
+    unit: chunks are multiples of this many tokens.
+    threads: of each rank on CPUs, 0 for all.
+    time_limit: seconds that a wait for other ranks may take.
+    engine: for NCCL groups, "peer" (copies by the copy engines of GPUs of one host that can access each other's memory), "nccl", or "automatic", which
+    is peer where it works.
+    multiprocessors: most multiprocessors of the GPU that carry NCCL transfers.
 
-    All ranks of the group make the same calls in the same order; where they disagree on shapes, scores, masks or parameters, all of them raise a
-    ValueError that names the difference. Raises NotImplementedError for keys in pages and second derivatives.
+    Scores and masks see global positions and read whole tensors, the same on every rank. Gradients of tensors that they captured are those of the
+    whole on every rank: do not sum them over the group again.
+
+    All ranks of the group make the same calls in the same order. Where they disagree on shapes, scores, masks or parameters, all of them raise a
+    ValueError that names the difference. Raises NotImplementedError for paged keys and second derivatives.
     """
     return ContextParallel(group, seqlen, seq_dim, masks, heads, deal, head_groups, unit, threads, time_limit, multiprocessors, engine)
 
@@ -148,7 +157,7 @@ class ContextParallel:
 
     @property
     def engine(self) -> str:
-        """What carries messages: peer copies, NCCL or torch.distributed."""
+        """What carries the messages: peer copies, NCCL or torch.distributed."""
         return "torch.distributed" if self._by_host else self._transport.name
 
     @property
@@ -167,7 +176,7 @@ class ContextParallel:
         doors.on_errors.remove(self._refused)
 
     def shard(self, tensor: Tensor, dim: int | None = None) -> Tensor:
-        """This rank's rows of a whole tensor along dim (seq_dim), in memory of their own. Differentiable."""
+        """A copy of this rank's rows of a whole tensor along dim (seq_dim by default). Differentiable."""
         dim = self.seq_dim if dim is None else dim
         if tensor.shape[dim] != self.seqlen:
             raise ValueError(f"shard: tensor: {tensor.shape[dim]} tokens in dimension {dim}; expected the whole sequence, {self.seqlen}")

@@ -15,15 +15,15 @@ from .routing import patch
 
 
 class ContextParallelStyle(ParallelStyle):
-    """For torch.distributed.tensor.parallel.parallelize_module: within the module, scaled_dot_product_attention and flex_attention (torch's names
-    too) are those of a context_parallel() over the mesh.
+    """A style for torch.distributed.tensor.parallel.parallelize_module: within the module, scaled_dot_product_attention and flex_attention (torch's
+    names too) run under a context_parallel() over the mesh.
 
         style = foveal.torch.ContextParallelStyle(seqlen=4096, seq_dim=2)
         parallelize_module(model.attention, mesh, style)
 
-    seqlen, seq_dim and the other arguments are those of context_parallel(). The module takes local shards and gives local shards, in the order
-    of style.context.shard(); DTensors of placement Shard(seq_dim) are taken for these and given back. style.context: the context, once the style
-    has been applied.
+    seqlen, seq_dim and the other arguments are those of context_parallel(). The module takes and returns local shards, in the order
+    of style.context.shard(); DTensors of placement Shard(seq_dim) are accepted as such shards and returned. style.context: the context, once the
+    style has been applied.
     """
 
     def __init__(self, seqlen: int, *, seq_dim: int = 2, **options: Any):

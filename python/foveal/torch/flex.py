@@ -60,16 +60,18 @@ def flex_attention(
     *,
     return_aux: torch_flex.AuxRequest | None = None,
 ) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
-    """torch.nn.attention.flex_attention.flex_attention, by foveal: unchanged score_mod and mask_mod functions, learnable captures included.
+    """Drop-in for torch.nn.attention.flex_attention.flex_attention: score_mod and mask_mod work unchanged; captured tensors may be trained.
 
-    query: [batch, heads_q, seqlen_q, head_dim]; key: [batch, heads_kv, seqlen_kv, head_dim]; value: [batch, heads_kv, seqlen_kv, head_dim_v].
-    Key and value of batch 1 are broadcast.
-    block_mask: a BlockMask, a mask_mod function, or None. Of a BlockMask the lists hold, as in compiled FlexAttention: blocks listed as full are
-    kept whole, those listed as partial where mask_mod keeps them, the others are skipped; its batch and heads may be 1.
-    kernel_options: {"checked": True} refuses, while running, an index that leaves a captured tensor at a pair that is kept (otherwise the
-    nearest element is read); the rest is accepted and ignored.
+    query: [batch, heads_q, seqlen_q, head_dim].
+    key: [batch, heads_kv, seqlen_kv, head_dim]; batch 1 is broadcast.
+    value: [batch, heads_kv, seqlen_kv, head_dim_v]; batch 1 is broadcast.
+    block_mask: a BlockMask, a mask_mod function, or None. A BlockMask's lists are honoured as in compiled FlexAttention: blocks listed as full are
+    kept whole, those listed as partial where mask_mod keeps them, the others are skipped. Its batch and heads may be 1.
+    kernel_options: {"checked": True} makes an index that leaves a captured tensor at a pair that is kept an error (otherwise the nearest
+    element is read). Other options are accepted and ignored.
+
     Returns [batch, heads_q, seqlen_q, head_dim_v], and lse [batch, heads_q, seqlen_q] with return_lse, or an AuxOutput of what an AuxRequest as
-    return_aux asks for: lse, and max_scores like it, without gradient, in a pass of its own over the scores.
+    return_aux asks for: lse; max_scores, of lse's shape and without gradient, by a pass of its own over the scores.
     Raises CallError, a ValueError and a RuntimeError, for tensors or a block mask that do not fit together.
     """
     if type(enable_gqa) is not bool or type(return_lse) is not bool:

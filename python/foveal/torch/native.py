@@ -20,11 +20,11 @@ _ACCEPTED = (*Arguments.__annotations__, "return_lse")
 
 
 class Attention(torch.nn.Module):
-    """A score and a mask, traced once: call it on q, k, v as often as you like, also inside torch.compile (no graph break).
+    """A module that traces a score and a mask once. Call it on q, k, v any number of times, also inside torch.compile (no graph break).
 
     Tensors that the functions capture become parameters (torch.nn.Parameter) or buffers (the others, not in the state dict) of this module,
-    under their names in `params`, or p0, p1, ... in the order of their first read. Arguments as in foveal.attention(). Drops pairs in training
-    mode only, other ones at each call. Can be copied, and saved as a whole with torch.save.
+    under their names in `params`, or p0, p1, ... in the order of their first read. Arguments as in foveal.attention(). Dropout is active in training
+    mode only and draws new pairs at each call. The module can be copied, and saved as a whole with torch.save.
     """
 
     @public("foveal.torch.Attention")
@@ -141,7 +141,7 @@ def attention(
     options: Options = Options(),
     **arguments: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """foveal.attention() with autograd: gradients reach q, k, v, the sink and every captured tensor that requires one, and flow through lse.
+    """foveal.attention() with autograd: q, k, v, the sink and every captured tensor that requires a gradient get one, also through lse.
 
     q: [batch, seqlen_q, heads_q, head_dim] and so on, see foveal.attention(). Under autocast q, k, v are cast to its dtype.
     dropout_p: without a seed or rng_state one is drawn from torch's generator of q's device.

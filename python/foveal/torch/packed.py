@@ -32,13 +32,17 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Any:
-    """torch.nn.attention.varlen.varlen_attn, by foveal: on CPUs too, in every dtype, with gradients.
+    """Drop-in for torch.nn.attention.varlen.varlen_attn: also on CPUs, in every dtype, with gradients.
 
-    query: [total_q, heads_q, head_dim]; key, value: [total_k, heads_kv, ...], with a block_table [pages, page_size, heads_kv, ...]; cu_seq_q,
-    cu_seq_k: int32 or int64 [sequences + 1]; max_q, max_k: the longest sequences. window_size: keys to the left and to the right that a query
-    sees, -1: all; the last query stands at the last key, as in flash attention. seqused_k: int [sequences], how many keys of each sequence are
-    there. block_table: int32 [sequences, pages], which page holds which keys of a sequence; it needs seqused_k, cu_seq_k is not read, and
-    gradients reach the pages. num_splits: accepted and ignored, results do not depend on it.
+    query: [total_q, heads_q, head_dim].
+    key, value: [total_k, heads_kv, ...]; with a block_table [pages, page_size, heads_kv, ...].
+    cu_seq_q, cu_seq_k: int32 or int64 [sequences + 1], cumulative lengths.
+    max_q, max_k: the longest sequences.
+    window_size: keys to the left and to the right that a query sees, -1 for all. The last query is aligned with the last key, as in flash-attn.
+    seqused_k: int [sequences], the number of valid keys of each sequence.
+    block_table: int32 [sequences, pages], the pages of each sequence. It needs seqused_k; cu_seq_k is not read; the pages get gradients.
+    num_splits: accepted and ignored, as results do not depend on it.
+
     Returns [total_q, heads_q, head_dim_v], and lse [heads_q, total_q] where return_aux asks for it.
     """
     if type(enable_gqa) is not bool:

@@ -19,8 +19,11 @@ from .sdpa import scaled_dot_product_attention
 
 
 class Routed:
-    """What came by within a patch(). calls: of foveal's functions, by name; one traced by torch.compile counts once. compiled: runs of foveal's
-    operators inside compiled code. elsewhere: calls that foveal does not serve, by what they are."""
+    """What patch() routed.
+
+    calls: of foveal's functions, by name; a call traced by torch.compile counts once.
+    compiled: runs of foveal's operators inside compiled code.
+    elsewhere: calls that foveal does not serve, by kind."""
 
     def __init__(self) -> None:
         self.calls: collections.Counter[str] = collections.Counter()
@@ -111,12 +114,14 @@ def _replace(replacements: dict[Any, Any]) -> None:
 
 @contextlib.contextmanager
 def patch() -> Iterator[Routed]:
-    """Within this context torch's scaled_dot_product_attention and flex_attention are foveal's, under every name that a module has for them.
+    """A context in which torch's scaled_dot_product_attention and flex_attention are foveal's, under every name that a module has for them.
 
-    Modules of torch that would take other ways (TransformerEncoder's fast path) call them too. torch.nn.MultiheadAttention with need_weights
-    does not: it computes the probabilities. A reference in another place (an attribute of an object, a default argument) stays torch's.
-    Yields a Routed, which counts calls; a UserWarning tells when none came. Afterwards every module has torch's functions again, also one that
-    was imported within. What foveal refuses raises, as foveal's functions do. Not for use in several threads at once.
+    Modules of torch that normally bypass these functions (TransformerEncoder's fast path) call them too. torch.nn.MultiheadAttention with
+    need_weights does not, as it computes the probabilities itself. A reference held elsewhere (an attribute of an object, a default argument)
+    stays torch's.
+
+    Yields a Routed, which counts calls; a UserWarning is issued when there were none. Afterwards every module has torch's functions again, also
+    one that was imported inside. What foveal refuses raises an error, as in foveal's functions. Not for several threads at once.
     """
     routed = Routed()
     outermost = not _active

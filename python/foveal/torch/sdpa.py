@@ -32,18 +32,19 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, by foveal; a float attn_mask that requires a gradient gets one.
+    """Drop-in for torch.nn.functional.scaled_dot_product_attention; a float attn_mask that requires a gradient gets one.
 
-    query: [..., heads_q, seqlen_q, head_dim]; key: [..., heads_kv, seqlen_kv, head_dim]; value: [..., heads_kv, seqlen_kv, head_dim_v], of one
-    dtype (float64, float32, bfloat16, float16) on one device; at least two dimensions; those before seqlen are broadcast. enable_gqa: fewer
-    heads of key and value serve groups of query's.
+    query: [..., heads_q, seqlen_q, head_dim], float64, float32, bfloat16 or float16; at least two dimensions; those before seqlen are broadcast.
+    key: [..., heads_kv, seqlen_kv, head_dim], of query's dtype and device.
+    value: [..., heads_kv, seqlen_kv, head_dim_v], likewise.
+    enable_gqa: each head of key and value serves a group of query heads.
     attn_mask: at least two dimensions, broadcastable to [..., heads_q, seqlen_q, seqlen_kv]; bool (True = keep), or float32 or query's dtype
-    (added to the scores); or a torch.nn.attention.bias.CausalBias. dropout_p: draws from torch's generator of
-    query's device, on that device: a captured CUDA graph drops other pairs on each replay.
+    (added to the scores); or a torch.nn.attention.bias.CausalBias.
+    dropout_p: draws from torch's generator of query's device, on that device: a captured CUDA graph drops other pairs on each replay.
 
     Nested tensors of layout torch.jagged: [batch, heads, seqlen, head_dim] with different seqlens, without attn_mask.
 
-    Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError, a ValueError and a RuntimeError, where torch raises or leaves the result open.
+    Returns [..., heads_q, seqlen_q, head_dim_v]. Raises CallError (a ValueError and a RuntimeError) where torch raises or leaves the result undefined.
     """
     if type(is_causal) is not bool or type(enable_gqa) is not bool:
         check_flags("scaled_dot_product_attention", is_causal=is_causal, enable_gqa=enable_gqa)
