@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Every link and picture of README.md, docs/ and the other pages at the top leads to a file, and to a heading where it names one.
+"""Every link and picture of README.md, docs/ and the other pages at the top leads to a file, and to a heading where it names one; every source file
+that they name exists.
 
 usage: check_links.py
 """
@@ -17,11 +18,30 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+def sources():
+    """The ends of the paths of all source files: src/score/ops.h, score/ops.h."""
+    ends = {"foveal/version.h"}  # configured by CMake
+    for folder in ("bench", "cli", "examples", "include", "python", "src", "tests", "tools"):
+        for path in (ROOT / folder).rglob("*.*"):
+            parts = path.relative_to(ROOT).parts
+            ends |= {"/".join(parts[first:]) for first in range(len(parts) - 1)}
+    return ends
+
+
+def missing_sources(text, known):
+    """Paths with at least one folder. NAME in a path stands for a name that a reader chooses."""
+    named = re.findall(r"(?<![\w/$.])((?:[\w-]+/)+[\w.-]+\.(?:cpp|h|cuh|cu|c|py|cmake|txt|jsonl))\b", text)
+    return sorted({path for path in named if path not in known and "NAME" not in path})
+
+
 def main():
-    wrong = []
+    wrong, known = [], sources()
     pages = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
-        text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.M | re.S)
+        whole = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        if str(page.relative_to(ROOT)) not in GENERATED:
+            wrong += [f"{page.relative_to(ROOT)}: {path}: no such source file" for path in missing_sources(whole, known)]
+        text = re.sub(r"`[^`\n]*`", "", whole)
         for target, anchor in re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)", text):
             if "://" in target:
                 continue
@@ -35,7 +55,7 @@ def main():
                 wrong.append(f"{name}: no such heading")
     if wrong:
         sys.exit("\n".join(wrong))
-    print(f"links of {len(pages)} pages lead somewhere")
+    print(f"links of {len(pages)} pages lead somewhere, and the source files that they name exist")
 
 
 if __name__ == "__main__":
