@@ -70,7 +70,7 @@ def install(build, scratch):
 
 
 def programs(prefix, scratch):
-    """The page's C and C++ programs, by pkg-config, by find_package and as a subfolder, as the page says it."""
+    """The page's first C and C++ programs, by pkg-config, by find_package and as a subfolder, as the page says it."""
     said = PAGE.read_text()
     (pkg_config,) = re.findall(r"`(cc [^`]*pkg-config[^`]*)`", said)
     ((_, cmake),) = doc_blocks.blocks(PAGE, "cmake")
@@ -78,7 +78,7 @@ def programs(prefix, scratch):
     folder = scratch / "programs"
     folder.mkdir()
     for language, name in (("c", "program.c"), ("cpp", "program.cpp")):
-        (text,) = [text for _, text in doc_blocks.blocks(PAGE, language) if "int main(" in text]
+        text, *_ = [text for _, text in doc_blocks.blocks(PAGE, language) if "int main(" in text]
         (folder / name).write_text(text)
     if shutil.which("pkg-config"):
         run(f"{pkg_config} -o by-pkg-config && ./by-pkg-config", folder, PKG_CONFIG_PATH=str(lib / "pkgconfig"), LD_LIBRARY_PATH=str(lib))
