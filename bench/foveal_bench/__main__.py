@@ -9,15 +9,15 @@ import sys
 from types import ModuleType
 
 VERBS = {  # each a module of that name with arguments(parser) and main(options), imported when it is asked for: some need no torch, some no foveal
-    "run": "time suites, foveal and its rivals interleaved in one process",
+    "run": "suites of problem lines: foveal and its rivals, interleaved in one process",
     "report": "tables, plots and one HTML page from result files",
-    "overhead": "what a call costs beyond its kernels",
-    "shares": "peaks of this machine, and the share of them that the CPU kernels reach",
-    "grid": "plain attention on a GPU by libfoveal.so, beside cuDNN",
-    "trained": "programmed and trained scores on a GPU by libfoveal.so, beside the plain pass",
-    "shapes": "shapes that are not round, reproducible gradients and few queries on a GPU by libfoveal.so",
-    "first-call": "what compiling the kernels of a score costs",
-    "distributed": "context parallelism on several GPUs, beside one of them and torch's own",
+    "overhead": "host time of a call beyond its kernels",
+    "shares": "peak rates of this machine, and the share of them that the CPU kernels reach",
+    "grid": "plain attention on a GPU by libfoveal.so, compared with cuDNN",
+    "trained": "programmed and trained scores on a GPU by libfoveal.so, compared with the plain pass",
+    "shapes": "odd shapes, reproducible gradients and few queries on a GPU by libfoveal.so",
+    "first-call": "time to compile the kernels of a score",
+    "distributed": "context parallelism on several GPUs, compared with one GPU and with torch's own",
     "models": "training steps of transformers models with eager, sdpa, flex and foveal",
     "llmc": "training steps of llm.c's GPT-2 with its own attention, cuDNN's and foveal's",
     "keep": "rows from the reports of foveal check, fuzz_errors, fuzz_programs, soak and first_call",
