@@ -18,19 +18,22 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
 
+FOREIGN = {"foveal/version.h", "config.cuh", "cudnn_att.cpp"}  # configured by CMake, generated for each kernel, of llm.c
+
+
 def sources():
-    """The ends of the paths of all source files: src/score/ops.h, score/ops.h."""
-    ends = {"foveal/version.h"}  # configured by CMake
+    """The ends of the paths of all source files: src/score/ops.h, score/ops.h, ops.h."""
+    ends = set(FOREIGN)
     for folder in ("bench", "cli", "examples", "include", "python", "src", "tests", "tools"):
         for path in (ROOT / folder).rglob("*.*"):
             parts = path.relative_to(ROOT).parts
-            ends |= {"/".join(parts[first:]) for first in range(len(parts) - 1)}
+            ends |= {"/".join(parts[first:]) for first in range(len(parts))}
     return ends
 
 
 def missing_sources(text, known):
-    """Paths with at least one folder. NAME in a path stands for a name that a reader chooses."""
-    named = re.findall(r"(?<![\w/$.])((?:[\w-]+/)+[\w.-]+\.(?:cpp|h|cuh|cu|c|py|cmake|txt|jsonl))\b", text)
+    """Files that a page names, with a folder or without. NAME stands for a name that a reader chooses."""
+    named = re.findall(r"(?<![\w/$.*-])((?:[\w-]+/)+[\w.-]+\.(?:cpp|h|cuh|cu|c|py|cmake|txt|jsonl)|[\w-]+\.(?:cpp|h|cuh|py))\b", text)
     return sorted({path for path in named if path not in known and "NAME" not in path})
 
 
