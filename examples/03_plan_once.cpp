@@ -1,4 +1,4 @@
-// For an engine that owns its memory: plan once, print the plan, run it many times without any allocation.
+// An engine that owns its memory: plan once, look at the plan, run it many times; nothing is allocated while running.
 #include <foveal/foveal.h>
 
 #include <cstdio>

@@ -1,5 +1,5 @@
-/* A drop-in for a C program whose linear layer writes q, k and v side by side, (B, T, 3C): causal attention forward and backward, with
- * gradients added to the previous contents. Both passes are checked against unfused attention, written from the definition. */
+/* The drop-in for a program in C whose linear layer writes q, k and v side by side, (B, T, 3C): causal attention forward and backward,
+ * gradients added to what is there, and both checked against unfused attention from the definition. */
 #include <foveal/foveal_c.h>
 #include <math.h>
 #include <stdio.h>

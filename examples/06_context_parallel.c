@@ -1,5 +1,5 @@
-/* A sequence divided among MPI processes. Each computes causal attention with a trained slope per head for its own tokens, forward and
- * backward, and checks that one process gets the same for them. Run it with `mpirun -n 2 example_06_context_parallel`, or without mpirun. */
+/* A sequence shared by the processes of MPI: each computes causal attention with a trained slope per head for its own tokens, forward and
+ * backward, and finds what one process finds for these. Run it with `mpirun -n 2 example_06_context_parallel`, or as it is. */
 #include <foveal/foveal_c.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 #pragma once
-// The model's attention: causal, with a trainable bias for each head and distance, clamped at `reach`:
+// What the model asks of an attention: causal, with a trainable bias for each head and distance, clamped at `reach`:
 //   s = q . k / sqrt(head_dim) + bias[head, min(q_idx - kv_idx, reach)]
-// Implemented twice: by foveal's fused kernels, and in the materialised form that they replace.
+// Two ways to compute it stand side by side: foveal's fused kernels, and the materialised form that they replace.
 #include <cstdint>
 #include <memory>
 

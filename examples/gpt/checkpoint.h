@@ -1,5 +1,5 @@
 #pragma once
-// Everything needed to resume a run as if it had never stopped, in one file.
+// Everything a run needs to go on as if it had never stopped, in one file.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// The description of the model's attention for foveal, shared by training (fused_attention.cpp) and sampling (decoder.cpp).
+// How the model's attention is said to foveal: shared by training (fused_attention.cpp) and by sampling (decoder.cpp).
 #include <foveal/foveal.h>
 
 #include "attention.h"

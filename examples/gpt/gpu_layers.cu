@@ -1,5 +1,5 @@
-// The dense layers on a GPU, except their matrix products; compiled at run time. Each kernel does what the function of the same name in
-// layers.h does. The order of sums is the same on every run.
+// The dense layers on a GPU, but for their matrix products: compiled at run time. Each does what the function of its name in layers.h does.
+// Sums have one order, whatever the run.
 
 __device__ float sum_of_block(float value) {
   __shared__ float parts[32];

@@ -1,5 +1,5 @@
 #pragma once
-// A progress bar on standard error: redrawn in place on a terminal, an occasional line otherwise.
+// One line on standard error that fills up: redrawn in place on a terminal, a line now and then otherwise.
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -9,7 +9,7 @@ namespace gpt {
 class ProgressBar {
  public:
   ProgressBar(std::int64_t total, std::int64_t done);
-  /// `facts` is printed after the bar.
+  /// `facts` stands behind the bar.
   void update(std::int64_t done, const std::string& facts);
   double seconds() const;
 

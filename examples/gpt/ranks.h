@@ -1,5 +1,6 @@
 #pragma once
-// Training on several MPI processes that share each sequence: every process holds some tokens of all sequences, and all weights.
+// Training on several MPI processes that share each sequence: every process holds some tokens of all sequences and the whole of the
+// weights.
 #include <foveal/dist.h>
 
 #include <memory>

@@ -1,4 +1,4 @@
-// The fused attention over several processes: each has its tokens of every sequence; foveal plans and transfers what the others need.
+// The fused attention of several processes: each has its tokens of every sequence, foveal plans and carries what the others need.
 #include <algorithm>
 
 #include "fused_attention.h"

@@ -1,4 +1,4 @@
-// The textbook form: the probabilities of all pairs, context x context per head, are written to memory and kept for the backward pass.
+// The textbook form: the probabilities of every pair are written to memory and kept for the backward pass, context x context for each head.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
