@@ -12,7 +12,7 @@
 #include "expression.h"
 #include "foveal/masks.h"
 #include "module.h"
-#include "score/wraps.h"
+#include "score/negative_index.h"
 
 namespace nb = nanobind;
 

@@ -10,7 +10,7 @@
 #include "problem/overlap.h"
 #include "score/bounds.h"
 #include "score/substitute.h"
-#include "score/wraps.h"
+#include "score/negative_index.h"
 
 namespace foveal::problem {
 namespace {
@@ -461,8 +461,8 @@ void compile_score(Problem& p) {
   }
   const std::optional<scoring::Box> box = box_of(p);
   if (box && !p.segments) {
-    request.score_mod = scoring::settle_indices(request.score_mod, request.mask, request.params, *box);
-    request.mask = scoring::settle_indices(request.mask, {}, request.params, *box);
+    request.score_mod = scoring::simplify_indices(request.score_mod, request.mask, request.params, *box);
+    request.mask = scoring::simplify_indices(request.mask, {}, request.params, *box);
   }
   p.score = scoring::compile_once(request);
   if (p.sink >= 0 && p.params[static_cast<std::size_t>(p.sink)].gradient.present)

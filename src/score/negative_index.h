@@ -1,5 +1,5 @@
 #pragma once
-// Indices that count from the end where they are negative, and what bounds say of them: an index that is never negative needs no choice.
+// Python-style indices that count from the end if they are negative, and their simplification by interval bounds.
 #include <vector>
 
 #include "foveal/score.h"
@@ -7,10 +7,10 @@
 
 namespace foveal::scoring {
 
-/// index, or size + index where it is negative. What holds for all positions whatever the lengths is decided at once.
+/// where(index < 0, index + size, index), without the `where` if its condition is the same at all positions, whatever the lengths.
 Expr wrapped_index(const Expr& index, std::int64_t size);
 
-/// `expr` without the choices (`where`) within indices that bounds over the box decide, at the pairs that `mask` keeps.
-Expr settle_indices(const Expr& expr, const Expr& mask, const std::vector<Param>& params, const Box& box);
+/// `expr` without every `where` inside an index whose condition has one value at all pairs of the box that `mask` keeps.
+Expr simplify_indices(const Expr& expr, const Expr& mask, const std::vector<Param>& params, const Box& box);
 
 }  // namespace foveal::scoring
