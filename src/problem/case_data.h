@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "problem/line.h"
+#include "problem/problem.h"
 
 namespace foveal::problem {
 
@@ -78,6 +79,22 @@ class CaseData {
   TensorView rng_state_;
   std::vector<std::pair<std::string, Block>> blocks_;
 };
+
+/// use(inputs, outputs) with the arguments of the line's pass. Data: CaseData, or the same tensors on a device.
+template <class Data, class Use>
+auto with_arguments(const Line& line, const Data& data, Use&& use) {
+  return line.pass == Pass::forward ? use(data.forward_inputs(), data.forward_outputs())
+                                    : use(data.backward_inputs(), data.backward_outputs());
+}
+template <class Data>
+Plan plan_of(const Line& line, const Data& data) {
+  return with_arguments(line, data,
+                        [&](const auto& inputs, const auto& outputs) { return plan(line.attention, inputs, outputs, line.options); });
+}
+template <class Data>
+Problem problem_of(const Line& line, const Data& data) {
+  return with_arguments(line, data, [&](const auto& inputs, const auto& outputs) { return make_problem(line.attention, inputs, outputs); });
+}
 
 /// The elements of a view, in row-major order.
 std::vector<double> values_of(const TensorView& view);
