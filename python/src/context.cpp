@@ -1,4 +1,4 @@
-// dist.h: a context attention over a group of processes whose messages Python carries.
+// dist.h: context attention, over transports of the library or of Python.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -40,7 +40,7 @@ class PythonTransport final : public dist::Transport {
     const nb::gil_scoped_acquire gil;
     try {
       group_.attr("fail")(why);
-    } catch (nb::python_error& error) {  // the others find out at their time limit
+    } catch (nb::python_error& error) {  // other ranks fail at their time limit
       error.discard_as_unraisable("context parallelism: fail");
     }
   }
@@ -55,7 +55,7 @@ class PythonTransport final : public dist::Transport {
     }
     return list;
   }
-  /// What the group throws is a failure of communication.
+  /// Turns exceptions of the group into errors of communication.
   template <class Fn>
   static auto guarded(Fn&& fn) -> decltype(fn()) {
     try {
