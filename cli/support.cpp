@@ -1,4 +1,5 @@
-// foveal support: which features each target supports, as answered by the backends (without a GPU for CUDA targets). docs/support.md shows it.
+// foveal support: which features each target supports, as answered by the backends (without a GPU for CUDA targets). docs/support.md shows
+// it.
 #include <fmt/core.h>
 
 #include "command.h"

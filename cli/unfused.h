@@ -1,6 +1,6 @@
 #pragma once
-// Unfused attention on a BLAS, the baseline of `bench`: the score matrix is materialised in fp32, masked and normalised; the backward pass reads
-// the saved probabilities.
+// Unfused attention on a BLAS, the baseline of `bench`: the score matrix is materialised in fp32, masked and normalised; the backward pass
+// reads the saved probabilities.
 #include <memory>
 #include <string>
 
@@ -15,7 +15,8 @@ class Unfused {
   virtual void run() = 0;
 };
 
-/// Null, with the reason, if the line cannot be computed this way: no BLAS, a score_mod, packed sequences, dropout, a sink, or too much memory.
+/// Null, with the reason, if the line cannot be computed this way: no BLAS, a score_mod, packed sequences, dropout, a sink, or too much
+/// memory.
 std::unique_ptr<Unfused> make_unfused(const problem::CaseData& data, int threads, std::string& why_not);
 
 }  // namespace foveal::cli

@@ -8,11 +8,13 @@
 //   backward: gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k, v, the sink and every requested parameter
 //
 // Shapes, with arbitrary strides:
-//   q, dq      [batch, seqlen_q, heads_q, head_dim]        packed (varlen): [total_q, heads_q, head_dim]
-//   k, dk      [batch, seqlen_kv, heads_kv, head_dim]      packed: [total_kv, heads_kv, head_dim], paged: [pages, page_size, heads_kv, head_dim]
-//   v, dv      [batch, seqlen_kv, heads_kv, head_dim_v]    packed: [total_kv, heads_kv, head_dim_v], paged: [pages, page_size, heads_kv, head_dim_v]
-//   out, dout  [batch, seqlen_q, heads_q, head_dim_v]      packed: [total_q, heads_q, head_dim_v]
-//   lse, dlse  [batch, heads_q, seqlen_q]                  packed: [heads_q, total_q]
+//                                                          packed (varlen)
+//   q, dq      [batch, seqlen_q, heads_q, head_dim]        [total_q, heads_q, head_dim]
+//   k, dk      [batch, seqlen_kv, heads_kv, head_dim]      [total_kv, heads_kv, head_dim]
+//   v, dv      [batch, seqlen_kv, heads_kv, head_dim_v]    [total_kv, heads_kv, head_dim_v]
+//   out, dout  [batch, seqlen_q, heads_q, head_dim_v]      [total_q, heads_q, head_dim_v]
+//   lse, dlse  [batch, heads_q, seqlen_q]                  [heads_q, total_q]
+// Paged: k, dk [pages, page_size, heads_kv, head_dim], v, dv [pages, page_size, heads_kv, head_dim_v].
 //
 // dtypes: q, k, v, dout and the backward pass's out share one of f64, f32, bf16, f16. lse and dlse are f32, or f64 when q is f64.
 // GQA: heads_q is a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv).
@@ -55,8 +57,8 @@ FOVEAL_API const char* to_string(BackwardStrategy strategy);
 struct DropoutRng {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
-  /// If present, replaces the two above: contiguous i64 [2] on q's device, the bits of {seed, offset}. It is read when the kernels run, so a
-  /// captured CUDA graph can draw new pairs on every replay.
+  /// If present, replaces the two above: contiguous i64 [2] on q's device, the bits of {seed, offset}. It is read when the kernels run, so
+  /// a captured CUDA graph can draw new pairs on every replay.
   TensorView state{};
 };
 
@@ -97,8 +99,9 @@ struct Paged {
   TensorView seqlens_kv;   ///< i32 or i64 [batch]: keys of each sequence, at most a table row's capacity and, with varlen, max_seqlen_kv
 };
 
-/// Several blocks of rows of q against blocks of rows of k and v, each at its own positions: what a rank computes under context parallelism.
-/// Tensors are packed, and lse covers only the keys of the segment. Rows outside every segment are left untouched. CPU and reference only.
+/// Several blocks of rows of q against blocks of rows of k and v, each at its own positions: what a rank computes under context
+/// parallelism. Tensors are packed, and lse covers only the keys of the segment. Rows outside every segment are left untouched. CPU and
+/// reference only.
 struct Segments {
   /// Contiguous i64 [segments, 9] in host memory. Each row is {q_begin, q_rows, kv_begin, kv_rows, sequence, q_first, kv_first, seqlen_q,
   /// seqlen_kv}: row ranges of the tensors, the value of `batch`, the positions of the two first rows, and the values of `seqlen_q` and
@@ -109,12 +112,12 @@ struct Segments {
   std::int64_t heads_q = 0;      ///< query heads over all ranks; 0: those of the tensors
 };
 
-/// One of several calls that compute an attention together, each on some of the queries and some of the keys: what a rank runs on a GPU under
-/// context parallelism. q_offset and kv_offset give positions; all other symbols have the values of the whole problem. GPU only.
+/// One of several calls that compute an attention together, each on some of the queries and some of the keys: what a rank runs on a GPU
+/// under context parallelism. q_offset and kv_offset give positions; all other symbols have the values of the whole problem. GPU only.
 ///
-/// Outputs are accumulators: out, dq, dk, dv in f32 (f64 for f64 inputs), lse in f64. Partial out and lse of a row are merged as in split-KV
-/// decoding; a row that has met no key has lse = -inf, and its out is ignored. A backward pass reads the final out and lse in their usual
-/// dtypes. A sink requires whole_rows.
+/// Outputs are accumulators: out, dq, dk, dv in f32 (f64 for f64 inputs), lse in f64. Partial out and lse of a row are merged as in
+/// split-KV decoding; a row that has met no key has lse = -inf, and its out is ignored. A backward pass reads the final out and lse in
+/// their usual dtypes. A sink requires whole_rows.
 struct Part {
   std::int64_t batch_offset = 0;             ///< value of `batch` for the first batch entry
   std::int64_t head_offset = 0;              ///< value of `head` for the first query head
@@ -122,7 +125,8 @@ struct Part {
   std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< values of the symbols; 0: sizes of the tensors
   /// Forward: this call sees every key of its queries, so it writes final results in their usual dtypes and a sink is allowed.
   bool whole_rows = false;
-  /// With whole_rows: this many keys, starting at kv_offset, lie in `stretches` of k, v and k_received, v_received. 0: all keys are in k and v.
+  /// With whole_rows: this many keys, starting at kv_offset, lie in `stretches` of k, v and k_received, v_received. 0: all keys are in k
+  /// and v.
   std::int64_t spread_keys = 0;
   /// Backward, on Hopper: per-row data and the sum of dq stay in `kept` between parts; the last part writes dq once, in q's dtype.
   bool keeps_rows = false;
@@ -150,9 +154,9 @@ struct Part {
   std::size_t stretch_count = 0;
   TensorView k_received{}, v_received{};  ///< dtype, batch, heads and dim of k and v; may be absent
   static constexpr std::size_t most_kept = 64;
-  /// State of consecutive rows of one sequence that several parts work on (keeps_rows). The part that begins and the part that ends cover all
-  /// rows; parts in between cover a range that starts at a multiple of 128 and stops at one or at the last row. A call may run any subset of
-  /// the four phases. Parts on the same lane are ordered; the two lanes run concurrently.
+  /// State of consecutive rows of one sequence that several parts work on (keeps_rows). The part that begins and the part that ends cover
+  /// all rows; parts in between cover a range that starts at a multiple of 128 and stops at one or at the last row. A call may run any
+  /// subset of the four phases. Parts on the same lane are ordered; the two lanes run concurrently.
   struct Kept {
     void* memory = nullptr;            ///< Plan::kept_rows(rows).bytes bytes, aligned to 256
     std::int64_t rows = 0, first = 0;  ///< rows over all parts; this part's first row
@@ -206,8 +210,8 @@ struct Executor {
   std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;
 };
 
-/// Threads of the CPU backend when no executor is given. 0: FOVEAL_NUM_THREADS or OMP_NUM_THREADS as first read, otherwise every CPU that the
-/// process may use (affinity and cgroup quota).
+/// Threads of the CPU backend when no executor is given. 0: FOVEAL_NUM_THREADS or OMP_NUM_THREADS as first read, otherwise every CPU that
+/// the process may use (affinity and cgroup quota).
 FOVEAL_API void set_num_threads(int threads);
 FOVEAL_API int num_threads();
 
@@ -270,8 +274,8 @@ struct KeptRows {
   bool operator==(const KeptRows&) const = default;
 };
 
-/// The decision for one problem: backend, kernel, tiling, workspace. Made once, run many times, from any thread. run() checks that the tensors
-/// have the planned shapes, dtypes and strides; after that it neither allocates nor locks.
+/// The decision for one problem: backend, kernel, tiling, workspace. Made once, run many times, from any thread. run() checks that the
+/// tensors have the planned shapes, dtypes and strides; after that it neither allocates nor locks.
 class FOVEAL_API Plan {
  public:
   Plan() = default;
@@ -280,8 +284,8 @@ class FOVEAL_API Plan {
   Explanation explain() const;
   /// For `rows` rows of parts with keeps_rows; equal for all parts that share them.
   KeptRows kept_rows(std::int64_t rows) const;
-  /// workspace: workspace_bytes() bytes of scratch on the plan's device, aligned to 256; concurrent runs need one each. On a GPU the work is
-  /// enqueued on the stream and the call returns. Throws invalid_argument if a tensor differs from the plan.
+  /// workspace: workspace_bytes() bytes of scratch on the plan's device, aligned to 256; concurrent runs need one each. On a GPU the work
+  /// is enqueued on the stream and the call returns. Throws invalid_argument if a tensor differs from the plan.
   void run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream = {}) const;
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream = {}) const;
 

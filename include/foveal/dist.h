@@ -1,9 +1,9 @@
 #pragma once
 // Context parallelism: one attention whose tokens are distributed over several ranks.
 //
-// Every rank constructs a ContextAttention from the same description and the sizes of the whole problem. The mask determines which tokens each
-// rank holds and which keys it receives from others. A rank's tensors are rows q_tokens() and kv_tokens() of the whole tensors, in that order.
-// forward() and backward() are collective: all ranks call them, in the same order. Results are those of a single device.
+// Every rank constructs a ContextAttention from the same description and the sizes of the whole problem. The mask determines which tokens
+// each rank holds and which keys it receives from others. A rank's tensors are rows q_tokens() and kv_tokens() of the whole tensors, in
+// that order. forward() and backward() are collective: all ranks call them, in the same order. Results are those of a single device.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -66,8 +66,8 @@ class FOVEAL_API Transport {
   virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) {
     return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt;
   }
-  /// Reports that this rank has failed, so that waits of the others fail at once with this text rather than at their time limit, if the network
-  /// supports it. From then on every call of every rank fails.
+  /// Reports that this rank has failed, so that waits of the others fail at once with this text rather than at their time limit, if the
+  /// network supports it. From then on every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }
 };
 
@@ -84,9 +84,9 @@ struct ThreadOptions {
 /// Ranks as threads of this process: one transport for each.
 FOVEAL_API std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOptions& options = {});
 
-/// The ranks of an MPI communicator, given by its Fortran handle (MPI_Comm_c2f), an integer in every implementation. libmpi is loaded at run
-/// time; one that the process has already loaded is used. MPI must be initialised. Throws unsupported if libmpi is missing (the message names
-/// the package) or its implementation is unknown.
+/// The ranks of an MPI communicator, given by its Fortran handle (MPI_Comm_c2f), an integer in every implementation. libmpi is loaded at
+/// run time; one that the process has already loaded is used. MPI must be initialised. Throws unsupported if libmpi is missing (the message
+/// names the package) or its implementation is unknown.
 FOVEAL_API std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit = 600);
 /// The same for MPI_COMM_WORLD. Initialises MPI if necessary, and then finalises it at exit.
 FOVEAL_API std::shared_ptr<Transport> mpi_world(double time_limit = 600);
@@ -111,8 +111,8 @@ FOVEAL_API std::string peer_id();
 /// Whether this process is on the host of the rank that created the id.
 FOVEAL_API bool peer_reachable(const std::string& id);
 /// Ranks with a GPU each, as threads or processes of one host. The GPUs' copy engines move messages, so kernels keep all multiprocessors.
-/// Collective: all ranks call it with the same id. Throws unsupported on every rank if a GPU has no peer access to another, or a rank is not on
-/// rank 0's host.
+/// Collective: all ranks call it with the same id. Throws unsupported on every rank if a GPU has no peer access to another, or a rank is
+/// not on rank 0's host.
 FOVEAL_API std::shared_ptr<Transport> peer_ranks(const std::string& id, int rank, int size, Device device, const PeerOptions& options = {});
 
 /// Ranks with a GPU each, set up over an existing transport: peer copies if all ranks are on one host with peer access, else NCCL.
@@ -169,23 +169,25 @@ FOVEAL_API std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, i
 
 class FOVEAL_API ContextAttention {
  public:
-  /// Collective. params: all parameters of score and mask, whole, the same on every rank. The plan depends on the data of those that the mask
-  /// reads; a pass on the CPU with other data is refused. Throws invalid_argument on every rank, naming what differs, if the ranks' arguments do.
+  /// Collective. params: all parameters of score and mask, whole, the same on every rank. The plan depends on the data of those that the
+  /// mask reads; a pass on the CPU with other data is refused. Throws invalid_argument on every rank, naming what differs, if the ranks'
+  /// arguments do.
   ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                    const std::vector<ParamBinding>& params = {}, const ContextOptions& options = {});
   ~ContextAttention();
   ContextAttention(ContextAttention&&) noexcept;
   ContextAttention& operator=(ContextAttention&&) noexcept;
 
-  /// The token of the whole problem in each row of this rank's q, out and their gradients; packed sequences are numbered one after the other.
+  /// The token of the whole problem in each row of this rank's q, out and their gradients; packed sequences are numbered one after the
+  /// other.
   const std::vector<std::int64_t>& q_tokens() const;
   const std::vector<std::int64_t>& kv_tokens() const;
   /// The same for any rank.
   std::vector<std::int64_t> q_tokens(int rank) const;
   std::vector<std::int64_t> kv_tokens(int rank) const;
   std::string explain() const;
-  /// Bytes that a pass is planned to allocate in addition to the call's tensors, and that the last pass did allocate. Host memory: without the
-  /// workspaces of its calls. GPUs: with the dq accumulators; the forward figure assumes launches that take whole rows.
+  /// Bytes that a pass is planned to allocate in addition to the call's tensors, and that the last pass did allocate. Host memory: without
+  /// the workspaces of its calls. GPUs: with the dq accumulators; the forward figure assumes launches that take whole rows.
   std::size_t memory_bytes(Pass pass) const;
   std::size_t used_bytes() const;
   /// Bytes that this rank is planned to receive and to send in a pass, without gradients of parameters.
@@ -193,9 +195,9 @@ class FOVEAL_API ContextAttention {
 
   /// Collective. Tensors hold this rank's rows: q [batch, rows, heads_q, head_dim] and so on, lse [batch, heads_q, rows]; packed: q [rows,
   /// heads_q, head_dim], lse [heads_q, rows]. All are in host memory, or all on one GPU, where the work is enqueued on the stream without
-  /// blocking (unless the transport carries host memory only, or dropout takes its seeds from the host). `varlen`, `segments` and `part` stay
-  /// empty. A rank without rows passes views of size 0. On a GPU the data of parameters that the mask reads must be those that were planned
-  /// for: this is not checked.
+  /// blocking (unless the transport carries host memory only, or dropout takes its seeds from the host). `varlen`, `segments` and `part`
+  /// stay empty. A rank without rows passes views of size 0. On a GPU the data of parameters that the mask reads must be those that were
+  /// planned for: this is not checked.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {});
   /// Collective. Gradients of parameters are those of the whole problem, the same on every rank.
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {});

@@ -3,9 +3,10 @@
 // named parameters. A score_mod is a real Expr, a mask a boolean one. Expressions are values: build them with operators or parse() them;
 // to_string() prints text that parses back. Derivatives are computed symbolically.
 //
-// Types are ordered boolean < integer < real. Operands of mixed types are promoted to the widest of them, at least to integer for arithmetic
-// (true is 1). `/` is true division of reals; floor_div and % follow Python: the quotient is rounded towards minus infinity, the remainder
-// has the divisor's sign. Integers have 64 bits. All functions throw invalid_argument for an absent operand or one of a wrong type.
+// Types are ordered boolean < integer < real. Operands of mixed types are promoted to the widest of them, at least to integer for
+// arithmetic (true is 1). `/` is true division of reals; floor_div and % follow Python: the quotient is rounded towards minus infinity, the
+// remainder has the divisor's sign. Integers have 64 bits. All functions throw invalid_argument for an absent operand or one of a wrong
+// type.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -43,9 +44,9 @@ class FOVEAL_API Expr {
   std::shared_ptr<const scoring::Node> node_;
 };
 
-/// A named tensor that a score or mask reads, as in rel(head, kv_idx - q_idx + 16). A real parameter binds to a tensor of any floating dtype and
-/// can be trained; an integer one binds to i64, i32, i16, i8 or u8, a boolean one to boolean or u8. Params are identified by name: two with
-/// the same name but another shape or type cannot occur in one attention.
+/// A named tensor that a score or mask reads, as in rel(head, kv_idx - q_idx + 16). A real parameter binds to a tensor of any floating
+/// dtype and can be trained; an integer one binds to i64, i32, i16, i8 or u8, a boolean one to boolean or u8. Params are identified by
+/// name: two with the same name but another shape or type cannot occur in one attention.
 class FOVEAL_API Param {
  public:
   Param() = default;
@@ -58,9 +59,9 @@ class FOVEAL_API Param {
   Type type() const { return info_->type; }
   bool present() const { return info_ != nullptr; }
 
-  /// Reads one element: one integer or boolean index per dimension, in order; anything else throws invalid_argument. An index out of range at
-  /// a pair that the mask keeps is an error. Planning reports it if interval analysis proves it, Attention::checked reports it at run time;
-  /// unchecked runs clamp the index into the tensor.
+  /// Reads one element: one integer or boolean index per dimension, in order; anything else throws invalid_argument. An index out of range
+  /// at a pair that the mask keeps is an error. Planning reports it if interval analysis proves it, Attention::checked reports it at run
+  /// time; unchecked runs clamp the index into the tensor.
   template <class... Index>
   Expr operator()(const Index&... index) const {
     return read({Expr(index)...});
@@ -139,7 +140,8 @@ FOVEAL_API std::string to_string(const Expr& expr);
 
 /// Parses text such as `score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]`. `params` are the parameters that it may read. Operators and
 /// their precedence are Python's (`//`, `%`, `/`, `**`, comparisons and their chains, `&`, `|`, `^`, `~`, `<<`, `>>`, `and`, `or`, `not`,
-/// `a if c else b`); functions are those above and the named masks and scores of masks.h. Throws invalid_argument with line, column and caret.
+/// `a if c else b`); functions are those above and the named masks and scores of masks.h. Throws invalid_argument with line, column and
+/// caret.
 FOVEAL_API Expr parse(std::string_view text, const std::vector<Param>& params = {});
 
 /// Parses a declaration: `name: real[4, 33]`, `name: integer[128]`, `name: boolean[]`. Throws invalid_argument.

@@ -1,5 +1,5 @@
-// Arrays are read through one of three interfaces, chosen once per Python type: DLPack's C exchange API (torch), the buffer protocol (NumPy), or
-// Python attributes (all others, foveal/arrays.py).
+// Arrays are read through one of three interfaces, chosen once per Python type: DLPack's C exchange API (torch), the buffer protocol
+// (NumPy), or Python attributes (all others, foveal/arrays.py).
 #include "array.h"
 
 #include <nanobind/stl/string.h>

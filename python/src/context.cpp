@@ -85,7 +85,8 @@ std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::l
 
 using Lengths = std::vector<std::int64_t>;
 
-/// batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v of self attention; lengths: of packed sequences, which stand for batch and seqlen.
+/// batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v of self attention; lengths: of packed sequences, which stand for batch and
+/// seqlen.
 dist::WholeShapes whole_shapes(DType dtype, const std::vector<std::int64_t>& sizes, const Lengths& lengths) {
   dist::WholeShapes shapes{.dtype = dtype,
                            .batch = sizes.at(0),

@@ -1,5 +1,5 @@
-// JAX: planned Calls behind one XLA foreign function. A compiled program contains the text of its Call; the table below caches Calls by text.
-// Compiled programs may outlive the process in a cache on disk, so a Call that is not in the table is planned again from its text.
+// JAX: planned Calls behind one XLA foreign function. A compiled program contains the text of its Call; the table below caches Calls by
+// text. Compiled programs may outlive the process in a cache on disk, so a Call that is not in the table is planned again from its text.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

@@ -177,8 +177,8 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
   return call;
 }
 
-/// Plans the backward pass that will follow a forward pass on another thread, so that its kernels are compiled when they are needed. Its own tensors
-/// are assumed to be contiguous; most kernels do not depend on their strides.
+/// Plans the backward pass that will follow a forward pass on another thread, so that its kernels are compiled when they are needed. Its
+/// own tensors are assumed to be contiguous; most kernels do not depend on their strides.
 void Program::plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const {
   const std::size_t given = params_.size();
   Arguments backward{.pass = Pass::backward, .arrays = {}, .params = forward.params, .wanted = {}, .rounded = true};

@@ -1,6 +1,6 @@
 #pragma once
-// A Program: one attention that Python runs repeatedly. Planned calls are cached by the shapes, dtypes and strides of their arrays, so that a call
-// costs reading each array's metadata, allocating the results, and the launch.
+// A Program: one attention that Python runs repeatedly. Planned calls are cached by the shapes, dtypes and strides of their arrays, so that
+// a call costs reading each array's metadata, allocating the results, and the launch.
 #include <nanobind/nanobind.h>
 
 #include <array>

@@ -20,7 +20,8 @@ struct PlanState {
 
 using Backends = std::vector<std::unique_ptr<const Backend>>;
 
-/// Throws invalid_argument for options that name an unknown backend or target, unsupported (listing all refusals) if every backend declines.
+/// Throws invalid_argument for options that name an unknown backend or target, unsupported (listing all refusals) if every backend
+/// declines.
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends);
 
 /// Number of calls of choose() in this process, for tests of plan caching.

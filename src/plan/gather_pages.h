@@ -1,6 +1,7 @@
 #pragma once
-// Paged keys and values for kernels that need those of a sequence contiguous: they are gathered before, and their gradients are scattered into
-// the pages afterwards, summed over sequences that share a page in a fixed order, so that results do not depend on the number of threads.
+// Paged keys and values for kernels that need those of a sequence contiguous: they are gathered before, and their gradients are scattered
+// into the pages afterwards, summed over sequences that share a page in a fixed order, so that results do not depend on the number of
+// threads.
 #include <functional>
 #include <memory>
 

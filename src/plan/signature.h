@@ -1,7 +1,7 @@
 #pragma once
-// A call's signature: everything that a plan depends on, as raw bytes, with expressions and parameters by address. It is cheap to make, so a
-// repeated call finds its plan without being checked and compiled again. A cached plan keeps its expressions and parameters alive, so their
-// addresses are not reused.
+// A call's signature: everything that a plan depends on, as raw bytes, with expressions and parameters by address. It is cheap to make, so
+// a repeated call finds its plan without being checked and compiled again. A cached plan keeps its expressions and parameters alive, so
+// their addresses are not reused.
 #include <string>
 #include <type_traits>
 

@@ -15,9 +15,7 @@ std::string text_of(const TensorSpec& spec) {
   if (!spec.present) return "absent";
   TensorView view;
   view.dtype = spec.dtype, view.rank = spec.rank, view.sizes = spec.sizes;
-  std::string text = view.describe() + " with strides [";
-  for (int d = 0; d < spec.rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(spec.strides[static_cast<std::size_t>(d)]);
-  return text + "]";
+  return view.describe() + " with strides " + base::shape_text(spec.strides.data(), spec.rank);
 }
 
 void check_data(const char* name, const TensorView& view) {

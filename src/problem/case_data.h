@@ -1,8 +1,8 @@
 #pragma once
 // The tensors of a line, allocated in its layout and filled from its seed, for checks, tests, benchmarks and fuzzing.
 //
-// Bytes outside of elements (gaps of strided layouts, a margin before and after) and outputs are initialised to 0xFF, a NaN in every floating
-// type: reading them shows in the result, and damage() finds writes.
+// Bytes outside of elements (gaps of strided layouts, a margin before and after) and outputs are initialised to 0xFF, a NaN in every
+// floating type: reading them shows in the result, and damage() finds writes.
 #include <cstddef>
 #include <map>
 #include <memory>

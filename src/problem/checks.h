@@ -11,8 +11,8 @@ namespace foveal::problem {
 
 constexpr std::int64_t max_position = std::numeric_limits<std::int32_t>::max(), most_elements = std::int64_t{1} << 48;
 
-std::string shape_text(const std::int64_t* sizes, int rank);
-inline std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
+using base::shape_text;
+
 TensorSpec spec_of(const TensorView& logical);
 void check_dtype(const char* name, DType found, DType expected, const char* why);
 inline void check_device(const char* name, const TensorView& view, const Call& call) {

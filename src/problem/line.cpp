@@ -3,6 +3,7 @@
 
 #include <charconv>
 
+#include "base/check.h"
 #include "base/enum_name.h"
 #include "problem/problem.h"
 
@@ -15,19 +16,12 @@ std::string number_text(double value) {
   return {text, error == std::errc{} ? end : text};
 }
 
-template <class Numbers>
-std::string list_text(const Numbers& numbers, const char* separator) {
-  std::string text;
-  for (const std::int64_t number : numbers) text += (text.empty() ? "" : separator) + std::to_string(number);
-  return text;
-}
-
 std::string pair_text(std::int64_t first, std::int64_t second) {
   return std::to_string(first) + (second == first ? "" : ":" + std::to_string(second));
 }
 
 std::string param_text(const ParamLine& line, DType problem) {
-  std::string text = line.param.name() + ": " + to_string(line.param.type()) + "[" + list_text(line.param.shape(), ", ") + "]";
+  std::string text = line.param.name() + ": " + to_string(line.param.type()) + base::shape_text(line.param.shape());
   if (line.dtype != default_dtype(line.param.type(), problem)) text += std::string(" ") + to_string(line.dtype);
   if (!line.fill.name.empty()) {
     text += " " + line.fill.name;
@@ -113,8 +107,10 @@ std::string to_string(const Line& l) {
   if (l.paged()) write_paged(l, text);
   if (l.cu_seqlens_dtype != DType::i32) text += std::string(" cu=") + to_string(l.cu_seqlens_dtype);
   if (l.layout != Layout::bshd) text += std::string(" layout=") + to_string(l.layout);
-  for (std::size_t i = 0; i < l.strides.size(); ++i)
-    text += (i == 0 ? " strides=" : ";") + l.strides[i].first + ":" + list_text(l.strides[i].second, ",");
+  for (std::size_t i = 0; i < l.strides.size(); ++i) {
+    text += (i == 0 ? " strides=" : ";") + l.strides[i].first;
+    for (std::size_t d = 0; d < l.strides[i].second.size(); ++d) text += (d == 0 ? ":" : ",") + std::to_string(l.strides[i].second[d]);
+  }
   write_attention(l, text);
   write_outputs(l, text);
   write_run(l, text);

@@ -16,8 +16,8 @@ namespace foveal::problem {
 
 struct Problem;
 
-/// Memory layout of the tensors. packed_qkv: q, k, v (and dq, dk, dv) are views of one buffer [batch, seqlen, heads of q, k and v, dim]. padded:
-/// gaps after every head and every sequence. dim_first: the stride of head_dim is not 1.
+/// Memory layout of the tensors. packed_qkv: q, k, v (and dq, dk, dv) are views of one buffer [batch, seqlen, heads of q, k and v, dim].
+/// padded: gaps after every head and every sequence. dim_first: the stride of head_dim is not 1.
 enum class Layout : std::uint8_t { bshd, bhsd, sbhd, packed_qkv, padded, dim_first };
 inline constexpr std::array layouts{Layout::bshd, Layout::bhsd, Layout::sbhd, Layout::packed_qkv, Layout::padded, Layout::dim_first};
 

@@ -10,12 +10,6 @@
 
 namespace foveal::problem {
 
-std::string shape_text(const std::int64_t* sizes, int rank) {
-  std::string text = "[";
-  for (int d = 0; d < rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
-  return text + "]";
-}
-
 TensorSpec spec_of(const TensorView& logical) {
   return {.present = true,
           .dtype = logical.dtype,

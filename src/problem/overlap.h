@@ -1,6 +1,6 @@
 #pragma once
-// Whether strided tensors share memory. Exact for layouts that occur in practice (packed qkv views interleave without sharing); if the search
-// takes too long the answer is yes, the safe one.
+// Whether strided tensors share memory. Exact for layouts that occur in practice (packed qkv views interleave without sharing); if the
+// search takes too long the answer is yes, the safe one.
 #include "foveal/tensor.h"
 #include "problem/problem.h"
 
@@ -12,8 +12,8 @@ bool overlaps_itself(const TensorSpec& spec);
 /// Whether an element of `a` shares a byte with an element of `b`.
 bool overlap(const TensorView& a, const TensorView& b);
 
-/// The checks of fill_buffers() on the caller's gradients when they are accumulated, since the plan then sees other tensors: outputs have aligned
-/// data and do not overlap any tensor.
+/// The checks of fill_buffers() on the caller's gradients when they are accumulated, since the plan then sees other tensors: outputs have
+/// aligned data and do not overlap any tensor.
 void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 }  // namespace foveal::problem

@@ -13,8 +13,8 @@
 namespace foveal::problem {
 
 /// Shape, dtype and strides of a tensor, in its logical form: [batch, seqlen, heads, dim] for q, k, v, out, dout and gradients
-/// ([1, total, heads, dim] if packed, [pages, page_size, heads, dim] for paged keys and values), [batch, heads_q, seqlen_q] for lse and dlse
-/// ([1, heads_q, total_q] if packed).
+/// ([1, total, heads, dim] if packed, [pages, page_size, heads, dim] for paged keys and values), [batch, heads_q, seqlen_q] for lse and
+/// dlse ([1, heads_q, total_q] if packed).
 struct TensorSpec {
   bool present = false;
   DType dtype = DType::f32;
@@ -74,8 +74,8 @@ struct Problem {
   bool ragged_kv() const { return varlen || paged || gathered; }
   /// Upper bound of the keys of a sequence.
   std::int64_t longest_kv() const { return std::max(seqlen_kv, varlen && !paged && !gathered ? total_kv : 0); }
-  /// The positions at which kernels may evaluate the score: those of the call, or with keeps_rows those of the whole problem, since dq may be
-  /// corrected over the keys of all parts, and the hoisted factors of its sum must agree between parts.
+  /// The positions at which kernels may evaluate the score: those of the call, or with keeps_rows those of the whole problem, since dq may
+  /// be corrected over the keys of all parts, and the hoisted factors of its sum must agree between parts.
   std::int64_t first_position_q() const { return attention.q_offset - first_query; }
   std::int64_t positions_q() const { return keeps_rows ? queries_of_whole : seqlen_q; }
   std::int64_t first_position_kv() const { return attention.kv_offset - first_key; }
@@ -105,8 +105,8 @@ struct Buffers {
 Problem make_problem(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Problem make_problem(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
-/// Part of make_problem(), for callers that compute with sizes and strides before: element counts, byte offsets and workspaces of a few such
-/// tensors fit in 64 bits.
+/// Part of make_problem(), for callers that compute with sizes and strides before: element counts, byte offsets and workspaces of a few
+/// such tensors fit in 64 bits.
 void check_reach(const char* name, const TensorView& view);
 
 /// Collects the views of a call; throws invalid_argument if one differs from its spec, has no data, or overlaps an output. Reused buffers

@@ -1,6 +1,6 @@
 #pragma once
-// The tensors of a call, one row each: name, use in either pass, type and axes. Structs with a field per tensor, the order of slots in Python,
-// checks, keys and messages are generated from this table.
+// The tensors of a call, one row each: name, use in either pass, type and axes. Structs with a field per tensor, the order of slots in
+// Python, checks, keys and messages are generated from this table.
 //
 //   X(name, forward, backward, type, axes...)
 #include <array>

@@ -24,8 +24,8 @@ struct IndexCheck {
   IndexVerdict verdict;
 };
 
-/// One check per index of each read, in program order. With `mask`, over the pairs that it keeps: for errors. Without, over the whole box: for
-/// omitting clamps, since kernels evaluate masked pairs too.
+/// One check per index of each read, in program order. With `mask`, over the pairs that it keeps: for errors. Without, over the whole box:
+/// for omitting clamps, since kernels evaluate masked pairs too.
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask = {});
 

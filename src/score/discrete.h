@@ -1,6 +1,6 @@
 #pragma once
-// Reals that decide something discrete: an index, a comparison, a rounding. A small error in them changes the result by a whole step, so backends
-// compute them exactly as the reference does, without reassociation or approximate functions.
+// Reals that decide something discrete: an index, a comparison, a rounding. A small error in them changes the result by a whole step, so
+// backends compute them exactly as the reference does, without reassociation or approximate functions.
 #include "base/id_vector.h"
 #include "score/program.h"
 

@@ -35,8 +35,8 @@ enum class Precision : std::uint8_t { f64, f32 };
 double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values,
                 Precision precision = Precision::f64);
 
-/// In fp64, with a relative error of `part` on the result of every inexact operation, its sign drawn from `bits`. The distance from evaluate()
-/// shows how a program amplifies rounding errors of this size.
+/// In fp64, with a relative error of `part` on the result of every inexact operation, its sign drawn from `bits`. The distance from
+/// evaluate() shows how a program amplifies rounding errors of this size.
 double evaluate_with_roundings(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, double part,
                                std::uint64_t bits);
 

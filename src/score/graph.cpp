@@ -16,12 +16,6 @@ namespace {
 
 std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0x9e3779b97f4a7c15u + (seed >> 29); }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
-
 /// Of a symbol; seqlen_q and seqlen_kv vary with the batch.
 std::uint8_t depends_on_symbol(Op op) {
   static constexpr std::array<std::uint8_t, 7> depends{depends_score, depends_batch, depends_head, depends_q,
@@ -29,7 +23,7 @@ std::uint8_t depends_on_symbol(Op op) {
   return op == Op::score || is_position(op) ? depends[static_cast<std::size_t>(op) - static_cast<std::size_t>(Op::score)] : 0;
 }
 
-std::string describe(const Param::Info& param) { return std::string(to_string(param.type)) + shape_text(param.shape); }
+std::string describe(const Param::Info& param) { return to_string(param.type) + base::shape_text(param.shape); }
 
 }  // namespace
 

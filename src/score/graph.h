@@ -1,9 +1,10 @@
 #pragma once
-// The hash-consed SSA graph in which expressions are lowered, simplified and differentiated. Every value is simplified when it is made, and equal
-// values have equal ids, so common subexpressions are computed once.
+// The hash-consed SSA graph in which expressions are lowered, simplified and differentiated. Every value is simplified when it is made, and
+// equal values have equal ids, so common subexpressions are computed once.
 //
 // Simplifications are exact. For reals: identities of IEEE arithmetic on finite values, up to the sign of zero; pow(x, 2) is x * x and
-// pow(x, -1) is 1 / x by definition. For integers: all of integer arithmetic. graph.cpp holds storage and canonical order, simplify*.cpp the rules.
+// pow(x, -1) is 1 / x by definition. For integers: all of integer arithmetic. graph.cpp holds storage and canonical order, simplify*.cpp
+// the rules.
 #include <cstdint>
 #include <limits>
 #include <optional>

@@ -31,9 +31,9 @@ class ReadRanges {
   virtual Interval range(std::int32_t param, std::span<const Interval> index) const;
 };
 
-/// Bounds from the data of CPU tensors: minima and maxima over a box of indices, found through a hierarchy of blocks of the last two dimensions
-/// that is built in O(size) at the first query of a parameter. Parameters without data on the CPU stay unknown. The tensors must outlive it
-/// unchanged. All memory comes from `memory`.
+/// Bounds from the data of CPU tensors: minima and maxima over a box of indices, found through a hierarchy of blocks of the last two
+/// dimensions that is built in O(size) at the first query of a parameter. Parameters without data on the CPU stay unknown. The tensors must
+/// outlive it unchanged. All memory comes from `memory`.
 class DataReadRanges : public ReadRanges {
  public:
   DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors,
@@ -51,8 +51,8 @@ class DataReadRanges : public ReadRanges {
   std::pmr::vector<Summary*> summaries_;  ///< null: not known
 };
 
-/// A program prepared for many interval evaluations. Integers are compared through the bounds of the linear form of their difference, so that
-/// kv_idx <= q_idx + 4 is decided by the range of q_idx - kv_idx, not by the separate ranges of q_idx and kv_idx.
+/// A program prepared for many interval evaluations. Integers are compared through the bounds of the linear form of their difference, so
+/// that kv_idx <= q_idx + 4 is decided by the range of q_idx - kv_idx, not by the separate ranges of q_idx and kv_idx.
 class IntervalProgram {
  public:
   /// `assumed`: a mask program; bounds then hold at the pairs that it keeps. Its comparisons of linear forms of symbols are used.

@@ -1,6 +1,6 @@
 #pragma once
-// The operations of the score language, one row each: name, text, arity and signature. Values, derivatives, interval rules and CUDA spellings
-// are in the rows of ops.cpp. Tests iterate over the rows.
+// The operations of the score language, one row each: name, text, arity and signature. Values, derivatives, interval rules and CUDA
+// spellings are in the rows of ops.cpp. Tests iterate over the rows.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@
 namespace foveal::scoring {
 
 // X(op, text, arity, signature)
-// text: function name or operator in canonical text. signature: operand types, '>', result type. r: real, i: integer, b: boolean, n: real or
-// integer, t: any type; all n, or all t, of a signature are the same type.
+// text: function name or operator in canonical text. signature: operand types, '>', result type. r: real, i: integer, b: boolean, n: real
+// or integer, t: any type; all n, or all t, of a signature are the same type.
 #define FOVEAL_SCORE_OPS(X)                   \
   X(real_const, "", 0, ">r")                  \
   X(integer_const, "", 0, ">i")               \

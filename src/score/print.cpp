@@ -199,11 +199,7 @@ class Printer {
 
 std::string print(const Graph& graph, ValueId value) { return Printer(graph)(value); }
 
-std::string print(const Param::Info& param) {
-  std::string text = param.name + ": " + to_string(param.type) + "[";
-  for (std::size_t i = 0; i < param.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(param.shape[i]);
-  return text + "]";
-}
+std::string print(const Param::Info& param) { return param.name + ": " + to_string(param.type) + base::shape_text(param.shape); }
 
 }  // namespace scoring
 

@@ -32,8 +32,8 @@ void for_each_operand(const Instr& instr, Fn&& fn) {
   for (const ValueId index : instr.index) fn(index);
 }
 
-/// Symbols that a value depends on. A value that depends on neither q nor kv is uniform over a tile, on q only: one per row, on kv only: one
-/// per column.
+/// Symbols that a value depends on. A value that depends on neither q nor kv is uniform over a tile, on q only: one per row, on kv only:
+/// one per column.
 enum Depends : std::uint8_t { depends_score = 1, depends_batch = 2, depends_head = 4, depends_q = 8, depends_kv = 16 };
 
 struct Program {
@@ -72,8 +72,8 @@ struct ParamInfo {
   std::vector<std::int64_t> shape;
   Type type;
   bool trainable = false;  ///< a gradient is requested
-  /// The gradient is zero for every input: nothing reads the parameter differentiably, or it only adds terms that are constant along kv, which
-  /// softmax cancels (Request::row_constant_terms_matter). There is no TrainableRead then.
+  /// The gradient is zero for every input: nothing reads the parameter differentiably, or it only adds terms that are constant along kv,
+  /// which softmax cancels (Request::row_constant_terms_matter). There is no TrainableRead then.
   bool gradient_is_zero = false;
 };
 
@@ -102,8 +102,8 @@ struct Request {
 /// Verifies, simplifies, differentiates and lowers. Throws invalid_argument for wrong types, a mask that reads score, a parameter that is
 /// read but not bound, two parameters of one name, and a requested gradient of a parameter that is not real or not read.
 ScoreProgram compile(const Request& request);
-/// compile() through a cache keyed by the identity of expressions and parameters. Lengths are not part of the key, so decoding with a growing
-/// KV cache does not compile again.
+/// compile() through a cache keyed by the identity of expressions and parameters. Lengths are not part of the key, so decoding with a
+/// growing KV cache does not compile again.
 std::shared_ptr<const ScoreProgram> compile_once(const Request& request);
 
 }  // namespace foveal::scoring
