@@ -107,7 +107,7 @@ struct Segments {
   /// seqlen_kv}: row ranges of the tensors, the value of `batch`, the positions of the two first rows, and the values of `seqlen_q` and
   /// `seqlen_kv`. Row ranges ascend and do not overlap.
   TensorView table;
-  std::int64_t sequences = 1;    ///< upper bound of `batch`
+  std::int64_t sequences = 1;    ///< `batch` is below this
   std::int64_t head_offset = 0;  ///< value of `head` for the first query head
   std::int64_t heads_q = 0;      ///< query heads over all ranks; 0: those of the tensors
 };

@@ -44,7 +44,7 @@ struct Problem {
   bool paged = false;          ///< k and v are pools [pages, page_size, heads_kv, dim]; seqlen_kv and total_kv are upper bounds
   bool gathered = false;       ///< keys were paged and are now contiguous, seqlen_kv rows per sequence
   bool segments = false;       ///< Segments: `batch` counts segments, and each names its sequence
-  std::int64_t sequences = 0;  ///< upper bound of the symbol `batch`
+  std::int64_t sequences = 0;  ///< the symbol `batch` is below this
   bool any_length = false;     ///< also stands for problems with fewer keys and with queries at earlier positions
   // Part, with fields as there:
   bool part = false;  ///< outputs are wide accumulators; the score's symbols have the values of the whole problem
