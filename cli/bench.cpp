@@ -26,13 +26,13 @@ struct Options {
   std::string json;
 };
 
-/// Of one repetition. With one thread the thread's own CPU time, which other work on the machine hardly touches; the wall clock otherwise.
+/// Of one repetition: with one thread its CPU time, which other load hardly affects, else wall-clock time.
 struct Timing {
-  double median = 0, low = 0, high = 0;  ///< seconds; the middle half lies from low to high
-  int repeats = 0, quiet = 0;            ///< taken, and those in quiet moments that the figures are from
+  double median = 0, low = 0, high = 0;  ///< seconds; low and high are the quartiles
+  int repeats = 0, quiet = 0;            ///< all repetitions, and those on a quiet machine, which the figures are taken from
 };
 
-// Each repetition stands between two runs of a load-heavy calibration; those count whose brackets are near the best that was seen.
+// Each repetition is bracketed by two runs of a load-heavy calibration; it counts as quiet if both were near the best one.
 Timing measure(const std::function<void()>& work, double seconds, int threads) {
   struct Sample {
     double time, calibration;
@@ -81,7 +81,7 @@ struct Row {
   std::string why_not_unfused;
 };
 
-// 0 when the kernel is none of the CPU's.
+// 0 if the kernel is not a CPU kernel.
 double peak_of(const std::string& kernel, int threads) {
   const auto unit = micro::unit_of_kernel(kernel);
   return unit ? micro::peak(*unit).best * threads : 0;
@@ -93,24 +93,15 @@ Row bench(const problem::Line& line, const Options& options) {
     FOVEAL_CHECK(report.pass, "not timed, because its result is wrong: ", report.line, ": ", report.failure);
   }
   problem::CaseData data(line);
-  const bool is_forward = line.pass == Pass::forward;
-  const Attention& attention = line.attention;
   Row row;
   row.threads = line.options.threads > 0 ? line.options.threads : num_threads();
-  const ForwardInputs forward_inputs = data.forward_inputs();
-  const ForwardOutputs forward_outputs = data.forward_outputs();
-  const Plan plan = is_forward ? foveal::plan(attention, forward_inputs, forward_outputs, line.options)
-                               : foveal::plan(attention, data.backward_inputs(), data.backward_outputs(), line.options);
+  const Plan plan = problem::plan_of(line, data);
   row.plan = plan.explain();
   const AlignedBytes workspace(plan.workspace_bytes());
-  if (is_forward) {
-    row.timing = measure([&] { plan.run(forward_inputs, forward_outputs, workspace.bytes); }, options.seconds, row.threads);
-  } else {
-    forward(attention, forward_inputs, forward_outputs, {}, line.options);
-    const BackwardInputs inputs = data.backward_inputs();
-    const BackwardOutputs outputs = data.backward_outputs();
-    row.timing = measure([&] { plan.run(inputs, outputs, workspace.bytes); }, options.seconds, row.threads);
-  }
+  if (line.pass == Pass::backward) forward(line.attention, data.forward_inputs(), data.forward_outputs(), {}, line.options);
+  row.timing = problem::with_arguments(line, data, [&](const auto& inputs, const auto& outputs) {
+    return measure([&] { plan.run(inputs, outputs, workspace.bytes); }, options.seconds, row.threads);
+  });
   row.rate = row.plan.flops_nominal / row.timing.median / 1e9;
   row.peak = peak_of(row.plan.kernel, row.threads);
   if (!options.unfused) {
@@ -152,8 +143,7 @@ Json to_json(const Row& row) {
 }
 
 void run(const Options& options) {
-  const std::vector<problem::Line> lines = gather_lines(options.lines);
-  FOVEAL_CHECK(!lines.empty(), "bench: no problem line given");
+  const std::vector<problem::Line> lines = gather_lines(options.lines, "bench");
   Json rows = Json::array();
   bool failed = false;
   for (const problem::Line& line : lines) {

@@ -54,7 +54,7 @@ void print(const check::Report& report, bool quiet) {
   if (!report.pass && !report.refused) fmt::print("        again: foveal check '{}'\n", report.line);
 }
 
-// Lines that differ only in how they are run share their exact results.
+// Lines that differ only in options share their reference results.
 std::string without_options(problem::Line line) {
   line.options = {};
   return problem::to_string(line);

@@ -1,5 +1,5 @@
 #pragma once
-// The frame of the command line: each subcommand is one file with one function that adds it; main.cpp lists them.
+// Subcommands of the command line: one file each, with a function that adds it; main.cpp calls them.
 #include <CLI/CLI.hpp>
 #include <string>
 
@@ -7,16 +7,15 @@
 
 namespace foveal::cli {
 
-/// What a shell sees.
 enum ExitCode : int {
   exit_ok = 0,
-  exit_check_failed = 1,  ///< `check` found a difference, or a run failed
+  exit_check_failed = 1,  ///< a check or a benchmark failed
   exit_usage = 2,         ///< a wrong option, argument, problem line or file
-  exit_unsupported = 3,   ///< the call is right, but nothing here can do it
+  exit_unsupported = 3,   ///< valid, but not supported on this machine
   exit_failure = 4,       ///< a device, compiler or system error
 };
 
-// Each adds its subcommand and, as its callback, what it does; failures leave as exceptions, a failed check as Exit.
+// Callbacks report errors as exceptions, and a failed check as Exit.
 void add_targets(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
@@ -32,7 +31,7 @@ struct Exit {
   int code;
 };
 
-/// --backend, --target, --threads, the same everywhere.
+/// Adds --backend, --target and --threads.
 void add_plan_options(CLI::App& command, PlanOptions& options);
 
 }  // namespace foveal::cli

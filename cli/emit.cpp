@@ -33,7 +33,7 @@ void write(const std::filesystem::path& path, const std::string& text) {
   fmt::print("{}\n", path.string());
 }
 
-/// Each kernel as a source of its own; what several lines or architectures share is written once.
+/// One source file per kernel; kernels that several lines or architectures share are written once.
 void write_sources(const problem::Line& line, const Options& options, std::map<std::string, std::string>& stems) {
   const problem::Problem problem = problem::problem_of(line, {DeviceKind::cuda, 0});
   for (const std::string& arch : options.archs) {
@@ -55,7 +55,7 @@ void write_sources(const problem::Line& line, const Options& options, std::map<s
   }
 }
 
-/// The name of each line's function: as given, else its pass, numbered where several lines have the same.
+/// The name of each line's function: the given one, or its pass, numbered if several lines have the same.
 std::vector<std::string> names_of(const std::vector<problem::Line>& lines, const std::vector<std::string>& given) {
   FOVEAL_CHECK(given.empty() || given.size() == lines.size(), "emit: ", given.size(), " names for ", lines.size(),
                " problem lines; expected one for each");
@@ -70,7 +70,7 @@ std::vector<std::string> names_of(const std::vector<problem::Line>& lines, const
   return names;
 }
 
-/// On every device of the architectures, in the order in which a program looks for its own: what fits few devices first.
+/// For every device of the architectures, in the order of lookup: the most specific first.
 std::vector<cuda::Recording> record(const problem::Line& line, const Options& options) {
   const problem::Problem problem = problem::problem_of(line, {DeviceKind::cuda, 0});
   std::vector<cuda::Recording> recordings;
@@ -82,11 +82,10 @@ std::vector<cuda::Recording> record(const problem::Line& line, const Options& op
 }
 
 void run(Options options) {
-  const std::vector<problem::Line> lines = gather_lines(options.lines);
-  FOVEAL_CHECK(!lines.empty(), "emit: no problem line given; expected at least one");
+  const std::vector<problem::Line> lines = gather_lines(options.lines, "emit");
   const std::vector<std::string> names = names_of(lines, options.names);
   const auto newest_first = [](const std::string& a, const std::string& b) { return std::stoi(a.substr(3)) > std::stoi(b.substr(3)); };
-  for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // refuses what is none
+  for (const std::string& arch : options.archs) cuda::multiprocessors_of(arch);  // throws for an unknown one
   std::sort(options.archs.begin(), options.archs.end(), newest_first);
   std::sort(options.multiprocessors.rbegin(), options.multiprocessors.rend());
   std::filesystem::create_directories(options.folder);

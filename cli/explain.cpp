@@ -21,15 +21,15 @@ namespace {
 struct Options {
   LineOptions lines;
   bool as_json = false;
-  dist::PlanRequest context;  ///< of several ranks
+  dist::PlanRequest context;  ///< context parallelism
   std::string deal = "automatic", machine = "nvlink";
   std::int64_t unit = 128;
   bool draw = false;
-  std::string png, tile;             ///< "": the plan's
-  std::int64_t batch = 0, head = 0;  ///< that are drawn
+  std::string png, tile;             ///< tile "": the plan's
+  std::int64_t batch = 0, head = 0;  ///< to draw
 };
 
-/// Tiles of "128x64", 128 queries and 64 keys, which no task takes.
+/// "128x64": tiles of 128 queries and 64 keys, not assigned to tasks.
 TileSchedule tile_named(const std::string& text) {
   std::int32_t q = 0, kv = 0;
   int end = 0;
@@ -48,13 +48,9 @@ void draw(const problem::Line& line, const TileSchedule& planned, const Options&
   if (!options.png.empty()) write_file(picture.png(), options.png);
 }
 
-Explanation explain(const problem::Line& line) {
-  const problem::CaseData data(line);
-  if (line.pass == Pass::forward) return plan(line.attention, data.forward_inputs(), data.forward_outputs(), line.options).explain();
-  return plan(line.attention, data.backward_inputs(), data.backward_outputs(), line.options).explain();
-}
+Explanation explain(const problem::Line& line) { return problem::plan_of(line, problem::CaseData(line)).explain(); }
 
-// A plan for each backward strategy by name, so that those that were not chosen say why.
+// A plan for every backward strategy, so that those that were not chosen show why.
 std::vector<Explanation> explain_strategies(problem::Line line) {
   std::vector<Explanation> found;
   for (const BackwardStrategy strategy : {BackwardStrategy::fused, BackwardStrategy::split, BackwardStrategy::two_scan}) {
@@ -83,21 +79,18 @@ void print_strategies(const std::vector<Explanation>& strategies, const std::str
   }
 }
 
-/// How several ranks would share the problem. Parameters that the mask reads are made as the line says; nothing else is.
+/// The context-parallel plan. Only parameters have data, since masks may read them.
 std::string explain_context(const problem::Line& line, const Options& options) {
   dist::PlanRequest request = options.context;
   request.deal = dist::deal_named(options.deal), request.machine = dist::machine_named(options.machine);
   const problem::Problem problem = problem::problem_of(line, Device{});
-  const problem::CaseData data(parameters_alone(line));
-  std::vector<TensorView> params;
-  for (std::size_t i = 0; i < line.params.size(); ++i) params.push_back(data.param(i));
-  const dist::Workload workload = dist::make_workload(problem, line.lengths, params, options.unit);
+  const ParamData params(line);
+  const dist::Workload workload = dist::make_workload(problem, line.lengths, params.views(), options.unit);
   return problem.line() + "\n" + dist::explain(dist::make_plan(workload, request), workload, request);
 }
 
 void run(const Options& options) {
-  const std::vector<problem::Line> lines = gather_lines(options.lines);
-  FOVEAL_CHECK(!lines.empty(), "explain: no problem line given");
+  const std::vector<problem::Line> lines = gather_lines(options.lines, "explain");
   FOVEAL_CHECK(options.context.ranks == 1 || !options.as_json, "explain: --json is not for --ranks");
   FOVEAL_CHECK(options.png.empty() || lines.size() == 1, "explain: --png for ", lines.size(), " problem lines; expected one");
   FOVEAL_CHECK(!options.draw || !options.as_json, "explain: --json is not for --draw; --png is");

@@ -1,9 +1,8 @@
 #include "json.h"
 
-#include <filesystem>
-#include <fstream>
+#include <span>
 
-#include "base/check.h"
+#include "files/files.h"
 
 namespace foveal::cli {
 
@@ -41,12 +40,9 @@ Json to_json(const Explanation& e) {
 }
 
 void write_json(const Json& json, const std::string& path) {
-  const std::string fresh = path + ".unfinished";
-  std::ofstream file(fresh);
-  file << json.dump(2) << '\n';
-  file.close();
-  FOVEAL_CHECK(file, path, ": cannot be written");
-  std::filesystem::rename(fresh, path);
+  const std::string text = json.dump(2) + '\n';
+  const auto bytes = std::as_bytes(std::span(text));
+  write_file({bytes.begin(), bytes.end()}, path);
 }
 
 }  // namespace foveal::cli

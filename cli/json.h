@@ -11,7 +11,7 @@ using Json = nlohmann::ordered_json;
 
 Json to_json(const Explanation& explanation);
 
-/// Written beside its place and renamed. Throws invalid_argument when it cannot be.
+/// Written to a temporary file and renamed. Throws invalid_argument if that fails.
 void write_json(const Json& json, const std::string& path);
 
 }  // namespace foveal::cli

@@ -30,12 +30,12 @@ DType parse_floating(const std::string& name) {
   return *dtype;
 }
 
-// A line that is asked for in another type takes its parameters along where they had the type's default.
+// Parameters of the default dtype follow the line's.
 problem::Line with_dtype(problem::Line line, DType dtype) {
-  const auto natural = [](DType of) { return of == DType::f64 ? DType::f64 : DType::f32; };
+  const DType before = problem::default_dtype(Type::real, line.dtype), after = problem::default_dtype(Type::real, dtype);
   for (problem::ParamLine& param : line.params) {
-    if (param.dtype == natural(line.dtype)) param.dtype = natural(dtype);
-    if (param.grad_dtype == natural(line.dtype)) param.grad_dtype = natural(dtype);
+    if (param.dtype == before) param.dtype = after;
+    if (param.grad_dtype == before) param.grad_dtype = after;
   }
   line.dtype = dtype;
   return line;
@@ -112,9 +112,27 @@ std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lin
   return result;
 }
 
-problem::Line parameters_alone(problem::Line line) {
+std::vector<problem::Line> gather_lines(const LineOptions& options, const char* subcommand) {
+  std::vector<problem::Line> lines = apply_overrides(read_lines(options), options);
+  FOVEAL_CHECK(!lines.empty(), subcommand, ": no problem line given; expected at least one");
+  return lines;
+}
+
+namespace {
+
+problem::Line of_one_token(problem::Line line) {
   line.varlen = false, line.page_size = 0, line.batch = 1, line.seqlen_q = line.seqlen_kv = 1, line.strides.clear(), line.lengths.clear();
   return line;
+}
+
+}  // namespace
+
+ParamData::ParamData(problem::Line line) : data_(of_one_token(std::move(line))) {}
+
+std::vector<TensorView> ParamData::views() const {
+  std::vector<TensorView> views;
+  for (std::size_t i = 0; i < data_.line().params.size(); ++i) views.push_back(data_.param(i));
+  return views;
 }
 
 }  // namespace foveal::cli

@@ -1,31 +1,39 @@
 #pragma once
-// Where `check`, `bench` and `explain` get their problem lines from: arguments, suite files, and overrides on all of them.
+// Problem lines from arguments and suite files, with overrides, for the subcommands that take lines.
 #include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
-#include "problem/line.h"
+#include "problem/case_data.h"
 
 namespace foveal::cli {
 
 struct LineOptions {
-  std::vector<std::string> lines;    ///< each argument is one whole line
-  std::vector<std::string> suites;   ///< files with one line each; '#' begins a comment
-  std::vector<std::string> dtypes;   ///< run every line in each of these instead of its own
-  std::vector<std::string> targets;  ///< ... and on each of these CPU targets; "all" for every one that is here
-  PlanOptions plan;                  ///< over what the lines say, where set
+  std::vector<std::string> lines;    ///< one line per argument
+  std::vector<std::string> suites;   ///< files with one line per line; '#' begins a comment
+  std::vector<std::string> dtypes;   ///< run every line in each of these instead of its own dtype
+  std::vector<std::string> targets;  ///< and on each of these targets; "all": every available CPU target
+  PlanOptions plan;                  ///< override the lines' backend and threads if set
   std::string match;                 ///< only lines that contain this text
 };
 
 void add_line_options(CLI::App& command, LineOptions& options);
 
-/// The lines of the arguments and the suites. Throws invalid_argument naming the file and line number.
+/// The lines of arguments and suites. Throws invalid_argument with file and line number.
 std::vector<problem::Line> read_lines(const LineOptions& options);
-/// Each line in each type and on each target that is asked for.
+/// Every line in every requested dtype and on every requested target.
 std::vector<problem::Line> apply_overrides(const std::vector<problem::Line>& lines, const LineOptions& options);
-inline std::vector<problem::Line> gather_lines(const LineOptions& options) { return apply_overrides(read_lines(options), options); }
+/// Both. Throws invalid_argument, naming the subcommand, if there are no lines.
+std::vector<problem::Line> gather_lines(const LineOptions& options, const char* subcommand);
 
-/// The same parameters beside tensors of one token: for what only the mask and its data decide.
-problem::Line parameters_alone(problem::Line line);
+/// The data of the line's parameters, beside tensors of one token: all that masks depend on.
+class ParamData {
+ public:
+  explicit ParamData(problem::Line line);
+  std::vector<TensorView> views() const;
+
+ private:
+  problem::CaseData data_;
+};
 
 }  // namespace foveal::cli

@@ -22,7 +22,7 @@ ExitCode exit_code(ErrorCode code) {
 int run(int argc, char** argv) {
   CLI::App app("Exact fused attention, forward and backward, with scores and masks that you program and train.", "foveal");
   app.require_subcommand(1);
-  app.footer("Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 nothing here can do it, 4 a device or system error.");
+  app.footer("Exit codes: 0 done, 1 a check failed, 2 wrong usage or input, 3 not supported on this machine, 4 a device or system error.");
   add_targets(app);
   add_check(app);
   add_bench(app);

@@ -37,17 +37,15 @@ MaskPicture::MaskPicture(const problem::Line& line, const TileSchedule& schedule
   FOVEAL_CHECK(rows_ * columns_ <= most_tiles, "explain: ", rows_, " x ", columns_, " tiles; expected at most ", most_tiles,
                ": try a larger --tile");
 
-  const problem::CaseData data(parameters_alone(line));
-  std::vector<TensorView> params;
-  for (std::size_t i = 0; i < line.params.size(); ++i) params.push_back(data.param(i));
-  params.resize(p.params.size());
+  const ParamData params(line);
   const mask::Tiling tiling{.seqlen_q = seqlen_q,
                             .seqlen_kv = seqlen_kv,
                             .block_q = block_q,
                             .block_kv = block_kv,
                             .q_offset = line.attention.q_offset,
                             .kv_offset = line.attention.kv_offset};
-  const mask::BlockMask found = mask::classify(p.score->mask, tiling, batch, head, scoring::DataReadRanges(p.score->params, params));
+  const mask::BlockMask found =
+      mask::classify(p.score->mask, tiling, batch, head, scoring::DataReadRanges(p.score->params, params.views()));
   tiles_.assign(static_cast<std::size_t>(rows_ * columns_), Tile::empty);
   for (std::int64_t row = 0; row < rows_; ++row)
     for (auto i = found.row_begin[static_cast<std::size_t>(row)]; i < found.row_begin[static_cast<std::size_t>(row) + 1]; ++i) {

@@ -19,8 +19,8 @@ class MaskPicture {
   /// Counts, then a character for each tile ('#' full, '+' partial, '.' empty), or for several of them where there are many, with the tasks
   /// that take them: behind each row of queries, or below where tasks own keys.
   std::string text() const;
-  /// A PNG file, a square for each tile; beside each row of queries, or above the columns of keys, the place of its task in the order of all,
-  /// from dark (first) to light.
+  /// A PNG file, a square for each tile; beside each row of queries, or above the columns of keys, the place of its task in the order of
+  /// all, from dark (first) to light.
   std::vector<std::byte> png() const;
 
  private:

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "command.h"
 #include "files/files.h"
+#include "problem/call.h"
 
 namespace foveal::cli {
 namespace {
@@ -50,14 +51,13 @@ class Inputs {
   }
   TensorView view(const std::string& name) { return has(name) ? at(name).view() : TensorView{}; }
 
-  /// Every tensor that is no argument of attention itself is a parameter.
+  /// Tensors other than arguments of attention are parameters.
   std::vector<Tensor*> params() {
-    static const std::vector<std::string> arguments{"q",           "k",         "v", "dout", "dlse", "cu_seqlens_q", "cu_seqlens_kv",
-                                                    "block_table", "seqlens_kv"};
+    const auto is_argument = [](const problem::Role& role) { return !role.output(Pass::forward) && !role.output(Pass::backward); };
     std::vector<Tensor*> result;
-    for (auto& [name, tensor] : tensors_) {
-      if (std::ranges::find(arguments, name) == arguments.end()) result.push_back(&tensor);
-    }
+    for (auto& [name, tensor] : tensors_)
+      if (std::ranges::none_of(problem::roles, [&](const auto& role) { return is_argument(role) && role.name == name; }))
+        result.push_back(&tensor);
     return result;
   }
 
@@ -159,7 +159,7 @@ void run(const Options& options) {
       const DType dtype = tensor.dtype == DType::f64 ? DType::f64 : DType::f32;
       backward_outputs.dparams.push_back({binding.param, make("d" + tensor.name, dtype, tensor.shape)});
     }
-    const Plan backward_plan = plan(attention, backward_inputs, backward_outputs, options.plan);  // refused before any work starts
+    const Plan backward_plan = plan(attention, backward_inputs, backward_outputs, options.plan);  // refuses before any work is done
     kernels += " " + backward_plan.kernel();
     forward(attention, forward_inputs, forward_outputs, {}, options.plan);
     backward(attention, backward_inputs, backward_outputs, {}, options.plan);

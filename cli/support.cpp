@@ -1,5 +1,5 @@
-// foveal support: which features each target takes, as the backends themselves answer; those for GPUs answer without one. The README's
-// table is its output.
+// foveal support: which features each target supports, as answered by the backends (without a GPU for CUDA targets). docs/support.md shows
+// it.
 #include <fmt/core.h>
 
 #include "command.h"
@@ -12,10 +12,10 @@ namespace {
 
 struct Feature {
   const char* name;
-  const char* words;  ///< of a problem line, with the pass and the type in front
+  const char* words;  ///< a problem line without pass and dtype
 };
 
-// Each row asks for one thing more than plain attention; the last asks for all that goes together.
+// Each row adds one feature to plain attention; the last combines several.
 constexpr Feature features[] = {
     {"plain", "b1 h2 q64 d64"},
     {"causal, window, prefix masks", "b1 h2 q64 d64 mask=\"causal() & window(9) | prefix_lm(3)\""},
@@ -58,16 +58,11 @@ bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& tar
   if (target.backend != "reference") line.options.target = target.target;
   if (pass == Pass::forward) line.attention.backward = BackwardStrategy::automatic;
   try {
-    if (target.backend == "cuda") {  // what would be compiled, which needs no GPU
+    if (target.backend == "cuda") {  // generates the kernels without compiling them
       cuda::kernels_of(problem::problem_of(line, {DeviceKind::cuda, 0}), target.target == "sm90" ? "sm_90a" : "sm_80", target.target);
       return true;
     }
-    const problem::CaseData data(line);
-    if (pass == Pass::forward) {
-      plan(line.attention, data.forward_inputs(), data.forward_outputs(), line.options);
-    } else {
-      plan(line.attention, data.backward_inputs(), data.backward_outputs(), line.options);
-    }
+    problem::plan_of(line, problem::CaseData(line));
     return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
@@ -75,7 +70,7 @@ bool plans(Pass pass, DType dtype, const Feature& feature, const TargetInfo& tar
   }
 }
 
-// "all", "none", or the types that work.
+// "all", "none", or the supported dtypes.
 std::string cell(Pass pass, const Feature& feature, const TargetInfo& target) {
   std::string works;
   std::size_t count = 0;

@@ -26,7 +26,7 @@ struct Options {
   std::string write;
 };
 
-/// Within this of the fastest, a table's own choice stays: repeated measurements differ by as much.
+/// The table's own choice stays if it is within this of the fastest, the spread of repeated measurements.
 constexpr double noise = 1.01;
 
 /// A problem line on its device, ready to run.
@@ -37,23 +37,14 @@ class Case {
   }
 
   const problem::Line& line() const { return line_; }
-  problem::Problem problem() const {
-    if (line_.pass == Pass::forward) return problem::make_problem(line_.attention, device_.forward_inputs(), device_.forward_outputs());
-    return problem::make_problem(line_.attention, device_.backward_inputs(), device_.backward_outputs());
-  }
-  Plan plan() const {
-    if (line_.pass == Pass::forward)
-      return foveal::plan(line_.attention, device_.forward_inputs(), device_.forward_outputs(), line_.options);
-    return foveal::plan(line_.attention, device_.backward_inputs(), device_.backward_outputs(), line_.options);
-  }
-  /// Runs it again and again; seconds of one.
+  problem::Problem problem() const { return problem::problem_of(line_, device_); }
+  Plan plan() const { return problem::plan_of(line_, device_); }
+  /// Median seconds of a run.
   double time(const Plan& plan, double seconds) {
     const check::DeviceBytes workspace(line_.device, plan.workspace_bytes());
-    const std::function<void()> run =
-        line_.pass == Pass::forward
-            ? std::function<void()>(
-                  [&, in = device_.forward_inputs(), out = device_.forward_outputs()] { plan.run(in, out, workspace.data()); })
-            : [&, in = device_.backward_inputs(), out = device_.backward_outputs()] { plan.run(in, out, workspace.data()); };
+    const std::function<void()> run = problem::with_arguments(line_, device_, [&](const auto& inputs, const auto& outputs) {
+      return std::function<void()>([&, inputs, outputs] { plan.run(inputs, outputs, workspace.data()); });
+    });
     const auto several = [&](int count) {
       const auto begin = std::chrono::steady_clock::now();
       for (int i = 0; i < count; ++i) run();
@@ -68,7 +59,7 @@ class Case {
     std::sort(times.begin(), times.end());
     return times[rounds / 2];
   }
-  /// Everything that the last run wrote.
+  /// All outputs of the last run.
   std::vector<std::vector<double>> results() {
     device_.download();
     std::vector<std::vector<double>> all;
@@ -87,7 +78,7 @@ class Case {
   check::DeviceBytes memory_;
 };
 
-/// The norm of the largest difference of two results, as a share of the result; another place of infinities or NaNs is all of it.
+/// The largest relative difference (in the 2-norm) of two results over all tensors; 1 if infinities or NaNs are in different places.
 double difference(const std::vector<std::vector<double>>& a, const std::vector<std::vector<double>>& b) {
   double most = 0;
   for (std::size_t t = 0; t < a.size(); ++t) {
@@ -112,7 +103,7 @@ struct Timed {
 };
 
 std::vector<Timed> measure(Case& work, const cuda::Family& family, double seconds) {
-  constexpr double wrong = 0.02;  // of what rounding in another order gives: a thousandth in 16 bits
+  constexpr double wrong = 0.02;  // rounding in another order gives about 0.001 in 16-bit types
   std::vector<std::vector<double>> expected;
   std::vector<Timed> all;
   for (const std::string& config : family.configs) {
@@ -147,7 +138,7 @@ void compile_all(const problem::Problem& problem, const cuda::driver::DeviceFact
   cuda::jit::compile(sources);
 }
 
-/// The ranking; the line of a table for the fastest.
+/// Prints the ranking; returns the table line of the fastest.
 std::string report(const problem::Problem& problem, const std::string& device, const cuda::Family& family, std::vector<Timed> all) {
   const std::string own = all.front().config;
   const double before = all.front().seconds;
@@ -170,8 +161,7 @@ std::string report(const problem::Problem& problem, const std::string& device, c
 }
 
 void run(const Options& options) {
-  std::vector<problem::Line> lines = gather_lines(options.lines);
-  FOVEAL_CHECK(!lines.empty(), "tune: no problem line given");
+  std::vector<problem::Line> lines = gather_lines(options.lines, "tune");
   std::vector<std::string> found;
   for (problem::Line& line : lines) {
     if (line.device.kind == DeviceKind::cpu) line.device = {DeviceKind::cuda, 0};

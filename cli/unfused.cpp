@@ -53,7 +53,7 @@ class BlasUnfused final : public Unfused {
     } else {
       std::fill(dk_.begin(), dk_.end(), 0.0f);
       std::fill(dv_.begin(), dv_.end(), 0.0f);
-      base::parallel_for(executor_, p_.batch * p_.heads_kv, [this](std::int64_t task, int slot) {  // one thread adds up one kv head
+      base::parallel_for(executor_, p_.batch * p_.heads_kv, [this](std::int64_t task, int slot) {  // one thread per kv head accumulates
         for (std::int64_t i = 0; i < p_.group_size; ++i) {
           backward(task / p_.heads_kv, task % p_.heads_kv * p_.group_size + i, scratch_[static_cast<std::size_t>(slot)].data());
         }
@@ -82,7 +82,7 @@ class BlasUnfused final : public Unfused {
     });
   }
 
-  // Contiguous fp32 [batch, heads, seqlen, dim] copies: what a framework without 16-bit or strided kernels would do as well.
+  // Contiguous fp32 copies [batch, heads, seqlen, dim], as in a framework without 16-bit or strided kernels.
   Matrix contiguous(const char* role) const {
     const TensorView view = data_.view(role);
     Matrix result(static_cast<std::size_t>(view.numel()));
@@ -181,8 +181,7 @@ bool reads(const scoring::Program& program, std::uint8_t symbols) {
 
 std::unique_ptr<Unfused> make_unfused(const problem::CaseData& data, int threads, std::string& why_not) {
   const problem::Line& line = data.line();
-  problem::Problem p = line.pass == Pass::forward ? problem::make_problem(line.attention, data.forward_inputs(), data.forward_outputs())
-                                                  : problem::make_problem(line.attention, data.backward_inputs(), data.backward_outputs());
+  problem::Problem p = problem::problem_of(line, data);
   const std::int64_t matrices = p.pass == Pass::forward ? threads : p.batch * p.heads_q + threads;
   if (p.ragged_kv()) {
     why_not = "packed sequences, or keys in pages";

@@ -1,6 +1,6 @@
 #pragma once
-// The textbook computation that fused kernels replace, as fast as a BLAS makes it: scores of every pair written to memory in fp32,
-// masked, normalised, multiplied; the backward pass reads the kept probabilities. What `bench` prints beside a kernel.
+// Unfused attention on a BLAS, the baseline of `bench`: the score matrix is materialised in fp32, masked and normalised; the backward pass
+// reads the saved probabilities.
 #include <memory>
 #include <string>
 
@@ -11,11 +11,12 @@ namespace foveal::cli {
 class Unfused {
  public:
   virtual ~Unfused() = default;
-  /// The pass of the line; a backward pass without its forward.
+  /// Runs the line's pass, a backward pass without its forward pass.
   virtual void run() = 0;
 };
 
-/// Null, and why, when the line cannot be computed this way: no BLAS, a score_mod, packed sequences, dropout, a sink, or no memory for it.
+/// Null, with the reason, if the line cannot be computed this way: no BLAS, a score_mod, packed sequences, dropout, a sink, or too much
+/// memory.
 std::unique_ptr<Unfused> make_unfused(const problem::CaseData& data, int threads, std::string& why_not);
 
 }  // namespace foveal::cli

@@ -1,5 +1,5 @@
-# FOVEAL_PRECOMPILED_KERNELS: kernels of plain attention, compiled by the NVRTC that is found here, in a folder beside the library where src/cuda/jit/shipped.h
-# looks for them: in the build folder, and where it is installed.
+# FOVEAL_PRECOMPILED_KERNELS: kernels of plain attention, compiled with the NVRTC of this machine into a folder beside the library, where
+# src/cuda/jit/shipped.h finds them, both in the build tree and in the installation.
 add_custom_target(foveal_kernels)
 if(NOT FOVEAL_PRECOMPILED_KERNELS)
   return()

@@ -1,4 +1,4 @@
-// A relative-position bias in the score, trained by gradient descent. Nobody writes its derivative: foveal finds it.
+// A relative-position bias in the score, trained by gradient descent. foveal derives its gradient symbolically.
 #include <foveal/foveal.h>
 
 #include <cmath>
@@ -25,7 +25,7 @@ int main() {
   const foveal::Param rel("rel", {heads, buckets});
   const foveal::Attention attention{.score_mod = score + rel(head, clamp(kv_idx - q_idx, -reach, reach) + reach)};
 
-  // Each output token shall be its own value: the bias has to learn to look at distance 0.
+  // The target of each output token is its own value, so the bias has to learn to favour distance 0.
   for (int step = 0; step <= 200; ++step) {
     foveal::forward(attention, {.q = tokens(q), .k = tokens(k), .v = tokens(v), .params = {{rel, table(bias)}}},
                     {.out = tokens(out), .lse = lse_view});

@@ -1,4 +1,4 @@
-// An engine that owns its memory: plan once, look at the plan, run it many times; nothing is allocated while running.
+// For callers that own their memory: plan once, inspect the plan, run it many times without allocations.
 #include <foveal/foveal.h>
 
 #include <cstdio>

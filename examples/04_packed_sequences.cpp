@@ -25,7 +25,7 @@ int main() {
                    .varlen = foveal::Varlen{.cu_seqlens_q = cu_seqlens, .cu_seqlens_kv = cu_seqlens}},
                   {.out = tokens(out), .lse = {lse.data(), foveal::DType::f32, {heads, total}}});
 
-  // The first token of every sequence sees itself and the sink alone, wherever the sequence begins.
+  // The first token of every sequence attends to itself and the sink only.
   const float first = out[0], second_sequence = out[17 * heads * head_dim];
   std::printf("weight of a token that shares with the sink: %g\n", static_cast<double>(first));
   return first == second_sequence && first < 1.0f ? 0 : 1;

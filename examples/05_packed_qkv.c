@@ -1,5 +1,5 @@
-/* The drop-in for a program in C whose linear layer writes q, k and v side by side, (B, T, 3C): causal attention forward and backward,
- * gradients added to what is there, and both checked against unfused attention from the definition. */
+/* A drop-in for C programs with a fused QKV projection, (B, T, 3C): causal attention forward and backward with accumulated gradients, checked
+ * against unfused attention. */
 #include <foveal/foveal_c.h>
 #include <math.h>
 #include <stdio.h>
@@ -44,7 +44,7 @@ static int attention_backward(float* dqkv, float* dout, float* qkv, float* out, 
   return run(&call);
 }
 
-/* What unfused attention computes for one head, in double: out, and what it adds to dqkv. */
+/* Unfused attention of one head in double precision: writes out, adds to dqkv. */
 static void unfused(double* out, double* dqkv, const float* qkv, const float* dout, int64_t T, int64_t C, int64_t hs, int64_t head) {
   double* p = malloc((size_t)T * sizeof *p);
   for (int64_t t = 0; t < T; ++t) {

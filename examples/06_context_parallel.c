@@ -1,5 +1,5 @@
-/* A sequence shared by the processes of MPI: each computes causal attention with a trained slope per head for its own tokens, forward and
- * backward, and finds what one process finds for these. Run it with `mpirun -n 2 example_06_context_parallel`, or as it is. */
+/* Context parallelism over MPI: each process computes causal attention with a trained slope per head for its own tokens of one sequence,
+ * forward and backward, and compares with the result of a single process. Run it with `mpirun -n 2 example_06_context_parallel`, or alone. */
 #include <foveal/foveal_c.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks how long functions of src/ are: at most 80 lines on the host, 120 in device code, counted from the first line of the signature.
+"""Checks the lengths of functions in src/: at most 80 lines on the host, 120 in device code, counted from the first line of the signature.
 
 A longer one says why in its comment, in a sentence that begins with "Long:". Prints one line for each that says nothing, and exits with 1
 if there is any. `--all N` prints every function of more than N lines instead.
@@ -21,7 +21,7 @@ def blank(match):
 
 
 def is_value(code, statement, at):
-    """Is the brace one of an initialiser (`a_{a}`, `A a = {}` among parameters), behind which a signature goes on?"""
+    """Whether the brace belongs to an initialiser inside a signature (`a_{a}`, `A a = {}` among parameters)."""
     before = code[statement:at]
     return before.count("(") > before.count(")") and "[" not in before or bool(re.search(r"[)\]]?\s*[:,]\s*\w+$", before) and "(" in before)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The built documentation in a browser without a window: every page loads without an error and fetches nothing from elsewhere, every picture shows,
+"""Checks the built documentation in a headless browser: every page loads without errors and external requests, every image shows,
 every link leads to a page and to a place in it where it names one, and the search finds what it is asked for.
 
 usage: check_site.py SITE
@@ -61,7 +61,7 @@ def browser():
 
 
 def read(driver, home, pages):
-    """What each page holds, by its path; and what is wrong with the pages themselves."""
+    """The facts of each page by its path, and the errors of the pages themselves."""
     facts, wrong = {}, []
     for page in pages:
         driver.get(home + page)

@@ -16,7 +16,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 WIDE = re.compile(r"^-m(avx|fma|f16c|amx|bmi)|^-march=")
-# COMDAT copies of what the compiler itself makes for a thunk or a type are named here when they are harmless.
+# Harmless weak symbols that the compiler generates itself.
 HARMLESS = re.compile(r"^DW\.ref\.__gxx_personality_v0$")
 
 

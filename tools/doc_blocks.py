@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def pages():
-    """README.md and what is written in docs/; not the notes and results, which are about code rather than with it."""
+    """README.md and the pages of docs/, without lab notes and generated pages."""
     found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if not {"lab", "report", "reference"} & set(page.relative_to(ROOT).parts)]
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Runs the targets of tests/fuzz and writes how many inputs each took: ./dev fuzz.
+"""Runs the targets of tests/fuzz and reports the number of inputs of each: ./dev fuzz.
 
     tools/fuzz.py BUILD SECONDS [--runs N] [--jobs N] [--targets score,line] [--out FILE]
 
-Each target runs for so many seconds; with --runs until it has taken so many inputs, all of them within the seconds together. --jobs processes at once;
-with --runs the inputs of a target are shared out among them in parts, which read what others found. Inputs that reach something new are kept in
-BUILD/corpus; those of tests/fuzz/corpus are read too. Fails when a target finds something: the input lies beside the logs in BUILD/findings. What was done
-so far is in BUILD/fuzz-progress.json; SIGTERM ends the run with what there is."""
+Each target runs for SECONDS; with --runs until it has executed N inputs, all targets together within SECONDS. --jobs: concurrent processes; with --runs
+the inputs of a target are divided among them, and they share their corpus. Inputs with new coverage are kept in BUILD/corpus; tests/fuzz/corpus is read
+too. Fails if a target finds something: the input is beside the logs in BUILD/findings. Progress is in BUILD/fuzz-progress.json; SIGTERM ends the run
+with the results so far."""
 
 import argparse
 import collections
@@ -33,8 +33,7 @@ EXPRESSIONS, SHORT = ("line", "score"), 200
 PARTS = 20  # of the inputs of a target, with --runs
 ATTEMPTS = 20  # at a part, each but the last ended by a finding
 SLOWEST = ["c_api", "line", "score"]  # the first of each round, so that no core waits for them at the end
-# Stacks of allocations cost more than they tell; leaks, and stacks used after a return, are looked for by the other tests. A call may ask for more memory
-# than there is: an error.
+# Allocation stacks are slow; leaks and use after return are covered by other tests. Allocations may fail, which is reported as an error.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=0:detect_stack_use_after_return=0:detect_leaks=0:allocator_may_return_null=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 
@@ -63,7 +62,7 @@ class Fuzzing:
         grown, findings = self.build / "corpus" / target, self.build / "findings"
         grown.mkdir(parents=True, exist_ok=True)
         log = findings / f"{target}-{part}.log"
-        # Without the entropic schedule, whose bookkeeping takes several times as long as these targets do.
+        # Without entropic scheduling, whose bookkeeping is several times slower than these targets.
         longest = SHORT if target in EXPRESSIONS and runs and int(part.partition(".")[0]) % 10 else LONGEST
         command = [self.build / "tests" / "fuzz" / f"fuzz_{target}", grown, ROOT / "tests" / "fuzz" / "corpus" / target, f"-max_total_time={int(seconds)}",
                    f"-runs={runs or -1}", f"-max_len={longest}", "-timeout=20", "-rss_limit_mb=3000", "-malloc_limit_mb=-1", "-entropic=0", "-detect_leaks=0", "-reload=20",

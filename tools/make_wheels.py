@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Builds the wheels and proves them: each is repaired by auditwheel, installed into a bare virtual environment, and used there.
+"""Builds and tests the wheels: each is repaired by auditwheel, installed into a fresh virtual environment, and used there.
 
 usage: make_wheels.py [--output DIR] [PYTHON...]
 
@@ -20,7 +20,7 @@ VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 NVRTC = "nvidia-cuda-nvrtc==13.0.88"  # compiles the kernels that the wheels hold, as in ./dev
 STABLE = (3, 12)  # wheel.py-api in pyproject.toml
 
-# Runs in the bare environment, without NumPy: the exact answer of uniform attention, forward and backward, a trained parameter included.
+# Runs in the fresh environment, without NumPy: uniform attention, forward and backward with a trained parameter, has an exact result.
 PROOF = """
 import foveal, pathlib, sys
 package = pathlib.Path(foveal.__file__).parent

@@ -1,5 +1,5 @@
-// precompile FOLDER: compiles the kernels that are shipped with the library into a folder, which then holds them and nothing else. It needs NVRTC
-// and no device; what is in the folder already is not compiled again.
+// precompile FOLDER: compiles the kernels that are shipped with the library into FOLDER and removes other files there. Needs NVRTC but no device;
+// kernels that are already in the folder are kept.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>

@@ -1,7 +1,7 @@
 #pragma once
-// What the model asks of an attention: causal, with a trainable bias for each head and distance, clamped at `reach`:
+// The attention of the model: causal, with a trainable bias per head and distance, clamped at `reach`:
 //   s = q . k / sqrt(head_dim) + bias[head, min(q_idx - kv_idx, reach)]
-// Two ways to compute it stand side by side: foveal's fused kernels, and the materialised form that they replace.
+// Two implementations: foveal's fused kernels, and unfused attention with materialised probabilities.
 #include <cstdint>
 #include <memory>
 

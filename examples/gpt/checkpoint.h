@@ -1,5 +1,5 @@
 #pragma once
-// Everything a run needs to go on as if it had never stopped, in one file.
+// The complete state of a run in one file, for bitwise resumption.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 #pragma once
-// How the model's attention is said to foveal: shared by training (fused_attention.cpp) and by sampling (decoder.cpp).
+// The model's attention as a foveal::Attention, for training (fused_attention.cpp) and sampling (decoder.cpp).
 #include <foveal/foveal.h>
 
 #include "attention.h"

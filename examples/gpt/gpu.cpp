@@ -1,4 +1,4 @@
-// A GPU as a machine. The driver, the compiler and cuBLAS are loaded when first asked for: the program starts without them.
+// A GPU as a Machine. The driver, NVRTC and cuBLAS are loaded on first use, so that the program starts without them.
 #include <dlfcn.h>
 #include <fmt/core.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 using Pointer = unsigned long long;
 
-/// The functions that are used of each library, under the names that its header gives them.
+/// The functions used of each library, by the names in its header.
 struct Functions {
   int (*cuInit)(unsigned);
   int (*cuGetErrorString)(int, const char**);

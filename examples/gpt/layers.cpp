@@ -71,7 +71,7 @@ namespace {
 constexpr double gelu_slope = 0.7978845608028654;  // sqrt(2 / pi)
 constexpr double gelu_cubic = 0.044715;
 
-// tanh by exp, which the compiler's vector library has; the argument is bounded so that exp stays finite.
+// tanh through exp, which vectorises; the argument is clamped so that exp stays finite.
 template <class T>
 T tanh_by_exp(T x) {
   const T bounded = std::min(std::max(x, T(-20)), T(20));

@@ -53,7 +53,7 @@ void add_options(CLI::App& app, Options& o) {
   app.add_option("--measure", o.measure, "only print the speed and the memory of one layer: fused or unfused")->group("");
 }
 
-// The run itself: `state` goes from where it is to the end of the schedule.
+// Trains `state` to the end of the schedule.
 void train_with_bar(gpt::Checkpoint& state, const gpt::Dataset& data, const Options& o) {
   const std::int64_t first = state.step;
   gpt::ProgressBar bar(o.training.schedule.steps, first);

@@ -1,6 +1,6 @@
 #pragma once
 // A GPT: token embedding, blocks of causal attention and a GELU layer with residual paths, and the embedding again as the output layer.
-// Nothing tells it where a token stands but the trainable bias in the score of its attention.
+// The trainable bias in the score of its attention is its only positional encoding.
 #include <cstdint>
 #include <memory>
 #include <vector>

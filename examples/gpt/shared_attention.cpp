@@ -1,4 +1,4 @@
-// The fused attention of several processes: each has its tokens of every sequence, foveal plans and carries what the others need.
+// Fused attention over several processes (context parallelism): each holds some tokens of every sequence.
 #include <algorithm>
 
 #include "fused_attention.h"
@@ -30,7 +30,7 @@ class SharedAttention final : public AttentionLayer<float> {
         .q = part(qkv, 0), .k = part(qkv, 1), .v = part(qkv, 2), .out = heads_view(out), .lse = lse_view(), .dout = heads_view(dout)};
     inputs.params = {bind(bias)};
     attention_.backward(inputs, {.dq = part(dqkv, 0), .dk = part(dqkv, 1), .dv = part(dqkv, 2), .dparams = {bind(dbias_)}});
-    // Every process has the gradient of all: one share each, for the mean over processes comes later.
+    // Every process has the total gradient: divided here, since it is averaged over processes later.
     std::for_each_n(dbias_, shape_.bias_size(), [&](float& x) { x /= static_cast<float>(ranks_); });
     machine_.add(dbias, dbias_, shape_.bias_size());
   }

@@ -1,4 +1,4 @@
-// The textbook form: the probabilities of every pair are written to memory and kept for the backward pass, context x context for each head.
+// Unfused attention: the context x context matrix of probabilities of every head is materialised and kept for the backward pass.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>

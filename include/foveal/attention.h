@@ -1,17 +1,26 @@
 #pragma once
-// The one description of an attention, and the two calls that compute it.
+// Attention, described once as a value, and the calls that plan and compute it.
 //
-//   forward:  s[q,kv]  = score_mod(q . k * scale);   p = softmax over the kv that mask keeps (and the sink);   out = dropout(p) v
-//             lse[q]   = log(sum over kept kv of exp(s) [+ exp(sink[head])])          (natural logarithm)
-//   backward: the gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k, v, the sink and every parameter asked for.
+//   forward:  s[q, kv] = score_mod(scale * dot(q, k))
+//             p        = softmax of s over the keys that the mask keeps (and the sink, if there is one)
+//             out      = dropout(p) @ v
+//             lse[q]   = log(sum over kept kv of exp(s) [+ exp(sink[head])]), natural logarithm
+//   backward: gradients of sum(out * dout) + sum(lse * dlse) with respect to q, k, v, the sink and every requested parameter
 //
-// Shapes (any strides):   q [batch, seqlen_q, heads_q, head_dim]     k [batch, seqlen_kv, heads_kv, head_dim]
-//                         v [batch, seqlen_kv, heads_kv, head_dim_v] out, dout [batch, seqlen_q, heads_q, head_dim_v]
-//                         lse, dlse f32 (f64 for f64 inputs) [batch, heads_q, seqlen_q]
-// Packed sequences (varlen): q [total_q, heads_q, head_dim] and so on, lse [heads_q, total_q].
-// Paged keys and values: k, v, dk, dv are pools of pages, [pages, page_size, heads_kv, dim].
-// heads_q is a multiple of heads_kv; query head h reads kv head h / (heads_q / heads_kv).
-// A row with nothing to attend gives out = 0, lse = -inf (the sink's value when there is one) and zero gradients.
+// Shapes, with arbitrary strides:
+//                                                          packed (varlen)
+//   q, dq      [batch, seqlen_q, heads_q, head_dim]        [total_q, heads_q, head_dim]
+//   k, dk      [batch, seqlen_kv, heads_kv, head_dim]      [total_kv, heads_kv, head_dim]
+//   v, dv      [batch, seqlen_kv, heads_kv, head_dim_v]    [total_kv, heads_kv, head_dim_v]
+//   out, dout  [batch, seqlen_q, heads_q, head_dim_v]      [total_q, heads_q, head_dim_v]
+//   lse, dlse  [batch, heads_q, seqlen_q]                  [heads_q, total_q]
+// Paged: k, dk [pages, page_size, heads_kv, head_dim], v, dv [pages, page_size, heads_kv, head_dim_v].
+//
+// dtypes: q, k, v, dout and the backward pass's out share one of f64, f32, bf16, f16. lse and dlse are f32, or f64 when q is f64.
+// GQA: heads_q is a multiple of heads_kv; query head h uses kv head h / (heads_q / heads_kv).
+// A row without any kept key has out = 0, zero gradients and lse = -inf (the sink's logit if there is a sink).
+//
+// Errors: invalid_argument for a wrong call, unsupported when no backend can run it, device when the driver or an allocation fails.
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -30,124 +39,134 @@ namespace foveal {
 enum class Pass : std::uint8_t { forward, backward };
 enum class Determinism : std::uint8_t { fast, reproducible };
 
-/// fused: one pass over kv tiles, 5 matmuls, dq accumulated across tiles. split: a dk/dv pass and a dq pass, 7 matmuls, nothing
-/// accumulated across tiles. two_scan: one launch whose tasks do a dk/dv tile, then a dq tile. automatic picks.
+/// How the backward pass is organised.
+/// fused: one pass over kv tiles with 5 matmuls per tile; dq is accumulated across kv tiles (FlashAttention-2, Dao 2023).
+/// split: a dk/dv pass and a dq pass, 7 matmuls; nothing is accumulated across tiles.
+/// two_scan: like split, but in one launch: each task computes a dk/dv tile, then a dq tile.
+/// automatic: the backend chooses.
 enum class BackwardStrategy : std::uint8_t { automatic, fused, split, two_scan };
 
 FOVEAL_API const char* to_string(Pass pass);
 FOVEAL_API const char* to_string(Determinism determinism);
 FOVEAL_API const char* to_string(BackwardStrategy strategy);
 
-/// Each (batch, query head, q_idx, kv_idx) is dropped with probability p by Philox4x32-10 of its global position, so the same bits
-/// fall on every device, tiling and strategy; what stays is scaled by 1 / (1 - p). Applied after normalisation: lse is not affected.
-/// The seed and offset belong to a run, so that one plan serves all; a backward pass takes those of its forward pass.
+/// The random state of dropout. Each pair (batch, query head, q_idx, kv_idx) is dropped with probability Attention::dropout_p, decided by
+/// Philox4x32-10 (Salmon et al. 2011) at its global position: the same pairs on every device, tiling and strategy. Kept probabilities are
+/// scaled by 1 / (1 - p). Dropout follows normalisation, so lse is unaffected.
+/// Seed and offset are arguments of a run, not part of a plan. A backward pass must get those of its forward pass.
 struct DropoutRng {
   std::uint64_t seed = 0;
   std::uint64_t offset = 0;
-  /// Instead of the two, when present: i64 [2] of the bits of {seed, offset}, contiguous, on q's device. Read when the kernels run, so that
-  /// a captured CUDA graph drops other pairs on each replay once something has written other numbers there.
+  /// If present, replaces the two above: contiguous i64 [2] on q's device, the bits of {seed, offset}. It is read when the kernels run, so
+  /// a captured CUDA graph can draw new pairs on every replay.
   TensorView state{};
 };
 
-/// What to compute: a cheap value, shared by both passes so that they cannot disagree.
+/// What to compute. Cheap to copy; both passes take the same value.
 struct Attention {
-  Expr score_mod{};               ///< real; absent means `score`
-  Expr mask{};                    ///< boolean, must not read `score`; absent means everything
-  std::optional<double> scale{};  ///< default 1 / sqrt(head_dim)
-  std::optional<Param> sink{};    ///< real, shape {heads_q}: a logit per query head that joins the denominator
-  double dropout_p = 0;           ///< in [0, 1): the probability that a pair is dropped; which ones is up to a run's DropoutRng
-  Determinism determinism = Determinism::fast;
-  BackwardStrategy backward = BackwardStrategy::automatic;
-  bool checked = false;       ///< verify every parameter index at run time; slow, on GPUs each run waits
-  std::int64_t q_offset = 0;  ///< added to local positions to give q_idx: a shard or a decode step
-  std::int64_t kv_offset = 0;
+  Expr score_mod{};               ///< real expression of `score`, the scaled dot product; absent: the score itself
+  Expr mask{};                    ///< boolean expression that does not read `score`: true keeps the pair; absent: all pairs are kept
+  std::optional<double> scale{};  ///< factor on dot(q, k); default 1 / sqrt(head_dim)
+  std::optional<Param> sink{};    ///< real, shape {heads_q}: one extra logit per query head in the softmax denominator
+  double dropout_p = 0;           ///< dropout probability, 0 <= p < 1
+  Determinism determinism = Determinism::fast;              ///< reproducible: bitwise the same gradients on every run
+  BackwardStrategy backward = BackwardStrategy::automatic;  ///< ignored by a forward pass
+  bool checked = false;        ///< check every parameter index at run time and fail on one out of range; slow, and synchronises a GPU
+  std::int64_t q_offset = 0;   ///< q_idx of the first query, for shards and decode steps; 0 or more
+  std::int64_t kv_offset = 0;  ///< kv_idx of the first key; 0 or more
 };
 
+/// A parameter of the score, the mask or the sink, and its data (or, in BackwardOutputs::dparams, its gradient).
 struct ParamBinding {
   Param param;
   TensorView tensor;
 };
 
-/// Packed sequences. cu_seqlens: i32 or i64 [batch + 1], first 0, not decreasing, last = total. max_seqlen: 0 means "find out" (CPU only).
-/// With paged keys cu_seqlens_kv is absent.
+/// Packed sequences of different lengths (varlen).
 struct Varlen {
-  TensorView cu_seqlens_q;
-  TensorView cu_seqlens_kv;
-  std::int64_t max_seqlen_q = 0;
+  TensorView cu_seqlens_q;        ///< i32 or i64 [batch + 1]: cumulative lengths, from 0 to total_q, never decreasing
+  TensorView cu_seqlens_kv;       ///< the same for k and v, in the same dtype; absent when keys are paged
+  std::int64_t max_seqlen_q = 0;  ///< the longest sequence, or a bound on it; 0: read from cu_seqlens_q in each run (CPU only)
   std::int64_t max_seqlen_kv = 0;
 };
 
-/// Keys and values in pages. k and v, and dk and dv, are pools [pages, page_size, heads_kv, dim] of any strides, page_size a multiple of 16;
-/// queries are [batch, seqlen_q, heads_q, head_dim], or packed. The key kv_idx of a sequence is row kv_idx % page_size of the page
-/// block_table[sequence, kv_idx / page_size], and the symbol seqlen_kv is seqlens_kv[sequence]. Sequences may share pages: their gradients
-/// are summed, in order. dk and dv are zero where a row of a page belongs to no sequence.
+/// A paged KV cache (PagedAttention, Kwon et al. 2023). k, v, dk and dv are pools [pages, page_size, heads_kv, dim] with arbitrary strides;
+/// page_size is a multiple of 16. Queries are batched or packed. Key kv_idx of a sequence is row kv_idx % page_size of page
+/// block_table[sequence, kv_idx / page_size]; the symbol seqlen_kv is seqlens_kv[sequence]. Sequences may share pages; their gradients are
+/// then summed in a fixed order. Rows of dk and dv that hold no key of any sequence are set to zero.
 struct Paged {
-  TensorView block_table;  ///< i32 [batch, pages of the longest sequence]; entries behind a sequence's last page are not read
-  TensorView seqlens_kv;   ///< i32 or i64 [batch]: at most what a row of the table holds; with varlen at most max_seqlen_kv too
+  TensorView block_table;  ///< i32 [batch, pages of the longest sequence]; entries past a sequence's last page are not read
+  TensorView seqlens_kv;   ///< i32 or i64 [batch]: keys of each sequence, at most a table row's capacity and, with varlen, max_seqlen_kv
 };
 
-/// Parts of packed sequences: rows of q against rows of k and v, with the positions that these have in their sequence. What one of several
-/// ranks computes. table: i64 [parts, 9] in host memory, contiguous; a row is {q_begin, q_rows, kv_begin, kv_rows, sequence, q_first,
-/// kv_first, seqlen_q, seqlen_kv}: rows of the tensors; the symbol `batch`; the positions of the first of these rows; the symbols
-/// `seqlen_q` and `seqlen_kv`. Rows of different parts are disjoint, and ascend, for q and for kv; rows in no part are not touched. lse is
-/// that of the part alone. CPU and reference only.
+/// Several blocks of rows of q against blocks of rows of k and v, each at its own positions: what a rank computes under context
+/// parallelism. Tensors are packed, and lse covers only the keys of the segment. Rows outside every segment are left untouched. CPU and
+/// reference only.
 struct Segments {
+  /// Contiguous i64 [segments, 9] in host memory. Each row is {q_begin, q_rows, kv_begin, kv_rows, sequence, q_first, kv_first, seqlen_q,
+  /// seqlen_kv}: row ranges of the tensors, the value of `batch`, the positions of the two first rows, and the values of `seqlen_q` and
+  /// `seqlen_kv`. Row ranges ascend and do not overlap.
   TensorView table;
-  std::int64_t sequences = 1;    ///< `batch` is less
-  std::int64_t head_offset = 0;  ///< the symbol `head` of the first query head
-  std::int64_t heads_q = 0;      ///< query heads of all ranks; 0: the tensors'
+  std::int64_t sequences = 1;    ///< `batch` is below this
+  std::int64_t head_offset = 0;  ///< value of `head` for the first query head
+  std::int64_t heads_q = 0;      ///< query heads over all ranks; 0: those of the tensors
 };
 
-/// One of several calls that compute an attention together, each some of the queries against some of the keys: what one of several ranks does
-/// on a GPU. Positions come from q_offset and kv_offset; the other symbols are those of the whole. Results are wide, to be added to: out, dq,
-/// dk and dv f32 (f64 for f64), lse f64. out and lse of the parts that a row has met are merged; a row that met no key has lse -inf, and its
-/// out is not looked at. In a backward pass out and lse are inputs, in their own types, of whole rows. A sink joins whole rows only. GPU only.
-/// With whole_rows, all keys that the queries keep are in this call: it gives what a call without a part gives, and a sink may join. With keeps_rows,
-/// dq is made once of the sum of all parts, in q's type; with whole_keys, too, all queries that keep these keys are in this call, and dk and dv are written in k's type.
+/// One of several calls that compute an attention together, each on some of the queries and some of the keys: what a rank runs on a GPU
+/// under context parallelism. q_offset and kv_offset give positions; all other symbols have the values of the whole problem. GPU only.
+///
+/// Outputs are accumulators: out, dq, dk, dv in f32 (f64 for f64 inputs), lse in f64. Partial out and lse of a row are merged as in
+/// split-KV decoding; a row that has met no key has lse = -inf, and its out is ignored. A backward pass reads the final out and lse in
+/// their usual dtypes. A sink requires whole_rows.
 struct Part {
-  std::int64_t batch_offset = 0;             ///< the symbol `batch` of the first row of the batch
-  std::int64_t head_offset = 0;              ///< the symbol `head` of the first query head
-  std::int64_t heads_q = 0;                  ///< query heads of the whole; 0: the tensors'
-  std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< the symbols; 0: the tensors'
-  bool whole_rows = false;                   ///< forward only
-  /// With whole_rows: so many keys, from kv_offset on, lie in stretches of two memories, k and v and k_received and v_received. 0: in k and v.
+  std::int64_t batch_offset = 0;             ///< value of `batch` for the first batch entry
+  std::int64_t head_offset = 0;              ///< value of `head` for the first query head
+  std::int64_t heads_q = 0;                  ///< query heads of the whole problem; 0: those of the tensors
+  std::int64_t seqlen_q = 0, seqlen_kv = 0;  ///< values of the symbols; 0: sizes of the tensors
+  /// Forward: this call sees every key of its queries, so it writes final results in their usual dtypes and a sink is allowed.
+  bool whole_rows = false;
+  /// With whole_rows: this many keys, starting at kv_offset, lie in `stretches` of k, v and k_received, v_received. 0: all keys are in k
+  /// and v.
   std::int64_t spread_keys = 0;
-  /// Backward, on Hopper: what is found of a row, and the sum of its dq, stay in `kept` from part to part.
+  /// Backward, on Hopper: per-row data and the sum of dq stay in `kept` between parts; the last part writes dq once, in q's dtype.
   bool keeps_rows = false;
-  std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: of this part, among the seqlen_q and seqlen_kv of the whole
-  bool whole_keys = false;                      ///< with keeps_rows only
-  // Of a run, not of a plan:
-  bool adds_to_q = false;    ///< out and lse, or dq, hold what other parts gave: merge; else they are written
-  bool adds_to_kv = false;   ///< likewise dk and dv
-  std::uint16_t number = 0;  ///< of the part, different for parts that a row meets: kept in the last bits of lse
+  std::int64_t first_query = 0, first_key = 0;  ///< with keeps_rows: where this part begins in the whole problem's seqlen_q and seqlen_kv
+  /// With keeps_rows: this call sees every query of its keys, so dk and dv are final and written in k's dtype.
+  bool whole_keys = false;
+
+  // The remaining fields belong to a run, not to a plan.
+  bool adds_to_q = false;    ///< true: merge into the out and lse, or the dq, of earlier parts; false: overwrite
+  bool adds_to_kv = false;   ///< the same for dk and dv
+  std::uint16_t number = 0;  ///< distinct among the parts that share rows; kept in the low bits of lse
   static constexpr std::int64_t stretch_unit = 128;
   static constexpr std::size_t most_stretches = 16;
-  /// Keys from `first` (a multiple of stretch_unit) of the spread ones on, up to the next stretch, in rows from `row` on.
+  /// Consecutive keys of the spread ones, up to where the next stretch begins.
   struct Stretch {
-    std::int64_t first = 0, row = 0;
-    bool received = false;
-    /// Memory that the device reads: they are there when it holds `arrived`, or what comes later in counting up. Null: they are there.
+    std::int64_t first = 0;  ///< first key, a multiple of stretch_unit
+    std::int64_t row = 0;    ///< its row in k and v, or in k_received and v_received
+    bool received = false;   ///< which of the two
+    /// Device-readable word to wait for: the keys have arrived once it has counted up to `arrived` (it may wrap around). Null: no wait.
     const std::uint32_t* word = nullptr;
     std::uint32_t arrived = 0;
   };
-  const std::uint32_t* failed = nullptr;            ///< likewise: not 0 when nobody is to wait for keys any more. With any `word`
-  std::array<Stretch, most_stretches> stretches{};  ///< so many of them; the first begins at key 0
+  const std::uint32_t* failed = nullptr;            ///< device-readable; nonzero ends all waits. Required with any `word`
+  std::array<Stretch, most_stretches> stretches{};  ///< the first stretch_count of them; the first begins at key 0
   std::size_t stretch_count = 0;
-  TensorView k_received{}, v_received{};  ///< of k's and v's type, batch and heads; may be absent
+  TensorView k_received{}, v_received{};  ///< dtype, batch, heads and dim of k and v; may be absent
   static constexpr std::size_t most_kept = 64;
-  /// Rows that several parts meet, of one sequence and one after the other, of which each part has some. The first call begins and the last one ends; both have all of
-  /// these rows, and those in between from a multiple of 128 on, to one or to the last row. A call may do one of the four alone. Parts of one lane run one after the other,
-  /// those of the two lanes side by side.
+  /// State of consecutive rows of one sequence that several parts work on (keeps_rows). The part that begins and the part that ends cover
+  /// all rows; parts in between cover a range that starts at a multiple of 128 and stops at one or at the last row. A call may run any
+  /// subset of the four phases. Parts on the same lane are ordered; the two lanes run concurrently.
   struct Kept {
-    void* memory = nullptr;            ///< Plan::kept_rows(rows), aligned to 256
-    std::int64_t rows = 0, first = 0;  ///< of all parts; the first of this one
-    std::uint32_t number = 0;          ///< of this part among those of these rows, which are most_kept at most
-    std::uint32_t count = 0;           ///< of those that have been, this one included
+    void* memory = nullptr;            ///< Plan::kept_rows(rows).bytes bytes, aligned to 256
+    std::int64_t rows = 0, first = 0;  ///< rows over all parts; this part's first row
+    std::uint32_t number = 0;          ///< this part's number among the parts of these rows, below most_kept
+    std::uint32_t count = 0;           ///< parts run so far, including this one
     std::uint32_t lane = 0;            ///< 0 or 1
-    bool begins = true;                ///< rows are prepared
-    bool measures = true;              ///< far rows are measured over this part's keys
-    bool multiplies = true;            ///< pairs are computed, dk and dv added to
-    bool ends = true;                  ///< dq is written
+    bool begins = true;                ///< phase 1: initialise the rows
+    bool measures = true;              ///< phase 2: measure far rows (docs/numerics.md) over this part's keys
+    bool multiplies = true;            ///< phase 3: compute the pairs, accumulate dk and dv
+    bool ends = true;                  ///< phase 4: write dq
   };
   Kept kept{};
 };
@@ -156,15 +175,15 @@ struct ForwardInputs {
   TensorView q, k, v;
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
-  std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed
+  std::optional<Segments> segments{};  ///< excludes varlen; tensors are packed
   std::optional<Part> part{};
   std::optional<Paged> paged{};
   DropoutRng rng{};
 };
 
 struct ForwardOutputs {
-  TensorView out;    ///< q's dtype; on CPUs f32 too, for bf16 and f16
-  TensorView lse{};  ///< optional
+  TensorView out;    ///< q's dtype; on CPUs also f32 for bf16 and f16 inputs
+  TensorView lse{};  ///< optional; a backward pass needs it
 };
 
 struct BackwardInputs {
@@ -172,73 +191,75 @@ struct BackwardInputs {
   TensorView dlse{};  ///< optional gradient of lse
   std::vector<ParamBinding> params{};
   std::optional<Varlen> varlen{};
-  std::optional<Segments> segments{};  ///< instead of varlen: tensors are packed; lse and out are those of whole rows
+  std::optional<Segments> segments{};  ///< excludes varlen; tensors are packed, out and lse are those of whole rows
   std::optional<Part> part{};
   std::optional<Paged> paged{};
   DropoutRng rng{};
 };
 
 struct BackwardOutputs {
-  TensorView dq{}, dk{}, dv{};  ///< each optional; written, not accumulated; each with its own strides; dtypes as out's
-  std::vector<ParamBinding>
-      dparams{};  ///< gradients wanted (the sink's too): same shape as the parameter; f32 or f64, or the parameter's own dtype
+  TensorView dq{}, dk{}, dv{};  ///< each optional; overwritten, not accumulated; q's dtype, on CPUs also f32 for bf16 and f16 inputs
+  /// The requested gradients of parameters and of the sink: the parameter's shape, in f32, f64 or the parameter's own dtype.
+  std::vector<ParamBinding> dparams{};
 };
 
-/// Runs `tasks` calls fn(task, slot), slot < concurrency, in any order and on any threads; two calls that run at once have different slots.
+/// A thread pool of the caller's. run() makes `tasks` calls fn(task, slot) in any order, on any threads, and returns when all are done.
+/// 0 <= slot < concurrency; calls that run at the same time have different slots.
 struct Executor {
   int concurrency = 1;
   std::function<void(std::int64_t tasks, const std::function<void(std::int64_t task, int slot)>& fn)> run;
 };
 
-/// Threads that the CPU backend uses when no executor is given: 0 means what FOVEAL_NUM_THREADS or OMP_NUM_THREADS said when first asked, else
-/// all that the process may use (affinity and cgroup quota).
+/// Threads of the CPU backend when no executor is given. 0: FOVEAL_NUM_THREADS or OMP_NUM_THREADS as first read, otherwise every CPU that
+/// the process may use (affinity and cgroup quota).
 FOVEAL_API void set_num_threads(int threads);
 FOVEAL_API int num_threads();
 
 struct PlanOptions {
-  std::string backend{};  ///< "" = the first that can; or "reference", "cpu", "cuda"
-  std::string target{};   ///< "" = the best here; or "scalar", "avx2", "avx512", "avx512bf16", "amx" (cpu), "sm80", "sm90" (cuda)
-  std::string exclude{};  ///< back ends that must not be chosen, with commas between: "reference"
-  int threads = 0;        ///< CPU: 0 = num_threads()
-  std::shared_ptr<const Executor> executor{};  ///< CPU: instead of threads of our own
+  std::string backend{};  ///< "": the first backend that supports the problem; or "reference", "cpu", "cuda"
+  std::string
+      target{};  ///< "": the best target of this machine; or "scalar", "avx2", "avx512", "avx512bf16", "amx" (cpu), "sm80", "sm90" (cuda)
+  std::string exclude{};                       ///< comma-separated backends that must not be chosen: "reference"
+  int threads = 0;                             ///< CPU; 0: num_threads()
+  std::shared_ptr<const Executor> executor{};  ///< CPU; null: the library's own threads
 };
 
-/// Why something was not chosen: {"cuda", "no driver: libcuda.so.1 not found"}.
+/// Why a candidate was not chosen: {"cuda", "no driver: libcuda.so.1 not found"}.
 struct Refusal {
   std::string candidate;
   std::string reason;
 };
 
-/// The tiles of a plan's main kernel, and who takes which row of them when.
+/// Tiles of a plan's main kernel and the order in which they are scheduled.
 struct TileSchedule {
-  /// Tiles of the tokens [begin, end) and query heads [head, head + heads) of a sequence, of which a task takes all, or a split.
+  /// A task's tiles: tokens [begin, end) and query heads [head, head + heads) of one sequence. A split of a row has a task of its own.
   struct Row {
-    std::int64_t task;  ///< tasks begin in the order of their numbers
-    std::int64_t team;  ///< which CTA or cluster; -1: whoever is free takes the next task
+    std::int64_t task;  ///< tasks start in ascending order
+    std::int64_t team;  ///< CTA or cluster that runs it; -1: the next one that is free
     std::int64_t batch, head, heads, begin, end;
   };
-  std::int64_t block_q = 0, block_kv = 0;  ///< tokens of a tile; 0: the kernel has no tiles
-  bool rows_are_keys = false;              ///< tasks own keys (dK, dV) instead of queries
-  std::string team;                        ///< "CTA", "cluster", "thread"
-  std::int64_t teams = 0;                  ///< that work at a time
-  std::vector<Row> rows;                   ///< empty when a run deals its tasks
+  std::int64_t block_q = 0, block_kv = 0;  ///< tile shape in tokens; 0: the kernel is not tiled
+  bool rows_are_keys = false;              ///< tasks own rows of keys (dK and dV) rather than of queries
+  std::string team;                        ///< "CTA", "cluster" or "thread"
+  std::int64_t teams = 0;                  ///< how many run concurrently
+  std::vector<Row> rows;                   ///< empty when tasks are only known at run time
 };
 
-/// What a plan will do. Figures are for the whole problem.
+/// What a plan will do. All figures are for the whole problem.
 struct Explanation {
-  std::string problem;       ///< one line
+  std::string problem;       ///< the problem line (docs/problem-lines.md)
   std::string backend;       ///< "cpu"
-  std::string kernel;        ///< "cpu.avx512.f32.backward.fused"; "a|b": b takes over where a finds data that it cannot serve
-  std::string strategy;      ///< backward strategy that runs, "" in a forward plan
-  std::string reduction;     ///< how parameter gradients are reduced, "" without
-  double flops = 0;          ///< floating-point operations of the tiles that are visited
-  double flops_nominal = 0;  ///< 4 B H Sq Skv D (2.5 times that backward) times the density of the mask
+  std::string kernel;        ///< "cpu.avx512.f32.backward.fused"; "a|b": b is the fallback for data that a cannot handle
+  std::string strategy;      ///< backward strategy; "" for a forward plan
+  std::string reduction;     ///< how parameter gradients are reduced; "" if there are none
+  double flops = 0;          ///< floating-point operations of the tiles that are not skipped
+  double flops_nominal = 0;  ///< 4 B H Sq Skv D, 2.5 times that backward, times the density of the mask
   std::int64_t tiles_full = 0, tiles_partial = 0, tiles_empty = 0;
   TileSchedule schedule{};
   std::size_t workspace_bytes = 0;
   bool deterministic = true;
-  std::vector<Refusal> refusals{};                             ///< every candidate that was asked before, and why it declined
-  std::vector<std::pair<std::string, std::string>> details{};  ///< backend's own facts, in order
+  std::vector<Refusal> refusals{};                             ///< candidates that declined before this one
+  std::vector<std::pair<std::string, std::string>> details{};  ///< further facts from the backend, in order
 
   FOVEAL_API std::string to_string() const;
 };
@@ -247,24 +268,24 @@ namespace planning {
 struct PlanState;
 }
 
-/// Memory, and what must be the same for parts that share it: how it lies, and the score as far as dq is made by it.
+/// What Part::Kept::memory needs: its size, and a hash of its layout and of the score that must agree between the parts that share it.
 struct KeptRows {
   std::size_t bytes = 0, hash = 0;
   bool operator==(const KeptRows&) const = default;
 };
 
-/// A decision, made once and run many times from any thread: backend, kernel, tiling, workspace. run() checks that the tensors have the
-/// planned shapes, dtypes and strides, and then neither allocates nor locks.
+/// The decision for one problem: backend, kernel, tiling, workspace. Made once, run many times, from any thread. run() checks that the
+/// tensors have the planned shapes, dtypes and strides; after that it neither allocates nor locks.
 class FOVEAL_API Plan {
  public:
   Plan() = default;
   std::size_t workspace_bytes() const;
   const std::string& kernel() const;
   Explanation explain() const;
-  /// What parts keep of so many rows (Part::keeps_rows): must be equal for all parts of a row.
+  /// For `rows` rows of parts with keeps_rows; equal for all parts that share them.
   KeptRows kept_rows(std::int64_t rows) const;
-  /// workspace: workspace_bytes() bytes on the plan's device, aligned to 256; contents are scratch. Throws invalid_argument when a tensor
-  /// differs from the plan's.
+  /// workspace: workspace_bytes() bytes of scratch on the plan's device, aligned to 256; concurrent runs need one each. On a GPU the work
+  /// is enqueued on the stream and the call returns. Throws invalid_argument if a tensor differs from the plan.
   void run(const ForwardInputs& inputs, const ForwardOutputs& outputs, void* workspace, Stream stream = {}) const;
   void run(const BackwardInputs& inputs, const BackwardOutputs& outputs, void* workspace, Stream stream = {}) const;
 
@@ -274,30 +295,31 @@ class FOVEAL_API Plan {
   std::shared_ptr<const planning::PlanState> state_;
 };
 
-/// Plans from views; their data may be null. Throws invalid_argument for a wrong call, unsupported when every backend declines.
+/// Plans a call; the data of its tensors may be null. Throws invalid_argument for a wrong call, unsupported (with every refusal in the
+/// message) when no backend supports it.
 FOVEAL_API Plan plan(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs,
                      const PlanOptions& options = {});
 FOVEAL_API Plan plan(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs,
                      const PlanOptions& options = {});
 
-/// Contiguous tensors of these sizes, all gradients and lse included: for planning before anything is allocated.
+/// Contiguous tensors of these sizes, with lse and, backward, dq, dk and dv: for planning before anything is allocated.
 struct Shapes {
   std::int64_t batch = 1, heads_q = 1, heads_kv = 1, seqlen_q = 1, seqlen_kv = 1, head_dim = 64, head_dim_v = 64;
   DType dtype = DType::f32;
 };
 FOVEAL_API Plan plan(const Attention& attention, const Shapes& shapes, Pass pass, Device device = {}, const PlanOptions& options = {});
 
-/// Plans (or finds the plan in a cache), takes workspace from a per-thread pool, runs.
+/// Plans (or reuses a cached plan), takes workspace from a per-thread pool, and runs. Throws like plan() and Plan::run().
 FOVEAL_API void forward(const Attention& attention, const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {},
                         const PlanOptions& options = {});
 FOVEAL_API void backward(const Attention& attention, const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {},
                          const PlanOptions& options = {});
 
-/// One row for each backend and target this build knows: can it run here, and if not, why.
+/// A backend and target of this build.
 struct TargetInfo {
   std::string backend, target;
-  bool available = false;
-  std::string detail;
+  bool available = false;  ///< whether it can run on this machine
+  std::string detail;      ///< the device or instruction set found, or why it is not available
 };
 FOVEAL_API std::vector<TargetInfo> targets();
 

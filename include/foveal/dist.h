@@ -1,9 +1,9 @@
 #pragma once
-// Context parallelism: one attention over tensors whose tokens are dealt to several ranks.
+// Context parallelism: one attention whose tokens are distributed over several ranks.
 //
-// Every rank makes a ContextAttention from the same description and the whole problem's sizes. From the mask it plans who holds which
-// tokens and which keys each rank must receive; a rank's tensors are then the rows q_tokens() and kv_tokens() of the whole ones, in that
-// order, and forward() and backward() are collective: all ranks call them, in the same order. Results are those of one device.
+// Every rank constructs a ContextAttention from the same description and the sizes of the whole problem. The mask determines which tokens
+// each rank holds and which keys it receives from others. A rank's tensors are rows q_tokens() and kv_tokens() of the whole tensors, in
+// that order. forward() and backward() are collective: all ranks call them, in the same order. Results are those of a single device.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,141 +16,140 @@
 
 namespace foveal::dist {
 
-/// Bytes to or from another rank.
+/// A send to, or a receive from, another rank.
 struct Message {
   int peer = 0;
   void* data = nullptr;
   std::size_t bytes = 0;
 };
 
-/// Memory that the device reads: messages have arrived when it holds `value`, or what comes later in counting up.
+/// A device-readable word by which a kernel waits for messages: they have arrived once it has counted up to `value` (it may wrap around).
 struct ArrivalWord {
   const std::uint32_t* word = nullptr;
   std::uint32_t value = 0;
-  const std::uint32_t* failed = nullptr;  ///< not 0: they will never arrive
+  const std::uint32_t* failed = nullptr;  ///< nonzero: they will never arrive
 };
 
-/// What a plan needs of a network. Calls come from one thread for each rank. A failure, or a wait longer than its time limit, is an Error
-/// with ErrorCode::communication.
+/// The network of a rank. Each rank calls it from one thread. A failure, or a wait that exceeds its time limit, throws an Error with
+/// ErrorCode::communication.
 class FOVEAL_API Transport {
  public:
   virtual ~Transport() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
-  /// Starts sends and receives, none of them to this rank itself, and returns a ticket at once; the memory stays as it is until wait().
-  /// Between two ranks, messages arrive in the order in which they were started.
+  /// Starts nonblocking sends and receives, none of them to this rank itself, and returns a ticket. Their memory must not be touched before
+  /// wait(). Messages between two ranks arrive in the order in which they were started.
   virtual std::uint64_t start(const std::vector<Message>& sends, const std::vector<Message>& receives) = 0;
-  /// Returns when all messages of the ticket have left or arrived. Each ticket is waited for once.
+  /// Returns when all messages of the ticket are complete. Called once per ticket.
   virtual void wait(std::uint64_t ticket) = 0;
-  /// Collective: the bytes of all ranks, in their order, in `all`. Host memory.
+  /// Collective: writes the bytes of all ranks, in rank order, to `all`. Host memory.
   virtual void all_gather(const void* mine, std::size_t bytes, void* all) = 0;
 
-  /// Are messages in device memory carried? If not, they go through host memory, and every pass waits for its GPU.
+  /// Whether messages may be in device memory. If not, they are staged through host memory and every pass synchronises with its GPU.
   virtual bool carries_device_memory() const { return false; }
-  /// Which engine it is: "threads", "MPI", "NCCL", "peer copies".
+  /// "threads", "MPI", "NCCL", "peer copies"
   virtual std::string name() const { return "messages"; }
-  /// Memory of the device that messages of start_on() are to arrive in; null, if they may arrive in any.
+  /// Device memory that messages of start_on() must be received in; null if any memory will do.
   virtual void* allocate(std::size_t bytes) { return static_cast<void>(bytes), nullptr; }
-  /// Gives it back, when the work of this rank with it has ended.
+  /// Releases it, once this rank's work on it has completed.
   virtual void release(void* memory) noexcept { static_cast<void>(memory); }
-  /// Of the GPU, that transfers of device memory occupy while they last: launches beside them leave so many free.
+  /// Multiprocessors of the GPU that transfers of device memory occupy; concurrent launches leave them free.
   virtual int multiprocessors() const { return 0; }
-  /// The same as start() and wait() for device memory: transfers begin when the work before them on the stream has ended, and work that
-  /// comes after wait_on() begins when they have. Neither waits for the device. Called only where carries_device_memory().
+  /// start() and wait() for device memory, in stream order: transfers begin after earlier work on the stream, and work enqueued after
+  /// wait_on() begins after the transfers. Neither blocks the host. Called only if carries_device_memory().
   virtual std::uint64_t start_on(Stream stream, const std::vector<Message>& sends, const std::vector<Message>& receives);
   virtual void wait_on(Stream stream, std::uint64_t ticket);
-  /// Do ranks share a GPU? Work there that waits for another rank could keep that rank's from starting.
+  /// Whether ranks share a GPU: there, a kernel that waits for another rank could keep that rank's kernel from starting.
   virtual bool ranks_share_gpus() const { return false; }
-  /// What a kernel may wait for instead, of a peer's messages of a ticket; nothing where it could wait for ever, as multiprocessors carry
-  /// messages. wait_on() follows in any case.
+  /// The word by which a kernel may wait for a peer's messages of a ticket; none if the messages need multiprocessors, since the wait could
+  /// deadlock. wait_on() follows in any case.
   virtual std::optional<ArrivalWord> arrival_word(std::uint64_t ticket, int peer) {
     return static_cast<void>(ticket), static_cast<void>(peer), std::nullopt;
   }
-  /// This rank cannot go on: the waits of the others are to fail at once, with this text, instead of at their time limit, where the network
-  /// can tell them. Afterwards the transport is of no more use to anyone: every call of every rank fails.
+  /// Reports that this rank has failed, so that waits of the others fail at once with this text rather than at their time limit, if the
+  /// network supports it. From then on every call of every rank fails.
   virtual void fail(const std::string& why) noexcept { static_cast<void>(why); }
 };
 
-/// For a transport: keeps memory to the end of the process. After a failure, messages that are still under way may read or write it.
+/// For transports: keeps memory alive to the end of the process. After a failure, messages in flight may still access it.
 FOVEAL_API void keep_for_good(std::shared_ptr<void> memory);
 
-/// For a transport's all_gather: one message to and from every other rank.
+/// An all_gather() for transports: one message to and from every other rank.
 FOVEAL_API void all_gather_by_messages(Transport& transport, const void* mine, std::size_t bytes, void* all);
 
 struct ThreadOptions {
-  double time_limit = 60;        ///< seconds that a wait may take
-  std::uint64_t delay_seed = 0;  ///< for tests: not 0 delays messages at random
+  double time_limit = 60;        ///< seconds per wait
+  std::uint64_t delay_seed = 0;  ///< for tests: nonzero delays messages at random
 };
-/// Ranks that are threads of this process: one transport for each.
+/// Ranks as threads of this process: one transport for each.
 FOVEAL_API std::vector<std::shared_ptr<Transport>> thread_ranks(int ranks, const ThreadOptions& options = {});
 
-/// A communicator of MPI, by its Fortran handle (MPI_Comm_c2f), which is an integer in every implementation. libmpi is loaded at run time:
-/// the one that the process has loaded already, if any. MPI must have been initialised. Throws unsupported,
-/// naming the package, without libmpi, and when its implementation is not known.
+/// The ranks of an MPI communicator, given by its Fortran handle (MPI_Comm_c2f), an integer in every implementation. libmpi is loaded at
+/// run time; one that the process has already loaded is used. MPI must be initialised. Throws unsupported if libmpi is missing (the message
+/// names the package) or its implementation is unknown.
 FOVEAL_API std::shared_ptr<Transport> mpi_ranks(int fortran_communicator, double time_limit = 600);
-/// The same for all processes: MPI_COMM_WORLD. Initialises MPI where that has not been done, and finalises it at exit then.
+/// The same for MPI_COMM_WORLD. Initialises MPI if necessary, and then finalises it at exit.
 FOVEAL_API std::shared_ptr<Transport> mpi_world(double time_limit = 600);
 
 struct NcclOptions {
-  double time_limit = 600;   ///< seconds that a transfer may take once its turn has come; then it is ended, and the next call fails
-  int multiprocessors = 16;  ///< at most so many of the GPU carry the transfers of this communicator; 0: NCCL's choice
+  double time_limit = 600;   ///< seconds per transfer, from when it can start; then it is aborted, and the next call fails
+  int multiprocessors = 16;  ///< upper bound for transfers of this communicator; 0: NCCL's choice
 };
-/// What ranks of one communicator of NCCL have in common, made by rank 0: 128 bytes. libnccl is loaded at run time: the one that the process
-/// has loaded already, if any. Throws unsupported, naming the package, without it.
+/// The unique id of an NCCL communicator (128 bytes), created by rank 0 and sent to the others. libnccl is loaded at run time; one that the
+/// process has already loaded is used. Throws unsupported, naming the package, if it is missing.
 FOVEAL_API std::string nccl_id();
-/// Ranks with a GPU each. Collective: all ranks call it, with the same id.
+/// Ranks with a GPU each, over NCCL. Collective: all ranks call it with the same id.
 FOVEAL_API std::shared_ptr<Transport> nccl_ranks(const std::string& id, int rank, int size, Device device, const NcclOptions& options = {});
-/// The same over ranks that can talk to each other already: threads, MPI.
+/// The same, with the id exchanged over an existing transport: threads, MPI.
 FOVEAL_API std::shared_ptr<Transport> nccl_ranks(Transport& control, Device device, const NcclOptions& options = {});
 
 struct PeerOptions {
-  double time_limit = 600;  ///< seconds that a transfer may take once its turn has come, or a wait for the others; then all ranks fail
+  double time_limit = 600;  ///< seconds per transfer, from when it can start, and per wait for other ranks; then all ranks fail
 };
-/// What ranks of one host have in common whose GPUs are to copy to each other's memory, made by rank 0.
+/// The id of a group of ranks on one host that use peer copies, created by rank 0 and sent to the others.
 FOVEAL_API std::string peer_id();
-/// Is this process on the host of the rank that made the id?
+/// Whether this process is on the host of the rank that created the id.
 FOVEAL_API bool peer_reachable(const std::string& id);
-/// Ranks with a GPU each, threads or processes of one host. Copy engines carry the messages, beside kernels that have all multiprocessors.
-/// Collective: all ranks call it, with the same id. Throws unsupported on all of them when a GPU does not reach another's memory, or when
-/// this rank is on another host than rank 0.
+/// Ranks with a GPU each, as threads or processes of one host. The GPUs' copy engines move messages, so kernels keep all multiprocessors.
+/// Collective: all ranks call it with the same id. Throws unsupported on every rank if a GPU has no peer access to another, or a rank is
+/// not on rank 0's host.
 FOVEAL_API std::shared_ptr<Transport> peer_ranks(const std::string& id, int rank, int size, Device device, const PeerOptions& options = {});
 
-/// Ranks with a GPU each, over ranks that can talk already: by peer copies where all are on one host and their GPUs reach each other, else by
-/// NCCL.
+/// Ranks with a GPU each, set up over an existing transport: peer copies if all ranks are on one host with peer access, else NCCL.
 FOVEAL_API std::shared_ptr<Transport> gpu_ranks(Transport& control, Device device, const NcclOptions& options = {});
 
 /// Sizes of the whole problem.
 struct WholeShapes {
   DType dtype = DType::f32;
   std::int64_t batch = 1, heads_q = 1, heads_kv = 1, seqlen_q = 1, seqlen_kv = 1, head_dim = 64, head_dim_v = 64;
-  /// Packed sequences: {tokens of q, tokens of kv} of each; batch, seqlen_q and seqlen_kv do not count then.
+  /// Packed sequences: {tokens of q, tokens of kv} of each; batch, seqlen_q and seqlen_kv are then ignored.
   std::vector<std::pair<std::int64_t, std::int64_t>> lengths{};
 };
 
 class ContextLayout;
 
 struct ContextOptions {
-  std::string deal = "automatic";  ///< or contiguous, zigzag, pieces
-  int head_groups = 0;             ///< shares of the heads; 0: picked by predicted time
-  int remote_steps = 0;            ///< steps in which keys of other ranks are gathered; 0: picked
-  std::string machine = "nvlink";  ///< links that times are predicted with: nvlink, network
-  std::int64_t unit = 128;         ///< chunks are multiples of so many tokens, but for the end of a sequence
+  std::string deal = "automatic";  ///< distribution of tokens: contiguous, zigzag, pieces, or automatic (the fastest by prediction)
+  int head_groups = 0;             ///< groups that the heads are split into; 0: chosen by prediction
+  int remote_steps = 0;            ///< steps in which keys of other ranks are gathered; 0: chosen by prediction
+  std::string machine = "nvlink";  ///< interconnect assumed by predictions: nvlink, network
+  std::int64_t unit = 128;         ///< chunks are multiples of this many tokens, except at the end of a sequence
   PlanOptions plan{};              ///< how a rank computes
-  /// Who holds which tokens, for several attentions; null: chosen for this one. With it, deal, head_groups and unit are those it was made with.
+  /// A distribution shared with other attentions; null: one for this attention. Overrides deal, head_groups and unit.
   std::shared_ptr<const ContextLayout> layout{};
 };
 
-/// One of several attentions over the same sequences, and what its mask and score read.
+/// One of several attentions over the same sequences, with the parameters that its mask and score read.
 struct LayoutUse {
   Attention attention{};
   std::vector<ParamBinding> params{};
 };
 
-/// Who holds which tokens when the layers of a model differ in their masks: the deal of least predicted time for all of them together.
+/// A distribution of tokens for a model whose layers differ in their masks: the one with the least predicted time for all of them together.
 class FOVEAL_API ContextLayout {
  public:
-  /// Every rank makes it from the same arguments; nothing is exchanged. A mask that comes more often counts more often. Throws
-  /// invalid_argument when the options cannot be met.
+  /// Every rank constructs it from the same arguments; nothing is communicated. Repeat a use to give it more weight. Throws
+  /// invalid_argument if the options cannot be met.
   ContextLayout(const std::vector<LayoutUse>& uses, const WholeShapes& shapes, int ranks, const ContextOptions& options = {});
   std::vector<std::int64_t> q_tokens(int rank) const;
   std::vector<std::int64_t> kv_tokens(int rank) const;
@@ -164,41 +163,43 @@ class FOVEAL_API ContextLayout {
   std::shared_ptr<const State> state_;
 };
 
-/// The tokens of one sequence that a rank holds, by a deal that does not look at the mask: contiguous or zigzag.
+/// The tokens of one sequence that a rank holds under a deal that is independent of the mask: contiguous or zigzag.
 FOVEAL_API std::vector<std::int64_t> tokens_of(std::int64_t seqlen, int ranks, int rank, const std::string& deal, std::int64_t unit = 128,
                                                int head_groups = 1);
 
 class FOVEAL_API ContextAttention {
  public:
-  /// Collective. params: all that the score and the mask read, whole, the same on every rank; the data of those that the mask reads decide
-  /// the plan, and a pass with other data is refused. Throws invalid_argument on every rank when ranks disagree, naming what differs.
+  /// Collective. params: all parameters of score and mask, whole, the same on every rank. The plan depends on the data of those that the
+  /// mask reads; a pass on the CPU with other data is refused. Throws invalid_argument on every rank, naming what differs, if the ranks'
+  /// arguments do.
   ContextAttention(std::shared_ptr<Transport> transport, const Attention& attention, const WholeShapes& shapes,
                    const std::vector<ParamBinding>& params = {}, const ContextOptions& options = {});
   ~ContextAttention();
   ContextAttention(ContextAttention&&) noexcept;
   ContextAttention& operator=(ContextAttention&&) noexcept;
 
-  /// For each row of this rank's q, out and their gradients: its token of the whole (packed: of all sequences one after the other).
+  /// The token of the whole problem in each row of this rank's q, out and their gradients; packed sequences are numbered one after the
+  /// other.
   const std::vector<std::int64_t>& q_tokens() const;
   const std::vector<std::int64_t>& kv_tokens() const;
-  /// The same of any rank.
+  /// The same for any rank.
   std::vector<std::int64_t> q_tokens(int rank) const;
   std::vector<std::int64_t> kv_tokens(int rank) const;
   std::string explain() const;
-  /// Bytes that a pass allocates beside the tensors of the call, as planned; and what the last one did. In host memory without the workspaces of its calls; on
-  /// GPUs with the dq that a launch sums, and of forward passes whose launches take whole rows.
+  /// Bytes that a pass is planned to allocate in addition to the call's tensors, and that the last pass did allocate. Host memory: without
+  /// the workspaces of its calls. GPUs: with the dq accumulators; the forward figure assumes launches that take whole rows.
   std::size_t memory_bytes(Pass pass) const;
   std::size_t used_bytes() const;
-  /// Bytes that this rank receives and sends in a pass, as planned; gradients of parameters come on top.
+  /// Bytes that this rank is planned to receive and to send in a pass, without gradients of parameters.
   std::pair<std::int64_t, std::int64_t> planned_bytes(Pass pass) const;
 
   /// Collective. Tensors hold this rank's rows: q [batch, rows, heads_q, head_dim] and so on, lse [batch, heads_q, rows]; packed: q [rows,
-  /// heads_q, head_dim], lse [heads_q, rows]. All in host memory, or all on one GPU, where the work is put on the stream and nothing waits for
-  /// it (unless the transport carries host memory only, or pairs are dropped by seeds of the host). `varlen`, `segments` and `part` stay
-  /// empty. A rank without rows gives views of size 0. On a GPU the data of parameters that the mask reads are those that the plan was made
-  /// for: nobody looks.
+  /// heads_q, head_dim], lse [heads_q, rows]. All are in host memory, or all on one GPU, where the work is enqueued on the stream without
+  /// blocking (unless the transport carries host memory only, or dropout takes its seeds from the host). `varlen`, `segments` and `part`
+  /// stay empty. A rank without rows passes views of size 0. On a GPU the data of parameters that the mask reads must be those that were
+  /// planned for: this is not checked.
   void forward(const ForwardInputs& inputs, const ForwardOutputs& outputs, Stream stream = {});
-  /// Collective. Gradients of parameters are those of the whole, the same on every rank.
+  /// Collective. Gradients of parameters are those of the whole problem, the same on every rank.
   void backward(const BackwardInputs& inputs, const BackwardOutputs& outputs, Stream stream = {});
 
  private:

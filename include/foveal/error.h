@@ -1,6 +1,6 @@
 #pragma once
-// Errors: every failure of foveal is a foveal::Error with a code and a message that names the argument,
-// what was found and what would be accepted. The library never prints and never exits.
+// Every failure is a foveal::Error: a code, and a message that names the argument, what was found and what is accepted. The library never
+// prints and never exits.
 #include <stdexcept>
 #include <string>
 
@@ -10,11 +10,11 @@ namespace foveal {
 
 enum class ErrorCode : int {
   ok = 0,
-  invalid_argument = 1,  ///< the call is wrong: a shape, dtype, stride, name or value
-  unsupported = 2,       ///< the call is right, but no backend can do it; the message lists every refusal
-  compile_failed = 3,    ///< run-time compilation of a GPU kernel failed; the message carries the log
-  device = 4,            ///< the driver or the device reported an error
-  communication = 5,     ///< a transport between devices failed
+  invalid_argument = 1,  ///< a wrong call: a shape, dtype, stride, name or value
+  unsupported = 2,       ///< a valid call that no backend supports; the message lists every refusal
+  compile_failed = 3,    ///< run-time compilation of a GPU kernel failed; the message includes the compiler's log
+  device = 4,            ///< an error of the driver or the device, or memory ran out
+  communication = 5,     ///< communication between ranks failed
 };
 
 FOVEAL_API const char* to_string(ErrorCode code);

@@ -1,5 +1,5 @@
 #pragma once
-// FOVEAL_API marks what the shared library exports; everything else is hidden.
+// FOVEAL_API marks the symbols that the shared library exports; all others have hidden visibility.
 #if defined(_WIN32)
 #define FOVEAL_API
 #else

@@ -1,5 +1,5 @@
 #pragma once
-// Everything: #include <foveal/foveal.h>
+// All of the C++ interface except context parallelism (foveal/dist.h).
 #include "foveal/attention.h"
 #include "foveal/error.h"
 #include "foveal/masks.h"

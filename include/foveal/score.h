@@ -1,10 +1,12 @@
 #pragma once
-// The score language: an Expr is a typed, immutable expression over the symbols score, batch, head, q_idx, kv_idx and
-// named parameters. A score_mod is a real Expr, a mask a boolean one. Expressions are values: build them with operators,
-// print them, parse them back. Their derivative is found symbolically; nobody writes one.
+// The score language. An Expr is a typed, immutable expression over symbols (score, batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv) and
+// named parameters. A score_mod is a real Expr, a mask a boolean one. Expressions are values: build them with operators or parse() them;
+// to_string() prints text that parses back. Derivatives are computed symbolically.
 //
-// Types. boolean < integer < real: an operation on mixed types promotes to the wider one (true is 1). `/` is always the
-// true division of reals; floor_div and % are Python's (rounding towards minus infinity, the remainder has the divisor's sign).
+// Types are ordered boolean < integer < real. Operands of mixed types are promoted to the widest of them, at least to integer for
+// arithmetic (true is 1). `/` is true division of reals; floor_div and % follow Python: the quotient is rounded towards minus infinity, the
+// remainder has the divisor's sign. Integers have 64 bits. All functions throw invalid_argument for an absent operand or one of a wrong
+// type.
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -25,7 +27,7 @@ struct Node;
 
 class FOVEAL_API Expr {
  public:
-  Expr() = default;  ///< absent: as a score_mod it means `score`, as a mask `true`
+  Expr() = default;  ///< absent: `score` as a score_mod, `true` as a mask
   Expr(bool value);
   Expr(int value);
   Expr(long value);
@@ -33,7 +35,7 @@ class FOVEAL_API Expr {
   Expr(double value);
   explicit Expr(std::shared_ptr<const scoring::Node> node) : node_(std::move(node)) {}
 
-  explicit operator bool() const = delete;  // an Expr has no truth value: use where(), &, |, !
+  explicit operator bool() const = delete;  // no truth value before it is evaluated: use where(), &, |, !
   bool present() const { return node_ != nullptr; }
   Type type() const;  ///< throws invalid_argument when absent
   const std::shared_ptr<const scoring::Node>& node() const { return node_; }
@@ -42,13 +44,14 @@ class FOVEAL_API Expr {
   std::shared_ptr<const scoring::Node> node_;
 };
 
-/// A named tensor that a score or mask reads: rel(head, kv_idx - q_idx). `type` says how expressions see it: a real parameter
-/// may be bound to any floating tensor and may be trained; integer and boolean ones are bound to integer or bool tensors.
-/// Two Params are the same when their names are the same; one attention may not hold two different ones of one name.
+/// A named tensor that a score or mask reads, as in rel(head, kv_idx - q_idx + 16). A real parameter binds to a tensor of any floating
+/// dtype and can be trained; an integer one binds to i64, i32, i16, i8 or u8, a boolean one to boolean or u8. Params are identified by
+/// name: two with the same name but another shape or type cannot occur in one attention.
 class FOVEAL_API Param {
  public:
   Param() = default;
-  /// Throws invalid_argument when the name is no identifier, a symbol or a function, or a size is not positive.
+  /// Throws invalid_argument if the name is not an identifier or is reserved (a symbol, function or keyword), the rank exceeds
+  /// TensorView::max_rank, or a size is not positive.
   Param(std::string name, std::vector<std::int64_t> shape, Type type = Type::real);
 
   const std::string& name() const { return info_->name; }
@@ -56,9 +59,9 @@ class FOVEAL_API Param {
   Type type() const { return info_->type; }
   bool present() const { return info_ != nullptr; }
 
-  /// A read. One integer index per dimension, in order; throws invalid_argument otherwise. An index that leaves the parameter at
-  /// a pair the mask keeps is an error: found by interval analysis at planning when it is certain, by Attention::checked at run
-  /// time otherwise. Unchecked runs clamp it into the tensor.
+  /// Reads one element: one integer or boolean index per dimension, in order; anything else throws invalid_argument. An index out of range
+  /// at a pair that the mask keeps is an error. Planning reports it if interval analysis proves it, Attention::checked reports it at run
+  /// time; unchecked runs clamp the index into the tensor.
   template <class... Index>
   Expr operator()(const Index&... index) const {
     return read({Expr(index)...});
@@ -77,13 +80,13 @@ class FOVEAL_API Param {
 };
 
 namespace symbols {
-extern FOVEAL_API const Expr score;      ///< real: q . k * scale
-extern FOVEAL_API const Expr batch;      ///< integer: batch row, or the sequence of a packed batch
+extern FOVEAL_API const Expr score;      ///< real: scale * dot(q, k)
+extern FOVEAL_API const Expr batch;      ///< integer: batch entry, or sequence of a packed batch
 extern FOVEAL_API const Expr head;       ///< integer: query head
-extern FOVEAL_API const Expr q_idx;      ///< integer: global position of the query in its sequence
-extern FOVEAL_API const Expr kv_idx;     ///< integer: global position of the key in its sequence
-extern FOVEAL_API const Expr seqlen_q;   ///< integer: queries of this sequence
-extern FOVEAL_API const Expr seqlen_kv;  ///< integer: keys of this sequence
+extern FOVEAL_API const Expr q_idx;      ///< integer: position of the query in its sequence, plus Attention::q_offset
+extern FOVEAL_API const Expr kv_idx;     ///< integer: position of the key in its sequence, plus Attention::kv_offset
+extern FOVEAL_API const Expr seqlen_q;   ///< integer: number of queries of the sequence
+extern FOVEAL_API const Expr seqlen_kv;  ///< integer: number of keys of the sequence
 }  // namespace symbols
 
 FOVEAL_API Expr operator+(const Expr& a, const Expr& b);
@@ -98,18 +101,18 @@ FOVEAL_API Expr operator<(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator<=(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator>(const Expr& a, const Expr& b);
 FOVEAL_API Expr operator>=(const Expr& a, const Expr& b);
-FOVEAL_API Expr operator&(const Expr& a, const Expr& b);   ///< and: of two booleans logical, of integers bit by bit
-FOVEAL_API Expr operator|(const Expr& a, const Expr& b);   ///< or: likewise
-FOVEAL_API Expr operator^(const Expr& a, const Expr& b);   ///< exclusive or: likewise
-FOVEAL_API Expr operator<<(const Expr& a, const Expr& b);  ///< a * 2^b of integers, b from 0 to 63
-FOVEAL_API Expr operator>>(const Expr& a, const Expr& b);  ///< floor_div(a, 2^b) of integers, b from 0 to 63
-FOVEAL_API Expr operator!(const Expr& a);                  ///< of a boolean
-FOVEAL_API Expr operator~(const Expr& a);                  ///< ! of a boolean, -1 - a of an integer
+FOVEAL_API Expr operator&(const Expr& a, const Expr& b);   ///< logical and of two booleans, bitwise and of integers
+FOVEAL_API Expr operator|(const Expr& a, const Expr& b);   ///< or, likewise
+FOVEAL_API Expr operator^(const Expr& a, const Expr& b);   ///< exclusive or, likewise
+FOVEAL_API Expr operator<<(const Expr& a, const Expr& b);  ///< a * 2^b for integers, 0 <= b <= 63
+FOVEAL_API Expr operator>>(const Expr& a, const Expr& b);  ///< floor_div(a, 2^b) for integers, 0 <= b <= 63
+FOVEAL_API Expr operator!(const Expr& a);                  ///< logical not of a boolean
+FOVEAL_API Expr operator~(const Expr& a);                  ///< logical not of a boolean, bitwise not of an integer
 
 FOVEAL_API Expr floor_div(const Expr& a, const Expr& b);
 FOVEAL_API Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false);
-FOVEAL_API Expr min(const Expr& a, const Expr& b);                        ///< of a tie, each takes half of the derivative
-FOVEAL_API Expr max(const Expr& a, const Expr& b);                        ///< of a tie, each takes half of the derivative
+FOVEAL_API Expr min(const Expr& a, const Expr& b);                        ///< at a tie the derivative is split evenly
+FOVEAL_API Expr max(const Expr& a, const Expr& b);                        ///< at a tie the derivative is split evenly
 FOVEAL_API Expr clamp(const Expr& x, const Expr& low, const Expr& high);  ///< min(max(x, low), high)
 FOVEAL_API Expr abs(const Expr& x);                                       ///< derivative 0 at 0
 FOVEAL_API Expr exp(const Expr& x);
@@ -126,21 +129,22 @@ FOVEAL_API Expr tan(const Expr& x);
 FOVEAL_API Expr erf(const Expr& x);
 FOVEAL_API Expr floor(const Expr& x);  ///< real to real; derivative 0
 FOVEAL_API Expr pow(const Expr& x, const Expr& exponent);
-FOVEAL_API Expr stop_gradient(const Expr& x);  ///< x itself; its derivative is 0, also that of parameters that it reads
+FOVEAL_API Expr stop_gradient(const Expr& x);  ///< x, treated as a constant by differentiation, including parameters read in x
 FOVEAL_API Expr to_real(const Expr& x);
-FOVEAL_API Expr to_integer(const Expr& x);  ///< truncates towards zero; no derivative
-FOVEAL_API Expr to_int32(const Expr& x);    ///< the low 32 bits of an integer, with their sign: arithmetic of int32 that wraps
+FOVEAL_API Expr to_integer(const Expr& x);  ///< truncates towards zero; derivative 0
+FOVEAL_API Expr to_int32(const Expr& x);    ///< the low 32 bits of an integer, sign-extended: int32 wrap-around
 FOVEAL_API Expr to_boolean(const Expr& x);  ///< x != 0
 
-/// The canonical text of an expression: fully determined by its meaning after simplification, parsed back by parse().
+/// The canonical text of an expression after simplification; parse() reads it back. Equal expressions print alike.
 FOVEAL_API std::string to_string(const Expr& expr);
 
-/// Parses the text form, e.g. `score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]`. `params` are the names it may read.
-/// Operators as in Python (`//`, `%`, `/`, `**`, comparisons, `&`, `|`, `^`, `~`, `and`, `or`, `not`, `a if c else b`) and the
-/// functions above, plus the masks of masks.h by name. Throws invalid_argument with the line and a caret under the column.
+/// Parses text such as `score + rel[head, clamp(kv_idx - q_idx, -8, 8) + 8]`. `params` are the parameters that it may read. Operators and
+/// their precedence are Python's (`//`, `%`, `/`, `**`, comparisons and their chains, `&`, `|`, `^`, `~`, `<<`, `>>`, `and`, `or`, `not`,
+/// `a if c else b`); functions are those above and the named masks and scores of masks.h. Throws invalid_argument with line, column and
+/// caret.
 FOVEAL_API Expr parse(std::string_view text, const std::vector<Param>& params = {});
 
-/// Parses `name: real[4, 33]`, `name: integer[128]`, `name: boolean[]`.
+/// Parses a declaration: `name: real[4, 33]`, `name: integer[128]`, `name: boolean[]`. Throws invalid_argument.
 FOVEAL_API Param parse_param(std::string_view text);
 
 }  // namespace foveal

@@ -11,26 +11,26 @@
 namespace foveal::python {
 namespace {
 
-/// Never destroyed: threads may end after static objects do, where finish_ahead() was not called.
-struct UnderWay {
+/// Never destroyed: without finish_ahead(), threads may outlive static objects.
+struct Running {
   std::mutex mutex;
   std::condition_variable ended;
   int count = 0;
   pid_t process = getpid();
 };
 
-UnderWay& under_way() {
-  static auto& state = *new UnderWay;
+Running& running() {
+  static auto& state = *new Running;
   return state;
 }
 
 }  // namespace
 
 void begin_ahead(std::function<void()> work) {
-  UnderWay& state = under_way();
+  Running& state = running();
   {
     const std::lock_guard lock(state.mutex);
-    if (state.process != getpid() || state.count >= num_threads()) return;  // threads of a parent process do not exist here
+    if (state.process != getpid() || state.count >= num_threads()) return;  // after a fork, threads of the parent do not exist
     ++state.count;
   }
   const auto end = [&state] {
@@ -42,17 +42,17 @@ void begin_ahead(std::function<void()> work) {
     std::thread([work = std::move(work), end] {
       try {
         work();
-      } catch (...) {  // NOLINT(bugprone-empty-catch): said again when the result is asked for
+      } catch (...) {  // NOLINT(bugprone-empty-catch): recurs where the result is needed
       }
       end();
     }).detach();
-  } catch (...) {  // no thread to be had: the work is done when it is asked for
+  } catch (...) {  // no thread available: compiled when needed
     end();
   }
 }
 
 void finish_ahead() {
-  UnderWay& state = under_way();
+  Running& state = running();
   std::unique_lock lock(state.mutex);
   state.ended.wait(lock, [&state] { return state.count == 0 || state.process != getpid(); });
 }

@@ -1,13 +1,13 @@
 #pragma once
-// Work begun before it is asked for, on threads of its own: kernels of a backward pass are compiled while those of its forward pass are.
+// Background compilation: kernels of a backward pass are compiled on other threads while those of its forward pass are.
 #include <functional>
 
 namespace foveal::python {
 
-/// Begins it, unless much is under way already. What it throws is dropped: it will be thrown again where the result is asked for.
+/// Starts the work on a thread, unless too much is running. Exceptions are dropped; they recur where the result is needed.
 void begin_ahead(std::function<void()> work);
 
-/// Waits until nothing is under way: before the interpreter ends, since what the work uses ends with the process.
+/// Waits for all work. Must be called before the interpreter exits.
 void finish_ahead();
 
 }  // namespace foveal::python

@@ -1,5 +1,5 @@
-// Three ways to read an array, chosen once for each Python type: DLPack's C exchange interface (torch), the buffer protocol (NumPy), and
-// Python attributes (anything else, foveal/arrays.py).
+// Arrays are read through one of three interfaces, chosen once per Python type: DLPack's C exchange API (torch), the buffer protocol
+// (NumPy), or Python attributes (all others, foveal/arrays.py).
 #include "array.h"
 
 #include <nanobind/stl/string.h>
@@ -21,7 +21,7 @@ namespace foveal::python {
 namespace {
 
 struct Reader {
-  nb::object type;  ///< kept, so that its address stays its own
+  nb::object type;  ///< kept alive, since it is the key
   const dlpack::Exchange* exchange = nullptr;
   bool buffer = false;
 };
@@ -36,7 +36,7 @@ const dlpack::Exchange* exchange_of(nb::handle type) {
 }
 
 const Reader& reader_of(nb::handle array) {
-  static auto& readers = *new std::unordered_map<PyObject*, Reader>;  // never destroyed: it outlives the interpreter
+  static auto& readers = *new std::unordered_map<PyObject*, Reader>;  // never destroyed: must outlive the interpreter
   static const Reader* last = nullptr;
   const nb::handle type = array.type();
   if (last != nullptr && last->type.is(type)) return *last;
@@ -44,7 +44,7 @@ const Reader& reader_of(nb::handle array) {
   if (is_new) {
     it->second.type = nb::borrow(type);
     it->second.exchange = exchange_of(type);
-    const bool masked = nb::hasattr(type, "harden_mask");  // NumPy's masked arrays: foveal.arrays refuses them
+    const bool masked = nb::hasattr(type, "harden_mask");  // NumPy masked arrays, which foveal.arrays refuses
     it->second.buffer = it->second.exchange == nullptr && !masked && PyObject_CheckBuffer(array.ptr()) != 0;
   }
   last = &it->second;
@@ -53,7 +53,7 @@ const Reader& reader_of(nb::handle array) {
 
 nb::object from_arrays(const char* function) { return nb::module_::import_("foveal.arrays").attr(function); }
 
-/// Says what is wrong with a dtype in the words of its framework.
+/// Throws an error that names the dtype as its framework does.
 [[noreturn]] void refuse_dtype(nb::handle array, const char* argument) {
   from_arrays("dtype_of")(array, argument);
   throw Error(ErrorCode::invalid_argument, std::string(argument) + ": its dtype is not supported");
@@ -112,7 +112,7 @@ std::optional<DType> dtype_of(const dlpack::Tensor& tensor) {
   }
 }
 
-// The framework has said why. Of tensors without memory it speaks of DLPack, not of the argument.
+// Rethrows the framework's error, except for meta tensors, where it does not name the argument.
 [[noreturn]] void refuse_view(nb::handle array, const char* argument) {
   const nb::python_error why;
   if (!nb::hasattr(array, "is_meta") || !nb::cast<bool>(array.attr("is_meta"))) throw why;
@@ -167,7 +167,7 @@ std::optional<DType> dtype_of(const Py_buffer& buffer) {
   }
 }
 
-/// Nothing when the array does not offer its memory, or not in a format that has a DType here: bfloat16, for one.
+/// None if the array does not expose its memory, or its format has no DType, such as bfloat16.
 std::optional<TensorView> by_buffer(nb::handle array, const char* argument) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(array.ptr(), &buffer, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {

@@ -1,18 +1,18 @@
 #pragma once
-// Arrays of any framework as the library's tensors, without copying and without waiting for a device.
+// Views of arrays of any framework, without copies and without synchronisation.
 #include <nanobind/nanobind.h>
 
 #include "foveal/tensor.h"
 
 namespace foveal::python {
 
-/// Valid while the array lives. `argument` is the name that messages use.
+/// Valid as long as the array. `argument` is its name in error messages.
 TensorView view_of(nanobind::handle array, const char* argument);
 
-/// The stream on which the array's framework would put its own work now; null on the CPU.
+/// The framework's current stream on the device; null on the CPU.
 Stream stream_of(nanobind::handle array, Device device);
 
-/// Row-major; throws invalid_argument when there are too many dimensions.
+/// Row-major; throws invalid_argument if the rank is too large.
 TensorView contiguous_view(DType dtype, Device device, const std::int64_t* sizes, int rank);
 
 }  // namespace foveal::python

@@ -52,8 +52,8 @@ std::vector<bool> flags(nb::handle sequence) {
   return values;
 }
 
-/// The arrays by slots: `tensors`, then how tokens lie. of_q: cu_seqlens_q. of_kv: cu_seqlens_kv, or in its place a tuple of the lengths that
-/// follow it in the table of roles.
+/// The arrays by slots: `tensors`, then how tokens lie. of_q: cu_seqlens_q. of_kv: cu_seqlens_kv, or in its place a tuple of the lengths
+/// that follow it in the table of roles.
 std::vector<nb::handle> by_slot(std::initializer_list<nb::handle> tensors, nb::handle of_q, nb::handle of_kv) {
   std::vector<nb::handle> arrays(tensors.size() + slots::lengths::count, nb::handle(Py_None));
   std::copy(tensors.begin(), tensors.end(), arrays.begin());

@@ -1,37 +1,13 @@
 #include "call.h"
 
-#include <cstdlib>
-#include <memory>
-#include <new>
 #include <string>
 #include <utility>
 
+#include "plan/workspace_pool.h"
 #include "problem/call.h"
 
 namespace foveal::python {
-namespace {
-
-/// Scratch memory of the calling thread, kept between calls. GPU callers pass their own.
-void* cpu_workspace(std::size_t bytes) {
-  struct Free {
-    void operator()(void* p) const { std::free(p); }
-  };
-  thread_local std::unique_ptr<void, Free> memory;
-  thread_local std::size_t capacity = 0;
-  if (bytes > capacity) {
-    memory.reset();
-    capacity = 0;
-    const std::size_t rounded = (bytes + 4095) / 4096 * 4096;
-    memory.reset(std::aligned_alloc(4096, rounded));
-    if (!memory) throw std::bad_alloc();
-    capacity = rounded;
-  }
-  return memory.get();
-}
-
-}  // namespace
-
-/// use(inputs, outputs) of the pass.
+/// use(inputs, outputs) with the arguments of the pass.
 template <class Do>
 void Call::with_arguments(const std::vector<TensorView>& t, const DropoutRng& rng, Do&& use) const {
   const std::size_t count = slot_count(pass_), params = params_slot(pass_), dparams = params + params_.size();
@@ -58,13 +34,14 @@ Call::Call(const Attention& attention, Pass pass, std::vector<Param> params, std
       max_seqlen_q_(max_seqlen_q),
       max_seqlen_kv_(max_seqlen_kv) {
   trained_.resize(params_.size());
-  for (TensorView& tensor : tensors_)  // only how it is aligned counts
+  for (TensorView& tensor : tensors_)  // only its alignment matters
     tensor.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(tensor.data) % alignment);
   with_arguments(tensors_, {}, [&](const auto& inputs, const auto& outputs) { plan_ = foveal::plan(attention, inputs, outputs, options); });
 }
 
 void Call::run(const std::vector<TensorView>& tensors, const DropoutRng& rng, void* workspace, Stream stream) const {
-  if (workspace == nullptr && tensors[slots::q].device.kind == DeviceKind::cpu) workspace = cpu_workspace(plan_.workspace_bytes());
+  if (const Device device = tensors[slots::q].device; workspace == nullptr && device.kind == DeviceKind::cpu)
+    workspace = planning::pooled_workspace(planning::host_memory(), device, stream, plan_.workspace_bytes());
   with_arguments(tensors, rng, [&](const auto& inputs, const auto& outputs) { plan_.run(inputs, outputs, workspace, stream); });
 }
 

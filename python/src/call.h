@@ -1,5 +1,5 @@
 #pragma once
-// A Call: one attention, planned for tensors of fixed shapes. Its tensors stand in a fixed order of slots, absent ones too.
+// A Call: one attention, planned for tensors of fixed shapes. Every tensor, present or absent, has a fixed slot.
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -9,8 +9,7 @@
 
 namespace foveal::python {
 
-/// The tensors of a pass in the order of the table of roles, then the lengths, then the parameters, then, in a backward pass, their
-/// gradients.
+/// Slots: the tensors of a pass in the order of the table of roles, the lengths, the parameters, and in a backward pass their gradients.
 namespace slots {
 enum Slot : std::size_t {
 #define FOVEAL_SLOT(name, ...) name,
@@ -19,7 +18,7 @@ enum Slot : std::size_t {
       backward_count,
   forward_count = dout,
 };
-/// Behind those of a pass.
+/// After the tensors of a pass.
 namespace lengths {
 enum Length : std::size_t {
 #define FOVEAL_SLOT(name, ...) name,
@@ -31,23 +30,23 @@ enum Length : std::size_t {
 }  // namespace slots
 
 constexpr std::size_t slot_count(Pass pass) { return pass == Pass::forward ? slots::forward_count : slots::backward_count; }
-/// Of the first parameter.
+/// Slot of the first parameter.
 constexpr std::size_t params_slot(Pass pass) { return slot_count(pass) + slots::lengths::count; }
 constexpr const char* slot_name(Pass pass, std::size_t slot) {
   const std::size_t tensors = slot_count(pass);
   return slot < tensors ? problem::role_table::tensors[slot].name : problem::role_table::lengths[slot - tensors].name;
 }
 
-/// Bytes; a plan for GPU tensors at multiples of it may use kernels that others cannot.
+/// Bytes to which some GPU kernels require tensors to be aligned.
 constexpr std::uintptr_t alignment = 16;
 
 class Call {
  public:
-  /// tensors: one view for each slot; their data may be null. trained: which parameters' gradients a backward pass wants.
+  /// tensors: one view per slot; their data may be null. trained: the parameters whose gradient a backward pass computes.
   Call(const Attention& attention, Pass pass, std::vector<Param> params, std::vector<TensorView> tensors, std::vector<bool> trained,
        std::int64_t max_seqlen_q, std::int64_t max_seqlen_kv, const PlanOptions& options);
 
-  /// Throws when the tensors are not what was planned. workspace null: the calling thread's own (CPU).
+  /// Throws if the tensors differ from the plan. workspace null (CPU only): from the thread's pool.
   void run(const std::vector<TensorView>& tensors, const DropoutRng& rng, void* workspace, Stream stream) const;
 
   const Plan& plan() const { return plan_; }

@@ -1,4 +1,4 @@
-// Checks against the fp64 reference by the library's tolerance rule: of problem lines, and of a caller's own arrays.
+// Checks of problem lines and of the caller's arrays against the fp64 reference.
 #include "check/check.h"
 
 #include <nanobind/stl/string.h>
@@ -38,7 +38,7 @@ nb::dict to_dict(const check::Report& report) {
   return d;
 }
 
-/// Lengths of the sequences of a packed or paged batch; none where all are alike.
+/// Lengths of the sequences of a packed or paged batch; empty for a plain batch.
 std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const problem::Line& line, const TensorView* of_call) {
   const auto at = [](const TensorView& view, std::int64_t i) { return base::load_integer(view.data, view.dtype, i * view.strides[0]); };
   const auto between = [&](const TensorView& cu, std::int64_t i) { return at(cu, i + 1) - at(cu, i); };
@@ -50,7 +50,7 @@ std::vector<std::pair<std::int64_t, std::int64_t>> lengths_of(const problem::Lin
   return lengths;
 }
 
-/// The call's problem with the caller's values: arrays by slot, on the CPU wherever the call runs; what the pass computes is not read.
+/// Checks the call's problem with the caller's values: arrays by slot, in host memory wherever the call runs; outputs are not read.
 check::Report check_call(const Call& call, const nb::list& arrays, const DropoutRng& rng, const PlanOptions& options) {
   std::vector<TensorView> tensors;
   for (const nb::handle array : arrays) tensors.push_back(array.is_none() ? TensorView{} : view_of(array, "check"));

@@ -1,4 +1,4 @@
-// dist.h: a context attention over a group of processes whose messages Python carries.
+// dist.h: context attention, over transports of the library or of Python.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -40,7 +40,7 @@ class PythonTransport final : public dist::Transport {
     const nb::gil_scoped_acquire gil;
     try {
       group_.attr("fail")(why);
-    } catch (nb::python_error& error) {  // the others find out at their time limit
+    } catch (nb::python_error& error) {  // other ranks fail at their time limit
       error.discard_as_unraisable("context parallelism: fail");
     }
   }
@@ -55,7 +55,7 @@ class PythonTransport final : public dist::Transport {
     }
     return list;
   }
-  /// What the group throws is a failure of communication.
+  /// Turns exceptions of the group into errors of communication.
   template <class Fn>
   static auto guarded(Fn&& fn) -> decltype(fn()) {
     try {
@@ -85,7 +85,8 @@ std::vector<ParamBinding> bindings(const std::vector<Param>& params, const nb::l
 
 using Lengths = std::vector<std::int64_t>;
 
-/// batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v of self attention; lengths: of packed sequences, which stand for batch and seqlen.
+/// batch, heads_q, heads_kv, seqlen, head_dim, head_dim_v of self attention; lengths: of packed sequences, which stand for batch and
+/// seqlen.
 dist::WholeShapes whole_shapes(DType dtype, const std::vector<std::int64_t>& sizes, const Lengths& lengths) {
   dist::WholeShapes shapes{.dtype = dtype,
                            .batch = sizes.at(0),

@@ -12,7 +12,7 @@ namespace {
 using scoring::Node;
 using scoring::Op;
 
-/// Every node once, operands before what uses them. Without recursion: expressions may be deep.
+/// Every node once, operands before users. Iterative: expressions may be deep.
 std::vector<const Node*> operands_first(const Expr& expr) {
   std::vector<const Node*> order;
   std::unordered_map<const Node*, bool> done;
@@ -33,7 +33,7 @@ std::vector<const Node*> operands_first(const Expr& expr) {
   return order;
 }
 
-/// The expression with some of its nodes replaced: replacement(node, its new operands) gives what stands for it, or nothing.
+/// The expression with nodes replaced by replacement(node, new operands), unless that is absent.
 template <class Replacement>
 Expr rewritten(const Expr& expr, Replacement replacement) {
   std::unordered_map<const Node*, Expr> made;

@@ -1,6 +1,5 @@
-// JAX: planned Calls behind one XLA foreign function. A compiled program holds the text of its Call, and the table below the Calls that ran
-// last by their texts. A compiled program lives as long as its framework likes, in a cache on disk longer than this process: a Call that is
-// not in the table is planned again from its text.
+// JAX: planned Calls behind one XLA foreign function. A compiled program contains the text of its Call; the table below caches Calls by
+// text. Compiled programs may outlive the process in a cache on disk, so a Call that is not in the table is planned again from its text.
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -21,7 +20,7 @@ namespace nb = nanobind;
 namespace foveal::python {
 namespace {
 
-/// Which buffer each of the Call's tensors is: >= 0 an argument, < 0 the result ~slot, `absent` none.
+/// The buffer of each tensor of the Call: argument n >= 0, result ~n < 0, or `absent`.
 constexpr std::int64_t absent = INT64_MAX;
 constexpr std::uintptr_t workspace_alignment = 256;
 constexpr std::array<std::int64_t, 1> rng_words{2};
@@ -35,7 +34,7 @@ struct Entry {
 using Table = base::Recent<Entry>;
 
 Table& table() {
-  static auto& table = *new Table(1024);  // never destroyed: compiled programs may run until the process ends
+  static auto& table = *new Table(1024);  // never destroyed: compiled programs may run until the process exits
   return table;
 }
 
@@ -43,7 +42,7 @@ Table& table() {
 std::shared_ptr<const Entry> entry_of(std::string_view text) {
   if (auto entry = table().find(text)) return entry;
   const nb::gil_scoped_acquire gil;
-  for (int attempt = 0; attempt < 3; ++attempt) {  // many others may be planned meanwhile
+  for (int attempt = 0; attempt < 3; ++attempt) {  // other threads may evict it meanwhile
     nb::module_::import_("foveal.jax").attr("restored")(nb::str(text.data(), text.size()));
     if (auto entry = table().find(text)) return entry;
   }
@@ -55,7 +54,7 @@ void* error(const xla::Api* api, int code, const std::string& message) {
   return api->error_create(&args);
 }
 
-/// XLA aligns its buffers less than workspaces ask for: they come with room for this.
+/// XLA aligns its buffers less than workspaces require, so they have room for this.
 void* aligned(void* workspace) {
   return reinterpret_cast<void*>((reinterpret_cast<std::uintptr_t>(workspace) + workspace_alignment - 1) / workspace_alignment *
                                  workspace_alignment);

@@ -1,4 +1,4 @@
-// foveal._core: the public headers as Python sees them. Sugar, tracing and framework adapters are written in Python above it.
+// foveal._core: bindings of the public headers. Tracing and framework adapters are written in Python on top of it.
 #include "module.h"
 
 #include "foveal/foveal.h"
@@ -11,7 +11,7 @@ NB_MODULE(_core, m) {
   m.doc() = "The compiled part of foveal. Use the functions of the package `foveal` instead.";
   m.attr("__version__") = FOVEAL_VERSION;
 
-  // invalid_argument is a ValueError, unsupported a NotImplementedError: what a Python user would catch.
+  // invalid_argument becomes ValueError, unsupported NotImplementedError.
   static nb::object base = nb::exception<foveal::Error>(m, "Error", PyExc_RuntimeError);
   base.attr("__doc__") =
       "What is neither a wrong call (ValueError) nor an impossible one (NotImplementedError): a failed compilation, a device error.";

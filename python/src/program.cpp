@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::size_t first_gradient = 3;  // among the results of a backward pass: dq, dk, dv come before the parameters'
 
-/// Equal for calls of a program that share a plan and the way their results are made.
+/// Equal for calls of a program that share a plan and the makers of their results.
 void write_signature(std::int64_t program, const Program::Arguments& arguments, const std::vector<TensorView>& tensors, std::string& out) {
   planning::Signature signature(out);
   signature.add(program);
@@ -57,7 +57,7 @@ TensorView lse_of(const TensorView& q) {
   return contiguous_view(accumulated(q.dtype), q.device, sizes.data(), packed ? 2 : 3);
 }
 
-bool same_look(const TensorView& a, const TensorView& b) {
+bool same_shape(const TensorView& a, const TensorView& b) {
   return a.dtype == b.dtype && a.device == b.device && a.rank == b.rank && a.sizes == b.sizes && a.strides == b.strides;
 }
 
@@ -81,7 +81,7 @@ nb::object maker(const TensorView& tensor, nb::handle like) {
 
 }  // namespace
 
-/// A planned call, and how to make its results and its scratch memory in the arrays' framework.
+/// A planned call, with allocators of its results and scratch memory in the arrays' framework.
 struct Program::Site {
   struct Maker {
     std::size_t slot;
@@ -92,13 +92,13 @@ struct Program::Site {
   std::shared_ptr<Call> call;
   nb::object kind;  ///< the arrays' type
   std::vector<Maker> makers;
-  nb::object scratch;  ///< null: the CPU call finds its own
+  nb::object scratch;  ///< null: the CPU call uses the pool
 
-  /// What makes results of this look; null where it has none. Results look the same when a cache has grown.
+  /// The maker of results of this shape, or null. A growing KV cache leaves the shape of the results unchanged.
   nb::object maker_of(const TensorView& look, nb::handle like) const {
     if (kind.is(like.type()))
       for (const Maker& maker : makers)
-        if (same_look(maker.look, look)) return maker.make;
+        if (same_shape(maker.look, look)) return maker.make;
     return {};
   }
 };
@@ -108,7 +108,7 @@ std::int64_t Program::next_number() {
   return ++number;
 }
 
-/// Planned calls of all programs. Used with the interpreter's lock held, as what makes results belongs to Python.
+/// Planned calls of all programs. Used with the GIL held, since makers are Python objects.
 base::Recent<Program::Site>& Program::sites() {
   static auto& sites = *new base::Recent<Site>(2048);  // never destroyed: it outlives the interpreter
   return sites;
@@ -141,7 +141,7 @@ std::vector<TensorView> Program::read(const Arguments& arguments) const {
   return tensors;
 }
 
-/// Fills the slots of results that are wanted and not there, contiguous.
+/// Contiguous tensors for the slots of wanted results that are absent.
 void Program::add_results(const Arguments& arguments, std::vector<TensorView>& tensors) const {
   const auto fill = [&tensors](std::size_t slot, const TensorView& view) {
     if (!tensors[slot].present()) tensors[slot] = view;
@@ -177,8 +177,8 @@ std::shared_ptr<Call> Program::plan(const Arguments& arguments, std::vector<Tens
   return call;
 }
 
-/// Plans the backward pass that will follow a forward pass, on another thread: on GPUs that compiles its kernels, which the plan of the call finds then. Its own
-/// tensors are taken to be contiguous; with other strides most kernels are the same.
+/// Plans the backward pass that will follow a forward pass on another thread, so that its kernels are compiled when they are needed. Its
+/// own tensors are assumed to be contiguous; most kernels do not depend on their strides.
 void Program::plan_gradients_ahead(const Arguments& forward, const std::vector<TensorView>& tensors) const {
   const std::size_t given = params_.size();
   Arguments backward{.pass = Pass::backward, .arrays = {}, .params = forward.params, .wanted = {}, .rounded = true};
@@ -243,7 +243,7 @@ nb::tuple Program::run(const Arguments& arguments) {
     result = make();
     tensors[slot] = slot < roles ? view(result, slot_name(arguments.pass, slot), slot) : view_of(result, "gradient");
   }
-  nb::object scratch;  // returned to its framework when the call is enqueued: later work on the stream may have it
+  nb::object scratch;  // freed once the call is enqueued: stream order protects it from later work
   void* workspace = nullptr;
   if (site->scratch.is_valid()) {
     scratch = site->scratch();

@@ -1,6 +1,6 @@
 #pragma once
-// A Program: one attention as Python runs it again and again. Calls that were planned before are found by what their arrays look like, so
-// that a call costs a look at each array, the allocation of its results, and the launch.
+// A Program: one attention that Python runs repeatedly. Planned calls are cached by the shapes, dtypes and strides of their arrays, so that
+// a call costs reading each array's metadata, allocating the results, and the launch.
 #include <nanobind/nanobind.h>
 
 #include <array>
@@ -16,7 +16,8 @@ namespace foveal::python {
 
 class Program {
  public:
-  /// key: all that the rest says, as text. heads_first: arrays are [batch, heads, seqlen, dim], as torch's own attention takes them, results too (in memory seqlen comes first).
+  /// key: the other arguments as text. heads_first: arrays and results are [batch, heads, seqlen, dim], as in torch's SDPA; results are
+  /// stored with seqlen first.
   Program(std::string key, Attention attention, std::vector<Param> params, PlanOptions options, bool heads_first)
       : key_(std::move(key)),
         attention_(std::move(attention)),
@@ -30,25 +31,25 @@ class Program {
   const std::vector<Param>& params() const { return params_; }
   std::int64_t planned() const { return planned_; }
 
-  /// What a call brings: arrays by slot, then both cu_seqlens, None for absent ones; a sequence of one array for each parameter.
+  /// Arguments of a call: arrays by slot (tensors, then lengths; None: absent), and a sequence with one array per parameter.
   struct Arguments {
     Pass pass;
     std::vector<nanobind::handle> arrays;
     nanobind::handle params;
     std::vector<bool> wanted;  ///< forward: lse; backward: dq, dk, dv, then each parameter's gradient
     std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
-    bool rounded = false;  ///< gradients of parameters in their own dtype instead of fp32 or wider
-    bool trains = false;   ///< forward: a backward pass for the arrays that require gradients follows
+    bool rounded = false;  ///< parameter gradients in the parameter's dtype instead of fp32 or wider
+    bool trains = false;   ///< forward: a backward pass will follow for arrays that require gradients
     DropoutRng rng{};
   };
 
-  /// Makes the results in the arrays' own framework and runs. A tuple of (out, lse) or (dq, dk, dv, gradients...), None where not wanted.
+  /// Allocates the results in the arrays' framework and runs. Returns (out, lse) or (dq, dk, dv, gradients...), None for those not wanted.
   nanobind::tuple run(const Arguments& arguments);
 
-  /// Plans without running. out, lse and dout may be absent too: contiguous ones are planned for.
+  /// Plans without running. For absent out, lse and dout, contiguous tensors are assumed.
   std::shared_ptr<Call> plan(const Arguments& arguments);
 
-  /// Called with each new Call and the seconds that planning took, when set.
+  /// If set, called with each new Call and the seconds that planning took.
   static nanobind::object& observer();
 
  private:
@@ -68,9 +69,9 @@ class Program {
   const std::vector<Param> params_;
   const PlanOptions options_;
   const bool heads_first_;
-  const std::int64_t number_ = next_number();  ///< tells its calls from other programs'
+  const std::int64_t number_ = next_number();  ///< distinguishes its calls from those of other programs
   std::int64_t planned_ = 0;
-  std::array<std::shared_ptr<const Site>, 2> last_;  ///< of each pass: most calls are like the one before
+  std::array<std::shared_ptr<const Site>, 2> last_;  ///< the last site of each pass, which the next call most likely uses
 };
 
 }  // namespace foveal::python

@@ -12,21 +12,21 @@
 #include "expression.h"
 #include "foveal/masks.h"
 #include "module.h"
-#include "score/wraps.h"
+#include "score/negative_index.h"
 
 namespace nb = nanobind;
 
 namespace foveal::python {
 namespace {
 
-/// The Python number in a scalar of NumPy's, which need not be installed; other values as they are.
+/// A NumPy scalar (if NumPy is loaded) as a Python number; other values unchanged.
 nb::object plain_number(nb::handle value) {
   PyObject* numpy = PyDict_GetItemString(PyImport_GetModuleDict(), "numpy");
   if (!numpy || !nb::hasattr(numpy, "generic") || !nb::isinstance(value, nb::handle(numpy).attr("generic"))) return nb::borrow(value);
   return value.attr("item")();
 }
 
-/// Python's and NumPy's numbers and bools become constants; bool first, because it is an int.
+/// Numbers and bools of Python and NumPy become constants. bool is tested first, since it is an int.
 std::optional<Expr> convert(nb::handle given) {
   if (nb::isinstance<Expr>(given)) return nb::cast<Expr>(given);
   const nb::object value = plain_number(given);
@@ -38,7 +38,7 @@ std::optional<Expr> convert(nb::handle given) {
     return Expr(number);
   }
   if (PyFloat_Check(value.ptr())) return Expr(nb::cast<double>(value));
-  // What stands for an expression in a traced function says which (trace.py).
+  // Proxies of traced functions (trace.py).
   if (nb::hasattr(value.type(), "__score__")) return nb::cast<Expr>(value.attr("__score__")());
   return std::nullopt;
 }
@@ -72,14 +72,14 @@ void bind_score(nb::module_& m) {
             const std::string s = structure_of(e);
             return nb::bytes(s.data(), s.size());
           },
-          "Equal for expressions that were built in the same way.")
+          "Bytes that are equal for expressions built in the same way.")
       .def("__hash__", [](const Expr& e) { return reinterpret_cast<std::uintptr_t>(e.node().get()); })
       .def("__bool__", [](const Expr&) -> bool {
         throw nb::type_error(
             "a score expression has no truth value while it is traced: write foveal.where(c, a, b) for `a if c else b`, "
             "& for `and`, | for `or`, ~ for `not`");
       });
-  // An operand of another type gets its turn (NotImplemented): a tensor's own operator turns itself into a read.
+  // For operands of other types the result is NotImplemented, so that a tensor's reflected operator can turn it into a read.
   const auto binary = [&expr](const char* name, const char* reflected, Binary fn) {
     expr.def(
         name, [fn](const Expr& a, nb::object b) { return fn(a, operand(b)); }, nb::is_operator());
@@ -87,24 +87,24 @@ void bind_score(nb::module_& m) {
       expr.def(
           reflected, [fn](const Expr& a, nb::object b) { return fn(operand(b), a); }, nb::is_operator());
   };
-  binary("__add__", "__radd__", [](const Expr& a, const Expr& b) { return a + b; });
-  binary("__sub__", "__rsub__", [](const Expr& a, const Expr& b) { return a - b; });
-  binary("__mul__", "__rmul__", [](const Expr& a, const Expr& b) { return a * b; });
-  binary("__truediv__", "__rtruediv__", [](const Expr& a, const Expr& b) { return a / b; });
-  binary("__floordiv__", "__rfloordiv__", [](const Expr& a, const Expr& b) { return floor_div(a, b); });
-  binary("__mod__", "__rmod__", [](const Expr& a, const Expr& b) { return a % b; });
-  binary("__pow__", "__rpow__", [](const Expr& a, const Expr& b) { return pow(a, b); });
-  binary("__and__", "__rand__", [](const Expr& a, const Expr& b) { return a & b; });
-  binary("__or__", "__ror__", [](const Expr& a, const Expr& b) { return a | b; });
-  binary("__xor__", "__rxor__", [](const Expr& a, const Expr& b) { return a ^ b; });
-  binary("__lshift__", "__rlshift__", [](const Expr& a, const Expr& b) { return a << b; });
-  binary("__rshift__", "__rrshift__", [](const Expr& a, const Expr& b) { return a >> b; });
-  binary("__eq__", nullptr, [](const Expr& a, const Expr& b) { return a == b; });
-  binary("__ne__", nullptr, [](const Expr& a, const Expr& b) { return a != b; });
-  binary("__lt__", nullptr, [](const Expr& a, const Expr& b) { return a < b; });
-  binary("__le__", nullptr, [](const Expr& a, const Expr& b) { return a <= b; });
-  binary("__gt__", nullptr, [](const Expr& a, const Expr& b) { return a > b; });
-  binary("__ge__", nullptr, [](const Expr& a, const Expr& b) { return a >= b; });
+  binary("__add__", "__radd__", foveal::operator+);
+  binary("__sub__", "__rsub__", foveal::operator-);
+  binary("__mul__", "__rmul__", foveal::operator*);
+  binary("__truediv__", "__rtruediv__", foveal::operator/);
+  binary("__floordiv__", "__rfloordiv__", foveal::floor_div);
+  binary("__mod__", "__rmod__", foveal::operator%);
+  binary("__pow__", "__rpow__", foveal::pow);
+  binary("__and__", "__rand__", foveal::operator&);
+  binary("__or__", "__ror__", foveal::operator|);
+  binary("__xor__", "__rxor__", foveal::operator^);
+  binary("__lshift__", "__rlshift__", foveal::operator<<);
+  binary("__rshift__", "__rrshift__", foveal::operator>>);
+  binary("__eq__", nullptr, foveal::operator==);
+  binary("__ne__", nullptr, foveal::operator!=);
+  binary("__lt__", nullptr, foveal::operator<);
+  binary("__le__", nullptr, foveal::operator<=);
+  binary("__gt__", nullptr, foveal::operator>);
+  binary("__ge__", nullptr, foveal::operator>=);
   expr.def("__neg__", [](const Expr& a) { return -a; });
   expr.def("__pos__", [](const Expr& a) { return a; });
   expr.def("__invert__", [](const Expr& a) { return ~a; });
@@ -114,57 +114,33 @@ void bind_score(nb::module_& m) {
     m.def(
         name, [fn](nb::object x) { return fn(from_python(x)); }, nb::arg("x"), doc);
   };
-  unary(
-      "abs", [](const Expr& x) { return abs(x); }, "The absolute value; derivative 0 at 0.");
-  unary(
-      "exp", [](const Expr& x) { return exp(x); }, "e ** x.");
-  unary(
-      "exp2", [](const Expr& x) { return exp2(x); }, "2 ** x.");
-  unary(
-      "log", [](const Expr& x) { return log(x); }, "The natural logarithm.");
-  unary(
-      "log2", [](const Expr& x) { return log2(x); }, "The logarithm to base 2.");
-  unary(
-      "sqrt", [](const Expr& x) { return sqrt(x); }, "The square root.");
-  unary(
-      "rsqrt", [](const Expr& x) { return rsqrt(x); }, "1 / sqrt(x).");
-  unary(
-      "tanh", [](const Expr& x) { return tanh(x); }, "The hyperbolic tangent.");
-  unary(
-      "sigmoid", [](const Expr& x) { return sigmoid(x); }, "1 / (1 + exp(-x)).");
-  unary(
-      "sin", [](const Expr& x) { return sin(x); }, "The sine.");
-  unary(
-      "cos", [](const Expr& x) { return cos(x); }, "The cosine.");
-  unary(
-      "tan", [](const Expr& x) { return tan(x); }, "The tangent.");
-  unary(
-      "erf", [](const Expr& x) { return erf(x); }, "The error function.");
-  unary(
-      "floor", [](const Expr& x) { return floor(x); }, "The largest whole number that is not above x, a real; derivative 0.");
-  unary(
-      "stop_gradient", [](const Expr& x) { return stop_gradient(x); },
-      "x itself; its derivative is 0, also that of parameters that it reads.");
-  unary(
-      "to_real", [](const Expr& x) { return to_real(x); }, "x as a real.");
-  unary(
-      "to_integer", [](const Expr& x) { return to_integer(x); }, "x truncated towards zero; no derivative.");
-  unary(
-      "to_int32", [](const Expr& x) { return to_int32(x); }, "The low 32 bits of an integer, with their sign.");
-  unary(
-      "to_boolean", [](const Expr& x) { return to_boolean(x); }, "x != 0.");
+  unary("abs", foveal::abs, "The absolute value; derivative 0 at 0.");
+  unary("exp", foveal::exp, "e ** x.");
+  unary("exp2", foveal::exp2, "2 ** x.");
+  unary("log", foveal::log, "The natural logarithm.");
+  unary("log2", foveal::log2, "The logarithm to base 2.");
+  unary("sqrt", foveal::sqrt, "The square root.");
+  unary("rsqrt", foveal::rsqrt, "1 / sqrt(x).");
+  unary("tanh", foveal::tanh, "The hyperbolic tangent.");
+  unary("sigmoid", foveal::sigmoid, "1 / (1 + exp(-x)).");
+  unary("sin", foveal::sin, "The sine.");
+  unary("cos", foveal::cos, "The cosine.");
+  unary("tan", foveal::tan, "The tangent.");
+  unary("erf", foveal::erf, "The error function.");
+  unary("floor", foveal::floor, "The largest integer not above x, as a real; derivative 0.");
+  unary("stop_gradient", foveal::stop_gradient, "x, treated as a constant by differentiation, including parameters read in x.");
+  unary("to_real", foveal::to_real, "x as a real.");
+  unary("to_integer", foveal::to_integer, "x truncated towards zero; derivative 0.");
+  unary("to_int32", foveal::to_int32, "The low 32 bits of an integer, sign-extended.");
+  unary("to_boolean", foveal::to_boolean, "x != 0.");
   const auto function2 = [&m](const char* name, Binary fn, const char* doc) {
     m.def(
         name, [fn](nb::object a, nb::object b) { return fn(from_python(a), from_python(b)); }, nb::arg("a"), nb::arg("b"), doc);
   };
-  function2(
-      "minimum", [](const Expr& a, const Expr& b) { return min(a, b); }, "The smaller one; of a tie, each takes half of the derivative.");
-  function2(
-      "maximum", [](const Expr& a, const Expr& b) { return max(a, b); }, "The larger one; of a tie, each takes half of the derivative.");
-  function2(
-      "floor_div", [](const Expr& a, const Expr& b) { return floor_div(a, b); }, "Python's a // b.");
-  function2(
-      "pow", [](const Expr& a, const Expr& b) { return pow(a, b); }, "a ** b.");
+  function2("minimum", foveal::min, "The smaller one; at a tie the derivative is split evenly.");
+  function2("maximum", foveal::max, "The larger one; at a tie the derivative is split evenly.");
+  function2("floor_div", foveal::floor_div, "Python's a // b.");
+  function2("pow", foveal::pow, "a ** b.");
   m.def(
       "where", [](nb::object c, nb::object a, nb::object b) { return where(from_python(c), from_python(a), from_python(b)); },
       nb::arg("condition"), nb::arg("if_true"), nb::arg("if_false"), "if_true where the condition holds, if_false elsewhere.");

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "foveal/error.h"
 
@@ -36,6 +37,14 @@ std::string join(const Pieces&... pieces) {
   (append(out, pieces), ...);
   return out;
 }
+
+/// "[2, 128, 64]"
+inline std::string shape_text(const std::int64_t* sizes, int rank) {
+  std::string out = "[";
+  for (int d = 0; d < rank; ++d) out += (d > 0 ? ", " : "") + std::to_string(sizes[d]);
+  return out + "]";
+}
+inline std::string shape_text(const std::vector<std::int64_t>& sizes) { return shape_text(sizes.data(), static_cast<int>(sizes.size())); }
 
 template <class... Pieces>
 [[noreturn]] void fail(ErrorCode code, const Pieces&... pieces) {

@@ -1,5 +1,5 @@
 #pragma once
-// A vector whose positions are the signed ids of program values (ValueId, NodeId): -1 is nobody's id, and no call site casts.
+// A vector indexed by the signed ids of program values (ValueId, NodeId; -1 is no id), so that call sites need no casts.
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -22,6 +22,8 @@ class IdVector {
     items_.push_back(std::move(value));
     return size() - 1;
   }
+  void pop_back() { items_.pop_back(); }
+  const T& back() const { return items_.back(); }
   void assign(std::int32_t count, const T& value) { items_.assign(static_cast<std::size_t>(count), value); }
 
   auto begin() { return items_.begin(); }

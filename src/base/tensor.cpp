@@ -34,14 +34,6 @@ std::int64_t TensorView::numel() const {
   return count;
 }
 
-std::string TensorView::describe() const {
-  std::string text = to_string(dtype);
-  text += '[';
-  for (int d = 0; d < rank; ++d) {
-    if (d > 0) text += ", ";
-    text += std::to_string(sizes[static_cast<std::size_t>(d)]);
-  }
-  return text + ']';
-}
+std::string TensorView::describe() const { return to_string(dtype) + base::shape_text(sizes.data(), rank); }
 
 }  // namespace foveal

@@ -18,6 +18,10 @@ std::string names(const Backends& backends) {
   return text;
 }
 
+bool has_name(const Backends& backends, const std::string& name) {
+  return std::ranges::any_of(backends, [&](const auto& backend) { return backend->name() == name; });
+}
+
 std::vector<std::string> excluded(const PlanOptions& options) {
   std::vector<std::string> names;
   std::istringstream text(options.exclude);
@@ -30,13 +34,11 @@ void check_options(const PlanOptions& options, const Backends& backends) {
                base::max_threads);
   FOVEAL_CHECK(!options.executor || (options.executor->concurrency >= 1 && options.executor->run),
                "options.executor: expected a concurrency of at least 1 and a function");
-  for (const std::string& name : excluded(options)) {
-    const bool known = std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->name() == name; });
-    FOVEAL_CHECK(known, "options.exclude: there is no '", name, "'; expected some of ", names(backends), " with commas between");
-  }
-  const bool known = options.backend.empty() ||
-                     std::any_of(backends.begin(), backends.end(), [&](const auto& backend) { return backend->name() == options.backend; });
-  FOVEAL_CHECK(known, "options.backend: there is no '", options.backend, "'; expected one of ", names(backends));
+  for (const std::string& name : excluded(options))
+    FOVEAL_CHECK(has_name(backends, name), "options.exclude: there is no '", name, "'; expected some of ", names(backends),
+                 " with commas between");
+  FOVEAL_CHECK(options.backend.empty() || has_name(backends, options.backend), "options.backend: there is no '", options.backend,
+               "'; expected one of ", names(backends));
   if (options.target.empty()) return;
   std::string targets;
   for (const auto& backend : backends)
@@ -48,8 +50,8 @@ void check_options(const PlanOptions& options, const Backends& backends) {
   base::fail(ErrorCode::invalid_argument, "options.target: there is no '", options.target, "'; expected one of ", targets);
 }
 
-/// Why this backend is not even asked; empty when it is.
-std::string not_asked(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
+/// Why this backend is not a candidate; empty if it is.
+std::string not_a_candidate(const Backend& backend, const problem::Problem& problem, const PlanOptions& options) {
   if (!options.backend.empty() && options.backend != backend.name()) return "another backend was asked for by name";
   for (const std::string& name : excluded(options))
     if (name == backend.name()) return "it was excluded";
@@ -74,7 +76,7 @@ std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOpti
   check_options(options, backends);
   auto state = std::make_shared<PlanState>();
   for (const auto& backend : backends) {
-    std::string reason = not_asked(*backend, problem, options);
+    std::string reason = not_a_candidate(*backend, problem, options);
     if (reason.empty()) reason = backend->refuses(problem, options).value_or("");
     if (reason.empty()) {
       state->backend = backend.get();

@@ -1,5 +1,5 @@
 #pragma once
-// The choice of a backend: asked in order, the first that can does it, every answer is kept.
+// Chooses the backend: the first in order that supports the problem; all refusals are kept.
 #include <memory>
 #include <vector>
 
@@ -7,7 +7,7 @@
 
 namespace foveal::planning {
 
-/// What a Plan holds. Immutable once made, so that any number of threads may run it.
+/// The state of a Plan. Immutable, so that any number of threads may run it.
 struct PlanState {
   problem::Problem problem;
   PlanOptions options;
@@ -20,10 +20,11 @@ struct PlanState {
 
 using Backends = std::vector<std::unique_ptr<const Backend>>;
 
-/// Throws invalid_argument for options that name no backend, unsupported when every backend declines; the message lists the reasons.
+/// Throws invalid_argument for options that name an unknown backend or target, unsupported (listing all refusals) if every backend
+/// declines.
 std::shared_ptr<const PlanState> choose(problem::Problem problem, const PlanOptions& options, const Backends& backends);
 
-/// How often that was done in this process, for tests of what sequences of calls cost.
+/// Number of calls of choose() in this process, for tests of plan caching.
 long choices_made();
 
 }  // namespace foveal::planning

@@ -1,4 +1,4 @@
-// The text of an Explanation: one fact a line, the name in front.
+// The text of an Explanation, one fact per line.
 #include <cstdio>
 #include <sstream>
 

@@ -1,10 +1,10 @@
 #pragma once
-// The usual count of floating-point operations: two matmuls forward, five backward, 2 operations for each multiply-add.
+// Nominal floating-point operations: two matmuls forward, five backward, two operations per multiply-add.
 #include "problem/problem.h"
 
 namespace foveal::planning {
 
-/// For every pair of the problem, kept or not. Packed: as if every sequence were the mean one.
+/// Of all pairs, kept or not; for packed sequences with the mean number of keys.
 inline double dense_flops(const problem::Problem& p) {
   const double per_pair = 2.0 * static_cast<double>(p.head_dim + p.head_dim_v);
   const double rows = static_cast<double>(p.heads_q) * static_cast<double>(p.varlen ? p.total_q : p.batch * p.seqlen_q);

@@ -29,7 +29,7 @@ TensorSpec gathered_spec(const Problem& p, const TensorSpec& paged, DType dtype)
   const std::int64_t heads = paged.sizes[2], dim = paged.sizes[3];
   TensorSpec spec{.present = true, .dtype = dtype, .rank = 4};
   spec.sizes = {1, p.batch * p.seqlen_kv, heads, dim};
-  spec.strides = {0, heads * dim, dim, 1};  // whatever the batch row of the queries
+  spec.strides = {0, heads * dim, dim, 1};  // one batch entry for all queries
   return spec;
 }
 
@@ -38,7 +38,7 @@ std::size_t bytes_of(const TensorSpec& spec) {
   return rounded(static_cast<std::size_t>(spec.sizes[1] * spec.sizes[2] * spec.sizes[3]) * size_of(spec.dtype));
 }
 
-/// A sequence's page: keys [index * page_size, ...) of the sequence lie on `page`.
+/// Keys [index * page_size, ...) of the sequence are on `page`.
 struct Use {
   std::int32_t page, sequence, index;
   friend bool operator<(const Use& a, const Use& b) {
@@ -89,13 +89,13 @@ class GatherPages final : public Executable {
   static std::int64_t length(const Buffers& b, std::int64_t sequence) {
     return base::load_integer(b.seqlens_kv.data, b.seqlens_kv.dtype, sequence * b.seqlens_kv.strides[0]);
   }
-  /// Keys of the sequence on a page that it uses.
+  /// Number of keys of the sequence on the page.
   std::int64_t rows(const Buffers& b, const Use& use) const {
     return std::min(p_.page_size(), length(b, use.sequence) - use.index * p_.page_size());
   }
   std::int64_t first_row(const Use& use) const { return use.sequence * p_.seqlen_kv + use.index * p_.page_size(); }
 
-  /// All pages that sequences use, by page.
+  /// All uses of pages, sorted by page.
   std::span<const Use> list_uses(const Buffers& b, Use* uses) const {
     const auto* pages = static_cast<const std::int32_t*>(b.block_table.data);
     Use* end = uses;
@@ -123,7 +123,7 @@ class GatherPages final : public Executable {
       }
   }
 
-  /// All rows of a page: the sum of what its sequences give.
+  /// Writes all rows of a page: the sum over the sequences that use it.
   void scatter(const Buffers& b, const TensorView& together, const TensorView& pool, std::int64_t page, std::span<const Use> uses) const {
     constexpr std::int64_t at_once = 256;
     double sums[at_once];

@@ -1,6 +1,7 @@
 #pragma once
-// Keys and values in pages, for passes that want those of a sequence together: they are copied beforehand, and their gradients are summed
-// into the pages afterwards. Where several sequences share a page, in the order of the sequences, so that results do not depend on threads.
+// Paged keys and values for kernels that need those of a sequence contiguous: they are gathered before, and their gradients are scattered
+// into the pages afterwards, summed over sequences that share a page in a fixed order, so that results do not depend on the number of
+// threads.
 #include <functional>
 #include <memory>
 
@@ -8,17 +9,17 @@
 
 namespace foveal::planning {
 
-/// The problem with the keys of each sequence together: k and v are [1, batch * seqlen_kv, heads_kv, dim], dk and dv too, in `gradients`. seqlen_kv is
+/// The problem with contiguous keys: k, v, dk, dv are [1, batch * seqlen_kv, heads_kv, dim], gradients in dtype `gradients`; seqlen_kv is
 /// rounded up to rows_multiple.
 problem::Problem with_gathered_keys(const problem::Problem& problem, DType gradients, std::int64_t rows_multiple = 1);
 
-/// Of the tensors that are gathered, from memory aligned to 256 bytes on.
+/// Bytes of the gathered tensors, each aligned to 256.
 std::size_t gathered_bytes(const problem::Problem& gathered);
-/// Makes them the keys, values and gradients of `buffers`.
+/// Places them in `memory`, as keys, values and gradients of `buffers`.
 void place_gathered(const problem::Problem& gathered, void* memory, problem::Buffers& buffers);
 void describe_gathered(const problem::Problem& gathered, std::int64_t page_size, Explanation& explanation);
 
-/// A thread's Buffers, lent for one run, so that a run allocates nothing once it has run.
+/// A copy of Buffers in memory that each thread keeps, so that repeated runs do not allocate.
 class OwnBuffers {
  public:
   explicit OwnBuffers(const problem::Buffers& given);
@@ -33,7 +34,7 @@ class OwnBuffers {
   problem::Buffers buffers_;
 };
 
-/// inner: made for with_gathered_keys(problem, gradients). Its results are those of a paged problem.
+/// Runs `inner`, which was made for with_gathered_keys(problem, gradients), on the paged problem.
 std::unique_ptr<Executable> make_gather_pages(const problem::Problem& problem, DType gradients, const PlanOptions& options,
                                               std::unique_ptr<Executable> inner);
 

@@ -8,38 +8,31 @@ namespace {
 void add(Signature& signature, const std::vector<ParamBinding>* bindings) {
   signature.add(bindings == nullptr ? std::size_t{0} : bindings->size());
   if (bindings == nullptr) return;
-  for (const ParamBinding& binding : *bindings) {
-    signature.add(binding.param.info().get());
-    signature.add(binding.tensor);
-  }
+  for (const ParamBinding& binding : *bindings) signature.add(binding.param.info().get(), binding.tensor);
 }
 
 }  // namespace
 
-void Signature::add(const std::string& text) {
-  add(text.size());
+void Signature::append(const std::string& text) {
+  append(text.size());
   out_ += text;
 }
 
-void Signature::add(const TensorView& view) {
-  if (!view.present()) return add('-');
+void Signature::append(const TensorView& view) {
+  if (!view.present()) return append('-');
   const struct {
     std::int8_t rank, dtype, device, aligned;
     std::int32_t index;
-  } look{static_cast<std::int8_t>(view.rank), static_cast<std::int8_t>(view.dtype), static_cast<std::int8_t>(view.device.kind),
-         static_cast<std::int8_t>(problem::is_aligned(view)), view.device.index};
-  out_.append(reinterpret_cast<const char*>(&look), sizeof(look));
+  } header{static_cast<std::int8_t>(view.rank), static_cast<std::int8_t>(view.dtype), static_cast<std::int8_t>(view.device.kind),
+           static_cast<std::int8_t>(problem::is_aligned(view)), view.device.index};
+  out_.append(reinterpret_cast<const char*>(&header), sizeof(header));
   const std::size_t bytes = static_cast<std::size_t>(view.rank) * sizeof(std::int64_t);
   out_.append(reinterpret_cast<const char*>(view.sizes.data()), bytes);
   out_.append(reinterpret_cast<const char*>(view.strides.data()), bytes);
 }
 
-void Signature::add(const PlanOptions& options) {
-  add(options.backend);
-  add(options.target);
-  add(options.exclude);
-  add(options.threads == 0 ? num_threads() : options.threads);
-  add(options.executor.get());
+void Signature::append(const PlanOptions& options) {
+  add(options.backend, options.target, options.exclude, options.threads == 0 ? num_threads() : options.threads, options.executor.get());
 }
 
 void write_signature(const Attention& attention, const problem::Call& call, const PlanOptions& options, std::string& out) {
@@ -51,45 +44,16 @@ void write_signature(const Attention& attention, const problem::Call& call, cons
   }
   add(signature, call.params);
   add(signature, call.dparams);
-  signature.add(call.varlen != nullptr);
-  if (call.varlen != nullptr) {
-    signature.add(call.varlen->max_seqlen_q);
-    signature.add(call.varlen->max_seqlen_kv);
-  }
-  signature.add(call.paged != nullptr);
-  signature.add(call.segments != nullptr);
-  if (call.segments != nullptr) {
-    signature.add(call.segments->table);
-    signature.add(call.segments->sequences);
-    signature.add(call.segments->head_offset);
-    signature.add(call.segments->heads_q);
-  }
-  signature.add(call.part != nullptr);
-  if (call.part != nullptr) {
-    signature.add(call.part->batch_offset);
-    signature.add(call.part->head_offset);
-    signature.add(call.part->heads_q);
-    signature.add(call.part->seqlen_q);
-    signature.add(call.part->seqlen_kv);
-    signature.add(call.part->whole_rows);
-    signature.add(call.part->spread_keys);
-    signature.add(call.part->keeps_rows);
-    signature.add(call.part->whole_keys);
-    signature.add(call.part->first_query);
-    signature.add(call.part->first_key);
-  }
-  signature.add(attention.score_mod.node().get());
-  signature.add(attention.mask.node().get());
-  signature.add(attention.scale.has_value());
-  signature.add(attention.scale.value_or(0));
-  signature.add(attention.sink ? attention.sink->info().get() : nullptr);
-  signature.add(attention.dropout_p);
-  signature.add(attention.determinism);
-  signature.add(attention.backward);
-  signature.add(attention.checked);
-  signature.add(attention.q_offset);
-  signature.add(attention.kv_offset);
-  signature.add(options);
+  signature.add(call.varlen != nullptr, call.paged != nullptr, call.segments != nullptr, call.part != nullptr);
+  if (const Varlen* varlen = call.varlen) signature.add(varlen->max_seqlen_q, varlen->max_seqlen_kv);
+  if (const Segments* segments = call.segments)
+    signature.add(segments->table, segments->sequences, segments->head_offset, segments->heads_q);
+  if (const Part* part = call.part)
+    signature.add(part->batch_offset, part->head_offset, part->heads_q, part->seqlen_q, part->seqlen_kv, part->whole_rows,
+                  part->spread_keys, part->keeps_rows, part->whole_keys, part->first_query, part->first_key);
+  signature.add(attention.score_mod.node().get(), attention.mask.node().get(), attention.scale.has_value(), attention.scale.value_or(0),
+                attention.sink ? attention.sink->info().get() : nullptr, attention.dropout_p, attention.determinism, attention.backward,
+                attention.checked, attention.q_offset, attention.kv_offset, options);
 }
 
 }  // namespace foveal::planning

@@ -1,7 +1,7 @@
 #pragma once
-// A call's signature: everything a plan depends on as raw bytes, with expressions and parameters by identity. Cheap to make, so that a
-// repeated call finds its plan without being checked and compiled again. A plan keeps its expressions and parameters alive: while it is
-// cached under a signature no other object can have their addresses.
+// A call's signature: everything that a plan depends on, as raw bytes, with expressions and parameters by address. It is cheap to make, so
+// a repeated call finds its plan without being checked and compiled again. A cached plan keeps its expressions and parameters alive, so
+// their addresses are not reused.
 #include <string>
 #include <type_traits>
 
@@ -9,22 +9,27 @@
 
 namespace foveal::planning {
 
-/// Written into `out`, whose memory is reused.
+/// Writes to `out`, whose memory is reused.
 class Signature {
  public:
   explicit Signature(std::string& out) : out_(out) { out_.clear(); }
 
-  template <class T>
-  requires std::is_scalar_v<T>
-  void add(T value) {
-    out_.append(reinterpret_cast<const char*>(&value), sizeof(T));  // NOLINT(bugprone-sizeof-expression): of a pointer too
+  /// Scalars, strings, tensors (what plans see of them; absent ones too) and PlanOptions.
+  template <class... Values>
+  void add(const Values&... values) {
+    (append(values), ...);
   }
-  void add(const std::string& text);
-  /// What it looks like to a plan; absent ones too.
-  void add(const TensorView& view);
-  void add(const PlanOptions& options);
 
  private:
+  template <class T>
+  requires std::is_scalar_v<T>
+  void append(T value) {
+    out_.append(reinterpret_cast<const char*>(&value), sizeof(T));  // NOLINT(bugprone-sizeof-expression): pointers are meant
+  }
+  void append(const std::string& text);
+  void append(const TensorView& view);
+  void append(const PlanOptions& options);
+
   std::string& out_;
 };
 

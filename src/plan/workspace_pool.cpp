@@ -25,7 +25,7 @@ class Pool {
       return b.memory == &memory && b.device == device && b.stream.handle == stream.handle;
     });
     if (block == blocks_.end()) {
-      if (blocks_.size() >= max_blocks) {  // of a stream that may be long gone; the device's allocator waits for work that is queued
+      if (blocks_.size() >= max_blocks) {  // its stream may no longer exist; release() waits for queued work
         blocks_.back().memory->release(blocks_.back().data);
         blocks_.pop_back();
       }

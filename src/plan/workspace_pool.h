@@ -1,6 +1,6 @@
 #pragma once
-// Scratch memory that forward() and backward() reuse from call to call. One pool per thread, so nothing is locked; one block per device and
-// stream, because work queued on a stream may still be using it.
+// Scratch memory that forward() and backward() reuse between calls: one pool per thread, without locks, and one block per device and
+// stream, since queued work may still be using it.
 #include "plan/device_memory.h"
 
 namespace foveal::planning {

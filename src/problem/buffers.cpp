@@ -1,5 +1,4 @@
-// What must be looked at on every call: that the tensors are those planned for, have data, and that no output shares memory with another
-// tensor.
+// The checks of every run: tensors match the plan and have data, and no output overlaps another tensor.
 #include <algorithm>
 #include <cstdint>
 
@@ -16,9 +15,7 @@ std::string text_of(const TensorSpec& spec) {
   if (!spec.present) return "absent";
   TensorView view;
   view.dtype = spec.dtype, view.rank = spec.rank, view.sizes = spec.sizes;
-  std::string text = view.describe() + " with strides [";
-  for (int d = 0; d < spec.rank; ++d) text += (d > 0 ? ", " : "") + std::to_string(spec.strides[static_cast<std::size_t>(d)]);
-  return text + "]";
+  return view.describe() + " with strides " + base::shape_text(spec.strides.data(), spec.rank);
 }
 
 void check_data(const char* name, const TensorView& view) {
@@ -27,7 +24,7 @@ void check_data(const char* name, const TensorView& view) {
                size_of(view.dtype), ", the size of ", to_string(view.dtype));
 }
 
-/// Views are compared in their logical form, so a packed tensor of rank 3 meets its spec of rank 4.
+/// Compares a view, in its logical form, with its spec.
 void take(const Problem& problem, const char* name, const TensorSpec& spec, const TensorView& given, bool packed, TensorView& view) {
   view = logical_view(given, packed);
   const TensorSpec found{
@@ -78,7 +75,7 @@ std::int64_t checked_lengths(const char* name, const TensorView& cu, std::int64_
   return longest;
 }
 
-/// Rows inside the tensors, disjoint and ascending; positions inside their sequence.
+/// Row ranges are inside the tensors, disjoint and ascending; positions are inside their sequence.
 void check_segments(const Problem& p, const TensorView& table) {
   static constexpr std::int64_t most = std::int64_t{1} << 30;
   const auto* rows = static_cast<const std::int64_t*>(table.data);
@@ -136,16 +133,15 @@ void check_pages(const Problem& p, const TensorView& table, const TensorView& le
 
 namespace {
 
-/// What the lengths of packed sequences say.
-void read_lengths(const Problem& problem, const Call& call, Buffers& buffers) {
+void check_lengths(const Problem& problem, const Call& call, Buffers& buffers) {
   if (problem.segments || call.segments != nullptr) return take_segments(problem, call, buffers);
-  if (problem.device.kind != DeviceKind::cpu) return;  // nothing here may wait for a device
+  if (problem.device.kind != DeviceKind::cpu) return;  // a run must not wait for a device
   if (problem.varlen) checked_lengths("q", buffers.cu_seqlens_q, problem.total_q, problem.seqlen_q);
   if (problem.varlen && !problem.paged) checked_lengths("kv", buffers.cu_seqlens_kv, problem.total_kv, problem.seqlen_kv);
   if (problem.paged) check_pages(problem, buffers.block_table, buffers.seqlens_kv);
 }
 
-/// Every key lies in a row that there is.
+/// The stretches cover all keys with existing rows.
 void check_stretches(const Problem& p, const Buffers& buffers) {
   const Part& part = buffers.part;
   FOVEAL_CHECK(part.spread_keys == p.seqlen_kv, "part.spread_keys: ", part.spread_keys, "; the plan expects ", p.seqlen_kv);
@@ -208,7 +204,7 @@ void take_rng(const Problem& problem, const Call& call, Buffers& buffers) {
                sizeof(std::int64_t));
 }
 
-/// What lies in host memory is read now: outputs do not overlap it, and backends see numbers only.
+/// Reads a state in host memory, once it is known that outputs do not overlap it; backends then see numbers only.
 void read_rng(const Problem& problem, Buffers& buffers) {
   DropoutRng& rng = buffers.rng;
   if (!rng.state.present() || problem.device.kind != DeviceKind::cpu) return;
@@ -216,7 +212,7 @@ void read_rng(const Problem& problem, Buffers& buffers) {
   rng = {.seed = static_cast<std::uint64_t>(words[0]), .offset = static_cast<std::uint64_t>(words[1])};
 }
 
-/// Calls see(name, view, is_output) for every tensor there is.
+/// see(name, view, is_output) for every tensor that is present.
 template <class See>
 void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
   for (const Role& role : roles)
@@ -229,7 +225,7 @@ void each_tensor(const Problem& problem, const Buffers& buffers, See&& see) {
   if (buffers.rng.state.present()) see("rng.state", buffers.rng.state, false);
 }
 
-/// each(see): calls see(name, view, is_output) for every tensor, the same views each time.
+/// each(see) must call see(name, view, is_output) with the same views every time.
 template <class Each>
 void check_overlaps(const Each& each) {
   each([&](const char* output, const TensorView& a, bool a_is_output) {
@@ -256,7 +252,7 @@ void gather(const Problem& problem, const Call& call, Buffers& buffers) {
       }
     }
     take_params(problem, call, buffers);
-    read_lengths(problem, call, buffers);
+    check_lengths(problem, call, buffers);
     take_part(problem, call, buffers);
     take_rng(problem, call, buffers);
     check_overlaps([&](const auto& see) { each_tensor(problem, buffers, see); });

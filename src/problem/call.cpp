@@ -1,5 +1,6 @@
 #include "problem/call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -8,7 +9,7 @@ namespace foveal::problem {
 
 namespace {
 
-/// What both passes have.
+/// Arguments common to both passes.
 template <class Inputs>
 void add_rest(const Inputs& inputs, Call& call) {
   call.params = &inputs.params;
@@ -51,7 +52,7 @@ TensorView view_of(const TensorView* tensor) { return tensor == nullptr ? Tensor
 
 bool given(const TensorView* tensor) { return tensor != nullptr && tensor->present(); }
 
-/// What both passes have.
+/// Arguments common to both passes.
 template <class Inputs>
 Inputs inputs_of(const Call& t, CallRest&& rest) {
   Inputs inputs;
@@ -82,26 +83,25 @@ BackwardOutputs backward_outputs(const Call& tensors, std::vector<ParamBinding> 
 }
 
 constinit const std::array<Role, role_table::all.size()> roles = [] {
-  constexpr std::array given{
-#define FOVEAL_PLACE(name, ...) &Call::name,
-      FOVEAL_ROLES(FOVEAL_PLACE)
-#undef FOVEAL_PLACE
+  std::size_t i = 0;
+  const auto role = [&i](auto given, auto spec, auto view) { return Role{{role_table::all[i++]}, given, spec, view}; };
+  return std::array{
+#define FOVEAL_ROLE(name, ...) role(&Call::name, &Problem::name, &Buffers::name),
+      FOVEAL_ROLES(FOVEAL_ROLE)
+#undef FOVEAL_ROLE
   };
-  constexpr std::array specs{
-#define FOVEAL_PLACE(name, ...) &Problem::name,
-      FOVEAL_ROLES(FOVEAL_PLACE)
-#undef FOVEAL_PLACE
-  };
-  constexpr std::array views{
-#define FOVEAL_PLACE(name, ...) &Buffers::name,
-      FOVEAL_ROLES(FOVEAL_PLACE)
-#undef FOVEAL_PLACE
-  };
-  return [&]<std::size_t... i>(std::index_sequence<i...>) {
-    return std::array<Role, sizeof...(i)>{Role{{role_table::all[i]}, given[i], specs[i], views[i]}...};
-  }
-  (std::make_index_sequence<role_table::all.size()>());
 }();
+
+const RoleRow& role_named(std::string_view name) {
+  return *std::ranges::find_if(role_table::all, [name](const RoleRow& row) { return row.name == name; });
+}
+
+std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sizes) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
+  return strides;
+}
 
 std::string axes_text(const Axes& axes, Tokens tokens) {
   static constexpr std::array<const char*, 11> batched{"batch",    "seqlen_q",   "batch",     "seqlen_kv",     "heads_q", "heads_kv",
@@ -137,11 +137,11 @@ TensorView logical_view(const TensorView& view, bool varlen) {
     ++logical.rank;
     logical.sizes[0] = 1;
   }
-  std::int64_t inner = 1;  // a dimension of one element may have any stride: give it the one it would have if contiguous
+  std::int64_t inner = 1;  // strides of dimensions of size 1 become those of a contiguous tensor
   for (int d = logical.rank - 1; d >= 0; --d) {
     const auto i = static_cast<std::size_t>(d);
     if (logical.sizes[i] == 1) logical.strides[i] = inner;
-    // Not checked yet: products that leave 64 bits wrap, and make_problem refuses such tensors.
+    // Not checked yet: an overflowing product wraps, and make_problem refuses such tensors.
     inner = static_cast<std::int64_t>(static_cast<std::uint64_t>(logical.sizes[i]) * static_cast<std::uint64_t>(logical.strides[i]));
   }
   for (auto d = static_cast<std::size_t>(logical.rank); d < TensorView::max_rank; ++d) logical.sizes[d] = logical.strides[d] = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// One call's tensors by role, the same for both passes: the table that checking, gathering and printing walk over.
+// The tensors of one call by role, for either pass: checking, gathering and printing loop over `roles`.
 #include <array>
 #include <utility>
 
@@ -8,7 +8,7 @@
 
 namespace foveal::problem {
 
-/// Pointers into the arguments of forward() or backward(); null where the pass has no such argument.
+/// Pointers into the arguments of forward() or backward(); null for arguments that the pass does not have.
 struct Call {
   Pass pass;
 #define FOVEAL_FIELD(name, ...) const TensorView* name = nullptr;
@@ -16,7 +16,7 @@ struct Call {
 #undef FOVEAL_FIELD
   const std::vector<ParamBinding>* params = nullptr;
   const std::vector<ParamBinding>* dparams = nullptr;  ///< null in a forward pass
-  const Varlen* varlen = nullptr;                      ///< null when not packed, or packed in segments
+  const Varlen* varlen = nullptr;                      ///< null unless packed as whole sequences
   const Segments* segments = nullptr;
   const Part* part = nullptr;
   const Paged* paged = nullptr;
@@ -31,20 +31,20 @@ struct Call {
 Call call_of(const ForwardInputs& inputs, const ForwardOutputs& outputs);
 Call call_of(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
-/// What C and Python say of a call beside its tensors, which they have by role.
+/// The arguments of a call other than its tensors by role.
 struct CallRest {
   std::vector<ParamBinding> params = {}, dparams = {};
   std::int64_t max_seqlen_q = 0, max_seqlen_kv = 0;
   DropoutRng rng = {};
 };
 
-/// The opposite of call_of(): the arguments of a public call. Of `tensors` only those by role are read; null or not present: absent.
+/// The inverse of call_of(): arguments of a public call. Only the tensors by role are read from `tensors`; null means absent.
 ForwardInputs forward_inputs(const Call& tensors, CallRest&& rest);
 ForwardOutputs forward_outputs(const Call& tensors);
 BackwardInputs backward_inputs(const Call& tensors, CallRest&& rest);
 BackwardOutputs backward_outputs(const Call& tensors, std::vector<ParamBinding> dparams);
 
-/// use(inputs, outputs) of the pass.
+/// use(inputs, outputs) with the arguments of the pass.
 template <class Use>
 void with_arguments(const Call& tensors, CallRest rest, Use&& use) {
   if (tensors.pass == Pass::forward) {
@@ -55,7 +55,7 @@ void with_arguments(const Call& tensors, CallRest rest, Use&& use) {
   }
 }
 
-/// A row of the table, and where its tensor stands.
+/// A row of the table, and the fields of its tensor.
 struct Role : RoleRow {
   const TensorView* Call::*given;
   TensorSpec Problem::*spec;
@@ -68,14 +68,13 @@ struct Role : RoleRow {
 
 extern const std::array<Role, role_table::all.size()> roles;
 
-/// On a GPU: does the data begin at a multiple of 16 bytes, as some kernels need it? A plan depends on it, so that others serve views that
-/// do not.
+/// On a GPU: whether the data are aligned to 16 bytes, as some kernels require. Plans depend on it.
 bool is_aligned(const TensorView& view);
 
-/// The view in the logical form of TensorSpec: rank 4 (or 3 for lse) when packed, strides of single-element dimensions made canonical.
+/// The view in the logical form of TensorSpec: with a batch dimension if packed, and canonical strides of dimensions of size 1.
 TensorView logical_view(const TensorView& view, bool varlen);
 
-/// `forward bf16 b2 h32:8 q1024:2048 d64`: the part of the line that is known before anything is checked.
+/// `forward bf16 b2 h32:8 q1024:2048 d64`: the part of the line that is known before the call has been checked.
 std::string headline(const Problem& problem);
 
 }  // namespace foveal::problem

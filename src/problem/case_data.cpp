@@ -4,19 +4,23 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <numeric>
 
 #include "base/check.h"
 #include "base/dtype.h"
 #include "base/random.h"
 #include "base/strided.h"
+#include "problem/call.h"
 
 namespace foveal::problem {
 namespace {
 
+using Pair = std::pair<std::int64_t, std::int64_t>;
+
 constexpr std::size_t margin_bytes = 256;
 constexpr std::byte untouched{0xFF};
 
-/// Lowest and highest offset of an element.
+/// Lowest and highest offset of an element from the first.
 std::pair<std::int64_t, std::int64_t> extent(const std::vector<std::int64_t>& sizes, const std::vector<std::int64_t>& strides) {
   std::int64_t low = 0, high = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
@@ -24,13 +28,6 @@ std::pair<std::int64_t, std::int64_t> extent(const std::vector<std::int64_t>& si
     (reach < 0 ? low : high) += reach;
   }
   return {low, high};
-}
-
-std::vector<std::int64_t> contiguous(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> strides(sizes.size());
-  std::int64_t stride = 1;
-  for (std::size_t d = sizes.size(); d-- > 0; stride *= sizes[d]) strides[d] = stride;
-  return strides;
 }
 
 void fill_with(const TensorView& view, const std::function<double(std::int64_t)>& value) {
@@ -41,7 +38,7 @@ void fill_normal(const TensorView& view, base::Random& random, double deviation 
   fill_with(view, [&](std::int64_t) { return deviation * random.normal(); });
 }
 
-/// Rows [.., token, head, :] of an odd token repeat the one before it, times `factor`, plus a little noise.
+/// Rows of every odd token become those of the token before it, times `factor`, plus noise.
 void repeat_tokens(const TensorView& view, base::Random& random, double factor, double noise) {
   for (std::int64_t b = 0; b < view.sizes[0]; ++b)
     for (std::int64_t s = 1; s < view.sizes[1]; s += 2)
@@ -53,7 +50,7 @@ void repeat_tokens(const TensorView& view, base::Random& random, double factor, 
         }
 }
 
-/// Ids 0 .. n-1 that do not decrease along the last dimension, with random borders.
+/// Ids 0 .. n-1, nondecreasing along the last dimension, with random borders.
 void fill_segments(const TensorView& view, base::Random& random, std::int64_t n) {
   const std::int64_t length = view.rank == 0 ? 1 : view.sizes[static_cast<std::size_t>(view.rank - 1)];
   std::vector<std::int64_t> borders;
@@ -69,19 +66,11 @@ void fill_segments(const TensorView& view, base::Random& random, std::int64_t n)
 
 void fill_param(const ParamLine& line, const TensorView& view, base::Random& random) {
   ParamFill fill = line.fill;
-  if (fill.name.empty()) {
-    switch (line.param.type()) {
-      case Type::real:
-        fill = {"normal", {0.5}};
-        break;
-      case Type::integer:
-        fill = {"integers", {0, 3}};
-        break;
-      case Type::boolean:
-        fill = {"bernoulli", {0.5}};
-        break;
-    }
-  }
+  const Type type = line.param.type();
+  if (fill.name.empty())
+    fill = type == Type::real      ? ParamFill{"normal", {0.5}}
+           : type == Type::integer ? ParamFill{"integers", {0, 3}}
+                                   : ParamFill{"bernoulli", {0.5}};
   const auto& args = fill.args;
   if (fill.name == "normal") fill_normal(view, random, args[0]);
   if (fill.name == "uniform") fill_with(view, [&](std::int64_t) { return random.uniform(args[0], args[1]); });
@@ -93,18 +82,6 @@ void fill_param(const ParamLine& line, const TensorView& view, base::Random& ran
   if (fill.name == "constant") fill_with(view, [&](std::int64_t) { return args[0]; });
   if (fill.name == "arange") fill_with(view, [](std::int64_t i) { return static_cast<double>(i); });
   if (fill.name == "segments") fill_segments(view, random, static_cast<std::int64_t>(args[0]));
-}
-
-/// What the public calls take: packed tensors without the batch dimension of one.
-TensorView public_view(const TensorView& logical, bool varlen) {
-  if (!varlen || !logical.present()) return logical;
-  TensorView view = logical;
-  --view.rank;
-  for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
-    view.sizes[d] = logical.sizes[d + 1];
-    view.strides[d] = logical.strides[d + 1];
-  }
-  return view;
 }
 
 }  // namespace
@@ -145,8 +122,6 @@ TensorView CaseData::place(const Block& block, std::int64_t first, DType dtype, 
 
 TensorView CaseData::allocate(const std::string& name, DType dtype, const std::vector<std::int64_t>& sizes,
                               const std::vector<std::int64_t>& strides) {
-  FOVEAL_CHECK(sizes.size() == strides.size(), "problem line: strides of ", name, ": ", strides.size(), " of them; expected ",
-               sizes.size());
   for (const std::int64_t size : sizes) FOVEAL_CHECK(size >= 1, "problem line: ", name, ": a size is ", size, "; expected at least 1");
   const auto [low, high] = extent(sizes, strides);
   Block block;
@@ -159,10 +134,8 @@ TensorView CaseData::allocate(const std::string& name, DType dtype, const std::v
   return place(block, -low, dtype, sizes, strides);
 }
 
-void CaseData::allocate_role(const char* role) {
-  const bool statistic = std::string_view(role) == "lse" || std::string_view(role) == "dlse";
-  const DType dtype = statistic && line_.dtype != DType::f64 ? DType::f32 : line_.dtype;
-  views_[role] = allocate(role, dtype, role_sizes(line_, role), layout_strides(line_, role));
+const TensorView& CaseData::allocate_role(const std::string& role) {
+  return views_[role] = allocate(role, role_dtype(line_, role_named(role)), role_sizes(line_, role), layout_strides(line_, role));
 }
 
 void CaseData::allocate_packed(const char* q, const char* k, const char* v) {
@@ -180,58 +153,50 @@ void CaseData::allocate_packed(const char* q, const char* k, const char* v) {
   }
 }
 
-void CaseData::allocate_lengths() {
+void CaseData::fill_lengths() {
   if (!line_.varlen) return;
-  FOVEAL_CHECK(!line_.lengths.empty(), "problem line: a packed batch without lengths");
-  const auto count = static_cast<std::int64_t>(line_.lengths.size()) + 1;
-  cu_seqlens_q_ = allocate("cu_seqlens_q", line_.cu_seqlens_dtype, {count}, {1});
-  if (!line_.paged()) cu_seqlens_kv_ = allocate("cu_seqlens_kv", line_.cu_seqlens_dtype, {count}, {1});
-  double q = 0, kv = 0;
-  for (std::int64_t i = 0; i < count; ++i) {
-    base::store(cu_seqlens_q_.data, cu_seqlens_q_.dtype, i, q);
-    if (!line_.paged()) base::store(cu_seqlens_kv_.data, cu_seqlens_kv_.dtype, i, kv);
-    if (i + 1 == count) break;
-    q += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].first);
-    kv += static_cast<double>(line_.lengths[static_cast<std::size_t>(i)].second);
-  }
+  FOVEAL_CHECK(has_lengths(), "problem line: a packed batch without lengths");
+  const auto fill = [&](const char* role, std::int64_t Pair::*side) {
+    const TensorView& cu = allocate_role(role);
+    std::int64_t total = 0;
+    fill_with(cu, [&](std::int64_t i) {
+      return static_cast<double>(i == 0 ? 0 : total += line_.lengths[static_cast<std::size_t>(i - 1)].*side);
+    });
+  };
+  fill("cu_seqlens_q", &Pair::first);
+  if (!line_.paged()) fill("cu_seqlens_kv", &Pair::second);
 }
 
-/// Pages in a random order; some shared where there are too few. Entries that no key needs are no pages.
-void CaseData::allocate_table() {
+/// Pages in random order, shared if there are too few. Entries that no key needs are invalid.
+void CaseData::fill_table() {
   if (!line_.paged()) return;
-  const auto batch = static_cast<std::int64_t>(line_.lengths.size()), columns = line_.table_pages();
-  FOVEAL_CHECK(batch >= 1, "problem line: keys in pages without lengths");
-  block_table_ = allocate("block_table", DType::i32, {batch, columns}, {columns, 1});
-  seqlens_kv_ = allocate("seqlens_kv", line_.cu_seqlens_dtype, {batch}, {1});
+  FOVEAL_CHECK(has_lengths(), "problem line: keys in pages without lengths");
+  const auto length = [this](std::int64_t b) { return line_.lengths[static_cast<std::size_t>(b)].second; };
+  fill_with(allocate_role("seqlens_kv"), [&](std::int64_t b) { return static_cast<double>(length(b)); });
   base::Random random(line_.seed + 2);
   std::vector<std::int32_t> free;
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const std::int64_t length = line_.lengths[static_cast<std::size_t>(b)].second;
-    base::store(seqlens_kv_.data, seqlens_kv_.dtype, b, static_cast<double>(length));
-    for (std::int64_t i = 0; i < columns; ++i) {
-      double page = -1;
-      if (i * line_.page_size < length) {
-        if (free.empty()) {
-          for (std::int32_t each = 0; each < line_.pages; ++each) free.push_back(each);
-        }
-        const auto at = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(free.size()) - 1));
-        page = free[at];
-        free[at] = free.back();
-        free.pop_back();
-      }
-      base::store(block_table_.data, DType::i32, b * columns + i, page);
+  fill_with(allocate_role("block_table"), [&](std::int64_t i) {
+    if (i % line_.table_pages() * line_.page_size >= length(i / line_.table_pages())) return -1.0;
+    if (free.empty()) {
+      free.resize(static_cast<std::size_t>(line_.pages));
+      std::iota(free.begin(), free.end(), 0);
     }
-  }
+    const auto at = static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(free.size()) - 1));
+    std::swap(free[at], free.back());
+    const std::int32_t page = free.back();
+    free.pop_back();
+    return static_cast<double>(page);
+  });
 }
 
 std::int64_t CaseData::pool_row(std::int64_t sequence, std::int64_t key) const {
-  const auto* table = static_cast<const std::int32_t*>(block_table_.data);
+  const auto* table = static_cast<const std::int32_t*>(views_.at("block_table").data);
   return table[sequence * line_.table_pages() + key / line_.page_size] * line_.page_size + key % line_.page_size;
 }
 
 void CaseData::set_pages(const std::vector<double>& block_table, const std::vector<double>& seqlens_kv) {
-  set_values(block_table_, block_table);
-  set_values(seqlens_kv_, seqlens_kv);
+  set_values(views_["block_table"], block_table);
+  set_values(views_["seqlens_kv"], seqlens_kv);
   for (std::size_t b = 0; b < seqlens_kv.size(); ++b) line_.lengths[b].second = static_cast<std::int64_t>(seqlens_kv[b]);
 }
 
@@ -243,34 +208,30 @@ void CaseData::allocate_rng_state() {
 }
 
 void CaseData::allocate_tensors() {
-  const bool backward = line_.pass == Pass::backward, packed = line_.layout == Layout::packed_qkv;
-  if (packed) {
-    allocate_packed("q", "k", "v");
-  } else {
-    for (const char* role : {"q", "k", "v"}) allocate_role(role);
-  }
+  const bool backward = line_.pass == Pass::backward;
+  const auto allocate_three = [this](const char* q, const char* k, const char* v) {
+    if (line_.layout == Layout::packed_qkv) return allocate_packed(q, k, v);
+    for (const char* role : {q, k, v}) allocate_role(role);
+  };
+  allocate_three("q", "k", "v");
   allocate_role("out");
   if (line_.lse || backward) allocate_role("lse");
   if (backward) {
     allocate_role("dout");
     if (line_.dlse) allocate_role("dlse");
-    if (packed) {
-      allocate_packed("dq", "dk", "dv");
-    } else {
-      for (const char* role : {"dq", "dk", "dv"}) allocate_role(role);
-    }
+    allocate_three("dq", "dk", "dv");
     if (!line_.dq) views_.erase("dq");
     if (!line_.dk) views_.erase("dk");
     if (!line_.dv) views_.erase("dv");
   }
   for (const ParamLine& param : line_.params) {
     const std::vector<std::int64_t>& shape = param.param.shape();
-    params_.push_back(allocate(param.param.name(), param.dtype, shape, contiguous(shape)));
-    dparams_.push_back(backward && param.grad ? allocate("d" + param.param.name(), param.grad_dtype, shape, contiguous(shape))
-                                              : TensorView{});
+    params_.push_back(allocate(param.param.name(), param.dtype, shape, row_major_strides(shape)));
+    const bool has_gradient = backward && param.grad;
+    dparams_.push_back(has_gradient ? allocate("d" + param.param.name(), param.grad_dtype, shape, row_major_strides(shape)) : TensorView{});
   }
-  allocate_lengths();
-  allocate_table();
+  fill_lengths();
+  fill_table();
   allocate_rng_state();
 }
 
@@ -291,7 +252,7 @@ void CaseData::fill() {
   spoil_unheld();
 }
 
-/// Rows of pages that hold no key of a sequence: whoever reads them shows it.
+/// NaN in the rows of pages that hold no key, so that reading them shows.
 void CaseData::spoil_unheld() {
   if (!line_.paged()) return;
   std::vector<bool> held(static_cast<std::size_t>(line_.pages * line_.page_size), false);
@@ -307,7 +268,7 @@ void CaseData::spoil_unheld() {
   }
 }
 
-/// Gradients of out and lse, where there are some, are those of sampled queries.
+/// Only sampled queries have gradients of out and lse.
 void CaseData::clear_unsampled() {
   const std::vector<bool> sampled = sampled_queries(line_);
   if (sampled.empty()) return;
@@ -326,7 +287,7 @@ void CaseData::copy_values(const CaseData& source) {
   for (const char* role : {"q", "k", "v", "dout", "dlse"})
     if (views_.contains(role)) set_values(views_[role], values_of(source.views_.at(role)));
   for (std::size_t i = 0; i < params_.size(); ++i) set_values(params_[i], values_of(source.params_[i]));
-  if (line_.paged()) set_pages(values_of(source.block_table_), values_of(source.seqlens_kv_));
+  if (line_.paged()) set_pages(values_of(source.views_.at("block_table")), values_of(source.views_.at("seqlens_kv")));
 }
 
 CaseData CaseData::as_f64() const {
@@ -343,43 +304,41 @@ CaseData CaseData::as_f64() const {
 
 TensorView CaseData::view(const std::string& role) const {
   const auto found = views_.find(role);
-  const bool of_keys = role.ends_with('k') || role.ends_with('v');
-  return found == views_.end() ? TensorView{} : public_view(found->second, line_.varlen && !(line_.paged() && of_keys));
+  return found == views_.end() ? TensorView{} : public_view(line_, role_named(role), found->second);
+}
+
+/// make(call, rest): the public arguments of a pass from the tensors by role.
+template <class Make>
+auto CaseData::arguments(Pass pass, Make make) const {
+  std::array<TensorView, role_table::all.size()> views;
+  Call call{.pass = pass};
+  for (std::size_t i = 0; i < roles.size(); ++i) {
+    if (roles[i].use(pass) == Use::none) continue;
+    views[i] = view(roles[i].name);
+    call.*roles[i].given = &views[i];
+  }
+  CallRest rest{.max_seqlen_q = line_.seqlen_q, .max_seqlen_kv = line_.seqlen_kv};
+  rest.rng = rng_state_.present() ? DropoutRng{.state = rng_state_} : line_.rng;
+  for (std::size_t i = 0; i < params_.size(); ++i) {
+    rest.params.push_back({line_.params[i].param, params_[i]});
+    if (dparams_[i].present() && pass == Pass::backward) rest.dparams.push_back({line_.params[i].param, dparams_[i]});
+  }
+  return make(call, std::move(rest));
 }
 
 ForwardInputs CaseData::forward_inputs() const {
-  ForwardInputs inputs{.q = view("q"), .k = view("k"), .v = view("v")};
-  inputs.rng = rng_state_.present() ? DropoutRng{.state = rng_state_} : line_.rng;
-  for (std::size_t i = 0; i < params_.size(); ++i) inputs.params.push_back({line_.params[i].param, params_[i]});
-  if (line_.varlen)
-    inputs.varlen = Varlen{
-        .cu_seqlens_q = cu_seqlens_q_, .cu_seqlens_kv = cu_seqlens_kv_, .max_seqlen_q = line_.seqlen_q, .max_seqlen_kv = line_.seqlen_kv};
-  if (line_.paged()) inputs.paged = Paged{.block_table = block_table_, .seqlens_kv = seqlens_kv_};
-  return inputs;
+  return arguments(Pass::forward, [](const Call& call, CallRest&& rest) { return problem::forward_inputs(call, std::move(rest)); });
 }
 
 ForwardOutputs CaseData::forward_outputs() const { return {.out = view("out"), .lse = view("lse")}; }
 
 BackwardInputs CaseData::backward_inputs() const {
-  ForwardInputs forward = forward_inputs();
-  return {.q = forward.q,
-          .k = forward.k,
-          .v = forward.v,
-          .out = view("out"),
-          .lse = view("lse"),
-          .dout = view("dout"),
-          .dlse = view("dlse"),
-          .params = std::move(forward.params),
-          .varlen = forward.varlen,
-          .paged = forward.paged,
-          .rng = forward.rng};
+  return arguments(Pass::backward, [](const Call& call, CallRest&& rest) { return problem::backward_inputs(call, std::move(rest)); });
 }
 
 BackwardOutputs CaseData::backward_outputs() const {
-  BackwardOutputs outputs{.dq = view("dq"), .dk = view("dk"), .dv = view("dv")};
-  for (std::size_t i = 0; i < dparams_.size(); ++i)
-    if (line_.params[i].grad && line_.pass == Pass::backward) outputs.dparams.push_back({line_.params[i].param, dparams_[i]});
-  return outputs;
+  return arguments(Pass::backward,
+                   [](const Call& call, CallRest&& rest) { return problem::backward_outputs(call, std::move(rest.dparams)); });
 }
 
 void CaseData::clear_outputs(Pass pass) {
@@ -397,7 +356,7 @@ void CaseData::clear_outputs(Pass pass) {
 }
 
 std::string CaseData::damage() const {
-  std::vector<TensorView> all{cu_seqlens_q_, cu_seqlens_kv_, block_table_, seqlens_kv_, rng_state_};
+  std::vector<TensorView> all{rng_state_};
   for (const auto& [role, view] : views_) all.push_back(view);
   all.insert(all.end(), params_.begin(), params_.end());
   all.insert(all.end(), dparams_.begin(), dparams_.end());

@@ -1,8 +1,8 @@
 #pragma once
-// A line made real: tensors allocated as the line says and filled from its seed. Shared by checks, tests, benchmarks and fuzzing.
+// The tensors of a line, allocated in its layout and filled from its seed, for checks, tests, benchmarks and fuzzing.
 //
-// Every byte that belongs to no element (gaps of strided layouts, a margin before and after) and every output is set to 0xFF first: a NaN
-// in each floating type, so that reading a gap shows in the result and writing one is found by damage().
+// Bytes outside of elements (gaps of strided layouts, a margin before and after) and outputs are initialised to 0xFF, a NaN in every
+// floating type: reading them shows in the result, and damage() finds writes.
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -10,17 +10,18 @@
 #include <vector>
 
 #include "problem/line.h"
+#include "problem/problem.h"
 
 namespace foveal::problem {
 
 class CaseData {
  public:
-  /// Both passes' tensors: q, k, v, out, lse, and for a backward line dout, dlse, dq, dk, dv and the wanted parameter gradients.
+  /// The tensors of a forward pass, and for a backward line those of both passes.
   explicit CaseData(Line line);
 
   const Line& line() const { return line_; }
 
-  /// An absent view where the line has no such tensor. Packed tensors have rank 3, as the public calls take them.
+  /// As public calls take it; absent if the line has no such tensor.
   TensorView view(const std::string& role) const;
   TensorView param(std::size_t i) const { return params_[i]; }
   TensorView dparam(std::size_t i) const { return dparams_[i]; }
@@ -30,20 +31,20 @@ class CaseData {
   BackwardInputs backward_inputs() const;
   BackwardOutputs backward_outputs() const;
 
-  /// Of keys in pages: the row of the pool, page * page_size and on, where a key of a sequence lies.
+  /// Paged keys: the row (page * page_size + row of the page) of a key.
   std::int64_t pool_row(std::int64_t sequence, std::int64_t key) const;
-  /// Takes another table and lengths of the same sizes.
+  /// Replaces block table and lengths by others of the same sizes.
   void set_pages(const std::vector<double>& block_table, const std::vector<double>& seqlens_kv);
 
-  /// The same values in contiguous f64 tensors, integer parameters as they are; outputs are not copied.
+  /// The same inputs in contiguous f64 tensors; integer parameters are unchanged.
   CaseData as_f64() const;
 
-  /// Sets all outputs of the pass back to 0xFF.
+  /// Sets all outputs of the pass to 0xFF.
   void clear_outputs(Pass pass);
-  /// Names a tensor beside which memory was written; empty when none was.
+  /// The name of a tensor next to which memory was written, or "".
   std::string damage() const;
 
-  /// What was allocated: views point into these, so that a case can be copied to a device and back whole.
+  /// An allocation; all views point into these, so that a case can be copied to a device and back as a whole.
   struct Block {
     std::shared_ptr<std::byte[]> bytes;
     std::size_t size = 0;
@@ -59,9 +60,10 @@ class CaseData {
                    const std::vector<std::int64_t>& strides) const;
   void allocate_tensors();
   void allocate_packed(const char* q, const char* k, const char* v);
-  void allocate_role(const char* role);
-  void allocate_lengths();
-  void allocate_table();
+  const TensorView& allocate_role(const std::string& role);
+  bool has_lengths() const { return !line_.lengths.empty() && static_cast<std::int64_t>(line_.lengths.size()) == line_.batch; }
+  void fill_lengths();
+  void fill_table();
   void allocate_rng_state();
   void fill();
   void clear_unsampled();
@@ -69,11 +71,30 @@ class CaseData {
   void copy_values(const CaseData& source);
 
   Line line_;
-  std::map<std::string, TensorView> views_;  ///< by role; packed tensors in their logical rank 4
+  template <class Make>
+  auto arguments(Pass pass, Make make) const;
+
+  std::map<std::string, TensorView> views_;  ///< by role, in their logical form
   std::vector<TensorView> params_, dparams_;
-  TensorView cu_seqlens_q_, cu_seqlens_kv_, block_table_, seqlens_kv_, rng_state_;
+  TensorView rng_state_;
   std::vector<std::pair<std::string, Block>> blocks_;
 };
+
+/// use(inputs, outputs) with the arguments of the line's pass. Data: CaseData, or the same tensors on a device.
+template <class Data, class Use>
+auto with_arguments(const Line& line, const Data& data, Use&& use) {
+  return line.pass == Pass::forward ? use(data.forward_inputs(), data.forward_outputs())
+                                    : use(data.backward_inputs(), data.backward_outputs());
+}
+template <class Data>
+Plan plan_of(const Line& line, const Data& data) {
+  return with_arguments(line, data,
+                        [&](const auto& inputs, const auto& outputs) { return plan(line.attention, inputs, outputs, line.options); });
+}
+template <class Data>
+Problem problem_of(const Line& line, const Data& data) {
+  return with_arguments(line, data, [&](const auto& inputs, const auto& outputs) { return make_problem(line.attention, inputs, outputs); });
+}
 
 /// The elements of a view, in row-major order.
 std::vector<double> values_of(const TensorView& view);

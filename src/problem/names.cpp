@@ -1,23 +1,12 @@
+#include "base/enum_name.h"
 #include "foveal/attention.h"
 
 namespace foveal {
 
-const char* to_string(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+const char* to_string(Pass pass) { return base::enum_name(pass, {"forward", "backward"}); }
 
-const char* to_string(Determinism determinism) { return determinism == Determinism::fast ? "fast" : "reproducible"; }
+const char* to_string(Determinism determinism) { return base::enum_name(determinism, {"fast", "reproducible"}); }
 
-const char* to_string(BackwardStrategy strategy) {
-  switch (strategy) {
-    case BackwardStrategy::automatic:
-      return "automatic";
-    case BackwardStrategy::fused:
-      return "fused";
-    case BackwardStrategy::split:
-      return "split";
-    case BackwardStrategy::two_scan:
-      return "two_scan";
-  }
-  return "unknown";
-}
+const char* to_string(BackwardStrategy strategy) { return base::enum_name(strategy, {"automatic", "fused", "split", "two_scan"}); }
 
 }  // namespace foveal

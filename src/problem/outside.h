@@ -1,5 +1,5 @@
 #pragma once
-// What Attention::checked says of a read outside its parameter, at a pair that the mask keeps.
+// The error of Attention::checked: an index out of range at a pair that the mask keeps.
 #include <cstdint>
 #include <string>
 
@@ -8,7 +8,7 @@
 namespace foveal::problem {
 
 struct Outside {
-  std::int64_t index, dimension, last;  ///< last: the highest index there is
+  std::int64_t index, dimension, last;  ///< last: the largest valid index
   std::int64_t batch, head, q_idx, kv_idx;
 };
 

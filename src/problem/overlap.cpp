@@ -7,7 +7,7 @@
 namespace foveal::problem {
 namespace {
 
-/// One unknown d of the equation sum(d_i * stride_i) = target, low <= d <= high, stride > 0.
+/// The unknown d_i of the equation sum(d_i * stride_i) = target, with low <= d_i <= high and stride > 0.
 struct Term {
   std::int64_t stride, low, high;
 };
@@ -33,7 +33,7 @@ struct Equation {
     terms[i] = {stride, low, high};
   }
 
-  /// Largest strides first: what the inner terms can still reach leaves only a few values for each outer one.
+  /// Depth-first, largest strides first: the reach of the remaining terms leaves few values for each.
   bool solvable(std::int64_t target) const {
     int budget = 4096;
     return search(0, target, budget);
@@ -56,13 +56,13 @@ struct Equation {
   }
 };
 
-struct Bytes {
+struct Range {
   std::int64_t begin, end;
 };
 
-Bytes range(const TensorView& view) {
+Range bytes_of(const TensorView& view) {
   const auto width = static_cast<std::int64_t>(size_of(view.dtype));
-  Bytes bytes{reinterpret_cast<std::intptr_t>(view.data), reinterpret_cast<std::intptr_t>(view.data) + width};
+  Range bytes{reinterpret_cast<std::intptr_t>(view.data), reinterpret_cast<std::intptr_t>(view.data) + width};
   for (std::size_t d = 0; d < static_cast<std::size_t>(view.rank); ++d) {
     const std::int64_t extent = (view.sizes[d] - 1) * view.strides[d] * width;
     (extent < 0 ? bytes.begin : bytes.end) += extent;
@@ -73,7 +73,7 @@ Bytes range(const TensorView& view) {
 }  // namespace
 
 bool overlaps_itself(const TensorSpec& spec) {
-  // Two indices that first differ in dimension `first`, by 1 or more, and meet at one address.
+  // Two indices that first differ in dimension `first`, by at least 1, and have one address.
   for (std::size_t first = 0; first < static_cast<std::size_t>(spec.rank); ++first) {
     if (spec.sizes[first] == 1) continue;
     if (spec.strides[first] == 0) return true;
@@ -87,8 +87,8 @@ bool overlaps_itself(const TensorSpec& spec) {
 }
 
 bool overlap(const TensorView& a, const TensorView& b) {
-  const Bytes range_a = range(a), range_b = range(b);
-  if (range_a.end <= range_b.begin || range_b.end <= range_a.begin) return false;
+  const Range bytes_a = bytes_of(a), bytes_b = bytes_of(b);
+  if (bytes_a.end <= bytes_b.begin || bytes_b.end <= bytes_a.begin) return false;
   const auto width_a = static_cast<std::int64_t>(size_of(a.dtype)), width_b = static_cast<std::int64_t>(size_of(b.dtype));
   Equation equation;  // address in a - address in b = 0
   for (std::size_t d = 0; d < static_cast<std::size_t>(a.rank); ++d) equation.add(a.strides[d] * width_a, 0, a.sizes[d] - 1);

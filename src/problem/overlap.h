@@ -1,19 +1,19 @@
 #pragma once
-// Do strided tensors share memory? Exact for every layout met in practice (packed qkv views interleave without sharing); where the search
-// would be long the answer is yes, which is the safe one.
+// Whether strided tensors share memory. Exact for layouts that occur in practice (packed qkv views interleave without sharing); if the
+// search takes too long the answer is yes, the safe one.
 #include "foveal/tensor.h"
 #include "problem/problem.h"
 
 namespace foveal::problem {
 
-/// Two elements of one tensor in one place.
+/// Whether two elements of one tensor have the same address.
 bool overlaps_itself(const TensorSpec& spec);
 
-/// An element of `a` shares a byte with an element of `b`.
+/// Whether an element of `a` shares a byte with an element of `b`.
 bool overlap(const TensorView& a, const TensorView& b);
 
-/// Part of fill_buffers(), for gradients that are added to what is there, which no plan sees: each has data, aligned ones, and a place of
-/// its own. Before anything is run.
+/// The checks of fill_buffers() on the caller's gradients when they are accumulated, since the plan then sees other tensors: outputs have
+/// aligned data and do not overlap any tensor.
 void check_places(const BackwardInputs& inputs, const BackwardOutputs& outputs);
 
 }  // namespace foveal::problem

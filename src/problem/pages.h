@@ -1,10 +1,10 @@
 #pragma once
-// What block_table and seqlens_kv must say.
+// Checks of block_table and seqlens_kv.
 #include "problem/problem.h"
 
 namespace foveal::problem {
 
-/// Of each sequence: keys that the table holds, on pages that there are. Reads the tensors, in host memory; throws invalid_argument.
+/// Reads both tensors, in host memory; throws invalid_argument if a length exceeds the table or a page does not exist.
 void check_pages(const Problem& problem, const TensorView& table, const TensorView& lengths);
 
 }  // namespace foveal::problem

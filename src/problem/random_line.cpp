@@ -12,7 +12,7 @@ const T& pick(base::Random& random, const std::array<T, N>& values) {
   return values[static_cast<std::size_t>(random.integer(0, static_cast<std::int64_t>(N) - 1))];
 }
 
-/// Sizes around the edges of tiles and vectors are likelier than others.
+/// Favours sizes around the edges of tiles and vectors.
 std::int64_t edge_size(base::Random& random, std::int64_t largest) {
   static constexpr std::array<std::int64_t, 14> edges{1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 64, 65, 128};
   const std::int64_t size = random.chance(0.6) ? pick(random, edges) + random.integer(-1, 1) : random.integer(1, largest);
@@ -90,7 +90,7 @@ class Generator {
     if (random_.chance(0.1)) line_.attention.kv_offset = sizes_.integer(0, 100);
   }
 
-  /// Of keys that lie together until now.
+  /// Turns the keys drawn so far into paged ones.
   void pages() {
     static constexpr std::array<std::int64_t, 6> sizes{16, 16, 32, 48, 64, 128};
     line_.page_size = pick(random_, sizes);
@@ -125,7 +125,7 @@ class Generator {
     return param.param;
   }
 
-  /// Of a program's text. Few kinds, where kernels are to be shared.
+  /// A constant of a program's text; few different ones if kernels are to be shared.
   std::int64_t constant(std::int64_t low, std::int64_t high) {
     return &random_ == &sizes_ ? random_.integer(low, high) : std::min(high, low + random_.integer(0, 15));
   }
@@ -251,8 +251,8 @@ class Generator {
     if (!line_.dq && !line_.dk && !line_.dv && !trains) line_.dq = true;
   }
 
-  base::Random& random_;  ///< of what kernels are made for
-  base::Random& sizes_;   ///< of the rest
+  base::Random& random_;  ///< for what kernels depend on
+  base::Random& sizes_;   ///< for the rest
   const RandomLimits limits_;
   Line line_;
 };

@@ -1,5 +1,5 @@
 #pragma once
-// Problems for fuzzing: a seed gives a line, anywhere in the feature matrix, small enough to be checked in milliseconds.
+// Random problems for fuzzing, from the whole feature matrix and small enough to be checked in milliseconds.
 #include "base/random.h"
 #include "problem/line.h"
 
@@ -13,8 +13,8 @@ struct RandomLimits {
 
 Line random_line(base::Random& random, const RandomLimits& limits = {});
 
-/// Of many seeds of `sizes` and few of `program`: lines that share kernels on a GPU. `program` draws the pass, types, head_dim, mask, score and options, `sizes`
-/// how many of everything there are, the layout, the numbers and the data.
+/// With few seeds of `program` and many of `sizes`, lines share GPU kernels. `program` determines pass, dtypes, head_dim, mask, score and
+/// options, `sizes` all sizes, the layout, constants and the data.
 Line random_line(base::Random& program, base::Random& sizes, const RandomLimits& limits = {});
 
 }  // namespace foveal::problem

@@ -1,22 +1,24 @@
 #pragma once
-// The tensors of a call, each said once: what it is called, what either pass does with it, its sizes and its type. Structs with a field for
-// each, the order of slots in Python, checks, keys and messages follow from this table.
+// The tensors of a call, one row each: name, use in either pass, type and axes. Structs with a field per tensor, the order of slots in
+// Python, checks, keys and messages are generated from this table.
 //
 //   X(name, forward, backward, type, axes...)
 #include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace foveal::problem {
 
-/// What a pass does with a tensor: reads it, always or where it is given, or writes it.
+/// How a pass uses a tensor.
 enum class Use : std::uint8_t { none, input, optional_input, output, optional_output };
 
-/// of_q: q's type. statistics: f32, f64 for f64. lengths: i32 or i64. pages: i32.
+/// of_q: q's dtype. statistics: f32, or f64 for f64 inputs. lengths: i32 or i64. pages: i32.
 enum class RoleType : std::uint8_t { of_q, statistics, lengths, pages };
 
-/// batch and seqlen are those of the tensors: one and all tokens when packed, the pages and their size for keys in pages.
+/// batch and seqlen are sizes of the tensors: 1 and the total when packed, number and size of the pages when paged.
 enum class Axis : std::uint8_t {
   batch_q,
   seqlen_q,
@@ -44,7 +46,7 @@ enum class Axis : std::uint8_t {
   X(dq,   none,            optional_output, of_q,       batch_q, seqlen_q, heads_q, head_dim)                       \
   X(dk,   none,            optional_output, of_q,       batch_kv, seqlen_kv, heads_kv, head_dim)                    \
   X(dv,   none,            optional_output, of_q,       batch_kv, seqlen_kv, heads_kv, head_dim_v)
-/// Integers that say which tokens belong to which sequence.
+/// Integers that assign tokens to sequences.
 #define FOVEAL_LENGTH_ROLES(X)                                                                                      \
   X(cu_seqlens_q,  optional_input, optional_input, lengths, sequences_plus_one)                                     \
   X(cu_seqlens_kv, optional_input, optional_input, lengths, sequences_plus_one)                                     \
@@ -70,6 +72,18 @@ struct Axes {
   constexpr const Axis* end() const { return axis.data() + rank; }
 };
 
+/// A size for each Axis.
+struct AxisSizes {
+  std::array<std::int64_t, 11> size{};
+
+  std::int64_t& operator[](Axis axis) { return size[static_cast<std::size_t>(axis)]; }
+  std::vector<std::int64_t> of(const Axes& axes) const {
+    std::vector<std::int64_t> sizes;
+    for (const Axis axis : axes) sizes.push_back(size[static_cast<std::size_t>(axis)]);
+    return sizes;
+  }
+};
+
 struct RoleRow {
   const char* name;
   Use forward, backward;
@@ -88,6 +102,12 @@ inline constexpr std::array lengths{FOVEAL_LENGTH_ROLES(FOVEAL_ROW)};
 inline constexpr std::array all{FOVEAL_ROLES(FOVEAL_ROW)};
 #undef FOVEAL_ROW
 }  // namespace role_table
+
+/// The row of a name that is in the table.
+const RoleRow& role_named(std::string_view name);
+
+/// Strides of a contiguous tensor.
+std::vector<std::int64_t> row_major_strides(const std::vector<std::int64_t>& sizes);
 
 enum class Tokens : std::uint8_t { batched, packed, paged };
 

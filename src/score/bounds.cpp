@@ -49,7 +49,7 @@ Interval range_of(DType dtype) {
 bool fits_32_bits(const Interval& bounds) { return bounds.low >= -2147483648.0 && bounds.high <= 2147483647.0; }
 
 std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values) {
-  constexpr double limit = 0x1p63, margin = 0x1p23;  // of what doubles round
+  constexpr double limit = 0x1p63, margin = 0x1p23;  // the margin covers rounding of the bounds
   const auto computes = [](Op op) {
     return op == Op::add || op == Op::sub || op == Op::mul || op == Op::neg || op == Op::abs || op == Op::shift_left;
   };

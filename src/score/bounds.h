@@ -1,5 +1,5 @@
 #pragma once
-// Do the reads of a program stay inside their parameters? How many bits do its integers need? Decided by interval analysis where it can be.
+// Interval analyses of whole programs: whether reads stay inside their parameters, and how many bits integers need.
 #include <optional>
 #include <span>
 #include <vector>
@@ -11,9 +11,9 @@
 namespace foveal::scoring {
 
 enum class IndexVerdict : std::uint8_t {
-  always_inside,  ///< a kernel need not clamp it
-  undecided,      ///< it may leave the parameter somewhere: clamped, or checked at run time
-  never_inside,   ///< it is outside at every pair: an error in the expression
+  always_inside,  ///< need not be clamped
+  undecided,      ///< may be out of range: clamped, or checked at run time
+  never_inside,   ///< out of range at every pair: an error
 };
 
 struct IndexCheck {
@@ -24,19 +24,18 @@ struct IndexCheck {
   IndexVerdict verdict;
 };
 
-/// One check for each index of each read, in program order. With `mask`, over the pairs that it keeps: for errors. Without, over the whole
-/// box: for leaving out clamps, because kernels also evaluate pairs that are masked.
+/// One check per index of each read, in program order. With `mask`, over the pairs that it keeps: for errors. Without, over the whole box:
+/// for omitting clamps, since kernels evaluate masked pairs too.
 std::vector<IndexCheck> check_reads(const Program& program, const std::vector<ParamInfo>& params, const Box& box, const ReadRanges& reads,
                                     const Program& mask = {});
 
-/// What a type of elements can hold.
+/// The range of an element type.
 Interval range_of(DType dtype);
 
-/// Is an integer with these bounds certain to fit 32 bits?
+/// Whether an integer with these bounds is certain to fit in 32 bits.
 bool fits_32_bits(const Interval& bounds);
 
-/// Of the bounds of a program's values, those of an integer that may leave 64 bits, if there is one. Values of which nothing is known are given
-/// the benefit of the doubt.
+/// The bounds of an integer that may overflow 64 bits, if there is one among a program's values. Unbounded values are not counted.
 std::optional<Interval> beyond_64_bits(const Program& program, std::span<const Interval> values);
 
 }  // namespace foveal::scoring

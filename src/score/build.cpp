@@ -1,10 +1,10 @@
-// Expressions by operators: types, promotion, and the errors of a wrong one.
+// The operators and functions of Expr: type checks and promotion.
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <utility>
 
 #include "base/check.h"
+#include "base/enum_name.h"
 #include "foveal/score.h"
 #include "foveal/tensor.h"
 #include "score/names.h"
@@ -17,25 +17,15 @@ using scoring::Node;
 using scoring::Op;
 using NodePtr = std::shared_ptr<const Node>;
 
-const char* to_string(Type type) {
-  switch (type) {
-    case Type::boolean:
-      return "boolean";
-    case Type::integer:
-      return "integer";
-    case Type::real:
-      return "real";
-  }
-  return "?";
-}
+const char* to_string(Type type) { return base::enum_name(type, {"boolean", "integer", "real"}); }
 
 namespace scoring {
 
 Node::~Node() {
-  NodePtr doomed;  // a list: nothing is allocated where memory may be short
+  NodePtr doomed;  // an intrusive list: destruction must not allocate
   const auto take = [&doomed](std::vector<NodePtr>& args) {
     for (NodePtr& arg : args) {
-      const NodePtr own = std::move(arg);  // an operand that stands there twice has its last holder the second time
+      const NodePtr own = std::move(arg);  // if one operand occurs twice, the second occurrence is the last holder
       if (own.use_count() != 1) continue;
       own->after = std::move(doomed);
       doomed = own;
@@ -45,7 +35,7 @@ Node::~Node() {
   while (doomed) {
     const NodePtr last = std::move(doomed);
     doomed = std::move(last->after);
-    take(const_cast<Node&>(*last).args);  // nobody else holds it
+    take(const_cast<Node&>(*last).args);  // this is its only holder
   }
 }
 
@@ -81,25 +71,14 @@ NodePtr cast(const Expr& expr, Type to) {
 
 Expr apply(Op op, Type result, std::vector<NodePtr> args) { return Expr(std::make_shared<Node>(op, result, std::move(args))); }
 
-/// Operands of signature n: promoted to the wider type, at least integer.
-Expr arithmetic(Op op, const Expr& a, const Expr& b, std::optional<Type> result = std::nullopt) {
-  const Type common = std::max({type_of(a, op), type_of(b, op), Type::integer});
-  return apply(op, result.value_or(common), {cast(a, common), cast(b, common)});
-}
-
-Expr of_reals(Op op, const Expr& a, const Expr& b) {
-  type_of(a, op), type_of(b, op);
-  return apply(op, Type::real, {cast(a, Type::real), cast(b, Type::real)});
-}
-
-Expr of_real(Op op, const Expr& x) {
-  type_of(x, op);
-  return apply(op, Type::real, {cast(x, Type::real)});
-}
-
-Expr of_number(Op op, const Expr& x) {
-  const Type type = std::max(type_of(x, op), Type::integer);
-  return apply(op, type, {cast(x, type)});
+/// An operation whose operands have signature n or r: promoted to their widest type, at least integer, or to real.
+Expr numeric(Op op, std::initializer_list<Expr> operands) {
+  const std::string_view signature = scoring::row(op).signature;
+  Type common = signature.front() == 'r' ? Type::real : Type::integer;
+  for (const Expr& operand : operands) common = std::max(common, type_of(operand, op));
+  std::vector<NodePtr> args;
+  for (const Expr& operand : operands) args.push_back(cast(operand, common));
+  return apply(op, signature.back() == 'b' ? Type::boolean : common, std::move(args));
 }
 
 Expr of_integers(Op op, const Expr& a, const Expr& b) {
@@ -109,13 +88,13 @@ Expr of_integers(Op op, const Expr& a, const Expr& b) {
   return apply(op, Type::integer, {cast(a, Type::integer), cast(b, Type::integer)});
 }
 
-/// Of two booleans logic, of integers bits.
+/// Logical for two booleans, bitwise for integers.
 Expr junction(Op logical, Op bits, const Expr& a, const Expr& b) {
   if (type_of(a, logical) != Type::boolean || type_of(b, logical) != Type::boolean) return of_integers(bits, a, b);
   return apply(logical, Type::boolean, {a.node(), b.node()});
 }
 
-/// Comparison of booleans is logic; of anything else, arithmetic.
+/// Comparisons of two booleans are lowered to logic.
 Expr comparison(Op op, const Expr& a, const Expr& b) {
   if (type_of(a, op) == Type::boolean && type_of(b, op) == Type::boolean) {
     switch (op) {
@@ -129,7 +108,7 @@ Expr comparison(Op op, const Expr& a, const Expr& b) {
         return (!a) | b;
     }
   }
-  return arithmetic(op, a, b, Type::boolean);
+  return numeric(op, {a, b});
 }
 
 Expr symbol(Op op, Type type) { return apply(op, type, {}); }
@@ -183,12 +162,12 @@ const Expr seqlen_q = symbol(Op::seqlen_q, Type::integer);
 const Expr seqlen_kv = symbol(Op::seqlen_kv, Type::integer);
 }  // namespace symbols
 
-Expr operator+(const Expr& a, const Expr& b) { return arithmetic(Op::add, a, b); }
-Expr operator-(const Expr& a, const Expr& b) { return arithmetic(Op::sub, a, b); }
-Expr operator*(const Expr& a, const Expr& b) { return arithmetic(Op::mul, a, b); }
-Expr operator/(const Expr& a, const Expr& b) { return of_reals(Op::div, a, b); }
-Expr operator%(const Expr& a, const Expr& b) { return arithmetic(Op::mod, a, b); }
-Expr operator-(const Expr& a) { return of_number(Op::neg, a); }
+Expr operator+(const Expr& a, const Expr& b) { return numeric(Op::add, {a, b}); }
+Expr operator-(const Expr& a, const Expr& b) { return numeric(Op::sub, {a, b}); }
+Expr operator*(const Expr& a, const Expr& b) { return numeric(Op::mul, {a, b}); }
+Expr operator/(const Expr& a, const Expr& b) { return numeric(Op::div, {a, b}); }
+Expr operator%(const Expr& a, const Expr& b) { return numeric(Op::mod, {a, b}); }
+Expr operator-(const Expr& a) { return numeric(Op::neg, {a}); }
 Expr operator==(const Expr& a, const Expr& b) { return comparison(Op::eq, a, b); }
 Expr operator!=(const Expr& a, const Expr& b) { return comparison(Op::ne, a, b); }
 Expr operator<(const Expr& a, const Expr& b) { return comparison(Op::lt, a, b); }
@@ -207,7 +186,7 @@ Expr operator!(const Expr& a) {
 }
 Expr operator~(const Expr& a) { return type_of(a, Op::logical_not) == Type::integer ? Expr(-1) - a : !a; }
 
-Expr floor_div(const Expr& a, const Expr& b) { return arithmetic(Op::floor_div, a, b); }
+Expr floor_div(const Expr& a, const Expr& b) { return numeric(Op::floor_div, {a, b}); }
 
 Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false) {
   const Type type = type_of(condition, Op::select);
@@ -216,43 +195,34 @@ Expr where(const Expr& condition, const Expr& if_true, const Expr& if_false) {
   return apply(Op::select, common, {condition.node(), cast(if_true, common), cast(if_false, common)});
 }
 
-Expr min(const Expr& a, const Expr& b) { return arithmetic(Op::min, a, b); }
-Expr max(const Expr& a, const Expr& b) { return arithmetic(Op::max, a, b); }
+Expr min(const Expr& a, const Expr& b) { return numeric(Op::min, {a, b}); }
+Expr max(const Expr& a, const Expr& b) { return numeric(Op::max, {a, b}); }
 Expr clamp(const Expr& x, const Expr& low, const Expr& high) { return min(max(x, low), high); }
-Expr abs(const Expr& x) { return of_number(Op::abs, x); }
-Expr exp(const Expr& x) { return of_real(Op::exp, x); }
-Expr exp2(const Expr& x) { return of_real(Op::exp2, x); }
-Expr log(const Expr& x) { return of_real(Op::log, x); }
-Expr log2(const Expr& x) { return of_real(Op::log2, x); }
-Expr sqrt(const Expr& x) { return of_real(Op::sqrt, x); }
-Expr rsqrt(const Expr& x) { return of_real(Op::rsqrt, x); }
-Expr tanh(const Expr& x) { return of_real(Op::tanh, x); }
-Expr sigmoid(const Expr& x) { return of_real(Op::sigmoid, x); }
-Expr sin(const Expr& x) { return of_real(Op::sin, x); }
-Expr cos(const Expr& x) { return of_real(Op::cos, x); }
-Expr tan(const Expr& x) { return of_real(Op::tan, x); }
-Expr erf(const Expr& x) { return of_real(Op::erf, x); }
-Expr floor(const Expr& x) { return of_real(Op::floor, x); }
-Expr pow(const Expr& x, const Expr& exponent) { return of_reals(Op::pow, x, exponent); }
+Expr abs(const Expr& x) { return numeric(Op::abs, {x}); }
+Expr exp(const Expr& x) { return numeric(Op::exp, {x}); }
+Expr exp2(const Expr& x) { return numeric(Op::exp2, {x}); }
+Expr log(const Expr& x) { return numeric(Op::log, {x}); }
+Expr log2(const Expr& x) { return numeric(Op::log2, {x}); }
+Expr sqrt(const Expr& x) { return numeric(Op::sqrt, {x}); }
+Expr rsqrt(const Expr& x) { return numeric(Op::rsqrt, {x}); }
+Expr tanh(const Expr& x) { return numeric(Op::tanh, {x}); }
+Expr sigmoid(const Expr& x) { return numeric(Op::sigmoid, {x}); }
+Expr sin(const Expr& x) { return numeric(Op::sin, {x}); }
+Expr cos(const Expr& x) { return numeric(Op::cos, {x}); }
+Expr tan(const Expr& x) { return numeric(Op::tan, {x}); }
+Expr erf(const Expr& x) { return numeric(Op::erf, {x}); }
+Expr floor(const Expr& x) { return numeric(Op::floor, {x}); }
+Expr pow(const Expr& x, const Expr& exponent) { return numeric(Op::pow, {x, exponent}); }
 
 Expr stop_gradient(const Expr& x) {
-  return type_of(x, Op::stop_gradient) == Type::real ? of_real(Op::stop_gradient, x) : x;  // others have no derivative
+  return type_of(x, Op::stop_gradient) == Type::real ? numeric(Op::stop_gradient, {x}) : x;  // other types have no derivative
 }
-Expr to_real(const Expr& x) {
-  type_of(x, Op::to_real);
-  return Expr(cast(x, Type::real));
-}
-Expr to_integer(const Expr& x) {
-  type_of(x, Op::to_integer);
-  return Expr(cast(x, Type::integer));
-}
+Expr to_real(const Expr& x) { return type_of(x, Op::to_real), Expr(cast(x, Type::real)); }
+Expr to_integer(const Expr& x) { return type_of(x, Op::to_integer), Expr(cast(x, Type::integer)); }
+Expr to_boolean(const Expr& x) { return type_of(x, Op::to_boolean), Expr(cast(x, Type::boolean)); }
 Expr to_int32(const Expr& x) {
   FOVEAL_CHECK(type_of(x, Op::to_int32) != Type::real, "to_int32: a real operand; expected an integer");
   return apply(Op::to_int32, Type::integer, {cast(x, Type::integer)});
-}
-Expr to_boolean(const Expr& x) {
-  type_of(x, Op::to_boolean);
-  return Expr(cast(x, Type::boolean));
 }
 
 }  // namespace foveal

@@ -7,7 +7,7 @@
 namespace foveal::scoring {
 namespace {
 
-/// The largest block, of at most `most` keys, whose length divides n; 0: none of 8 keys or more.
+/// The largest block of 8 to `most` keys whose length divides n, or 0.
 int block_dividing(std::int64_t n, int most = ColumnForm::period) {
   for (int block = most; block >= 8; block /= 2)
     if (n % block == 0) return block;
@@ -28,11 +28,11 @@ class Forms {
 
  private:
   struct Form : ColumnForm {
-    bool congruent = false;  ///< a polynomial of kv and of what repeats: equal modulo a divisor of the period where kv is
+    bool congruent = false;  ///< an integer polynomial of kv and periodic values: modulo a divisor of the period it is periodic
   };
 
   const Form& form(ValueId id) const { return found_[static_cast<std::size_t>(id)]; }
-  /// By how much it grows with each key.
+  /// Its increase from one key to the next, if that is constant.
   std::optional<std::int64_t> slope(ValueId id) const {
     std::int64_t slope = 0;
     for (const Linear::Term& term : linear_[static_cast<std::size_t>(id)].terms) {
@@ -65,13 +65,10 @@ class Forms {
     }
     form.run = ColumnForm::period;
     form.repeats = true;
-    const auto take = [&](ValueId id) {
-      if (id < 0) return;
+    for_each_operand(instr, [&](ValueId id) {
       form.run = std::min(form.run, this->form(id).run);
       form.repeats = form.repeats && this->form(id).repeats;
-    };
-    for (const ValueId arg : instr.arg) take(arg);
-    for (const ValueId index : instr.index) take(index);
+    });
     if (instr.type == Type::integer) {
       add_integer(form, instr);
       form.distinct = form.distinct || slope(static_cast<ValueId>(i)).value_or(0) != 0;

@@ -1,5 +1,5 @@
 #pragma once
-// How the values of a score program go along neighbouring keys: what lets a kernel read, or sum up, for many pairs at a time.
+// How values of a score program vary along neighbouring keys, by which kernels vectorise reads and gradient sums.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -8,18 +8,18 @@
 
 namespace foveal::scoring {
 
-/// Of one value. Blocks of n keys begin where the first key of the problem does, and at every n-th one from there.
+/// Of one value. Blocks of n keys are aligned to the first key of the problem.
 struct ColumnForm {
   static constexpr int period = 64;
-  int run = 0;            ///< it is the same for all keys of a block of so many: 8, 16, 32 or 64; 0: of no such block
-  int line = 0;           ///< it grows by one with each key of a block of so many, from a multiple of that number on; 0: of no such block
-  bool repeats = false;   ///< it is the same again `period` keys on
-  bool distinct = false;  ///< it differs for any eight neighbours
-  bool stairs = false;    ///< it never falls, and rises by one at the most with each eight keys
+  int run = 0;   ///< constant over every block of this many keys (8, 16, 32 or 64); 0: not constant over any of them
+  int line = 0;  ///< over every block of this many keys: a multiple of it for the first key, plus one for each further key; 0: not so
+  bool repeats = false;   ///< periodic with `period` keys
+  bool distinct = false;  ///< different for any eight neighbouring keys
+  bool stairs = false;    ///< nondecreasing, by at most one every eight keys
 };
-/// Of each value of a program whose first key is at kv_offset.
+/// For each value of a program; the first key of the problem is at kv_offset.
 std::vector<ColumnForm> column_forms(const Program& program, std::int64_t kv_offset);
-/// Of several indices together.
+/// Of an element addressed by these indices.
 ColumnForm form_of_element(const std::vector<ColumnForm>& forms, const std::vector<ValueId>& index);
 
 }  // namespace foveal::scoring

@@ -1,4 +1,4 @@
-// From a score_mod and a mask to the programs that backends run.
+// Compiles a score_mod and a mask to the programs that backends run.
 #include <cmath>
 
 #include "base/check.h"
@@ -28,7 +28,7 @@ ValueId lower_mask(Graph& graph, const Expr& mask) {
   return keep;
 }
 
-/// A score of -inf is a pair that is not kept. Said by the mask, it lets whole tiles be skipped.
+/// where(c, x, -inf) in the score becomes a condition of the mask, so that whole tiles can be skipped.
 void move_to_mask(Graph& graph, ValueId& score, ValueId& keep) {
   const auto is_minus_inf = [&](ValueId id) { return graph[id].op == Op::real_const && graph[id].real == -INFINITY; };
   for (;;) {
@@ -47,13 +47,12 @@ void move_to_mask(Graph& graph, ValueId& score, ValueId& keep) {
   }
 }
 
-/// The reads of each parameter that `value` is made of.
+/// The reads that `value` is computed from.
 std::vector<ValueId> reads_in(const Graph& graph, ValueId value) {
-  std::vector<ValueId> new_id;
-  graph.program({value}, new_id);
+  const base::IdVector<char> needed = ancestors(graph, {value});
   std::vector<ValueId> reads;
-  for (std::size_t id = 0; id < new_id.size(); ++id)
-    if (new_id[id] >= 0 && graph[static_cast<ValueId>(id)].op == Op::read) reads.push_back(static_cast<ValueId>(id));
+  for (ValueId id = 0; id < needed.size(); ++id)
+    if (needed[id] && graph[id].op == Op::read) reads.push_back(id);
   return reads;
 }
 
@@ -65,10 +64,9 @@ class Compiler {
     check_request();
     ValueId score = lower_score(graph_, request_.score_mod);
     ValueId keep = lower_mask(graph_, request_.mask);
-    std::vector<bool> is_read(request_.params.size(), false);  // by the mask alone: then its gradient is zero
-    for (std::size_t id = 0; id < graph_.size(); ++id)
-      if (const Instr& instr = graph_[static_cast<ValueId>(id)]; instr.op == Op::read)
-        is_read[static_cast<std::size_t>(instr.param)] = true;
+    std::vector<bool> is_read(request_.params.size(), false);  // a parameter that only the mask reads has a gradient: zero
+    for (ValueId id = 0; id < graph_.size(); ++id)
+      if (graph_[id].op == Op::read) is_read[static_cast<std::size_t>(graph_[id].param)] = true;
     move_to_mask(graph_, score, keep);
 
     for (std::size_t i = 0; i < request_.params.size(); ++i) {
@@ -102,7 +100,7 @@ class Compiler {
                      ": bound twice; expected one binding for each name");
   }
 
-  /// Summed along kv the gradient of the score is exactly zero, so what only adds a term that is the same for a whole row has none.
+  /// The gradients of a row's scores sum to zero, so a parameter that only adds a term constant along kv has gradient zero.
   bool cancels_along_kv(ValueId read, ValueId factor) const {
     constexpr std::uint8_t varies = depends_kv | depends_score;
     return !request_.row_constant_terms_matter && ((graph_.depends(read) | graph_.depends(factor)) & varies) == 0;
@@ -130,16 +128,13 @@ class Compiler {
       result_.reads.push_back(std::move(trained));
     }
     outputs.push_back(score);
-    std::vector<ValueId> new_id;
+    base::IdVector<ValueId> new_id;
     result_.backward = graph_.program(outputs, new_id);
-    const auto renumber = [&new_id](ValueId& id) { id = new_id[static_cast<std::size_t>(id)]; };
-    result_.dscore = dscore;
-    result_.modified = score;
-    renumber(result_.dscore);
-    renumber(result_.modified);
+    result_.dscore = new_id[dscore];
+    result_.modified = new_id[score];
     for (TrainableRead& read : result_.reads) {
-      renumber(read.factor);
-      for (ValueId& index : read.index) renumber(index);
+      read.factor = new_id[read.factor];
+      for (ValueId& index : read.index) index = new_id[index];
     }
   }
 
@@ -148,7 +143,7 @@ class Compiler {
   ScoreProgram result_;
 };
 
-/// The request is kept, so that no other expression comes to stand at the addresses by which it is known.
+/// Keeps the request alive: its key is made of addresses, which must not be reused.
 struct Compiled {
   Request request;
   ScoreProgram program;

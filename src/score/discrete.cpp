@@ -3,7 +3,7 @@
 namespace foveal::scoring {
 namespace {
 
-/// From reals to something discrete.
+/// Maps reals to something discrete.
 bool is_discrete(const Program& program, const Instr& instr) {
   switch (instr.op) {
     case Op::floor:

@@ -21,7 +21,7 @@ bool is_exact(Op op) {
   }
 }
 
-/// rounded(op, value): what becomes of a real result.
+/// rounded(op, value): a real result after rounding.
 template <class Rounded>
 double evaluate_by(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, Rounded rounded) {
   const OpRow* const rows = op_rows().data();
@@ -41,22 +41,12 @@ double evaluate_by(const Program& program, const Point& point, const ParamReader
         out->real = point.score;
         break;
       case Op::batch:
-        out->integer = point.batch;
-        break;
       case Op::head:
-        out->integer = point.head;
-        break;
       case Op::q_idx:
-        out->integer = point.q_idx;
-        break;
       case Op::kv_idx:
-        out->integer = point.kv_idx;
-        break;
       case Op::seqlen_q:
-        out->integer = point.seqlen_q;
-        break;
       case Op::seqlen_kv:
-        out->integer = point.seqlen_kv;
+        out->integer = position(point, instr.op);
         break;
       case Op::read: {
         std::int64_t index[TensorView::max_rank];

@@ -1,5 +1,5 @@
 #pragma once
-// Evaluation of a program at one pair: what the programs mean. Reals are double, integers have 64 bits.
+// Evaluates a program at one pair: the semantics of programs. Reals are doubles, integers have 64 bits.
 #include <cstdint>
 
 #include "score/program.h"
@@ -14,29 +14,29 @@ struct Point {
 class ParamReader {
  public:
   virtual ~ParamReader() = default;
-  /// The element at `index`, one per dimension, of ScoreProgram::params[param]. Indices may be out of range: the reader clamps or throws.
+  /// An element of ScoreProgram::params[param]; one index per dimension. Indices may be out of range: the reader clamps or throws.
   virtual double read(std::int32_t param, const std::int64_t* index) const = 0;
-  /// The same of an integer or boolean parameter: exact, too, where a double is not.
+  /// The same for an integer or boolean parameter, exact beyond 2^53.
   virtual std::int64_t read_integer(std::int32_t param, const std::int64_t* index) const {
     return static_cast<std::int64_t>(read(param, index));
   }
 };
 
-/// One value: `real` where its type is real, else `integer`, 0 and 1 for booleans.
+/// `real` for values of type real, else `integer` (0 or 1 for booleans).
 union Scalar {
   double real;
   std::int64_t integer;
 };
 
-/// f32: every real value is rounded to float, as a kernel that computes in single precision rounds it.
+/// f32: every real value is rounded to float, as in a kernel that computes in single precision.
 enum class Precision : std::uint8_t { f64, f32 };
 
 /// Fills values[0 .. program.code.size()) and returns the first output as a real. Allocates nothing.
 double evaluate(const Program& program, const Point& point, const ParamReader& reader, Scalar* values,
                 Precision precision = Precision::f64);
 
-/// In fp64, with the result of every operation that rounds off by this part of itself, up or down as the bits say: the distance from
-/// evaluate() is what roundings of this size do to a program.
+/// In fp64, with a relative error of `part` on the result of every inexact operation, its sign drawn from `bits`. The distance from
+/// evaluate() shows how a program amplifies rounding errors of this size.
 double evaluate_with_roundings(const Program& program, const Point& point, const ParamReader& reader, Scalar* values, double part,
                                std::uint64_t bits);
 

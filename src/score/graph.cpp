@@ -16,13 +16,14 @@ namespace {
 
 std::size_t mix(std::size_t seed, std::size_t value) { return (seed ^ value) * 0x9e3779b97f4a7c15u + (seed >> 29); }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string text = "[";
-  for (std::size_t i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
+/// Of a symbol; seqlen_q and seqlen_kv vary with the batch.
+std::uint8_t depends_on_symbol(Op op) {
+  static constexpr std::array<std::uint8_t, 7> depends{depends_score, depends_batch, depends_head, depends_q,
+                                                       depends_kv,    depends_batch, depends_batch};
+  return op == Op::score || is_position(op) ? depends[static_cast<std::size_t>(op) - static_cast<std::size_t>(Op::score)] : 0;
 }
 
-std::string describe(const Param::Info& param) { return std::string(to_string(param.type)) + shape_text(param.shape); }
+std::string describe(const Param::Info& param) { return to_string(param.type) + base::shape_text(param.shape); }
 
 }  // namespace
 
@@ -37,8 +38,7 @@ Graph::Graph(const std::vector<Param>& params, bool sealed) : interned_(64, Hash
 std::size_t Graph::Hash::operator()(ValueId id) const {
   const Instr& instr = (*graph)[id];
   std::size_t seed = mix(static_cast<std::size_t>(instr.op), static_cast<std::size_t>(instr.type));
-  for (ValueId arg : instr.arg) seed = mix(seed, static_cast<std::size_t>(arg));
-  for (ValueId index : instr.index) seed = mix(seed, static_cast<std::size_t>(index));
+  for_each_operand(instr, [&seed](ValueId operand) { seed = mix(seed, static_cast<std::size_t>(operand)); });
   seed = mix(seed, std::bit_cast<std::uint64_t>(instr.real));
   seed = mix(seed, static_cast<std::size_t>(instr.integer));
   return mix(seed, static_cast<std::size_t>(instr.param));
@@ -52,57 +52,26 @@ bool Graph::Equal::operator()(ValueId a, ValueId b) const {
 }
 
 ValueId Graph::intern(Instr instr) {
-  const auto id = static_cast<ValueId>(code_.size());
-  code_.push_back(std::move(instr));
+  const ValueId id = code_.add(std::move(instr));
   if (auto [known, inserted] = interned_.insert(id); !inserted) {
     code_.pop_back();
     return *known;
   }
-  if (code_.size() > max_values) {
+  if (static_cast<std::size_t>(code_.size()) > max_values)
     base::fail(ErrorCode::invalid_argument, "expression: more than ", max_values, " operations; expected a smaller score or mask");
-  }
-  const Instr& made = code_.back();
-  std::uint8_t depends = 0;
+  std::uint8_t depends = depends_on_symbol(code_[id].op);
   std::int32_t depth = 0;
-  switch (made.op) {
-    case Op::score:
-      depends = depends_score;
-      break;
-    case Op::batch:
-    case Op::seqlen_q:
-    case Op::seqlen_kv:
-      depends = depends_batch;
-      break;
-    case Op::head:
-      depends = depends_head;
-      break;
-    case Op::q_idx:
-      depends = depends_q;
-      break;
-    case Op::kv_idx:
-      depends = depends_kv;
-      break;
-    default:
-      break;
-  }
-  const auto look_at = [&](ValueId operand) {
-    if (operand < 0) return;
-    depends |= depends_[static_cast<std::size_t>(operand)];
-    depth = std::max(depth, depth_[static_cast<std::size_t>(operand)] + 1);
-  };
-  for (ValueId arg : made.arg) look_at(arg);
-  for (ValueId index : made.index) look_at(index);
-  depends_.push_back(depends);
-  depth_.push_back(depth);
+  for_each_operand(code_[id], [&](ValueId operand) {
+    depends |= depends_[operand];
+    depth = std::max(depth, depth_[operand] + 1);
+  });
+  depends_.add(depends);
+  depth_.add(depth);
   return id;
 }
 
 ValueId Graph::intern(Op op, ValueId a, ValueId b, ValueId c) {
-  Instr instr;
-  instr.op = op;
-  instr.arg = {a, b, c};
-  instr.type = result_type(op, a, b);
-  return intern(std::move(instr));
+  return intern({.op = op, .type = result_type(op, a, b), .arg = {a, b, c}});
 }
 
 Type Graph::result_type(Op op, ValueId a, ValueId b) const {
@@ -120,35 +89,14 @@ Type Graph::result_type(Op op, ValueId a, ValueId b) const {
 }
 
 ValueId Graph::real(double value) {
-  Instr instr;
-  instr.op = Op::real_const;
-  instr.type = Type::real;
-  instr.real = value == 0 ? 0.0 : value;  // one zero: -0 and 0 are the same constant
-  return intern(std::move(instr));
+  return intern({.op = Op::real_const, .type = Type::real, .real = value == 0 ? 0.0 : value});  // -0 and 0 are one constant
 }
 
-ValueId Graph::integer(std::int64_t value) {
-  Instr instr;
-  instr.op = Op::integer_const;
-  instr.type = Type::integer;
-  instr.integer = value;
-  return intern(std::move(instr));
-}
+ValueId Graph::integer(std::int64_t value) { return intern({.op = Op::integer_const, .type = Type::integer, .integer = value}); }
 
-ValueId Graph::boolean(bool value) {
-  Instr instr;
-  instr.op = Op::boolean_const;
-  instr.type = Type::boolean;
-  instr.integer = value;
-  return intern(std::move(instr));
-}
+ValueId Graph::boolean(bool value) { return intern({.op = Op::boolean_const, .type = Type::boolean, .integer = value}); }
 
-ValueId Graph::symbol(Op op) {
-  Instr instr;
-  instr.op = op;
-  instr.type = op == Op::score ? Type::real : Type::integer;
-  return intern(std::move(instr));
-}
+ValueId Graph::symbol(Op op) { return intern({.op = op, .type = op == Op::score ? Type::real : Type::integer}); }
 
 std::int32_t Graph::param_position(const Param::Info& param) {
   if (auto known = param_by_name_.find(param.name); known != param_by_name_.end()) {
@@ -166,17 +114,12 @@ std::int32_t Graph::param_position(const Param::Info& param) {
 }
 
 ValueId Graph::read(const Param::Info& param, std::vector<ValueId> index) {
-  Instr instr;
-  instr.op = Op::read;
-  instr.type = param.type;
-  instr.param = param_position(param);
-  instr.index = std::move(index);
-  return intern(std::move(instr));
+  return intern({.op = Op::read, .type = param.type, .param = param_position(param), .index = std::move(index)});
 }
 
 namespace {
 
-/// What is written as the number 0, and not what folds to it: printed text may fold further where it is read again.
+/// Written as the number 0. What only folds to 0 is accepted: printed text may fold further when it is parsed again.
 bool is_written_zero(const Node& node) {
   if (node.op == Op::to_integer || node.op == Op::to_real) return is_written_zero(*node.args[0]);
   return (node.op == Op::integer_const || node.op == Op::boolean_const) && node.integer == 0;
@@ -240,26 +183,20 @@ std::optional<double> Graph::const_value(ValueId id) const {
   return std::nullopt;
 }
 
-bool Graph::is_const(ValueId id, double value) const {
-  const std::optional<double> known = const_value(id);
-  return known && *known == value;
-}
-
 Linear Graph::linear(ValueId id) const {
   if (auto known = linear_.find(id); known != linear_.end()) return known->second;
   if (is_const(id)) return Linear{{}, (*this)[id].integer};
   return Linear{{{id, 1}}, 0};
 }
 
-// Structural order, the same whatever order the values were made in. Values are interned, so two different ids differ at the first pair
-// of operands with different ids: one path down, never a walk over the whole.
+// Independent of the order in which values were made. Interned values with different ids differ in some operand with different ids, so one
+// path downwards decides.
 int Graph::compare(ValueId a, ValueId b) const {
   while (a != b) {
     const Instr& x = (*this)[a];
     const Instr& y = (*this)[b];
     const auto key = [&](ValueId id, const Instr& instr) {
-      const auto position = static_cast<std::size_t>(id);
-      return std::array<int, 4>{is_const(id), !(depends_[position] & depends_score), -depth_[position], static_cast<int>(instr.op)};
+      return std::array<int, 4>{is_const(id), !(depends_[id] & depends_score), -depth_[id], static_cast<int>(instr.op)};
     };
     const auto key_x = key(a, x);
     const auto key_y = key(b, y);
@@ -283,40 +220,40 @@ void Graph::sort_pair(ValueId& a, ValueId& b) const {
 }
 
 Program Graph::program(const std::vector<ValueId>& outputs) const {
-  std::vector<ValueId> new_id;
+  base::IdVector<ValueId> new_id;
   return program(outputs, new_id);
 }
 
-Program Graph::program(const std::vector<ValueId>& outputs, std::vector<ValueId>& new_id) const {
-  std::vector<bool> needed(code_.size(), false);
-  for (ValueId output : outputs) needed[static_cast<std::size_t>(output)] = true;
-  for (std::size_t id = code_.size(); id-- > 0;) {
-    if (!needed[id]) continue;
-    for (ValueId arg : code_[id].arg)
-      if (arg >= 0) needed[static_cast<std::size_t>(arg)] = true;
-    for (ValueId index : code_[id].index) needed[static_cast<std::size_t>(index)] = true;
-  }
+Program Graph::program(const std::vector<ValueId>& outputs, base::IdVector<ValueId>& new_id) const {
+  const base::IdVector<char> needed = ancestors(*this, outputs);
+  const base::IdVector<char> along_diagonals = functions_of_difference(*this, needed.size() - 1);
   Program program;
-  const std::vector<bool> along_diagonals =
-      functions_of_difference(*this, outputs.empty() ? -1 : *std::max_element(outputs.begin(), outputs.end()));
   new_id.assign(code_.size(), -1);
-  for (std::size_t id = 0; id < code_.size(); ++id) {
+  for (ValueId id = 0; id < needed.size(); ++id) {
     if (!needed[id]) continue;
-    if (code_[id].op == Op::stop_gradient) {
-      new_id[id] = new_id[static_cast<std::size_t>(code_[id].arg[0])];
+    if (is(id, Op::stop_gradient)) {
+      new_id[id] = new_id[operand(id)];
       continue;
     }
     new_id[id] = static_cast<ValueId>(program.code.size());
-    Instr instr = code_[id];
+    Instr& instr = program.code.emplace_back(code_[id]);
     for (ValueId& arg : instr.arg)
-      if (arg >= 0) arg = new_id[static_cast<std::size_t>(arg)];
-    for (ValueId& index : instr.index) index = new_id[static_cast<std::size_t>(index)];
-    program.code.push_back(std::move(instr));
+      if (arg >= 0) arg = new_id[arg];
+    for (ValueId& index : instr.index) index = new_id[index];
     program.depends.push_back(depends_[id]);
     program.along_diagonals.push_back(along_diagonals[id]);
   }
-  for (ValueId output : outputs) program.outputs.push_back(new_id[static_cast<std::size_t>(output)]);
+  for (ValueId output : outputs) program.outputs.push_back(new_id[output]);
   return program;
+}
+
+base::IdVector<char> ancestors(const Graph& graph, const std::vector<ValueId>& values) {
+  const ValueId last = values.empty() ? -1 : *std::max_element(values.begin(), values.end());
+  base::IdVector<char> found(static_cast<std::size_t>(last + 1), false);
+  for (const ValueId value : values) found[value] = true;
+  for (ValueId id = last; id >= 0; --id)
+    if (found[id]) for_each_operand(graph[id], [&found](ValueId operand) { found[operand] = true; });
+  return found;
 }
 
 }  // namespace foveal::scoring

@@ -1,28 +1,35 @@
 #pragma once
-// Where expressions are lowered, simplified and differentiated: values in SSA form, each made once (hash-consed), each simplified while it
-// is made. Equal ids mean equal values; a value that two ways of writing have in common is computed once.
+// The hash-consed SSA graph in which expressions are lowered, simplified and differentiated. Every value is simplified when it is made, and
+// equal values have equal ids, so common subexpressions are computed once.
 //
-// The simplifications are exact: for reals only those that IEEE arithmetic allows for finite values (up to the sign of zero), for integers
-// everything that holds for integers; pow(x, 2) is x * x and pow(x, -1) is 1 / x by definition. simplify.cpp holds them; this file holds
-// the storage and the canonical order.
+// Simplifications are exact. For reals: identities of IEEE arithmetic on finite values, up to the sign of zero; pow(x, 2) is x * x and
+// pow(x, -1) is 1 / x by definition. For integers: all of integer arithmetic. graph.cpp holds storage and canonical order, simplify*.cpp
+// the rules.
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
 
+#include "base/id_vector.h"
 #include "score/linear.h"
 #include "score/program.h"
 
 namespace foveal::scoring {
 
-/// The largest program that is accepted: far above any score that is worth running.
+/// Larger programs are refused.
 constexpr std::size_t max_values = 1u << 18;
+
+/// Limits of normal forms: longer sums, and larger numbers, stay as they are written.
+constexpr std::size_t max_terms = 16;
+constexpr std::int64_t max_coefficient = std::numeric_limits<std::int32_t>::max();
+inline bool fits(const Linear& sum) { return is_within(sum, max_terms, max_coefficient); }
 
 class Graph {
  public:
-  /// `params` fixes the first parameter positions. A sealed graph refuses reads of any other parameter.
+  /// `params` get the first parameter positions. A sealed graph refuses reads of any other parameter.
   explicit Graph(const std::vector<Param>& params = {}, bool sealed = false);
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
@@ -32,29 +39,29 @@ class Graph {
   ValueId boolean(bool value);
   ValueId symbol(Op op);
   ValueId read(const Param::Info& param, std::vector<ValueId> index);
-  /// The simplified value of op over operands that have the op's types.
+  /// The simplified value of op; operands must have the op's operand types.
   ValueId make(Op op, ValueId a, ValueId b = -1, ValueId c = -1);
 
-  /// Lowers an expression (of any depth, shared parts once).
+  /// Lowers an expression, iteratively (depth is unbounded) and shared nodes once.
   ValueId lower(const Expr& expr);
   ValueId to_real(ValueId value) { return type(value) == Type::real ? value : make(Op::to_real, value); }
 
-  const Instr& operator[](ValueId id) const { return code_[static_cast<std::size_t>(id)]; }
-  Type type(ValueId id) const { return (*this)[id].type; }
-  std::uint8_t depends(ValueId id) const { return depends_[static_cast<std::size_t>(id)]; }
-  std::size_t size() const { return code_.size(); }
+  const Instr& operator[](ValueId id) const { return code_[id]; }
+  Type type(ValueId id) const { return code_[id].type; }
+  std::uint8_t depends(ValueId id) const { return depends_[id]; }
+  ValueId size() const { return code_.size(); }
   const std::vector<Param::Info>& params() const { return params_; }
 
   bool is_const(ValueId id) const;
   std::optional<double> const_value(ValueId id) const;  ///< of any type
-  /// An integer as a sum; a value that is no sum is its own atom.
+  /// The linear form of an integer; a value that is not a sum is its own atom.
   Linear linear(ValueId id) const;
 
-  /// Only what the outputs need, renumbered. stop_gradient has done its work by then: its operand stands in its place.
+  /// The values that the outputs need, renumbered, and without stop_gradient.
   Program program(const std::vector<ValueId>& outputs) const;
-  Program program(const std::vector<ValueId>& outputs, std::vector<ValueId>& new_id) const;  ///< new_id: of each value, -1 when dropped
+  Program program(const std::vector<ValueId>& outputs, base::IdVector<ValueId>& new_id) const;  ///< new_id: -1 for dropped values
 
-  /// A total order of values by their structure alone: what depends on the score first, then deeper ones first. Constants last.
+  /// A total order by structure alone: values that depend on the score first, then deeper ones first, constants last.
   bool before(ValueId a, ValueId b) const;
 
  private:
@@ -75,32 +82,43 @@ class Graph {
 
   // simplify.cpp
   std::optional<ValueId> fold(Op op, ValueId a, ValueId b, ValueId c);
-  ValueId from_linear(const Linear& sum);
-  ValueId make_integer(Op op, ValueId a, ValueId b);
   ValueId make_real(Op op, ValueId a, ValueId b);
   ValueId make_unary(Op op, ValueId a);
   ValueId make_select(ValueId condition, ValueId if_true, ValueId if_false);
+  ValueId make_pow(ValueId x, ValueId exponent);
+  // simplify_integers.cpp
+  ValueId from_linear(const Linear& sum);
+  const Linear::Term& leading_term(const Linear& sum) const;
+  ValueId make_integer(Op op, ValueId a, ValueId b);
+  ValueId make_quotient(Op op, ValueId a, ValueId b);
+  ValueId make_bits(Op op, ValueId a, ValueId b);
+  ValueId make_integer_unary(Op op, ValueId a);
+  // simplify_booleans.cpp
   ValueId make_not(ValueId a);
   ValueId make_junction(Op op, ValueId a, ValueId b);
   ValueId make_xor(ValueId a, ValueId b);
-  ValueId make_bits(Op op, ValueId a, ValueId b);
   ValueId make_comparison(Op op, ValueId a, ValueId b);
-  ValueId make_pow(ValueId x, ValueId exponent);
+  ValueId make_real_comparison(Op op, ValueId a, ValueId b);
   ValueId compare_to_zero(Op op, Linear difference);
   std::optional<Linear> difference(ValueId comparison) const;
   ValueId from_truth_table(ValueId flag, bool if_false, bool if_true);
-  bool is(ValueId id, Op op) const { return (*this)[id].op == op; }
-  bool is_const(ValueId id, double value) const;
+
+  bool is(ValueId id, Op op) const { return code_[id].op == op; }
+  bool is_const(ValueId id, double value) const { return const_value(id) == value; }
+  ValueId operand(ValueId id) const { return code_[id].arg[0]; }
   void sort_pair(ValueId& a, ValueId& b) const;
 
-  std::vector<Instr> code_;
-  std::vector<std::uint8_t> depends_;
-  std::vector<std::int32_t> depth_;
-  std::unordered_map<ValueId, Linear> linear_;  ///< of the sums that are not their own atom
+  base::IdVector<Instr> code_;
+  base::IdVector<std::uint8_t> depends_;
+  base::IdVector<std::int32_t> depth_;
+  std::unordered_map<ValueId, Linear> linear_;  ///< of values that are not their own atom
   std::unordered_set<ValueId, Hash, Equal> interned_;
   std::vector<Param::Info> params_;
   std::unordered_map<std::string, std::int32_t> param_by_name_;
   bool sealed_;
 };
+
+/// For every value up to the last of `values`: is it one of them, or an operand of one, directly or indirectly?
+base::IdVector<char> ancestors(const Graph& graph, const std::vector<ValueId>& values);
 
 }  // namespace foveal::scoring

@@ -14,9 +14,13 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-bool is_comparison(Op op) { return op == Op::eq || op == Op::ne || op == Op::lt || op == Op::le; }
+/// Left less right of a comparison.
+Linear difference(const std::vector<Linear>& forms, const Instr& comparison) {
+  const auto [left, right, none] = comparison.arg;
+  return combine(forms[static_cast<std::size_t>(left)], forms[static_cast<std::size_t>(right)], -1);
+}
 
-/// A sum of symbols, comparable between programs: the coefficients by Op. Sums with other values in them are not.
+/// A linear form of position symbols only, which makes it comparable between programs.
 struct SymbolSum {
   using Coefficients = std::array<std::int64_t, 6>;
   Coefficients coefficients{};
@@ -24,18 +28,17 @@ struct SymbolSum {
 };
 
 std::optional<SymbolSum> symbol_sum(const Program& program, const Linear& sum) {
-  static constexpr Op symbols[] = {Op::batch, Op::head, Op::q_idx, Op::kv_idx, Op::seqlen_q, Op::seqlen_kv};
   SymbolSum result;
   result.constant = sum.constant;
   for (const Linear::Term& term : sum.terms) {
-    const auto symbol = std::find(std::begin(symbols), std::end(symbols), program[term.atom].op);
-    if (symbol == std::end(symbols)) return std::nullopt;
-    result.coefficients[static_cast<std::size_t>(symbol - std::begin(symbols))] = term.coefficient;
+    const Op symbol = program[term.atom].op;
+    if (!is_position(symbol)) return std::nullopt;
+    result.coefficients[static_cast<std::size_t>(symbol) - static_cast<std::size_t>(Op::batch)] = term.coefficient;
   }
   return result;
 }
 
-/// What a mask that keeps a pair says: each of these is <= 0 there.
+/// Sums that are <= 0 wherever the mask keeps a pair.
 std::vector<SymbolSum> facts_of(const Program& mask) {
   std::vector<SymbolSum> facts;
   if (mask.empty()) return facts;
@@ -47,7 +50,7 @@ std::vector<SymbolSum> facts_of(const Program& mask) {
     if (instr.op == Op::logical_and) {
       true_values.insert(true_values.end(), {instr.arg[0], instr.arg[1]});
     } else if ((instr.op == Op::le || instr.op == Op::lt) && mask[instr.arg[0]].type == Type::integer) {
-      const Linear gap = combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1);
+      const Linear gap = difference(forms, instr);
       if (std::optional<SymbolSum> fact = symbol_sum(mask, gap)) {
         fact->constant += instr.op == Op::lt;
         facts.push_back(*fact);
@@ -57,7 +60,7 @@ std::vector<SymbolSum> facts_of(const Program& mask) {
   return facts;
 }
 
-/// Bounds of a sum from facts about the same terms, or the opposite ones.
+/// Bounds of a sum from facts about the same terms or their negations.
 Interval bounds_from(const std::vector<SymbolSum>& facts, const SymbolSum& sum) {
   Interval bounds = interval_rules::everything(Type::integer);
   for (const SymbolSum& fact : facts) {
@@ -79,7 +82,7 @@ IntervalProgram::IntervalProgram(const Program& program, const Program& assumed)
     const Instr& instr = program.code[id];
     if (!is_comparison(instr.op) || program[instr.arg[0]].type != Type::integer) continue;
     gap_of_[id] = static_cast<std::int32_t>(gaps_.size());
-    gaps_.push_back(combine(forms[static_cast<std::size_t>(instr.arg[0])], forms[static_cast<std::size_t>(instr.arg[1])], -1));
+    gaps_.push_back(difference(forms, instr));
   }
   const std::vector<SymbolSum> facts = facts_of(assumed);
   if (facts.empty()) return;
@@ -125,22 +128,12 @@ void IntervalProgram::evaluate(const Box& box, const ReadRanges& reads, std::spa
         value = box.score;
         break;
       case Op::batch:
-        value = box.batch;
-        break;
       case Op::head:
-        value = box.head;
-        break;
       case Op::q_idx:
-        value = box.q_idx;
-        break;
       case Op::kv_idx:
-        value = box.kv_idx;
-        break;
       case Op::seqlen_q:
-        value = box.seqlen_q;
-        break;
       case Op::seqlen_kv:
-        value = box.seqlen_kv;
+        value = position(box, instr.op);
         break;
       case Op::read: {
         std::array<Interval, TensorView::max_rank> index;

@@ -1,5 +1,5 @@
 #pragma once
-// Interval evaluation: bounds of a program's value over a box of positions.
+// Interval evaluation: bounds of a program's values over a box of positions.
 #include <cstdint>
 #include <memory>
 #include <memory_resource>
@@ -12,27 +12,28 @@
 
 namespace foveal::scoring {
 
-/// Closed bounds of a real, integer or boolean (0, 1) value. `maybe_nan` when a NaN is possible.
+/// Closed bounds of a real, integer or boolean (0, 1) value; maybe_nan: it may also be NaN.
 struct Interval {
   double low, high;
   bool maybe_nan = false;
 };
 
 struct Box {
-  Interval batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv;  ///< integer bounds, inclusive
+  Interval batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv;  ///< inclusive integer bounds
   Interval score{-1.0 / 0.0, 1.0 / 0.0, false};
 };
 
-/// Answers: over these index ranges (ends outside the shape are clamped into it), what can the parameter be? The default knows nothing.
+/// Bounds of what a parameter holds. This base class knows nothing.
 class ReadRanges {
  public:
   virtual ~ReadRanges() = default;
+  /// Over these ranges of indices, clamped into the shape.
   virtual Interval range(std::int32_t param, std::span<const Interval> index) const;
 };
 
-/// Ranges from the data of CPU tensors: min and max over the index box, through block summaries of the last two dimensions, built in
-/// O(size) when the parameter is first asked for. Parameters without data, or with data on another device, stay unknown. The tensors must
-/// outlive it unchanged. All its memory comes from `memory`.
+/// Bounds from the data of CPU tensors: minima and maxima over a box of indices, found through a hierarchy of blocks of the last two
+/// dimensions that is built in O(size) at the first query of a parameter. Parameters without data on the CPU stay unknown. The tensors must
+/// outlive it unchanged. All memory comes from `memory`.
 class DataReadRanges : public ReadRanges {
  public:
   DataReadRanges(const std::vector<ParamInfo>& params, const std::vector<TensorView>& tensors,
@@ -42,33 +43,33 @@ class DataReadRanges : public ReadRanges {
   DataReadRanges& operator=(const DataReadRanges&) = delete;
   Interval range(std::int32_t param, std::span<const Interval> index) const override;
 
-  /// At most so much memory is taken for these shapes, when all the parameters that `program` reads are asked for.
+  /// Upper bound of the memory taken when every parameter that `program` reads is queried.
   static std::size_t bytes(const Program& program, const std::vector<ParamInfo>& params);
 
  private:
   class Summary;
-  std::pmr::vector<Summary*> summaries_;  ///< null: unknown
+  std::pmr::vector<Summary*> summaries_;  ///< null: not known
 };
 
-/// A program prepared for many interval evaluations. Integers are compared by the bounds of their difference as a sum, so that
-/// kv_idx <= q_idx + 4 is decided by how far q_idx - kv_idx reaches in the box, not by where q_idx and kv_idx are.
+/// A program prepared for many interval evaluations. Integers are compared through the bounds of the linear form of their difference, so
+/// that kv_idx <= q_idx + 4 is decided by the range of q_idx - kv_idx, not by the separate ranges of q_idx and kv_idx.
 class IntervalProgram {
  public:
-  /// `assumed` is a mask program: bounds hold where it keeps the pair. What its comparisons say of sums of symbols is used.
+  /// `assumed`: a mask program; bounds then hold at the pairs that it keeps. Its comparisons of linear forms of symbols are used.
   explicit IntervalProgram(const Program& program, const Program& assumed = {});
-  /// Bounds of every value over the box, in `values`, which has room for size() of them.
+  /// Writes bounds over the box of all size() values to `values`.
   void evaluate(const Box& box, const ReadRanges& reads, std::span<Interval> values) const;
-  /// Of an integer comparison: the sum of the sizes of all terms, which none exceeds that moves from one side to the other. 0 of others.
+  /// For an integer comparison: a bound on every partial sum of its terms, on whichever side they are written. 0 for other values.
   double reach(ValueId id, std::span<const Interval> values) const;
   std::size_t size() const { return program_.code.size(); }
   ValueId output() const { return program_.outputs.front(); }
 
  private:
   Program program_;
-  std::vector<Linear> gaps_;            ///< for integer comparisons: left - right
-  std::vector<std::int32_t> gap_of_;    ///< position in gaps_, or -1
-  std::vector<Interval> assumed_;       ///< bounds that hold by assumption, one for each value; empty without assumptions
-  std::vector<Interval> assumed_gaps_;  ///< likewise, one for each gap
+  std::vector<Linear> gaps_;            ///< left - right of each integer comparison
+  std::vector<std::int32_t> gap_of_;    ///< position of each value's gap, or -1
+  std::vector<Interval> assumed_;       ///< bounds of each value that follow from `assumed`; empty without it
+  std::vector<Interval> assumed_gaps_;  ///< the same for each gap
 };
 
 /// Bounds of every value of the program over the box.

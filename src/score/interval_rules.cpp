@@ -10,7 +10,7 @@ namespace foveal::scoring::interval_rules {
 namespace {
 
 constexpr double inf = std::numeric_limits<double>::infinity();
-constexpr double relative_margin = 0x1p-18, absolute_margin = 1e-37;  // a few float roundings; numbers that flush to zero
+constexpr double relative_margin = 0x1p-18, absolute_margin = 1e-37;  // a few roundings of float; denormals flushed to zero
 
 constexpr double largest_float = std::numeric_limits<float>::max();
 
@@ -21,7 +21,7 @@ bool is_infinite(const Interval& x) { return std::isinf(x.low) || std::isinf(x.h
 bool is_point(const Interval& x) { return x.low == x.high; }
 bool any_nan(const Interval& a, const Interval& b) { return a.maybe_nan || b.maybe_nan; }
 
-/// Bounds that came out undefined (inf - inf) say nothing.
+/// Undefined bounds (inf - inf) become infinite.
 Interval defined(double low, double high, bool maybe_nan) {
   return {std::isnan(low) ? -inf : low, std::isnan(high) ? inf : high, maybe_nan};
 }
@@ -97,7 +97,7 @@ Interval div(Type type, const Interval& a, const Interval& b, const Interval&) {
 Interval floor_div(Type type, const Interval& a, const Interval& b, const Interval& c) {
   if (contains(b, 0)) {
     if (type == Type::real) return everything(type);
-    const double far = std::max(std::abs(a.low), std::abs(a.high));  // by 0: 0
+    const double far = std::max(std::abs(a.low), std::abs(a.high));  // division by 0 gives 0
     return {-far, far};
   }
   return floor(type, div(type, a, b, c), c, c);
@@ -126,7 +126,7 @@ Interval abs(Type, const Interval& a, const Interval&, const Interval&) {
   return {contains(a, 0) ? 0 : std::min(std::abs(a.low), std::abs(a.high)), far, a.maybe_nan};
 }
 
-// With a NaN operand the result is either of the two.
+// With a NaN operand the result may be either operand.
 Interval min(Type, const Interval& a, const Interval& b, const Interval&) {
   if (any_nan(a, b)) return {std::min(a.low, b.low), std::max(a.high, b.high), true};
   return {std::min(a.low, b.low), std::min(a.high, b.high), false};
@@ -137,7 +137,7 @@ Interval max(Type, const Interval& a, const Interval& b, const Interval&) {
   return {std::max(a.low, b.low), std::max(a.high, b.high), false};
 }
 
-// The error of the exponent grows with its size, and with it the relative error of the power.
+// The absolute error of the exponent, and with it the relative error of the result, grows with the exponent.
 Interval exp(Type, const Interval& a, const Interval&, const Interval&) {
   const Interval exponent = widened(a);
   return within(widened({std::exp(exponent.low), std::exp(exponent.high), a.maybe_nan}), 0, inf);
@@ -184,7 +184,7 @@ Interval sin(Type type, const Interval& a, const Interval& b, const Interval& c)
 }
 
 Interval cos(Type, const Interval& a, const Interval&, const Interval&) {
-  // Beyond this the rounding of the argument itself matters.
+  // Beyond 1e4 the rounding error of the argument matters.
   if (is_infinite(a) || std::max(std::abs(a.low), std::abs(a.high)) > 1e4) return {-1, 1, a.maybe_nan || is_infinite(a)};
   const double turn = 2 * std::numbers::pi;
   const double ends[2] = {std::cos(a.low), std::cos(a.high)};
@@ -209,7 +209,7 @@ Interval floor(Type, const Interval& a, const Interval&, const Interval&) { retu
 
 Interval pow(Type, const Interval& a, const Interval& b, const Interval&) {
   if (a.low <= 0 || any_nan(a, b) || is_infinite(a) || is_infinite(b)) return {-inf, inf, true};
-  // exp(b log a): b log a takes its extremes at corners; the error of the product grows with its size.
+  // exp(b log a): b log a is extreme at corners, and the error of the product grows with its magnitude.
   Interval x = hull_of({std::pow(a.low, b.low), std::pow(a.low, b.high), std::pow(a.high, b.low), std::pow(a.high, b.high)}, false);
   const double margin =
       relative_margin * (1 + std::max(std::abs(b.low), std::abs(b.high)) * std::max(std::abs(std::log(a.low)), std::abs(std::log(a.high))));
@@ -248,7 +248,7 @@ Interval logical_xor(Type, const Interval& a, const Interval& b, const Interval&
 
 namespace {
 
-/// -2^k <= a, b < 2^k; 2^k, or infinity where integers are no longer exact.
+/// The smallest 2^k with -2^k <= a, b < 2^k, or infinity where doubles are no longer exact.
 double bits_of(const Interval& a, const Interval& b) {
   const double far = std::max({-a.low, a.high + 1, -b.low, b.high + 1, 1.0});
   return far <= 0x1p52 ? std::exp2(std::ceil(std::log2(far))) : inf;
@@ -271,7 +271,7 @@ Interval shift_counts(const Interval& b) { return {std::clamp(b.low, 0.0, 63.0),
 
 Interval bit_and(Type, const Interval& a, const Interval& b, const Interval&) {
   Interval bounds = of_bits(a, b, [](std::int64_t x, std::int64_t y) { return x & y; });
-  for (const Interval* one : {&a, &b})  // no bit that is not in both
+  for (const Interval* one : {&a, &b})  // the result has no bit that one of them lacks
     if (one->low >= 0) bounds = {std::max(bounds.low, 0.0), std::min(bounds.high, one->high)};
   return bounds;
 }

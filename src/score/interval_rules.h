@@ -1,13 +1,13 @@
 #pragma once
-// The interval rule of each operation: bounds that hold for every value of the operands within their bounds. Real results are widened by
-// more than any backend's rounding, so that a bound found in double also holds for a kernel that computes in float with fast functions.
+// The interval rule of each operation. Real bounds are widened by more than any backend's rounding error, so that bounds computed in double
+// also hold for kernels that compute in float with fast functions.
 #include "score/interval.h"
 
 namespace foveal::scoring::interval_rules {
 
-Interval everything(Type type);  ///< the interval of a value of which nothing is known
-Interval widened(Interval x);    ///< by the rounding of one real operation
-Interval whole(Interval x);      ///< of an integer: widened where doubles do not hold them exactly
+Interval everything(Type type);  ///< of a value about which nothing is known
+Interval widened(Interval x);    ///< by the rounding error of one real operation
+Interval whole(Interval x);      ///< of integers: widened beyond 2^53, where doubles are not exact
 
 using Rule = Interval(Type type, const Interval& a, const Interval& b, const Interval& c);
 

@@ -9,7 +9,7 @@ namespace foveal::scoring {
 
 namespace {
 
-/// a + scale * b, saturated.
+/// a + scale * b, or the largest number if that overflows.
 std::int64_t sum(std::int64_t a, std::int64_t scale, std::int64_t b) {
   std::int64_t product = 0, total = 0;
   if (!__builtin_mul_overflow(scale, b, &product) && !__builtin_add_overflow(a, product, &total)) return total;
@@ -78,10 +78,9 @@ std::vector<Linear> linear_forms(const Program& program) {
   return forms;
 }
 
-bool is_small(const Linear& a) {
-  constexpr std::int64_t limit = std::int64_t{1} << 40;
-  const auto within = [](std::int64_t x) { return -limit < x && x < limit; };
-  return within(a.constant) && a.terms.size() <= 32 &&
+bool is_within(const Linear& a, std::size_t terms, std::int64_t magnitude) {
+  const auto within = [magnitude](std::int64_t x) { return -magnitude <= x && x <= magnitude; };
+  return a.terms.size() <= terms && within(a.constant) &&
          std::all_of(a.terms.begin(), a.terms.end(), [&](const Linear::Term& term) { return within(term.coefficient); });
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Integer values as sums  c0 + c1 * atom1 + c2 * atom2 ...: what makes q_idx - kv_idx one thing however it was written.
+// Linear forms of integers, c0 + c1 * atom1 + c2 * atom2 + ...: the normal form of q_idx - kv_idx however it was written.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -13,26 +13,29 @@ struct Linear {
     ValueId atom;
     std::int64_t coefficient;  ///< never 0
   };
-  std::vector<Term> terms;  ///< by ascending atom
+  std::vector<Term> terms;  ///< ascending by atom
   std::int64_t constant = 0;
 
   bool is_constant() const { return terms.empty(); }
   bool same_terms(const Linear& other) const;
 };
 
-/// a + scale * b; what 64 bits do not hold becomes the largest number that they do.
+/// a + scale * b; numbers that overflow become the largest 64-bit number.
 Linear combine(const Linear& a, const Linear& b, std::int64_t scale);
 Linear scaled(const Linear& a, std::int64_t scale);
-/// What an integer instruction is by those of its operands (those that it lacks: any); none where it is no sum, but an atom.
+inline Linear negated(const Linear& a) { return scaled(a, -1); }
+/// The linear form of an integer instruction from those of its operands (ignored beyond its arity); none if it is an atom.
 std::optional<Linear> sum_of(const Instr& instr, const Linear& a, const Linear& b);
-/// Of each value of a program that is an integer. Atoms are values that are no sums, and sums of large numbers.
+/// The linear form of each integer value of a program. Values that are not sums, and sums with many terms or large numbers, are atoms.
 std::vector<Linear> linear_forms(const Program& program);
-/// Few terms and small numbers: such sums do not overflow where they are combined, and doubles hold them.
-bool is_small(const Linear& a);
+/// At most this many terms, and no number of larger magnitude.
+bool is_within(const Linear& a, std::size_t terms, std::int64_t magnitude);
+/// Combinations of such sums do not overflow, and doubles hold them exactly.
+inline bool is_small(const Linear& a) { return is_within(a, 32, (std::int64_t{1} << 40) - 1); }
 /// Greatest common divisor of the coefficients; 0 for a constant.
 std::int64_t content(const Linear& a);
 
-/// Division rounding towards minus infinity, and its remainder (sign of the divisor), of integers; b must not be 0.
+/// Quotient rounded towards minus infinity, and the remainder, which has the divisor's sign. b must not be 0.
 std::int64_t floor_divide(std::int64_t a, std::int64_t b);
 std::int64_t floor_modulo(std::int64_t a, std::int64_t b);
 

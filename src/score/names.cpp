@@ -14,13 +14,12 @@ bool is_identifier(std::string_view name) {
 }
 
 bool is_reserved(std::string_view name) {
-  // Words beyond the operations of the table. The named masks and scores (masks.h) are not reserved: a parameter may be called `window`,
-  // and then the name means the parameter.
+  // In addition to the operations of the table.
   static constexpr std::string_view words[] = {"and", "or", "not", "if", "else", "True", "False", "inf", "clamp", "floor_div"};
   if (std::find(std::begin(words), std::end(words), name) != std::end(words)) return true;
   const auto is_digit = [](char c) { return std::isdigit(static_cast<unsigned char>(c)) != 0; };
   if (name.size() > 1 && name[0] == '_' && std::all_of(name.begin() + 1, name.end(), is_digit))
-    return true;  // shared values in printed text
+    return true;  // names of shared values in printed text
   const auto rows = op_rows();
   return std::any_of(rows.begin(), rows.end(), [name](const OpRow& row) { return row.text == name; });
 }

@@ -1,12 +1,12 @@
 #pragma once
-// The words of the score language that no parameter may be called.
+// Identifiers, and the reserved words of the score language.
 #include <string_view>
 
 namespace foveal::scoring {
 
-/// A letter or _, then letters, digits or _.
+/// [A-Za-z_][A-Za-z0-9_]*
 bool is_identifier(std::string_view name);
-/// A symbol, a function or a keyword. (Named masks are not: a parameter of such a name hides the mask.)
+/// Symbols, functions and keywords. Named masks are not reserved: a parameter of that name hides the mask.
 bool is_reserved(std::string_view name);
 
 }  // namespace foveal::scoring

@@ -48,13 +48,13 @@ double remainder(double a, double b) {  // Python's: the sign of the divisor
   return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
 }
 
-// An integer divided by 0 has no value in the language; 0 keeps evaluation defined.
+// Integer division by 0 has no value in the language; evaluation gives 0.
 double floor_quotient(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : std::floor(a / b); }
 double floor_remainder(Type type, double a, double b) { return type == Type::integer && b == 0 ? 0 : remainder(a, b); }
 
 using Int = std::int64_t;
 
-/// Integers wrap: what leaves 64 bits is refused before it is computed, where that is known.
+/// Wrapping 64-bit arithmetic. Planning refuses programs whose integers provably overflow.
 template <class Operation>
 Int wrapped(Int a, Int b, Operation operation) {
   return static_cast<Int>(operation(static_cast<std::uint64_t>(a), static_cast<std::uint64_t>(b)));
@@ -63,18 +63,18 @@ Int negated(Int a) { return wrapped(0, a, std::minus()); }
 Int quotient(Int a, Int b) { return b == 0 ? 0 : b == -1 ? negated(a) : floor_divide(a, b); }
 Int rest(Int a, Int b) { return b == 0 || b == -1 ? 0 : floor_modulo(a, b); }
 Int low_word(Int a) { return static_cast<std::int32_t>(static_cast<std::uint32_t>(static_cast<std::uint64_t>(a))); }
-Int shift_count(Int b) { return std::clamp<Int>(b, 0, 63); }  // others have no value in the language
+Int shift_count(Int b) { return std::clamp<Int>(b, 0, 63); }  // others are undefined in the language
 Int shifted_left(Int a, Int b) {
   return wrapped(a, b, [b](std::uint64_t x, std::uint64_t) { return x << shift_count(b); });
 }
 
-/// Of integers below 2^53 in size, and some value of larger ones.
+/// Exact for integers below 2^53 in magnitude.
 template <class Operation>
 double of_small(double a, double b, Operation operation) {
   return static_cast<double>(operation(truncated(a), truncated(b)));
 }
 
-// d f(x) = f'(x) dx for the usual functions; each takes the value itself (self) or the operand, whichever is cheaper.
+// df(x) = f'(x) dx, where f' is written in terms of self = f(x) or of x, whichever is cheaper.
 ValueId times_constant(const Step& s, double constant, ValueId value) { return s.graph.make(Op::mul, s.graph.real(constant), value); }
 
 ValueId d_tanh(const Step& s) {
@@ -112,14 +112,12 @@ ValueId d_div(const Step& s) {  // (da - self db) / b
   return s.scaled(s.graph.make(Op::div, s.graph.real(1), s.arg[1]), numerator);
 }
 
-ValueId d_floor_div(const Step&) { return zero_tangent; }
-
 ValueId d_mod(const Step& s) {  // a - floor(a / b) b
   const ValueId quotient = s.graph.make(Op::floor_div, s.arg[0], s.arg[1]);
   return s.difference(s.tangent[0], s.scaled(quotient, s.tangent[1]));
 }
 
-/// Of two that are equal, each takes half of what comes back.
+/// At a tie, half of the gradient goes to each operand.
 ValueId d_extreme(const Step& s, ValueId is_first, ValueId is_second) {
   const ValueId both = s.scaled(s.graph.real(0.5), s.sum(s.tangent[0], s.tangent[1]));
   return s.choose(is_first, s.tangent[0], s.choose(is_second, s.tangent[1], both));
@@ -129,7 +127,7 @@ ValueId d_min(const Step& s) { return d_extreme(s, s.graph.make(Op::lt, s.arg[0]
 
 ValueId d_max(const Step& s) { return d_extreme(s, s.graph.make(Op::lt, s.arg[1], s.arg[0]), s.graph.make(Op::lt, s.arg[0], s.arg[1])); }
 
-ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the first term 0 at e = 0, the second at x = 0
+ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de; the first term is 0 at e = 0, the second at x = 0
   ValueId by_base = zero_tangent, by_exponent = zero_tangent;
   if (s.tangent[0] != zero_tangent) {
     const ValueId less = s.graph.make(Op::sub, s.arg[1], s.graph.real(1));
@@ -143,7 +141,7 @@ ValueId d_pow(const Step& s) {  // e x^(e - 1) dx + x^e log(x) de, the first ter
   return s.sum(by_base, by_exponent);
 }
 
-// Abbreviations for the table: V a value, I one of integers, D a derivative.
+// Abbreviations for the table: V value, I integer value, D derivative.
 #define V(expression) [](Type type, double a, double b, double c) -> double { return (void)type, (void)a, (void)b, (void)c, (expression); }
 #define I(expression) [](Int a, Int b) -> Int { return (void)a, (void)b, (expression); }
 #define D(expression) [](const Step& s) -> ValueId { return (expression); }
@@ -152,31 +150,31 @@ namespace rule = interval_rules;
 
 struct Facts {
   Op op;
-  decltype(OpRow::value) value;
-  decltype(OpRow::of_integers) of_integers;
-  decltype(OpRow::derivative) derivative;
-  decltype(OpRow::interval) interval;
-  std::string_view cuda_real, cuda_integer;
+  decltype(OpRow::value) value = nullptr;
+  decltype(OpRow::of_integers) of_integers = nullptr;
+  decltype(OpRow::derivative) derivative = nullptr;
+  decltype(OpRow::interval) interval = nullptr;
+  std::string_view cuda_real = {}, cuda_integer = {};
 };
 
 constexpr Facts facts[] = {
-    {Op::real_const, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::integer_const, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::boolean_const, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::score, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::batch, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::head, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::q_idx, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::kv_idx, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::seqlen_q, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::seqlen_kv, nullptr, nullptr, nullptr, nullptr, "", ""},
-    {Op::read, nullptr, nullptr, nullptr, nullptr, "", ""},
+    {Op::real_const},
+    {Op::integer_const},
+    {Op::boolean_const},
+    {Op::score},
+    {Op::batch},
+    {Op::head},
+    {Op::q_idx},
+    {Op::kv_idx},
+    {Op::seqlen_q},
+    {Op::seqlen_kv},
+    {Op::read},
     {Op::add, V(a + b), I(wrapped(a, b, std::plus())), D(s.sum(s.tangent[0], s.tangent[1])), rule::add, "($0 + $1)", "($0 + $1)"},
     {Op::sub, V(a - b), I(wrapped(a, b, std::minus())), D(s.difference(s.tangent[0], s.tangent[1])), rule::sub, "($0 - $1)", "($0 - $1)"},
     {Op::mul, V(a* b), I(wrapped(a, b, std::multiplies())), D(s.sum(s.scaled(s.arg[1], s.tangent[0]), s.scaled(s.arg[0], s.tangent[1]))),
      rule::mul, "($0 * $1)", "($0 * $1)"},
     {Op::div, V(a / b), nullptr, d_div, rule::div, "fv_divide($0, $1)", ""},
-    {Op::floor_div, V(floor_quotient(type, a, b)), I(quotient(a, b)), d_floor_div, rule::floor_div, "fv_floor_div($0, $1)",
+    {Op::floor_div, V(floor_quotient(type, a, b)), I(quotient(a, b)), nullptr, rule::floor_div, "fv_floor_div($0, $1)",
      "fv_floor_div($0, $1)"},
     {Op::mod, V(floor_remainder(type, a, b)), I(rest(a, b)), d_mod, rule::mod, "fv_mod($0, $1)", "fv_mod($0, $1)"},
     {Op::neg, V(-a), I(negated(a)), D(s.difference(zero_tangent, s.tangent[0])), rule::neg, "(-$0)", "(-$0)"},
@@ -246,13 +244,13 @@ constexpr Declaration declarations[] = {
 
 constexpr std::size_t op_count = std::size(declarations);
 
-constexpr bool in_the_same_order() {
+constexpr bool rows_in_order() {
   for (std::size_t i = 0; i < op_count; ++i)
     if (facts[i].op != declarations[i].op || static_cast<std::size_t>(facts[i].op) != i) return false;
   return true;
 }
 static_assert(std::size(facts) == op_count, "ops.cpp: one row for each row of FOVEAL_SCORE_OPS");
-static_assert(in_the_same_order(), "ops.cpp: rows in the order of FOVEAL_SCORE_OPS");
+static_assert(rows_in_order(), "ops.cpp: rows in the order of FOVEAL_SCORE_OPS");
 
 constexpr std::array<OpRow, op_count> make_rows() {
   std::array<OpRow, op_count> rows{};

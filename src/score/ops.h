@@ -1,15 +1,16 @@
 #pragma once
-// The table of operations: one row each. name, arity, operand types and result type; the value, derivative, interval rule and CUDA
-// spelling of an op are found by its row in ops.cpp. Tests iterate over the rows.
+// The operations of the score language, one row each: name, text, arity and signature. Values, derivatives, interval rules and CUDA
+// spellings are in the rows of ops.cpp. Tests iterate over the rows.
+#include <array>
+#include <cstddef>
 #include <cstdint>
-#include <string_view>
-
-#include "foveal/score.h"
+#include <type_traits>
 
 namespace foveal::scoring {
 
-// X(op, text, arity, signature)      text: function name or operator in the canonical form
-// signature: operand types then '>' result; r real, i integer, b boolean, t any one type (all operands marked t alike, n: numeric (r or i))
+// X(op, text, arity, signature)
+// text: function name or operator in canonical text. signature: operand types, '>', result type. r: real, i: integer, b: boolean, n: real
+// or integer, t: any type; all n, or all t, of a signature are the same type.
 #define FOVEAL_SCORE_OPS(X)                   \
   X(real_const, "", 0, ">r")                  \
   X(integer_const, "", 0, ">i")               \
@@ -71,5 +72,17 @@ enum class Op : std::uint8_t {
   FOVEAL_SCORE_OPS(FOVEAL_X)
 #undef FOVEAL_X
 };
+
+/// batch, head, q_idx, kv_idx, seqlen_q, seqlen_kv.
+constexpr bool is_position(Op op) { return op >= Op::batch && op <= Op::seqlen_kv; }
+constexpr bool is_comparison(Op op) { return op >= Op::eq && op <= Op::le; }
+
+/// Point and Box have a field for each position symbol; this is the one of `symbol`.
+template <class Positions>
+auto& position(Positions& positions, Op symbol) {
+  using P = std::remove_const_t<Positions>;
+  static constexpr std::array fields{&P::batch, &P::head, &P::q_idx, &P::kv_idx, &P::seqlen_q, &P::seqlen_kv};
+  return positions.*fields[static_cast<std::size_t>(symbol) - static_cast<std::size_t>(Op::batch)];
+}
 
 }  // namespace foveal::scoring

@@ -1,171 +1,76 @@
-// The text form of expressions and parameters. Recursive descent; every error shows the line and a caret under the column.
+// Parses the text form of expressions and parameters by recursive descent.
 #include <algorithm>
-#include <array>
-#include <cctype>
 #include <charconv>
-#include <functional>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
 #include <span>
+#include <variant>
 
 #include "base/check.h"
 #include "foveal/masks.h"
 #include "foveal/score.h"
 #include "score/graph.h"
+#include "score/lexer.h"
 #include "score/names.h"
+#include "score/precedence.h"
 
 namespace foveal {
 namespace {
 
-constexpr std::size_t max_length = 1u << 20;  // bytes
-constexpr int max_nesting = 200;              // levels; keeps hostile text from overflowing the stack
+using scoring::BinaryOperator;
+using scoring::Lexer;
+using scoring::Token;
 
-struct Token {
-  enum Kind : std::uint8_t { end, name, integer, real, sign };
-  Kind kind = end;
-  std::string_view text;
-  std::size_t position = 0;
-};
+constexpr int max_nesting = 200;  // keeps hostile text from overflowing the stack
 
-class Reader {
- public:
-  Reader(std::string_view text, const char* what) : text_(text), what_(what) {
-    if (text.size() > max_length) {
-      base::fail(ErrorCode::invalid_argument, what, ": text of ", text.size(), " bytes; expected at most ", max_length);
-    }
-    advance();
-  }
-
-  const Token& token() const { return token_; }
-  bool is(std::string_view sign) const { return token_.kind != Token::end && token_.text == sign; }
-  Token take() {
-    const Token taken = token_;
-    advance();
-    return taken;
-  }
-  bool accept(std::string_view sign) {
-    if (!is(sign)) return false;
-    advance();
-    return true;
-  }
-  void expect(std::string_view sign, std::string_view where) {
-    if (!accept(sign)) fail(token_.position, base::join("expected \"", sign, "\" ", where, ", found ", describe(token_)));
-  }
-
-  static std::string describe(const Token& token) {
-    return token.kind == Token::end ? "the end of the text" : base::join('"', printable(token.text), '"');
-  }
-
-  [[noreturn]] void fail(std::size_t position, const std::string& message) const {
-    constexpr std::size_t room = 60;  // shown on either side of the caret
-    std::size_t begin = text_.rfind('\n', position == 0 ? 0 : position - 1);
-    begin = begin == std::string_view::npos || begin >= position ? 0 : begin + 1;
-    const std::size_t end = std::min(text_.find('\n', position), text_.size());
-    const std::size_t line =
-        1 + static_cast<std::size_t>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(begin), '\n'));
-    const std::size_t column = position - begin;
-    const std::size_t from = column > room ? position - room : begin;
-    const std::size_t shown = std::min(end - from, 2 * room);
-    const std::string indent(2 + position - from, ' ');
-    base::fail(ErrorCode::invalid_argument, what_, ": line ", line, ", column ", column + 1, ": ", message, "\n  ",
-               printable(text_.substr(from, shown)), "\n", indent, "^");
-  }
-
- private:
-  static std::string printable(std::string_view text) {
-    std::string result(text);
-    for (char& c : result)
-      if (std::iscntrl(static_cast<unsigned char>(c))) c = ' ';
-    return result;
-  }
-
-  void advance() {
-    while (next_ < text_.size() && std::isspace(static_cast<unsigned char>(text_[next_]))) ++next_;
-    const std::size_t begin = next_;
-    token_ = {Token::end, {}, begin};
-    if (begin == text_.size()) return;
-    const auto peek = [this](std::size_t at) { return at < text_.size() ? static_cast<unsigned char>(text_[at]) : 0; };
-    if (std::isalpha(peek(begin)) || peek(begin) == '_') {
-      while (std::isalnum(peek(next_)) || peek(next_) == '_') ++next_;
-      token_.kind = Token::name;
-    } else if (std::isdigit(peek(begin)) || (peek(begin) == '.' && std::isdigit(peek(begin + 1)))) {
-      token_.kind = number();
-    } else {
-      static constexpr std::string_view signs[] = {"**", "//", "<<", ">>", "<=", ">=", "==", "!="};
-      next_ += std::find(std::begin(signs), std::end(signs), text_.substr(begin, 2)) != std::end(signs) ? 2 : 1;
-      token_.kind = Token::sign;
-    }
-    token_.text = text_.substr(begin, next_ - begin);
-  }
-
-  Token::Kind number() {
-    const auto digits = [this] {
-      while (next_ < text_.size() && std::isdigit(static_cast<unsigned char>(text_[next_]))) ++next_;
-    };
-    Token::Kind kind = Token::integer;
-    digits();
-    if (next_ < text_.size() && text_[next_] == '.') {
-      kind = Token::real;
-      ++next_;
-      digits();
-    }
-    if (next_ < text_.size() && (text_[next_] == 'e' || text_[next_] == 'E')) {
-      const std::size_t before = next_++;
-      if (next_ < text_.size() && (text_[next_] == '+' || text_[next_] == '-')) ++next_;
-      const std::size_t first = next_;
-      digits();
-      if (next_ == first) {
-        next_ = before;  // not an exponent
-      } else {
-        kind = Token::real;
-      }
-    }
-    return kind;
-  }
-
-  std::string_view text_;
-  const char* what_;
-  std::size_t next_ = 0;
-  Token token_;
-};
+/// None: out of range.
+template <class Number>
+std::optional<Number> number(const Token& token) {
+  Number value{};
+  const auto [stop, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
+  return error == std::errc{} ? std::optional(value) : std::nullopt;
+}
 
 struct Function {
-  std::size_t arity;
-  Expr (*build)(std::span<const Expr> x);
+  std::string_view name;
+  std::variant<Expr (*)(const Expr&), Expr (*)(const Expr&, const Expr&), Expr (*)(const Expr&, const Expr&, const Expr&)> build;
+
+  std::size_t arity() const { return build.index() + 1; }
+  Expr operator()(const std::vector<Expr>& x) const {
+    if (arity() == 1) return std::get<0>(build)(x[0]);
+    return arity() == 2 ? std::get<1>(build)(x[0], x[1]) : std::get<2>(build)(x[0], x[1], x[2]);
+  }
 };
 
-const std::map<std::string_view, Function>& functions() {
-#define FOVEAL_1(name)                                      \
-  {                                                         \
-#name, {                                                \
-      1, [](std::span<const Expr> x) { return name(x[0]); } \
-    }                                                       \
-  }
-#define FOVEAL_2(name)                                            \
-  {                                                               \
-#name, {                                                      \
-      2, [](std::span<const Expr> x) { return name(x[0], x[1]); } \
-    }                                                             \
-  }
-#define FOVEAL_3(name)                                                  \
-  {                                                                     \
-#name, {                                                            \
-      3, [](std::span<const Expr> x) { return name(x[0], x[1], x[2]); } \
-    }                                                                   \
-  }
-  static const std::map<std::string_view, Function> table = {
-      FOVEAL_2(floor_div), FOVEAL_3(where),      FOVEAL_2(min),        FOVEAL_2(max),           FOVEAL_3(clamp),
-      FOVEAL_1(abs),       FOVEAL_1(exp),        FOVEAL_1(exp2),       FOVEAL_1(log),           FOVEAL_1(log2),
-      FOVEAL_1(sqrt),      FOVEAL_1(rsqrt),      FOVEAL_1(tanh),       FOVEAL_1(sin),           FOVEAL_1(sigmoid),
-      FOVEAL_1(cos),       FOVEAL_1(tan),        FOVEAL_1(erf),        FOVEAL_1(floor),         FOVEAL_2(pow),
-      FOVEAL_1(to_real),   FOVEAL_1(to_integer), FOVEAL_1(to_boolean), FOVEAL_1(stop_gradient), FOVEAL_1(to_int32),
-  };
-#undef FOVEAL_1
-#undef FOVEAL_2
-#undef FOVEAL_3
-  return table;
-}
+const Function functions[] = {
+    {"floor_div", floor_div},
+    {"where", where},
+    {"min", min},
+    {"max", max},
+    {"clamp", clamp},
+    {"abs", abs},
+    {"exp", exp},
+    {"exp2", exp2},
+    {"log", log},
+    {"log2", log2},
+    {"sqrt", sqrt},
+    {"rsqrt", rsqrt},
+    {"tanh", tanh},
+    {"sin", sin},
+    {"sigmoid", sigmoid},
+    {"cos", cos},
+    {"tan", tan},
+    {"erf", erf},
+    {"floor", floor},
+    {"pow", pow},
+    {"to_real", to_real},
+    {"to_integer", to_integer},
+    {"to_boolean", to_boolean},
+    {"stop_gradient", stop_gradient},
+    {"to_int32", to_int32},
+};
 
 const std::map<std::string_view, Expr>& words() {
   static const std::map<std::string_view, Expr> table = {
@@ -183,26 +88,16 @@ const std::map<std::string_view, Expr>& words() {
   return table;
 }
 
-/// Binary operators from the loosest level to the tightest, as in Python. Comparisons stand above them, unary operators below.
-struct Binary {
-  std::string_view sign;
-  int level;
-  Expr (*build)(const Expr& a, const Expr& b);
-};
-constexpr int tightest = 5;
-constexpr Binary binaries[] = {
-    {"|", 0, [](const Expr& a, const Expr& b) { return a | b; }},   {"^", 1, [](const Expr& a, const Expr& b) { return a ^ b; }},
-    {"&", 2, [](const Expr& a, const Expr& b) { return a & b; }},   {"<<", 3, [](const Expr& a, const Expr& b) { return a << b; }},
-    {">>", 3, [](const Expr& a, const Expr& b) { return a >> b; }}, {"+", 4, [](const Expr& a, const Expr& b) { return a + b; }},
-    {"-", 4, [](const Expr& a, const Expr& b) { return a - b; }},   {"*", 5, [](const Expr& a, const Expr& b) { return a * b; }},
-    {"/", 5, [](const Expr& a, const Expr& b) { return a / b; }},   {"//", 5, [](const Expr& a, const Expr& b) { return floor_div(a, b); }},
-    {"%", 5, [](const Expr& a, const Expr& b) { return a % b; }},
-};
-constexpr Binary comparisons[] = {
-    {"==", 0, [](const Expr& a, const Expr& b) { return a == b; }}, {"!=", 0, [](const Expr& a, const Expr& b) { return a != b; }},
-    {"<", 0, [](const Expr& a, const Expr& b) { return a < b; }},   {"<=", 0, [](const Expr& a, const Expr& b) { return a <= b; }},
-    {">", 0, [](const Expr& a, const Expr& b) { return a > b; }},   {">=", 0, [](const Expr& a, const Expr& b) { return a >= b; }},
-};
+constexpr BinaryOperator comparisons[] = {{"==", 0, operator== },
+                                           {"!=", 0, operator!= },
+                                            {"<", 0, operator<},
+                                             {"<=", 0, operator<= },
+                                              {">", 0, operator> },
+                                               {
+                                                   ">=",
+                                                   0,
+                                                   operator>= },
+                                              };
 
 class Parser {
  public:
@@ -225,7 +120,7 @@ class Parser {
         continue;
       }
       if (in_.token().kind != Token::end) {
-        in_.fail(in_.token().position, base::join("expected an operator or the end, found ", Reader::describe(in_.token())));
+        in_.fail(in_.token().position, base::join("expected an operator or the end, found ", describe(in_.token())));
       }
       return present(std::move(value), start.position);
     }
@@ -245,7 +140,7 @@ class Parser {
     Parser& parser_;
   };
 
-  /// Builds; what is wrong with the operands is reported at `position`.
+  /// Reports an error of build() at `position`.
   template <class Build>
   Expr built(std::size_t position, Build&& build) {
     try {
@@ -256,7 +151,7 @@ class Parser {
     }
   }
 
-  /// A name that is about to be defined parses to an absent Expr; anywhere else that is an unknown name.
+  /// The name in `_1 = ...` parses to an absent Expr, which is an error anywhere else.
   Expr present(Expr value, std::size_t position) {
     if (!value.present()) in_.fail(position, "a shared value is used before it is defined");
     return value;
@@ -301,10 +196,9 @@ class Parser {
     return built(position, [&] { return !operand; });
   }
 
-  const Binary* found(std::span<const Binary> table, int level) const {
+  const BinaryOperator* found(std::span<const BinaryOperator> table, int level) const {
     if (in_.token().kind != Token::sign) return nullptr;
-    const auto row =
-        std::find_if(table.begin(), table.end(), [&](const Binary& b) { return b.level == level && b.sign == in_.token().text; });
+    const auto row = std::ranges::find_if(table, [&](const auto& row) { return row.level == level && row.sign == in_.token().text; });
     return row == table.end() ? nullptr : &*row;
   }
 
@@ -312,7 +206,7 @@ class Parser {
   Expr comparison() {
     Expr left = binary(0);
     Expr all;
-    while (const Binary* row = found(comparisons, 0)) {
+    while (const BinaryOperator* row = found(comparisons, 0)) {
       const std::size_t position = in_.take().position;
       const Expr right = binary(0);
       const Expr one = built(position, [&] { return row->build(left, right); });
@@ -323,9 +217,9 @@ class Parser {
   }
 
   Expr binary(int level) {
-    if (level > tightest) return unary();
+    if (level > scoring::tightest_binary) return unary();
     Expr value = binary(level + 1);
-    while (const Binary* row = found(binaries, level)) {
+    while (const BinaryOperator* row = found(scoring::binary_operators, level)) {
       const std::size_t position = in_.take().position;
       const Expr right = binary(level + 1);
       value = built(position, [&] { return row->build(value, right); });
@@ -338,8 +232,7 @@ class Parser {
     if (sign.kind != Token::sign || (sign.text != "-" && sign.text != "+" && sign.text != "~" && sign.text != "!")) return power();
     const Nesting guard(*this);
     in_.take();
-    if (sign.text == "-" && in_.token().kind == Token::integer &&
-        in_.token().text == "9223372036854775808") {  // without its sign it does not fit
+    if (sign.text == "-" && in_.token().kind == Token::integer && in_.token().text == "9223372036854775808") {  // fits only with its sign
       const Token least = in_.take();
       if (in_.is("**")) fail_to_fit(least);
       return Expr(std::numeric_limits<std::int64_t>::min());
@@ -367,20 +260,12 @@ class Parser {
   Expr atom() {
     const Token token = in_.token();
     switch (token.kind) {
-      case Token::integer: {
-        std::int64_t value = 0;
-        const auto [stop, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        if (error != std::errc{}) fail_to_fit(token);
-        in_.take();
-        return Expr(value);
-      }
-      case Token::real: {
-        double value = 0;
-        const auto [stop, error] = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-        if (error != std::errc{}) in_.fail(token.position, base::join("the number ", token.text.substr(0, 40), " is out of range"));
-        in_.take();
-        return Expr(value);
-      }
+      case Token::integer:
+        if (!number<std::int64_t>(token)) fail_to_fit(token);
+        return Expr(*number<std::int64_t>(in_.take()));
+      case Token::real:
+        if (!number<double>(token)) in_.fail(token.position, base::join("the number ", token.text.substr(0, 40), " is out of range"));
+        return Expr(*number<double>(in_.take()));
       case Token::name:
         return named();
       case Token::sign:
@@ -393,7 +278,7 @@ class Parser {
       case Token::end:
         break;
     }
-    in_.fail(token.position, base::join("expected a value, found ", Reader::describe(token)));
+    in_.fail(token.position, base::join("expected a value, found ", describe(token)));
   }
 
   Expr named() {
@@ -401,10 +286,10 @@ class Parser {
     if (auto param = params_.find(name.text); param != params_.end()) return read(param->second, name.position);
     if (auto word = words().find(name.text); word != words().end()) return word->second;
     if (auto shared = shared_.find(name.text); shared != shared_.end()) return shared->second;
-    if (auto function = functions().find(name.text); function != functions().end()) return call(name, function->second);
-    const auto& table = named_exprs();
-    const auto known = std::find_if(table.begin(), table.end(), [&](const NamedExpr& row) { return row.name == name.text; });
-    if (known != table.end()) return call(name, *known);
+    const auto function = std::ranges::find(functions, name.text, &Function::name);
+    if (function != std::end(functions)) return call(name, *function);
+    const auto known = std::ranges::find(named_exprs(), name.text, &NamedExpr::name);
+    if (known != named_exprs().end()) return call(name, *known);
     const bool defines = in_.is("=") && nesting_ == 1 && name.text.size() > 1 && scoring::is_reserved(name.text);
     if (defines) return {};
     std::string names;
@@ -414,37 +299,34 @@ class Parser {
                                        names.empty() ? "there are none" : names, ")"));
   }
 
-  /// rel[i, j], rel[i][j] or rel(i, j); a parameter without dimensions also stands alone.
+  /// rel[i, j], rel[i][j] or rel(i, j); a parameter of rank 0 needs no brackets.
   Expr read(const Param& param, std::size_t position) {
     std::vector<Expr> index;
-    const auto list = [&](std::string_view close) {
-      if (in_.accept(close)) return;
-      do {
-        index.push_back(conditional());
-      } while (in_.accept(","));
-      in_.expect(close, base::join("to close the index of ", param.name()));
-    };
     if (in_.accept("(")) {
-      list(")");
+      index = list(")", "index", param.name());
     } else {
-      while (in_.accept("[")) list("]");
+      while (in_.accept("[")) std::ranges::move(list("]", "index", param.name()), std::back_inserter(index));
     }
     return built(position, [&] { return param.read(index); });
   }
 
+  /// The rest of `a, b, ...)`.
+  std::vector<Expr> list(std::string_view close, const char* what, std::string_view owner) {
+    std::vector<Expr> items;
+    if (in_.accept(close)) return items;
+    do {
+      items.push_back(conditional());
+    } while (in_.accept(","));
+    in_.expect(close, base::join("to close the ", what, " of ", owner));
+    return items;
+  }
+
   Expr call(const Token& name, const Function& function) {
     in_.expect("(", base::join("after the function ", name.text));
-    std::vector<Expr> args;
-    if (!in_.is(")")) {
-      do {
-        args.push_back(conditional());
-      } while (in_.accept(","));
-    }
-    in_.expect(")", base::join("to close the arguments of ", name.text));
-    if (args.size() != function.arity) {
-      in_.fail(name.position, base::join(name.text, ": ", args.size(), " arguments; expected ", function.arity));
-    }
-    return built(name.position, [&] { return function.build(args); });
+    const std::vector<Expr> args = list(")", "arguments", name.text);
+    if (args.size() != function.arity())
+      in_.fail(name.position, base::join(name.text, ": ", args.size(), " arguments; expected ", function.arity()));
+    return built(name.position, [&] { return function(args); });
   }
 
   /// A named mask or score: constants first, then parameters by name.
@@ -481,9 +363,9 @@ class Parser {
     return *value;
   }
 
-  Reader in_;
+  Lexer in_;
   std::map<std::string, Param, std::less<>> params_;
-  std::map<std::string, Expr, std::less<>> shared_;  ///< values that printed text gave a name: _1, _2, ...
+  std::map<std::string, Expr, std::less<>> shared_;  ///< named values of printed text: _1, _2, ...
   int nesting_ = 0;
 };
 
@@ -492,30 +374,27 @@ class Parser {
 Expr parse(std::string_view text, const std::vector<Param>& params) { return Parser(text, params)(); }
 
 Param parse_param(std::string_view text) {
-  Reader in(text, "parameter");
+  Lexer in(text, "parameter");
   const Token name = in.take();
-  if (name.kind != Token::name) in.fail(name.position, base::join("expected a name, found ", Reader::describe(name)));
+  if (name.kind != Token::name) in.fail(name.position, base::join("expected a name, found ", describe(name)));
   in.expect(":", "after the name");
   const Token type_name = in.take();
   std::optional<Type> type;
   for (Type known : {Type::real, Type::integer, Type::boolean})
     if (type_name.text == to_string(known)) type = known;
-  if (!type) in.fail(type_name.position, base::join("expected a type (real, integer or boolean), found ", Reader::describe(type_name)));
+  if (!type) in.fail(type_name.position, base::join("expected a type (real, integer or boolean), found ", describe(type_name)));
   in.expect("[", "before the sizes");
   std::vector<std::int64_t> shape;
   if (!in.accept("]")) {
     do {
       const Token size = in.take();
-      std::int64_t value = 0;
-      const auto [stop, error] = std::from_chars(size.text.data(), size.text.data() + size.text.size(), value);
-      if (size.kind != Token::integer || error != std::errc{} || value <= 0) {
-        in.fail(size.position, base::join("expected a positive size, found ", Reader::describe(size)));
-      }
-      shape.push_back(value);
+      const auto value = size.kind == Token::integer ? number<std::int64_t>(size) : std::nullopt;
+      if (value.value_or(0) <= 0) in.fail(size.position, base::join("expected a positive size, found ", describe(size)));
+      shape.push_back(*value);
     } while (in.accept(","));
     in.expect("]", "after the sizes");
   }
-  if (in.token().kind != Token::end) in.fail(in.token().position, base::join("expected the end, found ", Reader::describe(in.token())));
+  if (in.token().kind != Token::end) in.fail(in.token().position, base::join("expected the end, found ", describe(in.token())));
   try {
     return Param(std::string(name.text), std::move(shape), *type);
   } catch (const Error& error) {

@@ -7,58 +7,31 @@
 
 #include "base/check.h"
 #include "score/op_table.h"
+#include "score/precedence.h"
 
 namespace foveal {
 namespace scoring {
 namespace {
 
-constexpr int max_inline_size = 1000;  // operations of the expression written as a tree; beyond it shared parts get names
+constexpr int max_inline_size = 1000;  // operations of the expression as a tree; larger ones name their shared parts
 constexpr int max_inline_depth = 60;
-constexpr int named_every = 40;  // levels, in a deep expression: keeps what the parser must nest bounded
+constexpr int named_every = 40;  // levels of a deep expression, which bounds the parser's nesting
 
-/// How tightly the text of a value binds, as in Python.
-enum Level { comparison_level, or_level, xor_level, and_level, shift_level, sum_level, product_level, unary_level, atom_level };
+/// How tightly the text of a value binds, as in Python; between the first and the last two: binary_operators.
+enum Level : int { comparison_level = -1, unary_level = tightest_binary + 1, atom_level };
 
-Level level_of(Op op) {
-  switch (op) {
-    case Op::eq:
-    case Op::ne:
-    case Op::lt:
-    case Op::le:
-      return comparison_level;
-    case Op::logical_or:
-    case Op::bit_or:
-      return or_level;
-    case Op::logical_xor:
-    case Op::bit_xor:
-      return xor_level;
-    case Op::logical_and:
-    case Op::bit_and:
-      return and_level;
-    case Op::shift_left:
-    case Op::shift_right:
-      return shift_level;
-    case Op::add:
-    case Op::sub:
-      return sum_level;
-    case Op::mul:
-    case Op::div:
-    case Op::floor_div:
-    case Op::mod:
-      return product_level;
-    case Op::neg:
-    case Op::logical_not:
-      return unary_level;
-    default:
-      return atom_level;
-  }
+Level level_of(const OpRow& row) {
+  if (is_comparison(row.op)) return comparison_level;
+  if (row.op == Op::neg || row.op == Op::logical_not) return unary_level;
+  const BinaryOperator* binary = row.arity == 2 ? binary_operator(row.text) : nullptr;
+  return binary ? static_cast<Level>(binary->level) : atom_level;
 }
 
 std::string real_text(double value) {
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
   char digits[32];
   std::string text(digits, std::to_chars(digits, digits + sizeof digits, value).ptr);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";  // a real constant stays one when parsed back
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";  // so that it parses as a real
   return text;
 }
 
@@ -93,14 +66,7 @@ class Printer {
     double tree_size = 1;
   };
 
-  template <class Visit>
-  void for_operands(ValueId id, Visit&& visit) const {
-    for (ValueId arg : graph_[id].arg)
-      if (arg >= 0) visit(arg);
-    for (ValueId index : graph_[id].index) visit(index);
-  }
-
-  /// Post-order by the canonical order of operands: the names do not depend on the order in which values were made.
+  /// Post-order, so that names do not depend on the order in which values were made.
   void visit(ValueId root) {
     std::vector<std::pair<ValueId, bool>> path{{root, false}};
     while (!path.empty()) {
@@ -114,7 +80,7 @@ class Printer {
       facts_[id] = {};
       path.emplace_back(id, true);
       const std::size_t first = path.size();
-      for_operands(id, [&](ValueId operand) { path.emplace_back(operand, false); });
+      for_each_operand(graph_[id], [&](ValueId operand) { path.emplace_back(operand, false); });
       std::reverse(path.begin() + static_cast<std::ptrdiff_t>(first), path.end());
     }
   }
@@ -122,7 +88,7 @@ class Printer {
   void measure(ValueId root) {
     for (ValueId id : order_) {
       Facts& facts = facts_[id];
-      for_operands(id, [&](ValueId operand) {
+      for_each_operand(graph_[id], [&](ValueId operand) {
         Facts& of_operand = facts_[operand];
         ++of_operand.uses;
         facts.depth = std::max(facts.depth, of_operand.depth + 1);
@@ -139,13 +105,13 @@ class Printer {
 
   bool is_cast(ValueId id) const { return graph_[id].op == Op::to_real || graph_[id].op == Op::to_integer; }
 
-  /// An operand's text, in parentheses when it binds less tightly than asked.
+  /// An operand's text, parenthesised if it binds less tightly than `least`.
   std::string operand(ValueId id, Level least) {
     const Text& text = texts_[id];
     return text.level < least ? base::join('(', text.text, ')') : text.text;
   }
 
-  /// A cast that the parser would put back by itself: its operand instead.
+  /// The operand of a cast that the parser would insert again.
   ValueId without_cast(ValueId id, bool implied) {
     const Type from = is_cast(id) ? graph_.type(graph_[id].arg[0]) : Type::real;
     const bool widens = graph_[id].op == Op::to_real || (graph_[id].op == Op::to_integer && from == Type::boolean);
@@ -198,14 +164,14 @@ class Printer {
     if (row.arity == 0) return {std::string(row.text)};
     if (row.arity == 1) return {call(row.text, {cast_operand(a, row.signature[0] == 'r', comparison_level)})};
 
-    // Two operands. One of them may leave its cast to the promotion by the other, unless that would lose its own.
+    // Two operands: one may rely on promotion by the other instead of its own cast, but not both.
     const bool always = row.signature[0] == 'r';
     const bool cast_a = always || !is_cast(b), cast_b = always || !is_cast(a) || is_cast(b);
     if (instr.op == Op::min && graph_[a].op == Op::max && texts_[a].text.front() != '_') {
       std::string inner = operand(a, comparison_level);  // "max(x, low)"
       return {base::join("clamp", inner.substr(3, inner.size() - 4), ", ", cast_operand(b, cast_b, comparison_level), ')')};
     }
-    const Level level = level_of(instr.op);
+    const Level level = level_of(row);
     if (level == atom_level) {
       const std::string first = cast_operand(a, cast_a, comparison_level);
       return {call(row.text, {first, cast_operand(b, cast_b, comparison_level)})};
@@ -233,11 +199,7 @@ class Printer {
 
 std::string print(const Graph& graph, ValueId value) { return Printer(graph)(value); }
 
-std::string print(const Param::Info& param) {
-  std::string text = param.name + ": " + to_string(param.type) + "[";
-  for (std::size_t i = 0; i < param.shape.size(); ++i) text += (i ? ", " : "") + std::to_string(param.shape[i]);
-  return text + "]";
-}
+std::string print(const Param::Info& param) { return param.name + ": " + to_string(param.type) + base::shape_text(param.shape); }
 
 }  // namespace scoring
 

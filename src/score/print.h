@@ -1,5 +1,5 @@
 #pragma once
-// The canonical text of a program's first output.
+// Canonical text.
 #include <string>
 #include <vector>
 
@@ -7,10 +7,10 @@
 
 namespace foveal::scoring {
 
-/// Shared parts are written out where they stand; in a large or deep expression they get names: `_1 = exp(score); _1 * _1`.
+/// Shared values are repeated where they occur; in large or deep expressions they are named: `_1 = exp(score); _1 * _1`.
 std::string print(const Graph& graph, ValueId value);
 
-/// `rel: real[4, 33]`, the form that parse_param() reads.
+/// `rel: real[4, 33]`, as parse_param() reads it.
 std::string print(const Param::Info& param);
 
 }  // namespace foveal::scoring

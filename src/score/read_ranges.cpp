@@ -1,4 +1,4 @@
-// What a parameter can be over a box of indices, from its data.
+// Bounds of a parameter over a box of indices, from its data.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -12,9 +12,9 @@
 namespace foveal::scoring {
 namespace {
 
-constexpr std::int64_t fan = 8;          // a block of one level is fan x fan blocks of the level below
-constexpr std::size_t max_levels = 21;   // fan^21 elements along one side
-constexpr std::int64_t max_slices = 64;  // of the outer dimensions that a query looks at one by one
+constexpr std::int64_t fan = 8;          // a block is fan x fan blocks of the level below
+constexpr std::size_t max_levels = 21;   // up to fan^21 elements along one side
+constexpr std::int64_t max_slices = 64;  // of the outer dimensions: a query over more gets the bounds of the whole parameter
 constexpr double inf = std::numeric_limits<double>::infinity();
 
 void include(Interval& range, const Interval& more) {
@@ -27,18 +27,11 @@ constexpr Interval nothing{inf, -inf, false};
 
 }  // namespace
 
-/// Bounds of blocks of the last two dimensions, level upon level, for each index of the others.
+/// Bounds of blocks of the last two dimensions, level upon level, for every slice: every index of the outer dimensions.
 class DataReadRanges::Summary {
  public:
-  Summary(const TensorView& tensor, std::pmr::memory_resource* memory) : tensor_(tensor), levels_(memory) {
-    const int rank = tensor.rank;
-    rows_ = rank >= 2 ? tensor.sizes[static_cast<std::size_t>(rank - 2)] : 1;
-    columns_ = rank >= 1 ? tensor.sizes[static_cast<std::size_t>(rank - 1)] : 1;
-    row_stride_ = rank >= 2 ? tensor.strides[static_cast<std::size_t>(rank - 2)] : 0;
-    column_stride_ = rank >= 1 ? tensor.strides[static_cast<std::size_t>(rank - 1)] : 0;
-    outer_ = std::max(0, rank - 2);
-    slices_ = 1;
-    for (int i = 0; i < outer_; ++i) slices_ *= tensor.sizes[static_cast<std::size_t>(i)];
+  Summary(const TensorView& tensor, std::pmr::memory_resource* memory) : tensor_(at_least_2d(tensor)), levels_(memory) {
+    for (std::size_t i = 0; i < outer(); ++i) slices_ *= tensor_.sizes[i];
   }
 
   /// Of all levels, for a tensor of this shape.
@@ -56,35 +49,32 @@ class DataReadRanges::Summary {
   }
 
   Interval range(std::span<const Interval> index) const {
-    std::call_once(built_, [this] { build(); });  // nobody asks for most parameters: large tables that only the score reads
-    std::array<std::int64_t, TensorView::max_rank> first{}, last{};
-    for (int i = 0; i < tensor_.rank; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      const auto top = static_cast<double>(tensor_.sizes[at] - 1);
-      first[at] = static_cast<std::int64_t>(std::clamp(index[at].low, 0.0, top));
-      last[at] = static_cast<std::int64_t>(std::clamp(index[at].high, 0.0, top));
+    std::call_once(built_, [this] { build(); });  // on demand: most parameters are large tables that only the score reads
+    Position first{}, last{};
+    const std::size_t padding = outer() + 2 - index.size();
+    for (std::size_t i = 0; i < index.size(); ++i) {
+      const auto top = static_cast<double>(tensor_.sizes[padding + i] - 1);
+      first[padding + i] = static_cast<std::int64_t>(std::clamp(index[i].low, 0.0, top));
+      last[padding + i] = static_cast<std::int64_t>(std::clamp(index[i].high, 0.0, top));
     }
     std::int64_t slices = 1;
-    for (int i = 0; i < outer_; ++i) slices *= last[static_cast<std::size_t>(i)] - first[static_cast<std::size_t>(i)] + 1;
+    for (std::size_t i = 0; i < outer(); ++i) slices *= last[i] - first[i] + 1;
     if (slices > max_slices) return everything_;
-    const int rank = tensor_.rank;
-    const Area area{rank >= 2 ? first[static_cast<std::size_t>(rank - 2)] : 0, rank >= 2 ? last[static_cast<std::size_t>(rank - 2)] + 1 : 1,
-                    rank >= 1 ? first[static_cast<std::size_t>(rank - 1)] : 0,
-                    rank >= 1 ? last[static_cast<std::size_t>(rank - 1)] + 1 : 1};
+    const Area area{first[outer()], last[outer()] + 1, first[outer() + 1], last[outer() + 1] + 1};
     Interval result = nothing;
-    auto position = first;
+    Position position = first;
     for (std::int64_t n = 0; n < slices; ++n) {
       query(slice_number(position), area, static_cast<int>(levels_.size()), 0, 0, result);
-      for (int i = outer_ - 1; i >= 0; --i) {  // the next index of the outer dimensions
-        const auto at = static_cast<std::size_t>(i);
-        if (++position[at] <= last[at]) break;
-        position[at] = first[at];
+      for (std::size_t i = outer(); i-- > 0;) {  // the next slice
+        if (++position[i] <= last[i]) break;
+        position[i] = first[i];
       }
     }
     return result;
   }
 
  private:
+  using Position = std::array<std::int64_t, TensorView::max_rank>;
   struct Area {
     std::int64_t row_begin, row_end, column_begin, column_end;
   };
@@ -93,31 +83,38 @@ class DataReadRanges::Summary {
     std::pmr::vector<Interval> blocks;
   };
 
-  std::int64_t slice_number(const std::array<std::int64_t, TensorView::max_rank>& position) const {
+  /// With leading dimensions of size 1.
+  static TensorView at_least_2d(TensorView view) {
+    for (; view.rank < 2; ++view.rank) {
+      view.sizes[1] = view.sizes[0], view.strides[1] = view.strides[0];
+      view.sizes[0] = 1, view.strides[0] = 0;
+    }
+    return view;
+  }
+  std::size_t outer() const { return static_cast<std::size_t>(tensor_.rank) - 2; }
+
+  std::int64_t slice_number(const Position& position) const {
     std::int64_t number = 0;
-    for (int i = 0; i < outer_; ++i) number = number * tensor_.sizes[static_cast<std::size_t>(i)] + position[static_cast<std::size_t>(i)];
+    for (std::size_t i = 0; i < outer(); ++i) number = number * tensor_.sizes[i] + position[i];
     return number;
   }
 
   std::int64_t slice_offset(std::int64_t number) const {
     std::int64_t offset = 0;
-    for (int i = outer_ - 1; i >= 0; --i) {
-      const auto at = static_cast<std::size_t>(i);
-      offset += number % tensor_.sizes[at] * tensor_.strides[at];
-      number /= tensor_.sizes[at];
-    }
+    for (std::size_t i = outer(); i-- > 0; number /= tensor_.sizes[i]) offset += number % tensor_.sizes[i] * tensor_.strides[i];
     return offset;
   }
 
   Interval element(std::int64_t slice_offset, std::int64_t row, std::int64_t column) const {
-    const double value = base::load(tensor_.data, tensor_.dtype, slice_offset + row * row_stride_ + column * column_stride_);
+    const double value =
+        base::load(tensor_.data, tensor_.dtype, slice_offset + row * tensor_.strides[outer()] + column * tensor_.strides[outer() + 1]);
     if (std::isnan(value)) return {-inf, inf, true};
     const bool exact = tensor_.dtype != DType::f64 || static_cast<double>(static_cast<float>(value)) == value;
     return exact ? Interval{value, value} : interval_rules::widened({value, value});
   }
 
   void build() const {
-    std::int64_t rows = rows_, columns = columns_;
+    std::int64_t rows = tensor_.sizes[outer()], columns = tensor_.sizes[outer() + 1];
     levels_.reserve(max_levels);
     do {  // until one block holds a whole slice
       const std::int64_t below_rows = rows, below_columns = columns;
@@ -143,12 +140,13 @@ class DataReadRanges::Summary {
     return level.blocks[static_cast<std::size_t>((slice * level.rows + row) * level.columns + column)];
   }
 
-  /// Adds to `result` what the area holds of block (row, column) of a level; level 0 are the elements.
+  /// Widens `result` by the part of block (row, column) that lies in the area. Level 0: elements.
   void query(std::int64_t slice, const Area& area, int level, std::int64_t row, std::int64_t column, Interval& result) const {
     if (level == 0) return include(result, element(slice_offset(slice), row, column));
     std::int64_t size = fan;
     for (int i = 1; i < level; ++i) size *= fan;
-    const Area block{row * size, std::min((row + 1) * size, rows_), column * size, std::min((column + 1) * size, columns_)};
+    const Area block{row * size, std::min((row + 1) * size, tensor_.sizes[outer()]), column * size,
+                     std::min((column + 1) * size, tensor_.sizes[outer() + 1])};
     const Interval& bounds = block_at(levels_[static_cast<std::size_t>(level - 1)], slice, row, column);
     if (bounds.low >= result.low && bounds.high <= result.high && bounds.maybe_nan <= result.maybe_nan) return;  // adds nothing
     if (area.row_begin <= block.row_begin && block.row_end <= area.row_end && area.column_begin <= block.column_begin &&
@@ -162,9 +160,8 @@ class DataReadRanges::Summary {
         query(slice, area, level - 1, i, j, result);
   }
 
-  TensorView tensor_;
-  int outer_ = 0;
-  std::int64_t slices_ = 1, rows_ = 1, columns_ = 1, row_stride_ = 0, column_stride_ = 0;
+  TensorView tensor_;  ///< of rank 2 or more
+  std::int64_t slices_ = 1;
   mutable std::once_flag built_;
   mutable std::pmr::vector<Level> levels_;
   mutable Interval everything_{};

@@ -1,5 +1,5 @@
 #pragma once
-// An expression in which parts stand for other expressions.
+// Replaces parts of an expression.
 #include <functional>
 #include <memory>
 #include <utility>
@@ -10,10 +10,10 @@
 
 namespace foveal::scoring {
 
-/// `expr` (of any depth) with parts replaced, all at once: those for which replacement(node) is not null.
+/// `expr` with every node for which replacement(node) is not null replaced, simultaneously. Iterative: depth is unbounded.
 Expr replace(const Expr& expr, const std::function<std::shared_ptr<const Node>(const Node&)>& replacement);
 
-/// `expr` with each of these symbols replaced; itself when it has none of them. Types must be the symbols'.
+/// `expr` with these symbols replaced by expressions of the same type; `expr` itself if it contains none of them.
 Expr substitute(const Expr& expr, const std::vector<std::pair<Op, Expr>>& symbols);
 
 }  // namespace foveal::scoring

@@ -1,5 +1,5 @@
 #pragma once
-// Over which pairs of one batch and head a value varies: the lattice by which back ends place values, and by which gradients are reduced.
+// Over which pairs of a batch entry and head a value varies: the lattice by which backends hoist values and gradients are reduced.
 #include <cstdint>
 
 namespace foveal::scoring {
@@ -7,17 +7,17 @@ namespace foveal::scoring {
 struct Program;
 
 enum class Varies : std::uint8_t {
-  uniform,   ///< over none
-  row,       ///< with the query alone
-  column,    ///< with the key alone
-  diagonal,  ///< with q_idx - kv_idx alone
-  pair,      ///< with each pair, or with the score
+  uniform,   ///< constant
+  row,       ///< with the query only
+  column,    ///< with the key only
+  diagonal,  ///< with q_idx - kv_idx only
+  pair,      ///< with the pair, or with the score
 };
 
-/// Of what is made of both.
+/// Of a value computed from both.
 constexpr Varies join(Varies a, Varies b) { return a == b || b == Varies::uniform ? a : a == Varies::uniform ? b : Varies::pair; }
 
-/// From a Depends set and whether, of positions, the value depends on their difference only.
+/// along_diagonals: as in Program.
 Varies varies(std::uint8_t depends, bool along_diagonals);
 Varies varies(const Program& program, std::int32_t value);
 

@@ -4,6 +4,7 @@
 
 #include "foveal/foveal.h"
 #include "problem/case_data.h"
+#include "problem/line_problem.h"
 #include "problem/problem.h"
 #include "problem/random_line.h"
 
@@ -126,7 +127,19 @@ INSTANTIATE_TEST_SUITE_P(
                     Wrong{"target=\"a=b\"", "a name has letters, digits and _"}, Wrong{"strides=q", "expected name:stride,stride"},
                     Wrong{"q0", "q: a size is 0; expected at least 1"}, Wrong{"lengths=3,-1", "a length is negative"},
                     Wrong{"q4:5 layout=packed_qkv", "layout=packed_qkv needs equal lengths of q and kv"},
-                    Wrong{"strides=q:1,2", "strides of q: 2 of them; expected 4"}));
+                    Wrong{"strides=q:1,2", "strides of q: 2 of them; expected 4"},
+                    Wrong{"strides=query:1,2,3,4", "'query' is not a tensor; expected one of q, k, v, out"},
+                    Wrong{"forward i32 q8", "column 9: i32: unknown; expected forward, backward, f64, f32"}));
+
+TEST(Problem, OfALineWithTooFewStridesIsRefused) {
+  const Line line = parse_line("strides=lse:8,1");
+  try {
+    problem_of(line, {DeviceKind::cuda, 0});
+    FAIL() << "no error";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("strides of lse: 2 of them; expected 3"), std::string::npos) << error.what();
+  }
+}
 
 TEST(CaseData, EqualLinesGiveEqualData) {
   const Line line = parse_line("backward f32 b1 h2 q9 d8 param=\"b: real[4] grad\" score=\"score + b[q_idx % 4]\" seed=3");

@@ -1,5 +1,5 @@
-// Indices that count from the end: what stays of them once lengths and a mask are known.
-#include "score/wraps.h"
+// Negative indices, and their simplification by lengths and masks.
+#include "score/negative_index.h"
 
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ const Param table{"table", {33}}, ids{"ids", {128}, Type::integer};
 
 std::string settled(const Expr& index, const Expr& mask = {}) {
   const scoring::Box box{{0, 1}, {0, 3}, {0, 127}, {0, 127}, {128, 128}, {128, 128}};
-  return to_string(scoring::settle_indices(score + table(index), mask, {table, ids}, box));
+  return to_string(scoring::simplify_indices(score + table(index), mask, {table, ids}, box));
 }
 
 Expr wrap(const Expr& index) { return scoring::wrapped_index(index, 33); }
@@ -41,7 +41,7 @@ TEST(Wraps, LengthsAndTheMaskDecideTheRest) {
 TEST(Wraps, ChoicesOutsideOfIndicesStay) {
   const Expr choice = score + where(q_idx < 128, 1, 2);
   const scoring::Box box{{0, 1}, {0, 3}, {0, 127}, {0, 127}, {128, 128}, {128, 128}};
-  EXPECT_EQ(to_string(scoring::settle_indices(choice, {}, {}, box)), to_string(choice));
+  EXPECT_EQ(to_string(scoring::simplify_indices(choice, {}, {}, box)), to_string(choice));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "score/wraps.h"
+#include "score/negative_index.h"
 
 #include <unordered_map>
 #include <unordered_set>
@@ -11,7 +11,7 @@ namespace {
 
 using NodePtr = std::shared_ptr<const Node>;
 
-/// fn(node) for the node and all that it is made of, each once.
+/// fn(node) for every node below, once.
 template <class Fn>
 void walk(std::vector<const Node*> open, Fn fn) {
   std::unordered_set<const Node*> seen;
@@ -24,8 +24,8 @@ void walk(std::vector<const Node*> open, Fn fn) {
   }
 }
 
-/// The integer choices within the indices of reads.
-std::unordered_set<const Node*> choices_of_indices(const Expr& expr) {
+/// Integer `where` nodes inside the indices of reads.
+std::unordered_set<const Node*> selects_in_indices(const Expr& expr) {
   std::vector<const Node*> indices;
   walk({expr.node().get()}, [&](const Node& node) {
     if (node.op == Op::read)
@@ -38,7 +38,7 @@ std::unordered_set<const Node*> choices_of_indices(const Expr& expr) {
   return found;
 }
 
-/// What a condition is at every pair of the box that the mask keeps: {0, 1} where that is not known.
+/// Bounds of a condition over the pairs of the box that the mask keeps.
 Interval truth(const NodePtr& condition, const Expr& mask, const std::vector<Param>& params, const Box& box) {
   const ScoreProgram program = compile({.score_mod = to_real(Expr(condition)), .mask = mask, .params = params, .wants_gradient = {}});
   std::vector<Interval> values(program.forward.code.size());
@@ -46,17 +46,18 @@ Interval truth(const NodePtr& condition, const Expr& mask, const std::vector<Par
   return values[static_cast<std::size_t>(program.forward.outputs.front())];
 }
 
-Expr settle(const Expr& expr, const std::unordered_set<const Node*>& choices, const Expr& mask, const std::vector<Param>& params,
-            const Box& box) {
-  std::unordered_map<const Node*, NodePtr> settled;
-  for (const Node* choice : choices) {
-    const Interval known = truth(choice->args[0], mask, params, box);
-    if (known.low == known.high) settled.emplace(choice, choice->args[known.low != 0 ? 1 : 2]);
+/// Replaces the selects whose condition is known.
+Expr resolve(const Expr& expr, const std::unordered_set<const Node*>& selects, const Expr& mask, const std::vector<Param>& params,
+             const Box& box) {
+  std::unordered_map<const Node*, NodePtr> resolved;
+  for (const Node* select : selects) {
+    const Interval known = truth(select->args[0], mask, params, box);
+    if (known.low == known.high) resolved.emplace(select, select->args[known.low != 0 ? 1 : 2]);
   }
-  if (settled.empty()) return expr;
+  if (resolved.empty()) return expr;
   return replace(expr, [&](const Node& node) {
-    const auto found = settled.find(&node);
-    return found == settled.end() ? nullptr : found->second;
+    const auto found = resolved.find(&node);
+    return found == resolved.end() ? nullptr : found->second;
   });
 }
 
@@ -71,18 +72,16 @@ Expr wrapped_index(const Expr& index, std::int64_t size) {
   std::unordered_set<std::string> names;
   std::erase_if(params, [&](const Param& param) { return !names.insert(param.name()).second; });
   constexpr Interval any{0, 2147483647.0};
-  return settle(wrapped, {wrapped.node().get()}, {}, params, {any, any, any, any, any, any});
+  return resolve(wrapped, {wrapped.node().get()}, {}, params, {any, any, any, any, any, any});
 }
 
-Expr settle_indices(const Expr& expr, const Expr& mask, const std::vector<Param>& params, const Box& box) {
+Expr simplify_indices(const Expr& expr, const Expr& mask, const std::vector<Param>& params, const Box& box) {
   if (!expr.present()) return expr;
-  Expr found = expr;
-  while (true) {  // a choice that is settled may settle those around it
-    const std::unordered_set<const Node*> choices = choices_of_indices(found);
-    if (choices.empty()) return found;
-    const Expr next = settle(found, choices, mask, params, box);
-    if (next.node() == found.node()) return found;
-    found = next;
+  Expr simplified = expr;
+  while (true) {  // one that is resolved may decide those around it
+    const Expr next = resolve(simplified, selects_in_indices(simplified), mask, params, box);
+    if (next.node() == simplified.node()) return simplified;
+    simplified = next;
   }
 }
 
