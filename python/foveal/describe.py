@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
@@ -186,7 +185,7 @@ class Bound:
 # to a program, so that one that was forgotten is made again.
 _programs: OrderedDict[str, _core.Program] = OrderedDict()
 _MAX_PROGRAMS = 1024
-_traces: dict[Any, tuple[Bound, list[Any]]] = {}  # by signature; how to find each array again beside it
+_traces: dict[Any, tuple[Bound, list[Any]]] = {}  # by signature; where to find each array again beside it
 _MAX_TRACES = 1024
 
 
@@ -255,9 +254,7 @@ def trace(
             bound, sources = hit
             if not sources:
                 return bound
-            found = [given[source] if type(source) is str else source() for source in sources]
-            if not any([array is None for array in found]):
-                return Bound(bound.program, bound.names, found)
+            return Bound(bound.program, bound.names, [given[source] if type(source) is str else reads.arrays[source] for source in sources])
         with_scalars = _with_scalars(score_mod, mask, options, arguments, tracer, heads_first, (found_key or ())[1:], given)
         if with_scalars is not None:
             return with_scalars
@@ -326,9 +323,8 @@ def _with_scalars(
     scalars = known.changed - known.constants
     constants = (frozenset(scalars), tuple([value for place, value in numbers.items() if place not in scalars]))
     found = known.bound.get(constants)
-    arrays = None if found is None else [_array_of(source, given, numbers, tracer) for source in found[1]]
-    if found is not None and arrays is not None and not any([array is None for array in arrays]):
-        return Bound(found[0].program, found[0].names, arrays)
+    if found is not None:
+        return Bound(found[0].program, found[0].names, [_array_of(source, given, key.arrays, numbers, tracer) for source in found[1]])
     made = _traced_with(scalars, score_mod, mask, arguments, tracer, numbers)
     if made is None:  # some of them are needed while tracing
         alone = {place for place in scalars if _traced_with({place}, score_mod, mask, arguments, tracer, numbers) is None}
@@ -344,10 +340,10 @@ def _with_scalars(
     return bound
 
 
-def _array_of(source: Any, given: Mapping[str, Any], numbers: Mapping[Place, float | int], tracer: type[Tracer]) -> Any:
+def _array_of(source: Any, given: Mapping[str, Any], reached: Sequence[Any], numbers: Mapping[Place, float | int], tracer: type[Tracer]) -> Any:
     if type(source) is str:
         return given[source]
-    return tracer.scalar(numbers[source]) if type(source) is tuple else source()
+    return tracer.scalar(numbers[source]) if type(source) is tuple else reached[source]
 
 
 def _traced_with(
@@ -383,13 +379,11 @@ def _by_value(name: str, value: Any) -> Any:
     return without_gradient(name, value).item() if arrays.is_array(value) and value.shape == () else value
 
 
-def _source(array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> Any:
-    """Where a later call finds this array: under its name among the given ones, or by a weak reference; None when nowhere, as for an array that
-    was made while tracing."""
+def _source(array: Any, reached: Sequence[Any], given: Mapping[str, Any]) -> str | int | None:
+    """Where a later call finds this array: under its name among the given ones, or at its place among those that the functions reach, which are as
+    many and in the same order wherever keys are equal; None when nowhere, as for an array that was made while tracing. Arrays themselves are not
+    held, not even weakly: torch.utils.swap_tensors() refuses tensors that are."""
     for name, candidate in given.items():
         if candidate is array:
             return name
-    try:
-        return weakref.ref(array) if any([other is array for other in reached]) else None
-    except TypeError:
-        return None
+    return next((place for place, other in enumerate(reached) if other is array), None)

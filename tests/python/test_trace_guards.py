@@ -837,6 +837,26 @@ def test_a_new_tensor_in_the_place_of_one_that_is_gone_is_read():
         del t
 
 
+def test_a_parameter_in_the_place_of_a_tensor_that_is_gone_is_one():
+    for make in (torch.ones, lambda n, dtype: torch.nn.Parameter(torch.ones(n, dtype=dtype))) * 3:
+        t = make(1, dtype=torch.float64)
+        expected = scaled(3.0 if type(t) is torch.nn.Parameter else 2.0)
+        torch.testing.assert_close(out(lambda s, b, h, i, j: s * (t[0] + (2.0 if isinstance(t, torch.nn.Parameter) else 1.0))), expected)
+        del t
+
+
+@pytest.mark.parametrize("other", [torch.tensor([5.0, 7.0]), torch.tensor([[5.0], [7.0]]), torch.tensor([5, 7])], ids=["alike", "shape", "dtype"])
+def test_captured_tensors_can_be_swapped(other):
+    """torch refuses to where a weak reference is held of one."""
+    weight, other = torch.tensor([2.0, 3.0], dtype=torch.float64), other.clone()
+    score_mod = lambda s, b, h, i, j: s * weight.reshape(-1)[h]  # noqa: E731
+    for _ in range(3):
+        torch.testing.assert_close(out(score_mod), out("where(head == 0, 2.0, 3.0) * score"))
+    torch.utils.swap_tensors(weight, other)
+    for _ in range(3):
+        torch.testing.assert_close(out(score_mod), out("where(head == 0, 5.0, 7.0) * score"))
+
+
 def test_with_and_without_gradients_are_traced_apart():
     scale = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
 
