@@ -183,6 +183,16 @@ def binary(fn: Callable[[Any, Any], Any]) -> Meaning:
     return elementwise(lambda input, other: fn(input, other), 2)
 
 
+def shift(fn: Callable[[Any, Any, int], Any]) -> Meaning:
+    """fn(x, count, the last bit of the result's dtype)."""
+
+    def meaning(call: Call) -> Any:
+        last_bit = 8 * call.result.dtype.itemsize - 1
+        return binary(lambda x, count: fn(x, count, last_bit))(call)
+
+    return meaning
+
+
 def over_dims(call: Call, fn: Callable[[Sequence[Any]], Any], value: Any, dim: Any) -> Any:
     """fn of the items that meet when the dimensions `dim` are reduced; None: all. Kept dimensions show in the result's look."""
     x = call.symbol(value)

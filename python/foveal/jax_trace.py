@@ -21,7 +21,7 @@ import numpy as np
 from . import _core, formulas, jax_primitives, questions
 from ._core import Expr, Type
 from .calls import Call, CallTracer, Meaning, binary, cast, elementwise, filled, layout, matmul, over_dims, reduction, same, signature_of
-from .calls import stopped, unary
+from .calls import shift, stopped, unary
 from .trace import Capture, Symbols
 
 _NARROW = {"uint8": (0, 256), "uint16": (0, 65536), "uint32": (0, 2**32), "int8": (128, 256), "int16": (32768, 65536)}
@@ -236,17 +236,13 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "bitwise_or": operator.or_,
     "xor": operator.xor,
     "bitwise_xor": operator.xor,
-    "lshift": operator.lshift,
-    "left_shift": operator.lshift,
-    "bitwise_left_shift": operator.lshift,
-    "rshift": operator.rshift,
-    "right_shift": operator.rshift,
-    "bitwise_right_shift": operator.rshift,
 }
 
 _TABLE: dict[str, Meaning] = {
     **{name: unary(fn) for name, fn in _UNARY.items()},
     **{name: binary(fn) for name, fn in _BINARY.items()},
+    **dict.fromkeys(("lshift", "left_shift", "bitwise_left_shift"), shift(formulas.shift_left)),
+    **dict.fromkeys(("rshift", "right_shift", "bitwise_right_shift"), shift(formulas.shift_right)),
     "pow": _power,
     "power": _power,
     "integer_pow": _power,

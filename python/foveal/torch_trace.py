@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from . import _core, arrays, formulas, guards, questions, torch_views
 from ._core import Expr, Type
 from .calls import (
-    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, signature_of, stopped,
+    Call, CallTracer, Meaning, binary, cast, elementwise, filled, flat, layout, matmul, over_dims, reduction, same, shift, signature_of, stopped,
     symbolic, unary,
 )  # fmt: skip
 from .numbers import Number
@@ -496,10 +496,10 @@ _TABLE: dict[str, Meaning] = {
     "and": binary(operator.and_),
     "or": binary(operator.or_),
     "xor": binary(operator.xor),
-    "bitwise_left_shift": binary(operator.lshift),
-    "bitwise_right_shift": binary(operator.rshift),
-    "lshift": binary(operator.lshift),
-    "rshift": binary(operator.rshift),
+    "bitwise_left_shift": shift(formulas.shift_left),
+    "bitwise_right_shift": shift(formulas.shift_right),
+    "lshift": shift(formulas.shift_left),
+    "rshift": shift(formulas.shift_right),
     # reductions
     "sum": _reduction(formulas.total),
     "mean": _reduction(formulas.mean),
@@ -656,6 +656,19 @@ def _name_of(func: Any) -> str:
 _REFLECTED = {"rpow", "rdiv", "rtruediv", "rfloordiv", "rmod", "rmatmul", "rlshift", "rrshift", "rand", "ror", "rxor"}
 
 
+_NUMPYS_NAMES = {"axis": "dim", "keepdims": "keepdim"}  # of arguments, which torch takes, too
+
+
+def _check_transforms(tracer: "TorchTracer", name: str) -> None:
+    if torch._C._are_functorch_transforms_active() and _transforms() > tracer.transforms:
+        raise NotImplementedError(f"torch.{name} in a score or mask, within a transform of torch.func (vmap, grad, jvp, ...) of its own; expected the operations themselves")
+
+
+def _transforms() -> int:
+    """How many of torch.func's are active."""
+    return len(torch._C._functorch.get_interpreter_stack() or [])
+
+
 def _call(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     try:
         return _called(tracer, func, args, kwargs)
@@ -684,6 +697,12 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
         raise NotImplementedError("torch.view in a score or mask: a dtype, by which bits are read as another type; expected sizes, or x.to(dtype)")
     args = tuple(Symbol(tracer, [value], (), _DTYPES[value.type]) if isinstance(value, Expr) else arrays.plain_number(value) for value in args)
     kwargs = {key: arrays.plain_number(value) for key, value in kwargs.items()}  # torch takes NumPy's for Python's
+    _check_transforms(tracer, name)
+    if name == "type":
+        given = args[1] if len(args) > 1 else kwargs.get("dtype")
+        if given is None:
+            return torch.empty(0, dtype=args[0].dtype).type()
+        args, kwargs = (args[0], given if isinstance(given, torch.dtype) else torch.empty(0).type(given).dtype), {}  # also "torch.DoubleTensor"
     with torch._C.DisableTorchFunction():  # what follows is ours
         if name == "getitem" and isinstance(args[0], Symbol) and symbolic(args[1]):
             return _chosen(args[0], args[1])
@@ -698,6 +717,7 @@ def _called(tracer: "TorchTracer | None", func: Any, args: tuple[Any, ...], kwar
                 found = torch_views.view(args[0], func, args[1:], kwargs)
             if found is not None:
                 return found
+        kwargs = {_NUMPYS_NAMES.get(key, key): value for key, value in kwargs.items()}
         result = meaning(Call(tracer, name, func, args, kwargs, look))
     if name in _SHARING:
         _note_sharing([value for value in flat((*args, result)) if isinstance(value, Symbol)])
@@ -735,6 +755,7 @@ class _Mode(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__getitem__" and isinstance(args[0], torch.Tensor) and symbolic(args[1]):
             try:
+                _check_transforms(self.tracer, "getitem")
                 return self.tracer.capture(args[0])[args[1]]
             except (TypeError, ValueError, NotImplementedError) as error:
                 raise questions.refused(error)
@@ -771,6 +792,7 @@ class TorchTracer(CallTracer):
     views: dict[int, tuple[torch.Tensor, Capture]] = field(default_factory=dict)  # made while tracing, as reads of what they are views of
     computed: dict[int, torch.Tensor] = field(default_factory=dict)  # made of others while tracing: their shapes may follow from elements
     with_gradients: bool = field(default_factory=torch.is_grad_enabled)  # without them, nothing is there to stop
+    transforms: int = field(default_factory=_transforms)
 
     library = "torch"
     rebind = False
@@ -872,6 +894,11 @@ class TorchTracer(CallTracer):
                 result = fn(*arguments)
             questions.check_refusals()
         except Exception as error:
+            if isinstance(error, TypeError) and "incompatible function arguments" in str(error) and "Symbol(" in str(error):
+                raise NotImplementedError(
+                    f"a score or mask hands a symbol to {str(error).partition('(')[0]}(), which takes tensors alone (a transform of torch.func, a checkpoint, ...); "
+                    "expected torch's functions and operators"
+                ) from error
             if type(error).__module__.startswith("torch._dynamo"):
                 raise NotImplementedError("a score or mask calls what torch.compile() made, which does not know symbols; expected the function that it was made of") from error
             raise

@@ -134,6 +134,8 @@ INTEGERS = {
     "bits": lambda n, m: (n & m) + (n | 5) * 2 + (n ^ m) * 3 + ~n,
     "bitwise": lambda n, m: jnp.bitwise_and(n, 3) + jnp.bitwise_or(n, m) + jnp.bitwise_xor(n, m) + jnp.bitwise_not(n) + jnp.invert(m),
     "shifts": lambda n, m: (n << 2) + (n >> m) + jnp.left_shift(n, m) + jnp.right_shift(n, 1),
+    "shifts_below_0": lambda n, m: (n << (m - 9)) + (n >> (m - 9)) * 3 + jnp.left_shift(n, -1),
+    "shifts_of_all_bits": lambda n, m: (n >> (m + 60)) + jnp.right_shift(n, 100) * 3 + (n << 70),
     "division": lambda n, m: n // m + n % m + jnp.fmod(n, m) + jax.lax.div(n, m) + jax.lax.rem(n, m),
     "true_division": lambda n, m: n / m,
     "power": lambda n, m: n**3,

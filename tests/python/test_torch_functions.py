@@ -220,6 +220,21 @@ def test_no_grad_inside_a_function():
     compare(score_mod, X, Y, Z)
 
 
+# ---- names of arguments ----
+
+NAMED = {
+    "axis": lambda x, i, j: torch.stack([x[i, j], x[j, i]]).sum(axis=0) + torch.amax(torch.stack([x[i, j], x[j, i]]), axis=0, keepdims=True)[0],
+    "axis_of_softmax": lambda x, i, j: torch.softmax(torch.stack([x[i, j], x[j, i]], axis=0), axis=0)[1],
+    "type": lambda x, i, j: x[i, j].float().type("torch.DoubleTensor") + i.type(dtype=torch.float64),
+    "type_of": lambda x, i, j: x[i, j] * (2 if x[i, j].type() == "torch.DoubleTensor" else 3),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_other_names_of_arguments(name):
+    compare(lambda s, b, h, i, j: s * 0.1 + NAMED[name](X, i, j), X, **({"rtol": 1e-6, "atol": 1e-6} if name == "type" else {}))
+
+
 # ---- integers ----
 
 INTEGERS = {
@@ -230,6 +245,8 @@ INTEGERS = {
     "shift_left": lambda n, m: n << m,
     "shift_right": lambda n, m: n >> m,
     "shift_of_a_number": lambda n, m: 1 << m,
+    "shift_below_0": lambda n, m: (n << (m - 9)) + (n >> (m - 9)) * 3 + (n << -1) + (n >> -1),
+    "shift_of_all_bits": lambda n, m: (n >> (m + 60)) + (n >> 64) * 3 + (n << 70),
     "bitwise_and": lambda n, m: torch.bitwise_and(n, 5),
     "bitwise_left_shift": lambda n, m: torch.bitwise_left_shift(n, m),
     "floor_divide": lambda n, m: n // m,
