@@ -4,7 +4,10 @@ and getattr() with a default ask a symbol's own __getattr__, which refuses what 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
 `case torch.Tensor():`; the second is refused. `type(x)` asks nobody, but what is done with it does (SymbolType), except for `type(x) is C`: trace.py
-refuses that where a function's bytecode shows it.
+refuses that where a function's bytecode shows it, and finds functions that are handed C, which get another `type` while they run (types_answered).
+
+The text of a symbol says nothing of its value either: it is for print(), for messages that libraries write, and for debuggers. A function that makes one
+itself might branch on it, and is refused.
 
 A refusal holds where the function catches it, too (`try: n = int(i)`, `except TypeError:`), as it goes on another way than on tensors.
 """
@@ -17,7 +20,7 @@ import dis
 import sys
 import threading
 import types
-from typing import Any, Callable, Iterator, TypeVar
+from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 from . import _core
 
@@ -29,6 +32,7 @@ _tracing = 0  # functions, in all threads
 
 class _Here(threading.local):
     count = 0  # functions, in this thread
+    printing = False  # within print()
     refusal: Exception | None = None  # the first one of the function that runs
 
 
@@ -45,6 +49,8 @@ def _asked_by_library(frame: types.FrameType) -> bool:
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
+    if kinds is _type_of:
+        kinds = type
     if type(kinds) is SymbolType:
         kinds = _meant(kinds, sys._getframe(1))
     if _isinstance(value, kinds):
@@ -95,6 +101,34 @@ def _meant(kind: SymbolType, frame: types.FrameType) -> type:
     return kind.array_type
 
 
+def _type_of(*given: Any) -> Any:
+    kind = type(*given)
+    return _meant(kind, sys._getframe(1)) if len(given) == 1 and type(kind) is SymbolType else kind
+
+
+_scopes: dict[int, int] = {}  # by the id of a module's globals, how many functions that run now have its `type` replaced
+
+
+@contextlib.contextmanager
+def types_answered(scopes: Sequence[dict[str, Any]]) -> Iterator[None]:
+    """While a function runs: `type` of functions with these globals answers for symbols."""
+    replaced = []
+    with _lock:
+        for scope in scopes:
+            if scope.get("type", _type_of) is _type_of:  # not one of their own
+                scope["type"] = _type_of
+                _scopes[id(scope)] = _scopes.get(id(scope), 0) + 1
+                replaced.append(scope)
+    try:
+        yield
+    finally:
+        with _lock:
+            for scope in replaced:
+                _scopes[id(scope)] -= 1
+                if _scopes[id(scope)] == 0:
+                    del _scopes[id(scope)], scope["type"]
+
+
 # ---- x.__class__, case torch.Tensor(): ----
 
 _OF_A_CLASS = {dis.opmap[name] for name in ("LOAD_ATTR", "MATCH_CLASS") if name in dis.opmap}
@@ -141,6 +175,7 @@ def answered() -> Iterator[None]:
         _tracing += 1
         setattr(builtins, "isinstance", _is_instance)
         setattr(builtins, "issubclass", _is_subclass)
+        setattr(builtins, "print", _print)
     outer, _here.refusal = _here.refusal, None
     _here.count += 1
     try:
@@ -153,6 +188,7 @@ def answered() -> Iterator[None]:
             if _tracing == 0:
                 setattr(builtins, "isinstance", _isinstance)
                 setattr(builtins, "issubclass", _issubclass)
+                setattr(builtins, "print", _print_itself)
 
 
 _Refusal = TypeVar("_Refusal", bound=Exception)
@@ -203,6 +239,35 @@ def no_copy(value: Any, *_: Any) -> Any:
     raise refused_here(TypeError("a score expression has no value while it is traced, so that it is neither copied nor pickled: x + 0 is a new one"))
 
 
+# ---- str(x), f"{x}", repr(x) ----
+
+_SHOWING = _LIBRARIES | {"torch"} | sys.stdlib_module_names  # whose code makes text for people: logging, warnings, debuggers
+_print_itself = builtins.print
+
+
+def _print(*values: Any, **named: Any) -> None:
+    outer, _here.printing = _here.printing, True
+    try:
+        _print_itself(*values, **named)
+    finally:
+        _here.printing = outer
+
+
+def text_by(plain: Callable[[Any], str]) -> Any:
+    """A __repr__, or a __format__, that gives this text where nothing can follow from it."""
+
+    def text(self: Any, spec: str = "") -> str:
+        if _here.count and not _here.printing and _package(sys._getframe(1)) not in _SHOWING:
+            raise refused(
+                TypeError(
+                    "a score expression has no value while it is traced, and its text says none: leave out str(), repr() and f-strings; print(x) shows it"
+                )
+            )
+        return object.__format__(self, spec) if spec else plain(self)
+
+    return text
+
+
 _hash_of = _core.Expr.__hash__
 
 
@@ -220,6 +285,8 @@ def truth(self: Any) -> bool:
 
 _truth_of = _core.Expr.__bool__
 setattr(_core.Expr, "__hash__", _hash)
+setattr(_core.Expr, "__repr__", text_by(_core.Expr.__repr__))
+setattr(_core.Expr, "__format__", text_by(repr))
 setattr(_core.Expr, "__bool__", truth)
 for _name in ("__float__", "__int__", "__index__", "__complex__"):
     setattr(_core.Expr, _name, no_number)

@@ -72,8 +72,9 @@ class Symbols(metaclass=questions.SymbolType):
     __hash__ = questions.no_hash
     __reduce_ex__ = questions.no_copy
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
+    __repr__ = __format__ = questions.text_by(
+        lambda self: f"{type(self).__name__}({self._items[0] if not self._shape else self._items}, shape={list(self._shape)})"
+    )
 
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul lshift rshift and_ or_ xor lt le gt ge eq ne".split()
@@ -429,6 +430,15 @@ class Capture(metaclass=questions.SymbolType):
     def __bool__(self) -> bool:
         return bool(self._value())
 
+    def __repr__(self) -> str:
+        return repr(self._value())
+
+    def __str__(self) -> str:
+        return str(self._value())
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value(), spec)
+
     def __score__(self) -> Expr:
         value = self._read()
         return value.__score__() if isinstance(value, Symbols) else value
@@ -594,9 +604,9 @@ class Tracer:
             raise TypeError(f"{kind}: found foveal.{fn.__name__} itself; expected what it makes: foveal.{fn.__name__}{inspect.signature(fn)}".split(" ->")[0])
         arguments = self.arguments(kind)
         _check_arity(fn, kind, len(arguments))
-        _check_types(fn, arguments, self.rebind)
+        handed = _check_types(fn, arguments, self.rebind)
         try:
-            with questions.answered():
+            with questions.answered(), questions.types_answered(handed):
                 result = self.run(fn, arguments)
         except IndexError as error:
             if "valid indices" not in str(error):  # NumPy's and JAX's words for an index that is no number
@@ -735,11 +745,13 @@ def _check_arity(fn: Any, kind: str, count: int) -> None:
         raise TypeError(f"{kind}: found a function of {signature}; expected one of {names}{hint}") from None
 
 
-def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> None:
+def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[str, Any]]:
     """type(x) of a symbol is none of a tensor's, and nobody is asked. It is refused of what is a symbol for certain, an argument of fn itself or a
-    captured array in whose place there is one, and where a function asks whether it has an array."""
+    captured array in whose place there is one, and where a function asks whether it has an array. Returns the globals of functions that are handed the
+    class as well: of what they ask shows when they run."""
     called = guards.as_called(fn)
     asked = _certain(called, arguments)
+    scopes: list[dict[str, Any]] = []
     seen: set[int] = set()
     left = [called]
     while left:
@@ -752,11 +764,14 @@ def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> None:
         elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
             left += _captured_by(value)
             if isinstance(value, types.FunctionType):
-                for of, against in guards.types_asked(value):
+                for of, against, handed in guards.types_asked(value):
                     if _is_array_class(_named(value, against)) or (rebind and arrays.is_array(_named(value, (of,)))):
                         asked.append(of)
+                    elif handed:
+                        scopes.append(value.__globals__)
     if asked:
         raise TypeError(f"a score or mask asks for type({asked[0]}), which is not what a symbol stands for; expected isinstance({asked[0]}, ...)")
+    return scopes
 
 
 def _certain(fn: Any, arguments: Sequence[Any]) -> list[str]:

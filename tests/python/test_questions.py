@@ -4,7 +4,9 @@ import builtins
 import copy
 import functools
 import importlib.util
+import logging
 import pickle
+import types
 
 import numpy as np
 import pytest
@@ -113,6 +115,14 @@ def of_helper(x, kind):
     return type(x) is kind
 
 
+def helper_is(x, kind):
+    return kind is type(x)
+
+
+def of_attribute(x, holder):
+    return type(x) is holder.kind
+
+
 TYPES = {
     "is": lambda kind: lambda s, b, h, i, j: s * 2 if type(s) is kind else s,
     "name": lambda kind: lambda s, b, h, i, j: s * 2 if "Tensor" in type(i).__name__ else s,
@@ -140,6 +150,9 @@ def test_types_of_symbols_are_refused(name, ask):
 
 
 TYPES_IN_HELPERS = {
+    "is": lambda x, kind: of_helper(x, kind),
+    "is, the other way round": lambda x, kind: helper_is(x, kind),
+    "is an attribute": lambda x, kind: of_attribute(x, types.SimpleNamespace(kind=kind)),
     "in": lambda x, kind: type(x) in (kind, int),
     "of a table": lambda x, kind: {kind: True}.get(type(x), False),
     "of a set": lambda x, kind: type(x) in {int, kind},
@@ -162,7 +175,75 @@ def test_what_is_done_with_types_of_symbols(name, ask):
     found = attend(name, lambda s, b, h, i, j: kept.append(asked(s, kind)) or s * 2)
     np.testing.assert_array_equal(found, attend(name, "2 * score"))
     assert kept[-1] == expected
+    assert "type" not in globals()
     assert issubclass.__module__ == "builtins"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_types_of_numbers_may_be_asked(name):
+    """By a function that knows with what it compares."""
+    factor, of_number = 2.0, array_asked(float)
+    expected = attend(name, "2 * score")
+
+    def with_default(s, b, h, i, j, factor=2.0, kind=float):
+        return s * factor if type(factor) is kind else s
+
+    np.testing.assert_array_equal(attend(name, lambda s, b, h, i, j: s * factor if of_number(factor) else s), expected)
+    np.testing.assert_array_equal(attend(name, with_default), expected)
+
+
+TEXTS = {
+    "str": str,
+    "repr": repr,
+    "f-string": lambda x: f"{x}",
+    "format": lambda x: f"{x:.2f}",
+    "percent": lambda x: "%s" % (x,),
+    "of a list": lambda x: str([x]),
+}
+
+
+@pytest.mark.parametrize("make", [lambda s, h: s, lambda s, h: h, lambda s, h: s * 2 > h], ids=["score", "head", "comparison"])
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "jax"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_symbols_are_refused(text, name, make):
+    """What follows from them would follow from no value, also where the function catches the refusal. (JAX traces such a function by itself.)"""
+
+    def caught(s, b, h, i, j):
+        try:
+            return s * len(TEXTS[text](make(s, h)))
+        except TypeError:
+            return s
+
+    for score_mod in (lambda s, b, h, i, j: s * len(TEXTS[text](make(s, h))), caught):
+        with pytest.raises(TypeError, match="foveal.attention: a score expression has no value while it is traced, and its text says none"):
+            attend(name, score_mod)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_symbols_are_printed_and_logged(name, capsys, caplog):
+    def score_mod(s, b, h, i, j):
+        print("seen:", s, [h], i <= j)
+        logging.getLogger("a score").warning("seen: %s", s)
+        return s * 2
+
+    np.testing.assert_array_equal(attend(name, score_mod), attend(name, "2 * score"))
+    assert "score" in capsys.readouterr().out and "score" in caplog.text
+    assert print.__module__ == "builtins"
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "jax"])
+@pytest.mark.parametrize("text", [str, repr, lambda x: f"{x:.3f}"], ids=["str", "repr", "format"])
+def test_texts_of_elements_are_their_own(name, text):
+    """Of captured arrays, whose elements have values: read anew on each call."""
+    table = KINDS[name][0](TABLE.copy())
+    first = text(table[0, 0])
+
+    def score_mod(s, b, h, i, j):
+        return s * 2 if text(table[0, 0]) == first else s * 3
+
+    np.testing.assert_array_equal(attend(name, score_mod), attend(name, "2 * score"))
+    table[0, 0] += 1
+    np.testing.assert_array_equal(attend(name, score_mod), attend(name, "3 * score"))
 
 
 def test_types_of_parts_of_arrays_are_refused():
