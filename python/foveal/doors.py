@@ -20,6 +20,7 @@ _ERRORS = (TypeError, ValueError, AttributeError, RuntimeError, NotImplementedEr
 
 
 on_errors: list[Callable[[BaseException], None]] = []  # who must know when a door ends by an error, once for each
+is_compiling: Callable[[], bool] = lambda: False  # whether torch.compile traces this code: foveal.torch knows
 
 
 def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -33,7 +34,8 @@ def public(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             except _ERRORS as error:
                 if on_errors and not hasattr(error, "door"):
                     on_errors[-1](error)
-                explain(name, function, args, kwargs, error)
+                if not is_compiling():  # it cannot look at errors; a call that it leaves outside of compiled code comes by here again
+                    explain(name, function, args, kwargs, error)
                 raise
 
         return door
@@ -49,7 +51,7 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
         parameters = inspect.signature(function).parameters
         if not any([p.kind == p.VAR_KEYWORD for p in parameters.values()]):
             check_names(name, kwargs, [own for own in parameters if own != "self"])
-        given = _by_name(function, args, kwargs)
+        given = _by_name(name, function, args, kwargs)
         _check_tensors(name, given)
         _check_lengths(name, given)
         _check_arrays(name, given)
@@ -75,8 +77,13 @@ _OTHER_NAMES = {
 }  # fmt: skip
 
 
-def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+def _by_name(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(function)
+    try:
+        given = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        unnamed = [own for own, p in signature.parameters.items() if p.kind == p.POSITIONAL_OR_KEYWORD and own != "self"]
+        raise TypeError(f"{name}: {error}; expected {', '.join(unnamed)}, and others by their names") from None
     return {**given, **given.pop("arguments", {})}
 
 

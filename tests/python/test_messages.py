@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention.flex_attention import BlockMask
+from torch.utils.checkpoint import checkpoint
 
 import foveal
 import foveal.torch
@@ -20,6 +22,10 @@ flex = foveal.torch.flex_attention
 sdpa = foveal.torch.scaled_dot_product_attention
 varlen = foveal.torch.varlen_attn
 COMPILED = torch.compile(lambda x: 2 * x, backend="eager")
+
+
+MASK_BIAS = torch.ones(5)
+BELOW = BlockMask.from_kv_blocks(torch.ones(1, 1, 1, dtype=torch.int32), torch.full((1, 1, 1, 1), -1, dtype=torch.int32), seq_lengths=(5, 5))
 
 
 def trained():
@@ -165,6 +171,16 @@ WRONG = {
     "an offset": (lambda: attention(q, k, v, q_offset=2**70), "foveal.torch.attention: q_offset: found 1180591620717411303424; expected an integer of 64 bits"),
     "complex": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + COMPLEX[i]), "foveal.torch.attention: a captured array: dtype complex64"),
     "a matrix": (lambda: foveal.attention(*ARRAYS, lambda s, b, h, i, j: s + MATRIX[i, j]), "foveal.attention: a captured array: a matrix, which may read as"),
+    "too many": (lambda: varlen(q[0], k[0], v[0], CU, CU, 5, 5, None), "foveal.torch.varlen_attn: too many positional arguments; expected query, .*max_k, and others by"),
+    "one twice": (lambda: attention(q, k, v, q=q), "foveal.torch.attention: multiple values for argument 'q'"),
+    "too few": (lambda: sdpa(q, k), r"foveal.torch.scaled_dot_product_attention: .*missing 1 required positional argument: 'value'"),
+    "a transform within": (lambda: attention(q, k, v, lambda s, b, h, i, j: torch.vmap(lambda x: x * s)(MASK_BIAS).sum()), "foveal.torch.attention: torch.mul in a score or mask, within a transform of torch.func"),
+    "an index within a transform": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.vmap(lambda x: x[i])(MASK_BIAS[None])[0]), "foveal.torch.attention: .*within a transform of torch.func"),
+    "a derivative of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: torch.func.grad(torch.sin)(s)), r"foveal.torch.attention: a score or mask hands a symbol to _wrap_for_grad\(\), which takes tensors alone"),
+    "a checkpoint of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: checkpoint(torch.sin, s, use_reentrant=False)), "foveal.torch.attention: a score or mask hands a symbol to"),
+    "a nested mask": (lambda: sdpa(*HEADS_FIRST, torch.nested.nested_tensor([torch.ones(5, 5)])), "scaled_dot_product_attention: attn_mask: found a nested tensor; expected a dense one"),
+    "a sparse mask": (lambda: sdpa(*HEADS_FIRST, torch.ones(5, 5).to_sparse()), "scaled_dot_product_attention: attn_mask: found a tensor of layout torch.sparse_coo"),
+    "a block below 0": (lambda: flex(*HEADS_FIRST, block_mask=BELOW), "flex_attention: block_mask: kv_indices lists block -1; expected 0 to 0"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),
 }  # fmt: skip
 

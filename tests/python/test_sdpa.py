@@ -175,6 +175,13 @@ def test_everything_dropped_is_zero():
     assert out.abs().max() == 0 and all(g.abs().max() == 0 for g in torch.autograd.grad(out.sum(), tensors))
 
 
+def test_head_dims_of_0_drop_too():
+    """Each query takes the mean of the values that are kept."""
+    q, k, v = torch.empty(2, 3, 5, 0), torch.empty(2, 3, 7, 0), torch.randn(2, 3, 7, 4, generator=seeded(0))
+    torch.testing.assert_close(foveal.torch.scaled_dot_product_attention(q, k, v), v.mean(-2, keepdim=True).expand(2, 3, 5, 4))
+    assert not foveal.torch.scaled_dot_product_attention(q, k, v, dropout_p=1.0).any()
+
+
 @pytest.mark.parametrize("mask", [None, torch.bool, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_takes_what_layers_in_different_types_give(mask, compiled):

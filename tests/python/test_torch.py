@@ -77,6 +77,35 @@ def test_compile_without_graph_break():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("scale", [0.3, None], ids=["a number", "of the sizes"])
+def test_compile_with_open_numbers(scale, dynamic):
+    """Which torch.compile keeps open are this call's; a mask of a fixed size fits sizes that are open."""
+    mask = torch.rand(20, 20) > 0.3
+
+    def model(q, k, v, scale):
+        scale = q.shape[2] / q.shape[-1] ** 0.5 if scale is None else scale
+        masked = foveal.torch.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        return masked + foveal.torch.attention(*[t.transpose(1, 2) for t in (q, k, v)], "tanh(score)", scale=scale).transpose(1, 2)
+
+    q, k, v = tensors(2, 4, 20, 16, dtype=torch.float32)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n, number in enumerate((scale, scale and 0.5, scale and 2)):
+        part = [t[:, : 4 - n] for t in (q, k, v)]
+        torch.testing.assert_close(compiled(*part, number), model(*part, number))
+
+
+def test_errors_of_compiled_calls_are_the_same():
+    """torch.compile leaves the call to eager code, or tells what was raised."""
+    q = torch.randn(1, 2, 5, 8)
+    wrong = lambda q: foveal.torch.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(3, 3))  # noqa: E731
+    for fullgraph in (False, True):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=r"scaled_dot_product_attention: attn_mask: shape \(3, 3\); expected one that broadcasts to"):
+            torch.compile(wrong, fullgraph=fullgraph, backend="eager")(q)
+
+
 MASK = foveal.causal()
 
 

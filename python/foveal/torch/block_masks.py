@@ -101,29 +101,36 @@ def _made(block_mask: torch_flex.BlockMask, mask_mod: Mask | None, batch: int, h
     return listed
 
 
+def _is_readable(tensor: Tensor) -> bool:
+    """Not while a CUDA graph is captured."""
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
 def _block_classes(block_mask: torch_flex.BlockMask) -> Tensor:
     """int8 [batch or 1, heads or 1, rows, columns]: _EMPTY, _PARTIAL or _FULL."""
     columns = -(-block_mask.seq_lengths[1] // block_mask.BLOCK_SIZE[1])
 
-    def listed(num_blocks: Any, indices: Any) -> Tensor:
+    def listed(which: str, num_blocks: Any, indices: Any) -> Tensor:
         num_blocks, indices = (t.reshape((1,) * (n - t.dim()) + tuple(t.shape)) for t, n in ((num_blocks, 3), (indices, 4)))
         position = torch.arange(indices.shape[-1], device=indices.device)
         # What lies past the number of blocks is undefined: it goes to a column that is cut off. So does a block past the last key.
         column = torch.where(position < num_blocks[..., None], indices, columns).clamp(max=columns).long()
+        if column.numel() > 0 and _is_readable(column) and int(column.min()) < 0:
+            raise CallError(f"flex_attention: block_mask: {which} lists block {int(column.min())}; expected 0 to {columns - 1}")
         kept = torch.zeros((*column.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
         return kept.scatter_(-1, column, torch.ones_like(column, dtype=torch.bool))[..., :columns]
 
-    classes = listed(block_mask.kv_num_blocks, block_mask.kv_indices).to(torch.int8)
+    classes = listed("kv_indices", block_mask.kv_num_blocks, block_mask.kv_indices).to(torch.int8)
     if block_mask.full_kv_num_blocks is not None:
-        full = listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
+        full = listed("full_kv_indices", block_mask.full_kv_num_blocks, block_mask.full_kv_indices)
         classes = torch.where(full, _FULL, classes).to(torch.int8)
     return classes
 
 
 def _says_the_same(mask_mod: Mask, table: Tensor, block_mask: torch_flex.BlockMask, batch: int, heads: int) -> bool:
     """Whether mask_mod keeps nothing of the blocks that are not listed, and all of those listed as full. Not known of one that reads data."""
-    if table.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False  # the table cannot be read here
+    if not _is_readable(table):
+        return False
     tracer = TorchTracer()
     description = describe(None, mask_mod, tracer=tracer)
     if tracer.saw_values or description.params or description.mask is None:

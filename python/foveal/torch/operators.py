@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function, has_torch_function
 
+from .. import doors
 from .._core import Expr, Program
 from ..describe import Bound, Options, Rng, program, trace
 from ..signatures import Mask, Paged, ScoreMod, length_slots
@@ -29,6 +30,8 @@ def as_rows(dout: Tensor) -> Tensor:
     dout = dout.resolve_neg()
     return dout.contiguous() if dout.is_cuda and dout.stride(-1) != 1 else dout
 
+
+doors.is_compiling = torch.compiler.is_compiling
 
 _runs = [0]  # of the forward operator
 
@@ -396,6 +399,13 @@ def _key_outside(*traced: Any) -> tuple[str, list[Tensor]]:
 _CONSTANT = (Expr, str, type(None)) if torch.torch_version.TorchVersion(torch.__version__) >= "2.13" else (str, type(None))
 
 
+def _of_this_call(value: Any) -> Any:
+    """A program holds its numbers, and the sizes of what it reads: of one that torch.compile keeps open, this call's, and others compile anew."""
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(value) if isinstance(value, (int, float)) else value
+
+
 def bound(
     score_mod: ScoreMod, mask: Mask, options: Options, arguments: dict[str, Any], heads_first: bool, like: Tensor | None = None
 ) -> tuple[Found, list[Tensor]]:
@@ -403,9 +413,8 @@ def bound(
     if torch.compiler.is_compiling():
         if isinstance(score_mod, _CONSTANT) and isinstance(mask, _CONSTANT) and options == Options():
             given = {**(arguments.get("params") or {}), **({} if arguments.get("sink") is None else {"sink": arguments["sink"]})}
-            # A program holds the sizes of what it reads: of a size that torch.compile keeps open, len(range()) takes this call's.
-            looks = tuple([(name, tuple([len(range(extent)) for extent in t.shape]), t.dtype) for name, t in given.items()])
-            rest = tuple([(name, value) for name, value in arguments.items() if name not in ("params", "sink")])
+            looks = tuple([(name, tuple([_of_this_call(extent) for extent in t.shape]), t.dtype) for name, t in given.items()])
+            rest = tuple([(name, _of_this_call(value)) for name, value in arguments.items() if name not in ("params", "sink")])
             return _constant_key(score_mod, mask, looks, heads_first, rest), list(given.values())
         outside: tuple[str, list[Tensor]] = _key_outside(score_mod, mask, options, arguments, heads_first, like)
         return outside

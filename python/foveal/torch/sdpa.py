@@ -64,7 +64,7 @@ def scaled_dot_product_attention(
         _check_mask(attn_mask, query)
         read = attn_mask
     if 0 in query.shape or 0 in key.shape or 0 in value.shape:  # nothing to compute: torch knows what it returns then
-        return _torchs(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        return _torchs(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
     query, key, value, batch_shape = _aligned(query, key, value, enable_gqa)
     out = _attend(query, key, value, read, mask, dropout_p, scale, batch_shape)
     return out if len(batch_shape) == 2 else out.reshape(*batch_shape, *out.shape[-2:])
@@ -135,6 +135,9 @@ def _check_mask(attn_mask: Tensor, query: Tensor) -> None:
             f"scaled_dot_product_attention: attn_mask: dtype {attn_mask.dtype}; expected torch.bool (True = keep) or "
             f"{' or '.join(sorted({str(dtype) for dtype in added}))} (added to the scores)"
         )
+    if attn_mask.is_nested or attn_mask.layout is not torch.strided:
+        found = "nested tensor" if attn_mask.is_nested else f"tensor of layout {attn_mask.layout}"
+        raise CallError(f"scaled_dot_product_attention: attn_mask: found a {found}; expected a dense one")
     if attn_mask.dim() < 2:
         raise CallError(f"scaled_dot_product_attention: attn_mask: rank {attn_mask.dim()}; expected at least 2: [..., seqlen_q, seqlen_kv]")
     if attn_mask.device != query.device:
@@ -195,7 +198,8 @@ def _as_rank_four(attn_mask: Tensor, batch_shape: tuple[int, ...], seqlen_q: int
     """attn_mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_kv or 1]."""
     full = (*batch_shape, seqlen_q, seqlen_kv)
     given = tuple(attn_mask.shape)
-    if len(given) > len(full) or any([extent not in (1, whole) for extent, whole in zip(reversed(given), reversed(full))]):
+    # Not `in (1, whole)`: torch.compile takes a size for another one than an open size that is equal.
+    if len(given) > len(full) or any([extent != 1 and extent != whole for extent, whole in zip(reversed(given), reversed(full))]):
         raise CallError(f"scaled_dot_product_attention: attn_mask: shape {given}; expected one that broadcasts to {full}")
     if len(full) == 4 or len(given) <= 3:
         return attn_mask.reshape((1,) * (4 - len(given)) + given)
