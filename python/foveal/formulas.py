@@ -162,16 +162,12 @@ def remainder(a: Any, b: Any) -> Any:
 
 def shift_left(a: Any, b: Any, last_bit: int) -> Any:
     """0 where all bits leave, and by a count below 0: frameworks take that for a large one, the language for 0."""
-    if isinstance(b, int):
-        return _core.constant(a) << b if 0 <= b <= last_bit else _core.constant(0)
     count = b if last_bit == _LAST_BIT else _core.minimum(b, last_bit)  # bounds of narrow integers hold then
     return where((b < 0) | (b > last_bit), 0, a << count)
 
 
 def shift_right(a: Any, b: Any, last_bit: int) -> Any:
     """0 or -1, the sign, where all bits leave, and by a count below 0."""
-    if isinstance(b, int):
-        return _core.constant(a) >> (b if 0 <= b <= last_bit else last_bit)
     return a >> where(b < 0, last_bit, b)
 
 

@@ -311,10 +311,14 @@ class _Walk:
                     return self.value(vars(value)[attributes[0]], attributes[1:], False)
         elif not captured or self.tensors is not None:
             raise _Unknown
+        try:
+            shape = value.shape
+        except RuntimeError:  # a nested tensor's
+            raise _Unknown from None
         self.arrays.append(value)
         self.parts.append(id(value))  # which another one has when this one is gone
         self.parts.append(type(value))
-        self.parts.append(value.shape)
+        self.parts.append(shape)
         self.parts.append(value.dtype)
 
     def expression(self, value: Expr, attributes: tuple[str, ...], captured: bool) -> None:

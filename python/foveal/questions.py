@@ -241,7 +241,8 @@ def no_copy(value: Any, *_: Any) -> Any:
 
 # ---- str(x), f"{x}", repr(x) ----
 
-_SHOWING = _LIBRARIES | {"torch"} | sys.stdlib_module_names  # whose code makes text for people: logging, warnings, debuggers
+# Whose code makes text for people: logging, warnings, debuggers.
+_SHOWING = _LIBRARIES | sys.stdlib_module_names | {"torch", "IPython", "_pytest", "_pydevd_bundle", "debugpy"}
 _print_itself = builtins.print
 
 

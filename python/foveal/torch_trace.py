@@ -826,6 +826,8 @@ class TorchTracer(CallTracer):
         return lambda dim=None: torch.Size(shape) if dim is None else shape[dim]
 
     def capture(self, tensor: torch.Tensor) -> Capture:
+        if tensor.is_nested:
+            arrays.check_plain(tensor, "a captured array")
         known = self.views.get(id(tensor))
         return Capture(self, tensor) if known is None else known[1]
 

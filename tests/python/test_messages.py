@@ -22,9 +22,8 @@ flex = foveal.torch.flex_attention
 sdpa = foveal.torch.scaled_dot_product_attention
 varlen = foveal.torch.varlen_attn
 COMPILED = torch.compile(lambda x: 2 * x, backend="eager")
-
-
 MASK_BIAS = torch.ones(5)
+NESTED = torch.nested.nested_tensor([torch.ones(5, 5)])
 BELOW = BlockMask.from_kv_blocks(torch.ones(1, 1, 1, dtype=torch.int32), torch.full((1, 1, 1, 1), -1, dtype=torch.int32), seq_lengths=(5, 5))
 
 
@@ -178,7 +177,8 @@ WRONG = {
     "an index within a transform": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.vmap(lambda x: x[i])(MASK_BIAS[None])[0]), "foveal.torch.attention: .*within a transform of torch.func"),
     "a derivative of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: torch.func.grad(torch.sin)(s)), r"foveal.torch.attention: a score or mask hands a symbol to _wrap_for_grad\(\), which takes tensors alone"),
     "a checkpoint of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: checkpoint(torch.sin, s, use_reentrant=False)), "foveal.torch.attention: a score or mask hands a symbol to"),
-    "a nested mask": (lambda: sdpa(*HEADS_FIRST, torch.nested.nested_tensor([torch.ones(5, 5)])), "scaled_dot_product_attention: attn_mask: found a nested tensor; expected a dense one"),
+    "a nested mask": (lambda: sdpa(*HEADS_FIRST, NESTED), "scaled_dot_product_attention: attn_mask: found a nested tensor; expected a dense one"),
+    "a nested capture": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + NESTED[h, i]), "foveal.torch.attention: a captured array: a nested tensor; expected a plain"),
     "a sparse mask": (lambda: sdpa(*HEADS_FIRST, torch.ones(5, 5).to_sparse()), "scaled_dot_product_attention: attn_mask: found a tensor of layout torch.sparse_coo"),
     "a block below 0": (lambda: flex(*HEADS_FIRST, block_mask=BELOW), "flex_attention: block_mask: kv_indices lists block -1; expected 0 to 0"),
     "a list with symbols": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + [1.0, 2.0][h]), "score_mod|symbol|no value"),

@@ -39,7 +39,7 @@ def varlen_attn(
     cu_seq_q, cu_seq_k: int32 or int64 [sequences + 1], cumulative lengths.
     max_q, max_k: the longest sequences.
     window_size: keys to the left and to the right that a query sees, -1 for all. The last query is aligned with the last key, as in flash-attn.
-    seqused_k: int [sequences], the number of valid keys of each sequence.
+    seqused_k: int [sequences], the number of valid keys of each sequence; checked where it lies on the CPU.
     block_table: int32 [sequences, pages], the pages of each sequence. It needs seqused_k; cu_seq_k is not read; the pages get gradients.
     num_splits: accepted and ignored, as results do not depend on it.
 
