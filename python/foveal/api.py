@@ -10,7 +10,7 @@ from . import _core, arrays
 from ._core import Pass
 from .describe import Bound, Options, Rng, trace, wanted_gradients
 from .doors import public
-from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, length_slots, pair, tokens
+from .signatures import A, Arguments, Array, Mask, ScoreMod, Settings, check_flags, check_names, check_seeds, length_slots, pair, tokens
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -160,6 +160,7 @@ def _front(q: Any) -> Any:
 def _split(arguments: Mapping[str, Any]) -> tuple[tuple[Any, Any], tuple[int, int], Rng, Options, dict[str, Any]]:
     """What belongs to a run: how tokens lie, max_seqlens, seed and offset; the options; the arguments of describe()."""
     rest = dict(arguments)
+    check_seeds("attention", rest.get("seed"), rest.get("offset"), rest.get("rng_state"))
     rng = Rng(rest.pop("seed", None) or 0, rest.pop("offset", 0), rest.pop("rng_state", None))
     lengths = tokens("attention", *(rest.pop(name, None) for name in ("cu_seqlens", "block_table", "seqlens_kv")))
     return lengths, rest.pop("max_seqlens", (0, 0)), rng, rest.pop("options", Options()), rest

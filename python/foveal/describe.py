@@ -223,7 +223,7 @@ def _made(key: str, description: Description, options: Sequence[Any], heads_firs
 def bind(description: Description, options: Options, heads_first: bool = False) -> Bound:
     if not isinstance(options, Options):
         raise TypeError(f"attention: options: found {_found(options)}; expected foveal.Options(...)")
-    how = (options.backend, options.target, int(options.threads), options.exclude), heads_first
+    how = (options.backend, options.target, _integer("options.threads", options.threads), options.exclude), heads_first
     key = f"{description.text}{SEPARATOR}{how!r}"
     found = program(key) if key in _programs else _made(key, description, options, heads_first)
     return Bound(found, tuple(param.name for param in description.params), list(description.arrays))

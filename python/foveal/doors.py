@@ -73,7 +73,7 @@ def explain(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwar
 # What is called so within is another argument of doors that have another framework's signature.
 _OTHER_NAMES = {
     "q": "query", "k": "key", "v": "value", "mask": "block_mask", "cu_seqlens_q": "cu_seq_q", "cu_seqlens_kv": "cu_seq_k", "max_seqlen_q": "max_q",
-    "max_seqlen_kv": "max_k", "seqlens_kv": "seqused_k",
+    "max_seqlen_kv": "max_k", "seqlens_kv": "seqused_k", "rng.state": "rng_state",
 }  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def _check_lengths(name: str, given: Mapping[str, Any]) -> None:
         if not arrays.is_array(array):
             raise TypeError(f"{name}: cu_seqlens: for {which}: found {type(array).__name__}; {expected}")
     longest = given.get("max_seqlens")
-    if longest is not None and not (isinstance(longest, (tuple, list)) and len(longest) == 2):
+    if longest is not None and not (isinstance(longest, (tuple, list)) and len(longest) == 2 and all([hasattr(n, "__index__") for n in longest])):
         raise TypeError(f"{name}: max_seqlens: found {longest!r}; expected a pair (longest of q, longest of kv)")
 
 
@@ -162,6 +162,9 @@ def _check_arrays(name: str, given: Mapping[str, Any]) -> None:
     params, sink = given.get("params"), given.get("sink")
     if params is not None and not isinstance(params, Mapping):
         raise TypeError(f"{name}: params: found {type(params).__name__}; expected a dict of names and arrays")
+    for key in params or ():
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: params: found {type(key).__name__} {key!r} as a name; expected text")
     own = arrays.framework(given["q"]) if arrays.is_array(given.get("q")) else None
     paged = [(what, given.get(what)) for what in ("block_table", "seqlens_kv")]
     for what, array in [*paged, *((f"params[{key!r}]", value) for key, value in (params or {}).items()), ("sink", sink)]:

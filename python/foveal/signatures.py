@@ -115,6 +115,11 @@ def check_flags(function: str, **flags: Any) -> None:
             raise TypeError(f"{function}: {name}: found {type(flag).__name__} {flag!r}; expected True or False")
 
 
+def check_seeds(function: str, seed: Any, offset: Any, rng_state: Any) -> None:
+    if rng_state is not None and (seed is not None or offset):
+        raise ValueError(f"{function}: rng_state: found beside a seed or an offset; expected it alone, as it holds both")
+
+
 def check_names(function: str, arguments: Collection[str], accepted: Collection[str]) -> None:
     """Raises TypeError for a keyword argument that the function does not have."""
     for name in arguments:

@@ -887,6 +887,8 @@ class TorchTracer(CallTracer):
         return tuple(places) if kind == "mask" else (score, *places)
 
     def run(self, fn: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if _Mode in _function_modes():
+            raise NotImplementedError("a score or mask calls foveal.torch itself, with a function of its own; expected what it gives, computed before")
         for mode in _function_modes():
             if mode.__module__.partition(".")[0] != "torch":
                 raise NotImplementedError(f"a score or mask within {mode.__name__}, a TorchFunctionMode, which does not see the operators of symbols; expected a call outside of it")

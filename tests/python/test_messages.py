@@ -23,6 +23,7 @@ sdpa = foveal.torch.scaled_dot_product_attention
 varlen = foveal.torch.varlen_attn
 COMPILED = torch.compile(lambda x: 2 * x, backend="eager")
 MASK_BIAS = torch.ones(5)
+STATE = torch.tensor([1, 2])
 NESTED = torch.nested.nested_tensor([torch.ones(5, 5)])
 BELOW = BlockMask.from_kv_blocks(torch.ones(1, 1, 1, dtype=torch.int32), torch.full((1, 1, 1, 1), -1, dtype=torch.int32), seq_lengths=(5, 5))
 
@@ -177,6 +178,18 @@ WRONG = {
     "an index within a transform": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + torch.vmap(lambda x: x[i])(MASK_BIAS[None])[0]), "foveal.torch.attention: .*within a transform of torch.func"),
     "a derivative of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: torch.func.grad(torch.sin)(s)), r"foveal.torch.attention: a score or mask hands a symbol to _wrap_for_grad\(\), which takes tensors alone"),
     "a checkpoint of a symbol": (lambda: attention(q, k, v, lambda s, b, h, i, j: checkpoint(torch.sin, s, use_reentrant=False)), "foveal.torch.attention: a score or mask hands a symbol to"),
+    "a state of another shape": (lambda: attention(q, k, v, dropout_p=0.5, rng_state=torch.zeros(3, dtype=torch.int64)), "foveal.torch.attention: rng_state: i64.3.; expected i64.2."),
+    "a state and a seed": (lambda: attention(q, k, v, dropout_p=0.5, seed=1, rng_state=STATE), "foveal.torch.attention: rng_state: found beside a seed or an offset"),
+    "a state and an offset": (lambda: foveal.torch.Attention(dropout_p=0.5)(q, k, v, offset=1, rng_state=STATE), "foveal.torch.Attention: rng_state: found beside a seed or an offset"),
+    "a state and a seed, arrays": (lambda: foveal.attention(*ARRAYS, dropout_p=0.5, seed=0, rng_state=STATE.numpy()), "foveal.attention: rng_state: found beside a seed or an offset"),
+    "a number as a name": (lambda: attention(q, k, v, params={1: torch.ones(5)}), "foveal.torch.attention: params: found int 1 as a name; expected text"),
+    "words for longest": (lambda: attention(q[0], k[0], v[0], cu_seqlens=(CU, CU), max_seqlens=("a", 5)), r"foveal.torch.attention: max_seqlens: found \('a', 5\); expected a pair"),
+    "words for threads": (lambda: attention(q, k, v, options=foveal.Options(threads="a")), "foveal.torch.attention: options.threads: found str 'a'; expected an integer"),
+    "a door within": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + attention(q, k, v, lambda s, *_: 2 * s)[0, i, 0, 0]), "foveal.torch.attention: a score or mask calls foveal.torch itself"),
+    **{
+        f"a module's {name}": (lambda name=name: foveal.torch.Attention(f"score + {name}[head]", params={name: torch.ones(2)}), f"foveal.torch.Attention: params: '{name}' is an attribute")
+        for name in ("forward", "training", "names", "key", "_sink", "_parameters")
+    },
     "a nested mask": (lambda: sdpa(*HEADS_FIRST, NESTED), "scaled_dot_product_attention: attn_mask: found a nested tensor; expected a dense one"),
     "a nested capture": (lambda: attention(q, k, v, lambda s, b, h, i, j: s + NESTED[h, i]), "foveal.torch.attention: a captured array: a nested tensor; expected a plain"),
     "a sparse mask": (lambda: sdpa(*HEADS_FIRST, torch.ones(5, 5).to_sparse()), "scaled_dot_product_attention: attn_mask: found a tensor of layout torch.sparse_coo"),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..describe import Options, Rng, bind, describe
 from ..doors import public
-from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, tokens
+from ..signatures import Arguments, Mask, Running, ScoreMod, Settings, check_flags, check_names, check_seeds, tokens
 from ..torch_trace import TorchTracer
 from .operators import bound, call, draw_rng
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _ACCEPTED = (*Arguments.__annotations__, "return_lse")
+
+
+_ATTRIBUTES = frozenset("names key _texts _sink _arguments _options _dropping_key".split())  # of an Attention's own
 
 
 class Attention(torch.nn.Module):
@@ -34,6 +37,8 @@ class Attention(torch.nn.Module):
         with torch.enable_grad():  # what no_grad() within the functions stops must be seen, wherever this is made
             described = describe(score_mod, mask, tracer=TorchTracer(), **_settings(arguments))
         for param, array in zip(described.params, described.arrays):
+            if param.name in _ATTRIBUTES or hasattr(self, param.name):
+                raise ValueError(f"Attention: params: {param.name!r} is an attribute of the module itself; expected another name")
             if isinstance(array, torch.nn.Parameter):
                 self.register_parameter(param.name, array)
             else:
@@ -105,6 +110,7 @@ def _settings(arguments: Settings) -> dict[str, Any]:
 
 
 def _rng(seed: int | None, offset: int, rng_state: Tensor | None, device: torch.device) -> Rng:
+    check_seeds("attention", seed, offset, rng_state)
     return draw_rng(device) if seed is None and rng_state is None else Rng(seed or 0, offset, rng_state)
 
 
