@@ -150,7 +150,6 @@ class TypeAsked(NamedTuple):
 
     of: str  # x
     against: tuple[str, ...]  # what it is compared with: torch.Tensor as ("torch", "Tensor")
-    handed: bool = False  # x is an argument, and what it is compared with by `is` a local name: which class that is shows when it runs
 
 
 _NAME = {"LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW", "LOAD_DEREF", "LOAD_GLOBAL"}
@@ -164,37 +163,43 @@ def _types_asked(code: types.CodeType) -> tuple[TypeAsked, ...]:
     found = []
     instructions = [i for i in dis.get_instructions(code) if i.opname not in _BETWEEN]
     stored = {i.argval for i in instructions if i.opname in ("STORE_FAST", "STORE_DEREF", "DELETE_FAST")}
-    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     for at, (asked, of, call) in enumerate(zip(instructions, instructions[1:], instructions[2:])):
         if asked.opname not in _GLOBAL or asked.argval != "type" or of.opname not in _NAME or of.argval in stored or not call.opname.startswith("CALL") or call.arg != 1:
             continue
-        names: list[dis.Instruction] = []
-        end = next((n for n in range(at + 3, len(instructions)) if instructions[n].opname not in _ATTRIBUTE | _NAME | _FREE), len(instructions))
-        compares = end < len(instructions) and instructions[end].opname in ("IS_OP", "COMPARE_OP")
-        if compares:  # type(x) is C, or C is type(x)
-            names = instructions[at + 3 : end] or _names_before(instructions[:at])
-        local = bool(names) and names[0].opname.startswith("LOAD_FAST")
-        handed = local and of.argval in given and instructions[end].opname == "IS_OP"  # what `==` asks is answered when it runs
-        found.append(TypeAsked(of.argval, () if local else tuple([name.argval for name in names]), handed))
+        names: list[str] = []
+        for following in instructions[at + 3 :]:
+            if following.opname not in _ATTRIBUTE | _GLOBAL | _FREE:
+                if following.opname not in ("IS_OP", "COMPARE_OP"):
+                    names.clear()
+                elif not names:  # C is type(x)
+                    names += _names_before(instructions[:at])
+                break
+            names.append(following.argval)
+        found.append(TypeAsked(of.argval, tuple(names)))
     for nested in code.co_consts:
         if isinstance(nested, types.CodeType):
-            found += [asked for asked in _types_asked(nested) if asked.of not in nested.co_varnames or asked.against or asked.handed]
+            found += [asked for asked in _types_asked(nested) if asked.of not in nested.co_varnames or asked.against]
     return tuple(found)
 
 
-def _names_before(instructions: list[dis.Instruction]) -> list[dis.Instruction]:
+def _names_before(instructions: list[dis.Instruction]) -> list[str]:
     """What was put on the stack last, where that is a name and attributes of it."""
-    names: list[dis.Instruction] = []
+    names: list[str] = []
     for instruction in reversed(instructions):
         if instruction.opname not in _ATTRIBUTE:
-            return [instruction, *names] if instruction.opname in _NAME | _FREE else []
-        names.insert(0, instruction)
+            return [instruction.argval, *names] if instruction.opname in _GLOBAL | _FREE else []
+        names.insert(0, instruction.argval)
     return []
 
 
 def types_asked(fn: types.FunctionType) -> tuple[TypeAsked, ...]:
     """By a function and those nested in it."""
     return _code_of(fn.__code__).types
+
+
+def calls_type(code: types.CodeType) -> bool:
+    """Whether it, or a function nested in it, may."""
+    return "type" in code.co_names or any([calls_type(nested) for nested in code.co_consts if isinstance(nested, types.CodeType)])
 
 
 # ---- functions that depend on their arguments only ----

@@ -3,8 +3,9 @@ and getattr() with a default ask a symbol's own __getattr__, which refuses what 
 
 A symbol is no tensor, and its hash is none of its values': `isinstance(x, torch.Tensor)` would take another branch than the function does on
 tensors, `head in {0, 1}` would be false of every head. The first is answered as of what a symbol stands for, as are `x.__class__` and
-`case torch.Tensor():`; the second is refused. `type(x)` asks nobody, but what is done with it does (SymbolType), except for `type(x) is C`: trace.py
-refuses that where a function's bytecode shows it, and finds functions that are handed C, which get another `type` while they run (types_answered).
+`case torch.Tensor():`; the second is refused. `type(x)` asks nobody, so that functions that call it get another `type` while they run
+(types_answered): trace.py finds them, and refuses what their bytecode shows to be asked of a symbol. Of those that it does not find, `type(x) == C` is
+answered (SymbolType).
 
 The text of a symbol says nothing of its value either: it is for print(), for messages that libraries write, and for debuggers. A function that makes one
 itself might branch on it, and is refused.
@@ -49,10 +50,7 @@ def _asked_by_library(frame: types.FrameType) -> bool:
 
 
 def _is_instance(value: Any, kinds: Any) -> bool:
-    if kinds is _type_of:
-        kinds = type
-    if type(kinds) is SymbolType:
-        kinds = _meant(kinds, sys._getframe(1))
+    kinds = _class_of(kinds, sys._getframe(1))
     if _isinstance(value, kinds):
         return True
     stands_for = getattr(type(value), "__stands_for__", None)
@@ -62,11 +60,13 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 
 def _is_subclass(kind: Any, kinds: Any) -> bool:
-    if type(kind) is SymbolType:
-        kind = _meant(kind, sys._getframe(1))
-    if type(kinds) is SymbolType:
-        kinds = _meant(kinds, sys._getframe(1))
-    return _issubclass(kind, kinds)
+    frame = sys._getframe(1)
+    return _issubclass(_class_of(kind, frame), _class_of(kinds, frame))
+
+
+def _class_of(kind: Any, frame: types.FrameType) -> Any:
+    """What a function that is traced means by it."""
+    return type if kind is _type_of else _meant(kind, frame) if type(kind) is SymbolType else kind
 
 
 # ---- type(x) ----
@@ -102,8 +102,11 @@ def _meant(kind: SymbolType, frame: types.FrameType) -> type:
 
 
 def _type_of(*given: Any) -> Any:
+    """The `type` of such functions: isinstance() and issubclass() take it for type, `type(C) is type` holds."""
     kind = type(*given)
-    return _meant(kind, sys._getframe(1)) if len(given) == 1 and type(kind) is SymbolType else kind
+    if len(given) > 1 or (kind is not type and type(kind) is not SymbolType):
+        return kind
+    return _type_of if kind is type else _meant(kind, sys._getframe(1))
 
 
 _scopes: dict[int, int] = {}  # by the id of a module's globals, how many functions that run now have its `type` replaced

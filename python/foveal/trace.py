@@ -11,6 +11,7 @@ import inspect
 import itertools
 import math
 import operator
+import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any, Callable, ClassVar, Iterator, Sequence
@@ -707,6 +708,7 @@ class Tracer:
 _FACTORIES = tuple(value for name, value in vars(masks).items() if inspect.isfunction(value) and not name.startswith("_"))
 
 _LIBRARIES = {"numpy", "jax", "torch", "foveal", "scipy", "builtins", "math", "functools", "operator"}
+_NOT_THE_USERS = _LIBRARIES | sys.stdlib_module_names
 
 
 def _globals_of(fn: types.FunctionType) -> dict[str, Any]:
@@ -747,8 +749,8 @@ def _check_arity(fn: Any, kind: str, count: int) -> None:
 
 def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[str, Any]]:
     """type(x) of a symbol is none of a tensor's, and nobody is asked. It is refused of what is a symbol for certain, an argument of fn itself or a
-    captured array in whose place there is one, and where a function asks whether it has an array. Returns the globals of functions that are handed the
-    class as well: of what they ask shows when they run."""
+    captured array in whose place there is one, and where a function asks whether it has an array. Returns the globals of all functions that ask: what
+    they ask of, and what they compare it with, shows when they run."""
     called = guards.as_called(fn)
     asked = _certain(called, arguments)
     scopes: list[dict[str, Any]] = []
@@ -763,15 +765,37 @@ def _check_types(fn: Any, arguments: Sequence[Any], rebind: bool) -> list[dict[s
             left += value.values() if type(value) is dict else value
         elif isinstance(value, (functools.partial, types.MethodType, types.FunctionType)):
             left += _captured_by(value)
+            if isinstance(value, types.MethodType):
+                left.append(value.__self__)
             if isinstance(value, types.FunctionType):
-                for of, against, handed in guards.types_asked(value):
+                scopes += _scope_of(value)
+                for of, against in guards.types_asked(value):
                     if _is_array_class(_named(value, against)) or (rebind and arrays.is_array(_named(value, (of,)))):
                         asked.append(of)
-                    elif handed:
-                        scopes.append(value.__globals__)
+        else:
+            for held in _functions_of(value):
+                scopes += _scope_of(held)
     if asked:
         raise TypeError(f"a score or mask asks for type({asked[0]}), which is not what a symbol stands for; expected isinstance({asked[0]}, ...)")
     return scopes
+
+
+def _scope_of(fn: types.FunctionType) -> list[dict[str, Any]]:
+    return [fn.__globals__] if _is_the_users(fn.__module__) and guards.calls_type(fn.__code__) else []
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """Of a module, or of the class of an object."""
+    for owner in [value] if isinstance(value, types.ModuleType) else (value if isinstance(value, type) else type(value)).__mro__:
+        if _is_the_users(owner.__name__ if isinstance(owner, types.ModuleType) else owner.__module__):
+            for held in list(vars(owner).values()):
+                function = getattr(held, "__func__", held)
+                if isinstance(function, types.FunctionType):
+                    yield function
+
+
+def _is_the_users(module: str | None) -> bool:
+    return (module or "").partition(".")[0] not in _NOT_THE_USERS
 
 
 def _certain(fn: Any, arguments: Sequence[Any]) -> list[str]:

@@ -149,7 +149,23 @@ def test_types_of_symbols_are_refused(name, ask):
         attend(name, TYPES[ask](KINDS[name][1]))
 
 
+class OfTypes:
+    @staticmethod
+    def plainly(x, kind):
+        return type(x) is kind
+
+    def by_method(self, x, kind):
+        return self.plainly(x, kind)
+
+
+OF_TYPES = OfTypes()
+MODULE = types.ModuleType("of_a_user")
+exec("def asked(x, kind):\n    found = type(x)\n    return found is kind", vars(MODULE))
+
 TYPES_IN_HELPERS = {
+    "is, by a method": lambda x, kind: OF_TYPES.by_method(x, kind),
+    "is, by a class": lambda x, kind: OfTypes.plainly(x, kind),
+    "is, by a module": lambda x, kind: MODULE.asked(x, kind),
     "is": lambda x, kind: of_helper(x, kind),
     "is, the other way round": lambda x, kind: helper_is(x, kind),
     "is an attribute": lambda x, kind: of_attribute(x, types.SimpleNamespace(kind=kind)),
@@ -177,6 +193,16 @@ def test_what_is_done_with_types_of_symbols(name, ask):
     assert kept[-1] == expected
     assert "type" not in globals()
     assert issubclass.__module__ == "builtins"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_type_stays_a_class(name):
+    """To functions whose `type` is another one while they run."""
+    of_classes = lambda x: (isinstance(x, type), issubclass(type(x), type), type("Made", (), {}).__name__, type(x) is type)  # noqa: E731
+    seen = []
+    found = attend(name, lambda s, b, h, i, j: seen.append((of_classes(int), of_classes(3))) or s * 2)
+    np.testing.assert_array_equal(found, attend(name, "2 * score"))
+    assert all(value == ((True, True, "Made", True), (False, False, "Made", False)) for value in seen) and seen
 
 
 @pytest.mark.parametrize("name", KINDS)
