@@ -215,6 +215,12 @@ void parse_layout(const Token& token, Line& line) {
   fail_at(token, "'", token.value, "'; expected bshd, bhsd, sbhd, thd, packed_qkv, padded or dim_first");
 }
 
+void parse_total(const Token& token, Line& line) {
+  line.varlen = true;
+  std::tie(line.total_q, line.total_kv) = pair_of(token, token.value);
+  if (line.total_q < 0 || line.total_kv < 0) fail_at(token, "a length is negative");
+}
+
 void parse_lengths(const Token& token, Line& line) {
   line.varlen = true;
   for (const std::string_view part : split(token.value, ',')) line.lengths.push_back(pair_of(token, part));
@@ -273,7 +279,7 @@ using D = Draft&;
 constexpr Keyword keywords[] = {
     {"layout=", [](T t, D d) { parse_layout(t, d.line); }},
     {"strides=", [](T t, D d) { parse_strides(t, d.line); }},
-    {"total=", [](T t, D d) { d.line.varlen = true, std::tie(d.line.total_q, d.line.total_kv) = pair_of(t, t.value); }},
+    {"total=", [](T t, D d) { parse_total(t, d.line); }},
     {"lengths=", [](T t, D d) { parse_lengths(t, d.line); }},
     {"pages=", [](T t, D d) { parse_pages(t, d.line); }},
     {"seqlens_kv=", parse_seqlens_kv},
@@ -356,6 +362,8 @@ void parse_keyword(const Token& token, When when, Draft& d) {
   }
 }
 
+constexpr std::int64_t most_sequences = 1 << 20, most_tokens = std::int64_t{1} << 48;
+
 /// Key counts of batched queries over pages: given, or drawn from [1, seqlen_kv] with the longest first.
 void settle_seqlens_kv(Draft& d) {
   Line& l = d.line;
@@ -364,8 +372,7 @@ void settle_seqlens_kv(Draft& d) {
   if (l.varlen) return;
   FOVEAL_CHECK(d.seqlens_kv.empty() || static_cast<std::int64_t>(d.seqlens_kv.size()) == l.batch,
                "problem line: seqlens_kv: ", d.seqlens_kv.size(), " lengths; expected ", l.batch, ", one for each sequence");
-  constexpr std::int64_t most = 1 << 20;
-  FOVEAL_CHECK(l.batch >= 1 && l.batch <= most, "problem line: b", l.batch, "; expected 1 to ", most, " with pages");
+  FOVEAL_CHECK(l.batch >= 1 && l.batch <= most_sequences, "problem line: b", l.batch, "; expected 1 to ", most_sequences, " with pages");
   base::Random random(l.seed + 1);
   for (std::int64_t i = 0; i < l.batch; ++i) {
     const std::int64_t drawn = i == 0 ? l.seqlen_kv : random.integer(1, std::max<std::int64_t>(1, l.seqlen_kv));
@@ -377,7 +384,8 @@ void settle_seqlens_kv(Draft& d) {
 void settle_lengths(Draft& d) {
   Line& l = d.line;
   if (l.lengths.empty()) {
-    FOVEAL_CHECK(l.batch >= 1, "problem line: b", l.batch, "; expected at least 1");
+    FOVEAL_CHECK(l.batch >= 1 && l.batch <= most_sequences, "problem line: b", l.batch, "; expected 1 to ", most_sequences,
+                 " of packed sequences");
     const auto even = [&](std::int64_t total, std::int64_t i) { return total / l.batch + (i < total % l.batch); };
     base::Random random(l.seed + 1);
     for (std::int64_t i = 0; i < l.batch; ++i) {
@@ -395,6 +403,7 @@ void settle_lengths(Draft& d) {
   l.total_q = l.total_kv = 0;
   Pair longest{0, 0};
   for (const auto& [q, kv] : l.lengths) {
+    FOVEAL_CHECK(q <= most_tokens - l.total_q && kv <= most_tokens - l.total_kv, "problem line: packed sequences of more than 2^48 tokens");
     l.total_q += q, l.total_kv += kv;
     longest = {std::max(longest.first, q), std::max(longest.second, kv)};
   }

@@ -1,11 +1,12 @@
 // The C interface with structs that are valid, nearly valid and wild: an error or a result, never a crash, never a byte beside a tensor.
 // Pointers are the caller's promise: where a tensor reaches beyond its memory the call is planned, but not run.
+#include <algorithm>
 #include <array>
-#include <memory>
-#include <vector>
+#include <utility>
 
 #include "bytes.h"
 #include "foveal/foveal_c.h"
+#include "workspace.h"
 
 namespace {
 
@@ -21,24 +22,30 @@ struct Arena {
   void clear() { bytes.fill(untouched); }
   void* data() { return bytes.data() + margin; }
   void check() const {
-    for (std::size_t i = 0; i < margin; ++i)
-      if (bytes[i] != untouched || bytes[margin + arena_bytes + i] != untouched) foveal::fuzz::found("memory was written beside a tensor");
+    static_assert(untouched == 0xa5 && margin % sizeof(std::uint64_t) == 0);
+    std::uint64_t changed = 0;
+    for (std::size_t i = 0; i < margin; i += sizeof changed)
+      for (const std::size_t at : {i, margin + arena_bytes + i}) {
+        std::uint64_t word = 0;
+        std::memcpy(&word, bytes.data() + at, sizeof word);
+        changed |= word ^ 0xa5a5a5a5a5a5a5a5;
+      }
+    if (changed != 0) foveal::fuzz::found("memory was written beside a tensor");
   }
 };
 
 constexpr std::size_t size_of[] = {0, 4, 2, 2, 8, 4, 2, 1, 1, 1, 8};
 
-bool fits(const foveal_tensor* tensor, const Arena& arena) {
-  if (tensor == nullptr || tensor->data == nullptr) return true;
-  if (tensor->dtype < 1 || tensor->dtype > FOVEAL_F64 || tensor->rank < 0 || tensor->rank > FOVEAL_MAX_RANK) return true;  // refused
+bool fits(const foveal_tensor& tensor, const Arena& arena) {
+  if (tensor.dtype < 1 || tensor.dtype > FOVEAL_F64 || tensor.rank < 0 || tensor.rank > FOVEAL_MAX_RANK) return true;  // refused
   long double low = 0, high = 0;
-  for (int d = 0; d < tensor->rank; ++d) {
-    if (tensor->sizes[d] <= 0) return true;  // nothing is there
-    const long double reach = static_cast<long double>(tensor->sizes[d] - 1) * tensor->strides[d];
+  for (int d = 0; d < tensor.rank; ++d) {
+    if (tensor.sizes[d] <= 0) return true;  // nothing is there
+    const long double reach = static_cast<long double>(tensor.sizes[d] - 1) * tensor.strides[d];
     (reach < 0 ? low : high) += reach;
   }
-  const auto width = static_cast<long double>(size_of[tensor->dtype]);
-  const auto first = reinterpret_cast<std::intptr_t>(tensor->data) - reinterpret_cast<std::intptr_t>(arena.bytes.data() + margin);
+  const auto width = static_cast<long double>(size_of[tensor.dtype]);
+  const auto first = reinterpret_cast<std::intptr_t>(tensor.data) - reinterpret_cast<std::intptr_t>(arena.bytes.data() + margin);
   return first + low * width >= 0 && first + (high + 1) * width <= static_cast<long double>(arena_bytes);
 }
 
@@ -79,6 +86,12 @@ struct Case {
 std::array<Arena, slot_count>& arenas() {
   static std::array<Arena, slot_count> all;
   return all;
+}
+
+/// The arena that an address lies in; null for none.
+Arena* arena_of(const void* data) {
+  const auto at = reinterpret_cast<std::uintptr_t>(data) - reinterpret_cast<std::uintptr_t>(arenas().data());
+  return at < sizeof(Arena) * slot_count ? &arenas()[at / sizeof(Arena)] : nullptr;
 }
 
 void set(Case& c, int slot, int32_t dtype, std::initializer_list<int64_t> sizes) {
@@ -257,18 +270,54 @@ void disturb(Case& c, Bytes& bytes) {
   }
 }
 
+long double elements(const foveal_tensor& tensor) {
+  long double count = 1;
+  for (int d = 0; d < tensor.rank && d < FOVEAL_MAX_RANK; ++d) count *= static_cast<long double>(tensor.sizes[d]);
+  return count;
+}
+
+/// Strides of zero make large tensors of small memory, which the same code would take seconds for; and the reference goes pair by pair.
+bool quick(const foveal_call& call, const foveal_options& options) {
+  const bool reference = options.backend != nullptr && std::string_view(options.backend) == "reference";
+  const long double most_products = reference ? 1 << 16 : 1 << 20;
+  if (call.q == nullptr || call.k == nullptr || call.q->rank < 1 || call.q->rank > FOVEAL_MAX_RANK) return true;  // refused
+  const auto head_dim = static_cast<long double>(call.q->sizes[call.q->rank - 1]);
+  long double products = elements(*call.q) * elements(*call.k);
+  if (call.block_table != nullptr && call.k->rank > 0 && call.k->sizes[0] > 0)  // keys of the table's pages, not of the pool's
+    products *= std::max(1.0L, elements(*call.block_table) / static_cast<long double>(call.k->sizes[0]));
+  return products <= most_products * head_dim;
+}
+
 bool runs(const Case& c) {
+  constexpr long double most_elements = 1 << 15;
   for (const foveal_tensor* tensor :
        {c.call.q, c.call.k, c.call.v, c.call.out, c.call.lse, c.call.dout, c.call.dlse, c.call.dq, c.call.dk, c.call.dv,
         c.call.cu_seqlens_q, c.call.cu_seqlens_kv, c.call.block_table, c.call.seqlens_kv, c.call.dropout_state, c.params[0].tensor,
         c.params[1].tensor, c.params[0].gradient, c.params[1].gradient}) {
     if (tensor == nullptr || tensor->data == nullptr) continue;
-    bool held = false;  // by the arena that its data point into
-    for (const Arena& arena : arenas()) held = held || fits(tensor, arena);
-    if (!held || tensor->device_kind != FOVEAL_CPU) return false;
+    const Arena* arena = arena_of(tensor->data);
+    if (arena == nullptr || !fits(*tensor, *arena) || tensor->device_kind != FOVEAL_CPU || elements(*tensor) > most_elements) return false;
   }
-  return true;
+  return quick(c.call, c.options);
 }
+
+/// Which arenas a call may write.
+class Written {
+ public:
+  void add(const Case& c) {
+    for (const foveal_tensor* tensor :
+         {c.call.out, c.call.lse, c.call.dq, c.call.dk, c.call.dv, c.params[0].gradient, c.params[1].gradient})
+      if (const Arena* arena = tensor == nullptr ? nullptr : arena_of(tensor->data))
+        arenas_[static_cast<std::size_t>(arena - arenas().data())] = true;
+  }
+  void clear() {
+    for (std::size_t i = 0; i < arenas_.size(); ++i)
+      if (std::exchange(arenas_[i], false)) arenas()[i].clear();
+  }
+
+ private:
+  std::array<bool, slot_count> arenas_{};
+};
 
 }  // namespace
 
@@ -276,16 +325,19 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   // AddressSanitizer keeps some kilobytes of every thread that ever was, and starts them slowly: only cases that ask for threads have some.
   [[maybe_unused]] static const int threads = foveal_set_num_threads(1);
   Bytes bytes(data, size);
-  static bool ran = true;  // the last call: only what ran writes tensors; make() writes whole numbers
-  if (ran)
+  static Written written = [] {
     for (Arena& arena : arenas()) arena.clear();
-  for (const int slot : {cu_q, cu_kv, table, seqlens}) arenas()[static_cast<std::size_t>(slot)].clear();
-  ran = false;
+    return Written();
+  }();
+  written.clear();
+  for (const int slot : {cu_q, cu_kv, table, seqlens})
+    std::memset(arenas()[static_cast<std::size_t>(slot)].data(), untouched, 64);  // what make() writes
   static Case c;
   c = {};
   make(c, bytes);
   for (unsigned i = bytes.pick(4); i > 0; --i) disturb(c, bytes);
 
+  static foveal::fuzz::Workspace workspace;
   foveal_plan* plan = nullptr;
   const foveal_options* options = bytes.once_in(8) ? nullptr : &c.options;
   if (foveal_plan_create(&c.attention, &c.call, options, &plan) == FOVEAL_OK) {
@@ -293,15 +345,14 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     foveal_plan_explain(plan, text, sizeof text);
     if (bytes.once_in(2)) disturb(c, bytes);
     const std::size_t wanted = foveal_plan_workspace_bytes(plan);
-    if (runs(c) && wanted <= std::size_t{16} << 20) {
-      std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (wanted / 256 + 1) * 256), std::free);
-      ran = true;
-      foveal_plan_run(plan, &c.call, bytes.once_in(16) ? nullptr : workspace.get(), nullptr);
+    if (runs(c) && wanted <= workspace.size()) {
+      written.add(c);
+      foveal_plan_run(plan, &c.call, bytes.once_in(16) ? nullptr : workspace.of(wanted), nullptr);
     }
   }
   foveal_plan_destroy(plan);
   if (runs(c) && bytes.once_in(4)) {
-    ran = true;
+    written.add(c);
     foveal_run(&c.attention, &c.call, options, nullptr);
   }
   for (const Arena& arena : arenas()) arena.check();

@@ -1,10 +1,8 @@
 // Problem lines: parsed or refused; what is parsed prints as the same line again, and, where it is small, can be planned and run.
-#include <cstdlib>
-#include <memory>
-
 #include "bytes.h"
 #include "foveal/error.h"
 #include "problem/case_data.h"
+#include "workspace.h"
 
 using namespace foveal;
 
@@ -33,8 +31,9 @@ void run(const problem::Line& line) {
   options.threads = 1;
   const Plan plan = foveal::plan(line.attention, data.forward_inputs(), data.forward_outputs(), options);
   plan.explain().to_string();
-  const std::unique_ptr<void, void (*)(void*)> workspace(std::aligned_alloc(256, (plan.workspace_bytes() / 256 + 1) * 256), std::free);
-  plan.run(data.forward_inputs(), data.forward_outputs(), workspace.get());
+  static fuzz::Workspace workspace;
+  if (plan.workspace_bytes() > workspace.size()) return;
+  plan.run(data.forward_inputs(), data.forward_outputs(), workspace.of(plan.workspace_bytes()));
   if (line.pass == Pass::backward) foveal::backward(line.attention, data.backward_inputs(), data.backward_outputs(), {}, options);
   if (const std::string damage = data.damage(); !damage.empty()) fuzz::found(("memory was written beside " + damage).c_str());
 }
