@@ -53,7 +53,9 @@ driver::Result not_recorded(Arguments...) {
 driver::Result record_launch(const driver::LaunchConfig* config, driver::Function function, void** arguments, void**) {
   bool cooperative = false;
   for (unsigned i = 0; i < config->attribute_count; ++i) {
-    if (config->attributes[i].id != driver::LaunchAttribute::cooperative) return 801;
+    const int id = config->attributes[i].id;
+    if (id == driver::LaunchAttribute::programmatic_stream_serialization) continue;  // an ordinary launch does the same, a little later
+    if (id != driver::LaunchAttribute::cooperative) return 801;
     cooperative = true;
   }
   const std::size_t bytes = *static_cast<const std::size_t*>(arguments[1]);

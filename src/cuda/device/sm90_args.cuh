@@ -30,6 +30,9 @@ struct TaskOrder {
 
 constexpr int kMaxPairTiles = 2;
 
+/// Of a CTA of kernels/merge_splits_sm90.cuh.
+constexpr int kMergeWarps = 8;
+
 /// What the softmax of a part of the keys was, for one row: sum of 2^((score - reference) exponent); reference -inf: it keeps none.
 struct SplitRow {
   float reference, sum;
@@ -70,7 +73,7 @@ struct Sm90Args {
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
   /// writes split_rows rows, of kHeadDimV floats and of SplitRow: in the order of tokens, and for a token of heads.
   Divisor splits;
-  int unused_too;
+  int merge_warps;  ///< of kMergeWarps: so many share a row there
   float* split_out;
   SplitRow* split_softmax;
   float* split_exponent;  ///< of all scores, to powers of two

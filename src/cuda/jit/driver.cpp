@@ -77,6 +77,16 @@ void check(Result result, const char* call) {
   base::fail(ErrorCode::device, call, ": ", name ? name : "error", " (", result, "): ", text ? text : "unknown");
 }
 
+bool has_programmatic_launches() {
+  static const bool has = [] {
+    constexpr int cuda_12_3 = 12030;
+    int version = 0;
+    const Loaded& driver = loaded();
+    return driver.unavailable.empty() && driver.api.driver_version(&version) == 0 && version >= cuda_12_3;
+  }();
+  return has;
+}
+
 int device_count() {
   if (!unavailable().empty()) return 0;
   int count = 0;

@@ -39,12 +39,12 @@ enum class FunctionAttribute : int {
 };
 
 struct LaunchAttribute {
-  enum Id : int { cooperative = 2 };
+  enum Id : int { cooperative = 2, programmatic_stream_serialization = 6 };
   int id;
   int pad;
   union {
     char bytes[64];
-    int cooperative;
+    int flag;
   } value;
 };
 
@@ -148,7 +148,9 @@ struct DeviceFacts {
   Context context = nullptr;  ///< the primary context, retained for the life of the process
   int capability() const { return major * 10 + minor; }
 };
-int device_count();    ///< 0 when there is no driver
+int device_count();  ///< 0 when there is no driver
+/// Does the driver know programmatic dependent launches, in captured graphs too (CUDA 12.3 and later)?
+bool has_programmatic_launches();
 int current_device();  ///< of this thread's context, 0 when it has none; throws Error{device} when there is no driver
 const DeviceFacts& device_facts(int device);  ///< throws Error{device} when there is no such device
 

@@ -51,19 +51,17 @@ Kernel::Kernel(std::shared_ptr<const Image> image, int device, unsigned shared_b
 
 void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t bytes, Stream stream) const {
   void* arguments[] = {params, &bytes};  // the driver reads as many as the kernel has, one; who records the launch finds the size behind it
-  driver::LaunchAttribute cooperative{};
-  cooperative.id = driver::LaunchAttribute::cooperative;
-  cooperative.value.cooperative = 1;
-  const driver::LaunchConfig config{shape.grid_x,
-                                    shape.grid_y,
-                                    shape.grid_z,
-                                    shape.threads,
-                                    1,
-                                    1,
-                                    shape.shared_bytes,
-                                    static_cast<driver::StreamHandle>(stream.handle),
-                                    &cooperative,
-                                    shape.cooperative ? 1u : 0u};
+  driver::LaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  const auto add = [&](driver::LaunchAttribute::Id id) {
+    attributes[count].id = id;
+    attributes[count++].value.flag = 1;
+  };
+  if (shape.cooperative) add(driver::LaunchAttribute::cooperative);
+  if (shape.programmatic && driver::has_programmatic_launches()) add(driver::LaunchAttribute::programmatic_stream_serialization);
+  const driver::LaunchConfig config{
+      shape.grid_x, shape.grid_y, shape.grid_z, shape.threads, 1, 1, shape.shared_bytes, static_cast<driver::StreamHandle>(stream.handle),
+      attributes,   count};
   const driver::Result result = driver::api().launch(&config, loaded_->function, arguments, nullptr);
   if (result != 0) driver::check(result, ("launch of " + image_->entry).c_str());
 }

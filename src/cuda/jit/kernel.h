@@ -13,6 +13,9 @@ struct LaunchShape {
   unsigned threads = 1;
   unsigned shared_bytes = 0;  ///< dynamic
   bool cooperative = false;   ///< all blocks run at the same time, or the launch fails: they wait for each other
+  /// Programmatic dependent launch: its CTAs may be placed before the launch before it in the stream has ended. For kernels that begin with
+  /// device::await_previous_launch() (device/ptx/dependent_launch.cuh), which waits for it.
+  bool programmatic = false;
 };
 
 /// A kernel loaded on one device. Cheap to copy, not unloaded while copies live. Those that were used last stay loaded without.

@@ -1,5 +1,6 @@
 #include "cuda/launch/forward_sm90.h"
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 
@@ -15,7 +16,7 @@
 namespace foveal::cuda {
 namespace {
 
-constexpr int merge_rows = 4;  ///< of a block, a warp each
+constexpr int splits_of_warp = 8;  ///< when merged: more are shared with other warps
 
 /// What a plan is beside its lengths.
 struct Design {
@@ -188,25 +189,32 @@ class ForwardSm90 : public GpuExecutable {
       args.split_softmax = Workspace::at<device::SplitRow>(workspace, split_softmax_offset_);
       args.split_exponent = Workspace::at<float>(workspace, split_exponent_offset_);
       args.split_rows = split_rows_;
+      args.merge_warps = merge_warps();
     }
     const jit::LaunchShape shape{.grid_x = static_cast<unsigned>(schedule_.teams),
                                  .threads = static_cast<unsigned>(config_.threads()),
-                                 .shared_bytes = shared_bytes_};
+                                 .shared_bytes = shared_bytes_,
+                                 .programmatic = config_.few_queries()};
     if (p.spread) {
       kernel_.launch(shape, sm90_spread_args(args, buffers, keys, box_keys(), config_.block_kv), stream);
     } else {
       kernel_.launch(shape, args, stream);
     }
     if (!config_.split_kv) return;
-    const std::int64_t rows = p.seqlen_q * p.heads_q;
-    merge_.launch({.grid_x = static_cast<unsigned>((rows + merge_rows - 1) / merge_rows),
+    const std::int64_t warps = p.seqlen_q * p.heads_q * merge_warps();
+    merge_.launch({.grid_x = static_cast<unsigned>((warps + device::kMergeWarps - 1) / device::kMergeWarps),
                    .grid_y = static_cast<unsigned>(p.batch),
-                   .threads = 32 * merge_rows},
+                   .threads = 32 * device::kMergeWarps,
+                   .programmatic = true},
                   args, stream);
   }
 
  private:
   bool uses_tables() const { return mask_.tiles == Sm90Tiles::list; }
+  int merge_warps() const {
+    const int wanted = std::clamp(kv_splits_.value / splits_of_warp, 1, device::kMergeWarps);
+    return static_cast<int>(std::bit_floor(static_cast<unsigned>(wanted)));
+  }
   /// Rows that come with one load: device::kBoxRows.
   int box_keys() const {
     const std::int64_t together = problem_.spread ? Part::stretch_unit : problem_.paged ? problem_.page_size() : config_.block_kv;

@@ -3,6 +3,7 @@
 // (kSplit), of which kernels/merge_splits_sm90.cuh makes one result. One warp loads, one or two warpgroups of 64 rows compute.
 //
 // config.cuh: as for kernels/forward_sm90.cuh, but for kPairStages and kDropout, 0 and false; kPackedHeads, kSplit.
+#include "ptx/dependent_launch.cuh"
 #include "tile/decode_end.cuh"
 #include "tile/forward_cta.cuh"
 #include "tile/forward_phases.cuh"
@@ -90,6 +91,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
   const Rings rings(shared);
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   begin_cta(rings);
+  await_previous_launch();
   if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
   PackedRows::clear_rest(rings);
   __syncthreads();
