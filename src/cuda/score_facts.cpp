@@ -15,7 +15,8 @@ bool result_depends_on_head(const Program& program) {
 
 bool evaluates_special_functions(const problem::Problem& p) {
   using scoring::Op;
-  constexpr Op special[] = {Op::exp, Op::exp2, Op::log, Op::log2, Op::sqrt, Op::rsqrt, Op::tanh, Op::sigmoid};
+  constexpr Op special[] = {Op::exp,  Op::exp2,    Op::log, Op::log2, Op::sqrt, Op::rsqrt,
+                            Op::tanh, Op::sigmoid, Op::sin, Op::cos,  Op::tan,  Op::pow};
   const scoring::Program& program = p.score->forward;
   for (std::size_t i = 0; i < program.code.size(); ++i) {
     const Varies over = scoring::varies(program, static_cast<ValueId>(i));

@@ -772,7 +772,8 @@ std::string Writer::operation_text(std::size_t i) const {
   if (form.empty()) base::fail(ErrorCode::compile_failed, "operation ", row.text, " has no CUDA form for ", to_string(operands));
   bool wide = is_wide(i);
   for (int a = first; a < row.arity; ++a) wide = wide || is_wide(at(instr.arg[static_cast<std::size_t>(a)]));
-  constexpr Op approximated[] = {Op::div, Op::exp, Op::exp2, Op::log, Op::log2, Op::tanh, Op::sigmoid};
+  constexpr Op approximated[] = {Op::div,  Op::exp,     Op::exp2, Op::log, Op::log2, Op::sqrt,
+                                 Op::tanh, Op::sigmoid, Op::sin,  Op::cos, Op::tan,  Op::pow};
   const bool exact =
       decides_[static_cast<ValueId>(i)] && std::find(std::begin(approximated), std::end(approximated), instr.op) != std::end(approximated);
   std::string text;

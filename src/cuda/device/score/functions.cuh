@@ -5,8 +5,11 @@
 // with the one that base 2 needs.
 #include "args.cuh"
 #include "element.cuh"
+#include "score/approximations.cuh"
 #include "score/key_steps.cuh"
+#include "score/power.cuh"
 #include "score/small_tanh.cuh"
+#include "score/trigonometry.cuh"
 
 #include "config.cuh"
 
@@ -14,17 +17,6 @@ namespace foveal::device {
 
 using real = typename ElementFacts<Element>::Real;
 constexpr bool kFastMath = sizeof(Element) == 2;
-
-FOVEAL_DEVICE float reciprocal_approx(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-FOVEAL_DEVICE float log2_approx(float x) {
-  float y;
-  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
 
 FOVEAL_DEVICE int fv_floor_div(int a, int b) {
   if (b == 0) return 0;
@@ -141,22 +133,52 @@ FOVEAL_DEVICE double fv_tanh(double x, double factor = 1) {
   return tanh(x * factor);
 }
 
-FOVEAL_DEVICE float fv_sqrt(float x) { return sqrtf(x); }
-FOVEAL_DEVICE double fv_sqrt(double x) { return sqrt(x); }
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_sqrt(float x) {
+  return kFast ? sqrt_approx(x) : sqrtf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_sqrt(double x) {
+  return sqrt(x);
+}
 FOVEAL_DEVICE float fv_rsqrt(float x) { return rsqrtf(x); }
 FOVEAL_DEVICE double fv_rsqrt(double x) { return 1 / sqrt(x); }
-FOVEAL_DEVICE float fv_sin(float x) { return sinf(x); }
-FOVEAL_DEVICE double fv_sin(double x) { return sin(x); }
-FOVEAL_DEVICE float fv_cos(float x) { return cosf(x); }
-FOVEAL_DEVICE double fv_cos(double x) { return cos(x); }
-FOVEAL_DEVICE float fv_tan(float x) { return tanf(x); }
-FOVEAL_DEVICE double fv_tan(double x) { return tan(x); }
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_sin(float x) {
+  return kFast ? sine(x) : sinf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_sin(double x) {
+  return sin(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_cos(float x) {
+  return kFast ? cosine(x) : cosf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_cos(double x) {
+  return cos(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_tan(float x) {
+  return kFast ? sine(x) * reciprocal_approx(cosine(x)) : tanf(x);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_tan(double x) {
+  return tan(x);
+}
 FOVEAL_DEVICE float fv_erf(float x) { return erff(x); }
 FOVEAL_DEVICE double fv_erf(double x) { return erf(x); }
 FOVEAL_DEVICE float fv_floor(float x) { return floorf(x); }
 FOVEAL_DEVICE double fv_floor(double x) { return floor(x); }
-FOVEAL_DEVICE float fv_pow(float x, float y) { return powf(x, y); }
-FOVEAL_DEVICE double fv_pow(double x, double y) { return pow(x, y); }
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE float fv_pow(float x, float y) {
+  return kFast ? power(x, y) : powf(x, y);
+}
+template <bool kFast = kFastMath>
+FOVEAL_DEVICE double fv_pow(double x, double y) {
+  return pow(x, y);
+}
 
 /// What the compiler must not take apart: a sum of a value of the row and one of the column would be factored anew for each pair.
 FOVEAL_DEVICE int fv_kept(int x) {
