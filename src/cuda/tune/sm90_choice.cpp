@@ -221,30 +221,25 @@ std::optional<Sm90ForwardConfig> packed(const ForwardFacts& f, Sm90ForwardConfig
   return config;
 }
 
-/// Reads of one element per pair come as tiles where these fit.
-Sm90ForwardConfig with_pair_tiles(const ForwardFacts& f, const Sm90ForwardConfig& config) {
-  if (f.pair_tiles.empty()) return config;
-  for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) {
-    Sm90ForwardConfig tried = config;
-    tried.pair_stages = pair_stages;
-    tried.tiles = f.pair_tiles;
-    tried.query_stages = std::min(config.query_stages, query_stages);
-    if (fits(f.p, tried)) return tried;
-  }
-  return config;
-}
-
-/// Parameters that are read at any place stand in shared memory where they fit, if need be instead of the next task's queries.
-Sm90ForwardConfig with_tables(const problem::Problem& p, const Sm90ForwardConfig& config) {
+/// What shared memory holds beside keys and values: tables that pairs read at any index, reads of one element per pair as tiles, and the queries of the next task. Tables
+/// come first: without them each pair gathers from L2 (20 times the plain pass for a table that a matrix of integers indexes). Then more stages of tiles.
+Sm90ForwardConfig with_pair_tiles_and_tables(const ForwardFacts& f, const Sm90ForwardConfig& config) {
   Sm90ForwardConfig best = config;
-  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) {
+  bool any = false;
+  const auto consider = [&](int pair_stages, int query_stages) {
     Sm90ForwardConfig tried = config;
-    tried.query_stages = query_stages;
-    if (const std::size_t taken = tried.shared_bytes(p); taken < sm90_shared_limit) {
-      tried.tables = sm90_fitting_tables(p, tried.tiles, sm90_shared_limit - taken);
-      if (tried.tables.size() > best.tables.size()) best = tried;
-    }
-  }
+    tried.query_stages = std::min(config.query_stages, query_stages);
+    if (pair_stages > 0) tried.pair_stages = pair_stages, tried.tiles = f.pair_tiles;
+    const std::size_t taken = tried.shared_bytes(f.p);
+    if (taken > sm90_shared_limit) return;
+    tried.tables = sm90_fitting_tables(f.p, tried.tiles, sm90_shared_limit - taken);
+    if (any && tried.tables.size() <= best.tables.size()) return;
+    best = tried;
+    any = true;
+  };
+  if (!f.pair_tiles.empty())
+    for (const auto& [pair_stages, query_stages] : {std::pair{2, 2}, {2, 1}, {1, 2}, {1, 1}}) consider(pair_stages, query_stages);
+  for (int query_stages = config.query_stages; query_stages >= 1; --query_stages) consider(0, query_stages);
   return best;
 }
 
@@ -266,7 +261,7 @@ void take_offsets_first(const ForwardFacts& f, Sm90ForwardConfig& config) {
 std::optional<Sm90ForwardConfig> whole_heads(const ForwardFacts& f, Sm90ForwardConfig config) {
   take_lines(f, config);
   config.paged = f.p.paged || f.p.spread;
-  config = with_tables(f.p, with_pair_tiles(f, config));
+  config = with_pair_tiles_and_tables(f, config);
   take_offsets_first(f, config);
   if (config.consumers == 3 && f.offsets_first && !config.offsets_first) return std::nullopt;  // it has no registers for reads of pairs
   return fits(f.p, config) ? std::optional(config) : std::nullopt;
