@@ -41,7 +41,7 @@ class Analysis {
     facts.index_of_score = std::any_of(read.index.begin(), read.index.end(), [&](ValueId index) { return of_score(index); });
     facts.early = of_score(p_.score->dscore) || (facts.factor_of_score && !facts.follows_from_dk);
     facts.elements = facts.kind == Reduction::scatter ? elements_of_pairs(read) : 0;
-    facts.lie_together = facts.elements > 0 && facts.elements <= 32 * p_.seqlen_kv && sums_of_positions(read);
+    facts.lie_together = facts.elements > 0 && (is_led_by_key(read) || (facts.elements <= 32 * p_.seqlen_kv && sums_of_positions(read)));
     facts.covers = read.reduction == Reduction::element && covers(read);
     return facts;
   }
@@ -80,6 +80,18 @@ class Analysis {
     for (std::size_t d = 0; d < read.index.size(); ++d)
       if (is_pair_dimension(program_, read.index[d])) elements = std::min(most, elements * size(read, d));
     return elements;
+  }
+
+  /// The key's position comes first among the dimensions of pairs: the elements of a tile's keys stand together, whatever the other indices are.
+  bool is_led_by_key(const TrainableRead& read) const {
+    constexpr std::int64_t keys = 128, most = 16384;  // of a tile; of a window of bins
+    std::int64_t of_key = 0;                          // elements
+    for (std::size_t d = 0; d < read.index.size(); ++d) {
+      if (!is_pair_dimension(program_, read.index[d])) continue;
+      if (of_key == 0 && program_.code[static_cast<std::size_t>(read.index[d])].op != scoring::Op::kv_idx) return false;
+      of_key = of_key == 0 ? 1 : std::min(most, of_key * size(read, d));
+    }
+    return of_key > 0 && of_key * keys <= most;
   }
 
   /// The indices are sums of what rows and columns are, and no data is read for them.

@@ -31,8 +31,8 @@ struct ReadFacts {
   bool index_of_score;    ///< an index does
   bool early;             ///< a thread knows its terms together with the probability and must keep them
   std::int64_t elements;  ///< of a scatter: how many the pairs of one batch and head can touch; otherwise 0
-  /// The pairs of a tile touch elements that lie together, so that a window of the parameter can follow the tiles: indices are sums of what
-  /// positions are alone, and there are not many elements for each key.
+  /// The pairs of a tile touch elements that lie together, so that a window of the parameter can follow the tiles: indices are sums of functions of
+  /// positions, with few elements for each key, or the key's position comes first.
   bool lie_together;
   bool covers;  ///< the pairs of a problem touch every element of the parameter, and each of them once for each batch and head
 

@@ -46,6 +46,16 @@ TEST(ReadPlan, ReadsOfAnyIndexAreSummedInSharedMemoryWhereTheyFit) {
   EXPECT_STREQ(plan_of("d64 " + image).front().kernel, "backward_sm90");
 }
 
+TEST(ReadPlan, TablesForEachKeyAreSummedInAWindow) {
+  const auto of_key = [](const std::string& index, int elements) {
+    return collector_of("d64 score=\"score + r[batch, head, kv_idx, " + index + "]\" param=\"r: real[4, 4, 4096, " +
+                        std::to_string(elements) + "] grad\" param=\"kind: integer[4096, 4096] integers(0, 11)\"");
+  };
+  EXPECT_EQ(of_key("clamp(q_idx - kv_idx, -32, 32) + 32", 65), Collector::window);
+  EXPECT_EQ(of_key("kind[q_idx, kv_idx]", 12), Collector::window);
+  EXPECT_EQ(of_key("clamp(q_idx - kv_idx, -100, 100) + 100", 201), Collector::scatter) << "128 keys have more elements than a window";
+}
+
 TEST(ReadPlan, ElementsThatLieApartAreSummedInL2) {
   EXPECT_EQ(collector_of("d64 score=\"score + t[(q_idx * 37 + kv_idx * 101) % 100000]\" param=\"t: real[100000] grad\""),
             Collector::scatter);

@@ -449,6 +449,16 @@ TEST_F(Sm90, ManyKindsOfDenseReadsCompile) {
   }
 }
 
+/// Swin's bias: without the table in shared memory each pair gathers from L2.
+TEST(Sm90Choice, ATableComesBeforeAStageOfThePairsThatIndexIt) {
+  const problem::Problem p = problem_of(
+      "forward bf16 b4 h16 q4096 d64 score=\"score + t[rel[q_idx, kv_idx], head]\" param=\"t: real[16129, 16]\" "
+      "param=\"rel: integer[4096, 4096] integers(0, 16128)\"");
+  const Sm90ForwardConfig config = sm90_forward_candidates(p).front();
+  EXPECT_EQ(config.tables.size(), 1u);
+  EXPECT_EQ(config.pair_stages, 1);
+}
+
 TEST(Sm90PairTiles, AreFoundWhereTheEngineCanReadThem) {
   const auto tiles = [](const std::string& read, const std::string& param, const char* dims = "d64", const char* rest = "") {
     return sm90_pair_tiles(
