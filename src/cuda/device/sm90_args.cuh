@@ -66,7 +66,7 @@ struct Sm90Args {
   int unused;
   float* dq_sum;  ///< backward: fp32, in the order of the accumulators of kernels/backward_sm90.cuh
   /// Reproducible backward: how many rows of keys have added to each tile of queries, for each of kSumCtas (tile/dq_sum.cuh).
-  unsigned* dq_turns;
+  unsigned* dq_semaphore;
   /// Forward, few queries: so many tasks (which the order counts) take a part each of the keys of a row of tiles, for kernels/merge_splits_sm90.cuh. Each
   /// writes split_rows rows, of kHeadDimV floats and of SplitRow: in the order of tokens, and for a token of heads.
   Divisor splits;

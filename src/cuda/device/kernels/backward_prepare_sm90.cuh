@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
 #pragma unroll
       for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
     }
-    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_turns[stat / kBlockQ * kSumCtas + lane] = 0;
+    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
   }
 #pragma unroll
   for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);

@@ -2,7 +2,7 @@
 //   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
 // Large head dims split the columns of the output over kColumnSplit warps that compute the same scores.
 #include "tile/query_tile.cuh"
-#include "tile/strange_rows.cuh"
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
         __syncthreads();
         clear_rows_unless(values, kept);
         __syncthreads();
-        take_strange_rows<kRowTiles, kCols>(acc, s, values, kept, col);
+        accumulate_nonfinite_rows<kRowTiles, kCols>(acc, s, values, kept, col);
       }
     } else {
       softmax_tile<false>(args, at, q_local, kv_begin, s, state, acc, kept);

@@ -46,12 +46,12 @@ constexpr PairsLayout kShared{{.block_q = kBlockQ,
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
 /// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile. Tasks that have been started.
-struct Ring {
+struct Pipelines {
   u32 base;
-  RingBarriers<kStages> stage;
-  RingBarriers<kTasksAhead> tasks;
+  Pipeline<kStages> stage;
+  Pipeline<kTasksAhead> tasks;
   Pairs pairs;
-  FOVEAL_DEVICE explicit Ring(u32 address)
+  FOVEAL_DEVICE explicit Pipelines(u32 address)
       : base(address),
         stage{address + kShared.barriers},
         tasks{address + kShared.task_barriers},
@@ -101,7 +101,7 @@ struct PairsTask {
   }
 };
 
-FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
+FOVEAL_DEVICE void produce(const PairsArgs& args, const Pipelines& pipelines) {
   const Sm90Args& maps = args.sm90;
   const AttentionArgs& attention = maps.attention;
   const float* lse2 = static_cast<const float*>(attention.lse2.data);
@@ -111,23 +111,23 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
   PairsTask work;
   while (work.next(round, args)) {
     if constexpr (kCovers) {
-      ring.tasks.wait_empty(round);
-      mbarrier_arrive(ring.tasks.full(round));
+      pipelines.tasks.producer_acquire(round);
+      mbarrier_arrive(pipelines.tasks.full_barrier(round));
     }
     bool partial;
     while (work.next_tile(args, partial)) {
       work.for_each_sharer(attention, [&](int batch, int head, bool) {
         const int row = work.first_q(), key = work.walk.tile * kBlockKv, kv_head = head / attention.group_size;
         const i64 stat = (static_cast<i64>(batch) * attention.heads_q + head) * maps.stat_rows + row;
-        const u32 full = ring.stage.full(use);
-        ring.stage.wait_empty(use);
+        const u32 full = pipelines.stage.full_barrier(use);
+        pipelines.stage.producer_acquire(use);
         mbarrier_arrive_expect_bytes(full, kShared.loaded_bytes);
-        load_tile<kBlockQ, kDim>(ring.at(use, kShared.query), maps.q, full, row, head, batch);
-        load_tile<kBlockKv, kDim>(ring.at(use, kShared.key), maps.k, full, key, kv_head, batch);
-        load_tile<kBlockQ, kDimV>(ring.at(use, kShared.grad_out), maps.dout, full, row, head, batch);
-        load_tile<kBlockKv, kDimV>(ring.at(use, kShared.value), maps.v, full, key, kv_head, batch);
-        bulk_load(ring.at(use, kShared.lse), lse2 + stat, kShared.stat_bytes, full);
-        bulk_load(ring.at(use, kShared.delta), delta + stat, kShared.stat_bytes, full);
+        load_tile<kBlockQ, kDim>(pipelines.at(use, kShared.query), maps.q, full, row, head, batch);
+        load_tile<kBlockKv, kDim>(pipelines.at(use, kShared.key), maps.k, full, key, kv_head, batch);
+        load_tile<kBlockQ, kDimV>(pipelines.at(use, kShared.dout), maps.dout, full, row, head, batch);
+        load_tile<kBlockKv, kDimV>(pipelines.at(use, kShared.value), maps.v, full, key, kv_head, batch);
+        bulk_load(pipelines.at(use, kShared.lse), lse2 + stat, kShared.stat_bytes, full);
+        bulk_load(pipelines.at(use, kShared.delta), delta + stat, kShared.stat_bytes, full);
         ++use;
       });
     }
@@ -135,7 +135,7 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Ring& ring) {
 }
 
 /// Loads what is read for each pair: for each tile of a task, or for all that share it.
-FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Ring& ring) {
+FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Pipelines& pipelines) {
   const AttentionArgs& attention = args.sm90.attention;
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.sm90.pairs[v]);
   int round = -1;
@@ -149,7 +149,7 @@ FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Ring& ring) {
         for (int half = 0; half < kHalves; ++half) {
           const int q = work.first_q() + static_cast<int>(attention.q_offset);
           const int kv = work.walk.tile * kBlockKv + half * kHalf + static_cast<int>(attention.kv_offset);
-          ring.pairs.load(args.sm90, {batch, head, q, kv, attention.seqlen_q, attention.seqlen_kv}, use++);
+          pipelines.pairs.load(args.sm90, {batch, head, q, kv, attention.seqlen_q, attention.seqlen_kv}, use++);
         }
       };
       if constexpr (kPairsDiffer) {
@@ -187,13 +187,13 @@ struct Elements {
 /// Zeros to the tiles that the walk of a task's mirrored row leaves out. By kCleaners warps.
 struct Cleaner {
   const PairsArgs& args;
-  const Ring& ring;
+  const Pipelines& pipelines;
 
   FOVEAL_DEVICE void run() const {
     int round = -1;
     PairsTask work;
     while (work.next(round, args, true)) {
-      ring.tasks.wait_full(round);
+      pipelines.tasks.consumer_wait(round);
       int end = divide_up(args.sm90.attention.seqlen_kv, kBlockKv);
       bool partial;
       while (work.next_tile(args, partial)) {
@@ -201,7 +201,7 @@ struct Cleaner {
         end = work.walk.tile;
       }
       clear(work, 0, end);
-      release(ring.tasks, round);
+      consumer_release(pipelines.tasks, round);
     }
   }
 
@@ -229,11 +229,11 @@ struct Cleaner {
 /// One warpgroup: 64 queries of every tile.
 struct Consumer {
   const PairsArgs& args;
-  const Ring& ring;
+  const Pipelines& pipelines;
   const int group, thread;
 
-  FOVEAL_DEVICE Consumer(const PairsArgs& args, const Ring& ring, int group)
-      : args(args), ring(ring), group(group), thread(threadIdx.x % 128) {}
+  FOVEAL_DEVICE Consumer(const PairsArgs& args, const Pipelines& pipelines, int group)
+      : args(args), pipelines(pipelines), group(group), thread(threadIdx.x % 128) {}
 
   FOVEAL_DEVICE int row_of(const PairsTask& work) const { return work.first_q() + 64 * group + fragment_first_row(thread); }
   FOVEAL_DEVICE int key_of(const PairsTask& work, int half) const {
@@ -260,7 +260,7 @@ struct Consumer {
 
   /// Adds half a tile of one batch and head.
   template <bool partial>
-  FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&grad_p)[kHalf / 2],
+  FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&dp)[kHalf / 2],
                                const PairValues (&pairs)[kHalf / 2], const TiledValues (&tiled)[kHalf / 16], const float (&lse2)[2],
                                const float (&largest)[2], const float (&delta)[2], const PairsTask& work, int batch, int head,
                                int half) const {
@@ -283,8 +283,8 @@ struct Consumer {
       pairs[i].put_into(at);
       tiled[i / 8].put_into(at, i);
       const Score score{scores[i], scale};
-      const float p = exp2_real(fmaf(less(score_in_units(score, at, attention.score), largest[r]), exponent, -lse2[r]));
-      float term = p * (grad_p[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
+      const float p = exp2_real(fmaf(unfused_difference(score_in_units(score, at, attention.score), largest[r]), exponent, -lse2[r]));
+      float term = p * (dp[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
       if constexpr (partial) {
         bool keep = column <= high[r];
         if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
@@ -385,7 +385,7 @@ struct Consumer {
 #pragma unroll
           for (int half = 0; half < kHalves; ++half) {
             load_tiled(tiled[half], kHalves * tile + half);
-            release_loaded(ring.pairs.ring, kHalves * tile + half);
+            consumer_release_loaded(pipelines.pairs.pipeline, kHalves * tile + half);
           }
         }
         work.for_each_sharer(args.sm90.attention, [&](int batch, int head, bool last) {
@@ -398,8 +398,8 @@ struct Consumer {
   }
 
   FOVEAL_DEVICE void load_tiled(TiledValues (&tiled)[kHalf / 16], u32 use) const {
-    const TiledView<false, kBlockQ, kHalf> view(ring.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
-    ring.pairs.ring.wait_full(use);
+    const TiledView<false, kBlockQ, kHalf> view(pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.sm90.attention.score);
+    pipelines.pairs.pipeline.consumer_wait(use);
 #pragma unroll
     for (int n = 0; n < kHalf / 16; ++n) tiled[n] = view.load(n);
   }
@@ -411,37 +411,37 @@ struct Consumer {
     const float* rows = static_cast<const float*>(args.sm90.attention.largest.data) +
                         (static_cast<i64>(batch) * args.sm90.attention.heads_q + head) * args.sm90.stat_rows + row_of(work);
     const float largest[2] = {rows[0], rows[8]};
-    ring.stage.wait_full(use);
+    pipelines.stage.consumer_wait(use);
     float lse2[2], delta[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = 4 * (64 * group + fragment_first_row(thread) + 8 * r);
-      lse2[r] = load_float(ring.at(use, kShared.lse) + row);
-      delta[r] = load_float(ring.at(use, kShared.delta) + row);
+      lse2[r] = load_float(pipelines.at(use, kShared.lse) + row);
+      delta[r] = load_float(pipelines.at(use, kShared.delta) + row);
     }
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      float scores[kHalf / 2], grad_p[kHalf / 2];
+      float scores[kHalf / 2], dp[kHalf / 2];
       wgmma_pin(scores);
-      wgmma_pin(grad_p);
+      wgmma_pin(dp);
       wgmma_fence();
-      multiply_rows<Element, kHalf, kDim>(scores, uniform(QueryTile{ring.at(use, kShared.query)}), 64 * group,
-                                          uniform(KvTile{ring.at(use, kShared.key)}), half * kHalf);
-      multiply_rows<Element, kHalf, kDimV>(grad_p, uniform(QueryTile{ring.at(use, kShared.grad_out)}), 64 * group,
-                                           uniform(KvTile{ring.at(use, kShared.value)}), half * kHalf);
+      multiply_rows<Element, kHalf, kDim>(scores, uniform(QueryTile{pipelines.at(use, kShared.query)}), 64 * group,
+                                          uniform(KvTile{pipelines.at(use, kShared.key)}), half * kHalf);
+      multiply_rows<Element, kHalf, kDimV>(dp, uniform(QueryTile{pipelines.at(use, kShared.dout)}), 64 * group,
+                                           uniform(KvTile{pipelines.at(use, kShared.value)}), half * kHalf);
       wgmma_commit();
       if constexpr (!kHoldPairs) load_pairs(pairs[half], work, batch, head, half, true);
       wgmma_wait<0>();
       wgmma_pin(scores);
-      wgmma_pin(grad_p);
-      if (half == kHalves - 1) release_loaded(ring.stage, use);
+      wgmma_pin(dp);
+      if (half == kHalves - 1) consumer_release_loaded(pipelines.stage, use);
       if constexpr (kPairTiles > 0 && !kHoldTiles) load_tiled(tiled[half], pair_use + half);
       if (partial) {
-        add_terms<true>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
+        add_terms<true>(sum[half], scores, dp, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
       } else {
-        add_terms<false>(sum[half], scores, grad_p, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
+        add_terms<false>(sum[half], scores, dp, pairs[half], tiled[half], lse2, largest, delta, work, batch, head, half);
       }
-      if (kPairTiles > 0 && !kHoldTiles && last) release_loaded(ring.pairs.ring, pair_use + half);
+      if (kPairTiles > 0 && !kHoldTiles && last) consumer_release_loaded(pipelines.pairs.pipeline, pair_use + half);
     }
   }
 };
@@ -452,22 +452,22 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     pairs_sm90(const __grid_constant__ foveal::device::PairsArgs args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Ring ring(shared_address(shared));
+  const Pipelines pipelines(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
-    ring.stage.init(1, arrivals_of_warps(4 * kConsumers));
-    ring.tasks.init(1, arrivals_of_warps(kCleaners));
-    if constexpr (kPairTiles > 0) ring.pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
+    pipelines.stage.init(1, arrivals_of_warps(4 * kConsumers));
+    pipelines.tasks.init(1, arrivals_of_warps(kCleaners));
+    if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConsumers));
     fence_mbarrier_init();
   }
   __syncthreads();
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(args, ring);
-    if (kPairTiles > 0 && threadIdx.x == kWarp) produce_pairs(args, ring);
-    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args, ring}.run();
+    if (threadIdx.x == 0) produce(args, pipelines);
+    if (kPairTiles > 0 && threadIdx.x == kWarp) produce_pairs(args, pipelines);
+    if (kCovers && warp_id() >= kFirstCleaner) Cleaner{args, pipelines}.run();
   } else {
     registers_increase<kConsumerRegisters>();
-    Consumer(args, ring, warp_group - 1).run();
+    Consumer(args, pipelines, warp_group - 1).run();
   }
 }

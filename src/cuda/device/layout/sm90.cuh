@@ -10,13 +10,13 @@ constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return 
 constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
 
 /// A ring of so many stages has two mbarriers for each.
-constexpr int ring_bytes(int stages) { return 16 * stages; }
+constexpr int pipeline_bytes(int stages) { return 16 * stages; }
 
 /// A ring of tiles of reads, its barriers elsewhere.
-struct PairRingShape {
+struct PairPipelineShape {
   int stages = 0, stage_bytes = 0;
   constexpr int bytes() const { return stages * stage_bytes; }
-  constexpr int barrier_bytes() const { return stage_bytes > 0 ? ring_bytes(stages) : 0; }
+  constexpr int barrier_bytes() const { return stage_bytes > 0 ? pipeline_bytes(stages) : 0; }
 };
 
 /// Steps of 16 columns for offsets that are products (tile/extra_columns.cuh).
@@ -25,7 +25,7 @@ constexpr int offset_steps(int offsets) { return (kColumnsOfOffset * offsets + 1
 
 struct ForwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
-  PairRingShape pairs;
+  PairPipelineShape pairs;
   int line_floats;   ///< values of lines, for one tile
   int column_bytes;  ///< of extra columns of keys, for one tile
   int table_bytes;   ///< parameters that stand in shared memory
@@ -33,10 +33,11 @@ struct ForwardShape {
 };
 
 struct ForwardLayout {
-  static constexpr int kLineStages = 2, kAgainWords = 2;
+  static constexpr int kLineStages = 2, kRedoWords = 2;
   int query_bytes, key_bytes, value_bytes;  ///< of a stage
   int query, key, value, pairs, columns, barriers, line_barriers, pair_barriers;
-  int maxima, again;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
+  int max_policy,
+      redo;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
   int lines, kept, table, bytes;
 
   constexpr explicit ForwardLayout(const ForwardShape& s)
@@ -49,11 +50,11 @@ struct ForwardLayout {
         pairs(value + s.stages * value_bytes),
         columns(pairs + s.pairs.bytes()),
         barriers(columns + kLineStages * s.column_bytes),
-        line_barriers(barriers + ring_bytes(s.query_stages) + 2 * ring_bytes(s.stages)),
-        pair_barriers(line_barriers + (s.line_floats > 0 ? ring_bytes(kLineStages) : 0)),
-        maxima(pair_barriers + s.pairs.barrier_bytes()),
-        again(maxima + 4),
-        lines(maxima + 16),
+        line_barriers(barriers + pipeline_bytes(s.query_stages) + 2 * pipeline_bytes(s.stages)),
+        pair_barriers(line_barriers + (s.line_floats > 0 ? pipeline_bytes(kLineStages) : 0)),
+        max_policy(pair_barriers + s.pairs.barrier_bytes()),
+        redo(max_policy + 4),
+        lines(max_policy + 16),
         kept(lines + kLineStages * 4 * s.line_floats),
         table(kept + (s.has_mask ? kept_bytes(s.block_kv) : 0)),
         bytes(table + s.table_bytes) {}
@@ -66,36 +67,35 @@ struct ForwardLayout {
 struct BackwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages;
   int key_chunks, peer_key_chunks;  ///< of this CTA's keys; in a cluster, of the other one's
-  int grad_score_tiles;
-  PairRingShape pairs;
+  int ds_tiles;
+  PairPipelineShape pairs;
   int line_floats, read_stage_bytes, read_bin_bytes, table_bytes;
 };
 
 struct BackwardLayout {
-  int key_bytes, value_bytes, query_bytes, grad_out_bytes, grad_score_bytes, stat_bytes, far_bytes;
-  int key, value, peer_key, query, grad_out, grad_score, pairs, lse, delta, far, barriers, pair_barriers, lines, read_stage, read_bins,
-      table, bytes;
+  int key_bytes, value_bytes, query_bytes, dout_bytes, ds_bytes, stat_bytes, far_bytes;
+  int key, value, peer_key, query, dout, ds, pairs, lse, delta, far, barriers, pair_barriers, lines, read_stage, read_bins, table, bytes;
 
   constexpr explicit BackwardLayout(const BackwardShape& s)
       : key_bytes(s.key_chunks * s.block_kv * kChunkRowBytes),
         value_bytes(tile_bytes(s.block_kv, s.head_dim_v)),
         query_bytes(tile_bytes(s.block_q, s.head_dim)),
-        grad_out_bytes(tile_bytes(s.block_q, s.head_dim_v)),
-        grad_score_bytes(tile_bytes(s.block_kv, s.block_q)),
+        dout_bytes(tile_bytes(s.block_q, s.head_dim_v)),
+        ds_bytes(tile_bytes(s.block_kv, s.block_q)),
         stat_bytes(4 * s.block_q),
         far_bytes(s.block_q / 4),
         key(0),
         value(key + key_bytes),
         peer_key(value + value_bytes),
         query(peer_key + s.peer_key_chunks * s.block_kv * kChunkRowBytes),
-        grad_out(query + s.stages * query_bytes),
-        grad_score(grad_out + s.stages * grad_out_bytes),
-        pairs(grad_score + s.grad_score_tiles * grad_score_bytes),
+        dout(query + s.stages * query_bytes),
+        ds(dout + s.stages * dout_bytes),
+        pairs(ds + s.ds_tiles * ds_bytes),
         lse(pairs + s.pairs.bytes()),
         delta(lse + s.stages * stat_bytes),
         far(delta + s.stages * stat_bytes),
         barriers(far + s.stages * far_bytes),
-        pair_barriers(barriers + (s.peer_key_chunks > 0 ? 5 : 4) * ring_bytes(1) + 3 * ring_bytes(s.stages)),
+        pair_barriers(barriers + (s.peer_key_chunks > 0 ? 5 : 4) * pipeline_bytes(1) + 3 * pipeline_bytes(s.stages)),
         lines(pair_barriers + s.pairs.barrier_bytes()),
         read_stage(lines + s.stages * 4 * s.line_floats),
         read_bins(read_stage + s.read_stage_bytes),
@@ -131,18 +131,18 @@ struct ReadStageShape {
 
 struct PairsShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, tasks_ahead;
-  PairRingShape pairs;
+  PairPipelineShape pairs;
 };
 
 struct PairsLayout {
-  int stat_bytes, query, grad_out, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of a stage
+  int stat_bytes, query, dout, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of a stage
   int pairs, barriers, task_barriers, pair_barriers, bytes;
 
   constexpr explicit PairsLayout(const PairsShape& s)
       : stat_bytes(4 * s.block_q),
         query(0),
-        grad_out(query + tile_bytes(s.block_q, s.head_dim)),
-        key(grad_out + tile_bytes(s.block_q, s.head_dim_v)),
+        dout(query + tile_bytes(s.block_q, s.head_dim)),
+        key(dout + tile_bytes(s.block_q, s.head_dim_v)),
         value(key + tile_bytes(s.block_kv, s.head_dim)),
         lse(value + tile_bytes(s.block_kv, s.head_dim_v)),
         delta(lse + stat_bytes),
@@ -150,21 +150,21 @@ struct PairsLayout {
         stage_bytes((loaded_bytes + 1023) / 1024 * 1024),
         pairs(s.stages * stage_bytes),
         barriers(pairs + s.pairs.bytes()),
-        task_barriers(barriers + ring_bytes(s.stages)),
-        pair_barriers(task_barriers + ring_bytes(s.tasks_ahead)),
+        task_barriers(barriers + pipeline_bytes(s.stages)),
+        pair_barriers(task_barriers + pipeline_bytes(s.tasks_ahead)),
         bytes(pair_barriers + s.pairs.barrier_bytes()) {}
 };
 
 /// Of kernels/rows_sm90.cuh; bin_words: of a row of queries; turned: are terms of some read handed to lanes that have a row each?
 struct RowsShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, bin_words;
-  bool turned;
+  bool transposed;
 };
 
 struct RowsLayout {
   int query_bytes, stage_bytes;
-  int query, grad_out, stage, key, value, barriers, turned, bins, bytes;  ///< key, value: of a stage
-  static constexpr int turned_pitch(int block_kv) {
+  int query, dout, stage, key, value, barriers, transposed, bins, bytes;  ///< key, value: of a stage
+  static constexpr int transposed_pitch(int block_kv) {
     return block_kv + 4;
   }  ///< words of a row: rows lie on different banks, in pieces of 16 bytes
 
@@ -172,13 +172,13 @@ struct RowsLayout {
       : query_bytes(tile_bytes(s.block_q, s.head_dim) + tile_bytes(s.block_q, s.head_dim_v)),
         stage_bytes(tile_bytes(s.block_kv, s.head_dim) + tile_bytes(s.block_kv, s.head_dim_v)),
         query(0),
-        grad_out(tile_bytes(s.block_q, s.head_dim)),
+        dout(tile_bytes(s.block_q, s.head_dim)),
         stage(query_bytes),
         key(0),
         value(tile_bytes(s.block_kv, s.head_dim)),
         barriers(stage + s.stages * stage_bytes),
-        turned((barriers + ring_bytes(1) + ring_bytes(s.stages) + 15) / 16 * 16),
-        bins(turned + (s.turned ? 4 * s.block_q * turned_pitch(s.block_kv) : 0)),
+        transposed((barriers + pipeline_bytes(1) + pipeline_bytes(s.stages) + 15) / 16 * 16),
+        bins(transposed + (s.transposed ? 4 * s.block_q * transposed_pitch(s.block_kv) : 0)),
         bytes(bins + 4 * s.block_q * s.bin_words) {}
 };
 /// How the terms of a row meet in its bins: eight neighbours have bins of their own and are added by the lanes that have them; or any two may have the same,

@@ -61,19 +61,19 @@ FOVEAL_DEVICE void registers_increase() {
 /// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting for a full
 /// buffer and for an empty one both name the use.
 template <int stages>
-struct RingBarriers {
+struct Pipeline {
   u32 address;
   static constexpr int kBytes = 2 * stages * 8;
   FOVEAL_DEVICE static u32 index(u32 use) { return use % stages; }
-  FOVEAL_DEVICE u32 full(u32 use) const { return address + 8 * index(use); }
-  FOVEAL_DEVICE u32 empty(u32 use) const { return address + 8 * (stages + index(use)); }
-  FOVEAL_DEVICE void wait_full(u32 use) const { mbarrier_wait(full(use), use / stages & 1); }
-  FOVEAL_DEVICE void wait_empty(u32 use) const { mbarrier_wait(empty(use), (use / stages & 1) ^ 1); }
-  FOVEAL_DEVICE void release(u32 use) const { mbarrier_arrive(empty(use)); }
+  FOVEAL_DEVICE u32 full_barrier(u32 use) const { return address + 8 * index(use); }
+  FOVEAL_DEVICE u32 empty_barrier(u32 use) const { return address + 8 * (stages + index(use)); }
+  FOVEAL_DEVICE void consumer_wait(u32 use) const { mbarrier_wait(full_barrier(use), use / stages & 1); }
+  FOVEAL_DEVICE void producer_acquire(u32 use) const { mbarrier_wait(empty_barrier(use), (use / stages & 1) ^ 1); }
+  FOVEAL_DEVICE void consumer_release(u32 use) const { mbarrier_arrive(empty_barrier(use)); }
   FOVEAL_DEVICE void init(u32 full_arrivals, u32 empty_arrivals) const {
     for (int i = 0; i < stages; ++i) {
-      mbarrier_init(full(i), full_arrivals);
-      mbarrier_init(empty(i), empty_arrivals);
+      mbarrier_init(full_barrier(i), full_arrivals);
+      mbarrier_init(empty_barrier(i), empty_arrivals);
     }
   }
 };
@@ -90,24 +90,24 @@ constexpr u32 arrivals_of_groups(u32 groups) { return kEveryLaneArrives ? 128 * 
 
 /// Gives a buffer back: by all lanes of a warp that have read it.
 template <int stages>
-FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void consumer_release(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();
-  if (kEveryLaneArrives || lane_id() == 0) ring.release(use);
+  if (kEveryLaneArrives || lane_id() == 0) pipeline.consumer_release(use);
 }
 
 /// The same of a buffer that TMA fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
 /// for them (the PTX manual, async proxy).
 template <int stages>
-FOVEAL_DEVICE void release_loaded(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void consumer_release_loaded(const Pipeline<stages>& pipeline, u32 use) {
   fence_async_proxy();
-  release(ring, use);
+  consumer_release(pipeline, use);
 }
 
 /// Hands a buffer over: by all lanes of a warp that have written it.
 template <int stages>
-FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void producer_commit(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();
-  if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive(ring.full(use));
+  if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive(pipeline.full_barrier(use));
 }
 
 }  // namespace foveal::device

@@ -8,7 +8,7 @@ namespace foveal::device {
 FOVEAL_DEVICE u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }
 
 /// The same value again, said so that the compiler keeps it in a register: what it can find anew it may, and threadIdx takes as long to read as shared memory.
-FOVEAL_DEVICE int kept(int value) { return __shfl_sync(~0u, value, lane_id()); }
+FOVEAL_DEVICE int keep_in_register(int value) { return __shfl_sync(~0u, value, lane_id()); }
 
 /// Reductions over the four lanes that hold one accumulator row.
 FOVEAL_DEVICE float quad_max(float x) {

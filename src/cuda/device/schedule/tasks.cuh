@@ -43,17 +43,17 @@ enum class TileSource { all, causal, band, list };
 /// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
 /// transposed: rows are kv tiles and the walk goes along q. parts: a task may take a part of them. `partial`: some pair of the tile is not kept, or lies beyond
 /// the end.
-template <TileSource source, bool transposed, bool parts = false>
+template <TileSource source, bool transposed, bool splits = false>
 struct TileWalk {
   static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
   static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
 
-  int tile, begin;           // current tile, first tile of the current run
-  int full_begin, full_end;  // tiles in this range need no test for limits and end
-  bool run_full, covered;    // list: of the current run
-  int run, run_first;        // list: runs [run_first, run) are still to come
-  TileRun upcoming;          // list: the last of them, loaded ahead
-  int part_begin, part_end;  // list: tiles of the part
+  int tile, begin;             // current tile, first tile of the current run
+  int full_begin, full_end;    // tiles in this range need no test for limits and end
+  bool run_full, covered;      // list: of the current run
+  int run, run_first;          // list: runs [run_first, run) are still to come
+  TileRun upcoming;            // list: the last of them, loaded ahead
+  int split_begin, split_end;  // list: tiles of the part
 
   /// [row_begin, row_end): positions of the row; `length`: positions along the walk.
   FOVEAL_DEVICE void start(const Sm90Args& args, const TileRuns& runs, int batch, int head, int row, int row_begin, int row_end, int length,
@@ -63,8 +63,8 @@ struct TileWalk {
       full_begin = 0;
       full_end = length / block;
       begin = 0;
-      part_begin = 0;
-      part_end = tiles;
+      split_begin = 0;
+      split_end = tiles;
       if (runs.runs == nullptr) {
         tile = tiles;
         run = run_first = 0;
@@ -104,20 +104,20 @@ struct TileWalk {
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
   /// After start(): only part number `part` of so many. Parts of a list are ranges of tiles, kept or not.
-  FOVEAL_DEVICE void take_part(const TileRuns& runs, int part, int count) {
+  FOVEAL_DEVICE void take_split(const TileRuns& runs, int split, int count) {
     if constexpr (source == TileSource::list) {
-      const int each = divide_up(part_end, count);
-      part_begin = part * each;
-      part_end = min(part_end, part_begin + each);
+      const int each = divide_up(split_end, count);
+      split_begin = split * each;
+      split_end = min(split_end, split_begin + each);
       if (runs.runs == nullptr) {
-        begin = part_begin;
-        tile = part_end;
+        begin = split_begin;
+        tile = split_end;
         return;
       }
       int last = run;  // of the runs that begin before the part's end
       for (int first = run_first; first < last;) {
         const int middle = (first + last) / 2;
-        if (runs.runs[middle].begin < part_end) {
+        if (runs.runs[middle].begin < split_end) {
           first = middle + 1;
         } else {
           last = middle;
@@ -127,7 +127,7 @@ struct TileWalk {
       look_ahead(runs);
     } else {
       const int each = divide_up(max(tile - begin, 0), count);
-      begin += part * each;
+      begin += split * each;
       tile = min(tile, begin + each);
     }
   }
@@ -145,15 +145,15 @@ struct TileWalk {
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
-        if (run <= run_first || (parts && upcoming.end <= part_begin)) return false;
+        if (run <= run_first || (splits && upcoming.end <= split_begin)) return false;
         const TileRun taken = upcoming;
         --run;
         look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));
         begin = taken.begin;
-        if constexpr (parts) {
-          tile = min(tile, part_end);
-          begin = max(begin, part_begin);
+        if constexpr (splits) {
+          tile = min(tile, split_end);
+          begin = max(begin, split_begin);
         }
         run_full = taken.full;
         covered = taken.covered;

@@ -12,8 +12,8 @@ FOVEAL_DEVICE bool is_far(Real lse) {
 }
 
 /// A difference that is never merged with the product that gave the score: a fused multiply-add would show what the largest one lost by rounding.
-FOVEAL_DEVICE float less(float score, float largest) { return __fsub_rn(score, largest); }
-FOVEAL_DEVICE double less(double score, double largest) { return __dsub_rn(score, largest); }
+FOVEAL_DEVICE float unfused_difference(float score, float largest) { return __fsub_rn(score, largest); }
+FOVEAL_DEVICE double unfused_difference(double score, double largest) { return __dsub_rn(score, largest); }
 
 /// The largest score of a row, and the sum of exp2((score - largest) * exponent); sum 0: none so far. With a negative exponent the largest is the lowest.
 template <class Real>
@@ -26,7 +26,7 @@ struct RowMeasure {
   }
   FOVEAL_DEVICE void join(const RowMeasure& other, Real exponent) {
     if (other.sum == 0) return;
-    const Real above = less(other.largest, largest) * exponent;
+    const Real above = unfused_difference(other.largest, largest) * exponent;
     if (sum == 0) {
       *this = other;
     } else if (above > 0) {

@@ -20,7 +20,7 @@ struct alignas(2 * sizeof(R)) StagePair {
 
 /// Terms of one tile of pairs, for sums along its columns and diagonals.
 template <int kRows, int kCols>
-struct Stage {
+struct TermTile {
   static constexpr int kPitch = kCols + 8;  // the pairs of a warp fall on different banks
   static constexpr int kBytes = staged_reads() ? kRows * kPitch * int(sizeof(R)) : 0;
   R* data;
@@ -47,7 +47,7 @@ struct ReadSums {
 template <int r, int kThreads, int kRows, int kCols, int kM>
 FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
                                 const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums,
-                                Stage<kRows, kCols> stage) {
+                                TermTile<kRows, kCols> stage) {
   constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto position = [&](int row, int col) {

@@ -95,7 +95,7 @@ FOVEAL_DEVICE real score_backward(const Score& score, const At& at, const ScoreA
 }
 
 /// A sum in units; 0 stays 0 whatever the unit is.
-FOVEAL_DEVICE real sum_in_whole(real sum, real unit) { return sum == real(0) ? real(0) : sum * unit; }
+FOVEAL_DEVICE real apply_unit(real sum, real unit) { return sum == real(0) ? real(0) : sum * unit; }
 
 /// d modified / d read.
 template <int r, class At>

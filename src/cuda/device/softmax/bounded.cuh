@@ -14,7 +14,7 @@ FOVEAL_DEVICE void bounded_shift(const OnlineSoftmax& softmax, float scale_log2,
   for (int r = 0; r < 2; ++r) shift[r] = fmaxf(softmax.reference[r], 0.0f) * scale_log2;
 }
 
-/// exponents - shift -> probabilities, in place of OnlineSoftmax::follow_maximum, with its result, and add. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
+/// exponents - shift -> probabilities, in place of OnlineSoftmax::update_max, with its result, and add. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
 template <bool partial, int count>
 FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
   float sum[2] = {};

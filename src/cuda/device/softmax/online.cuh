@@ -9,10 +9,10 @@ namespace foveal::device {
 /// which every 16-bit type holds, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
 
-/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: the
-/// first tile may hold only soft-masked scores, like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked
-/// for. One that reaches kTooHigh tells that this came too late.
-constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
+/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestHeldMax: the
+/// first tile may hold only soft-masked scores, like -10000. A sum of more than kGrowingSum tells that scores grow: then another maximum is looked
+/// for. One that reaches kOverflowingSum tells that this came too late.
+constexpr float kLowestHeldMax = -16.0f, kGrowingSum = 0x1p20f, kOverflowingSum = 0x1p63f;
 
 /// From here on, in base 2, a reference is far: a fused multiply-add would show what it loses in rounding, and base 2 may not hold it at all. So scores less the
 /// reference come first.
@@ -34,15 +34,15 @@ struct OnlineSoftmax {
   /// divergence code is emitted.
   /// `may_grow`: scores along a row are more than products of normal numbers, and sums are heeded.
   template <bool may_grow>
-  FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
-    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowing);
-    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting &&
+  FOVEAL_DEVICE bool max_holds(float scale_log2, bool may_hold) const {
+    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowingSum);
+    return __all_sync(~0u, may_hold && fminf(reference[0], reference[1]) * scale_log2 >= kLowestHeldMax &&
                                fmaxf(reference[0], reference[1]) * scale_log2 < kFarReference && !grows);
   }
 
   /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
   template <int count>
-  FOVEAL_DEVICE bool follow_maximum(const float (&scores)[count], float scale_log2, float (&rescale)[2]) {
+  FOVEAL_DEVICE bool update_max(const float (&scores)[count], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float local = fmaxf(scores[2 * r], scores[2 * r + 1]);
@@ -78,13 +78,13 @@ struct OnlineSoftmax {
   }
 
   /// Did a score exceed a reference that was to last by too much, in this thread's columns? A NaN counts.
-  FOVEAL_DEVICE bool overflows() const { return !(sum[0] < kTooHigh && sum[1] < kTooHigh); }
+  FOVEAL_DEVICE bool overflows() const { return !(sum[0] < kOverflowingSum && sum[1] < kOverflowingSum); }
 
   /// A sum that overflows does so from now on, however small it is made by other references: what was accumulated with it may be infinite.
   FOVEAL_DEVICE void keep_overflow() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!(sum[r] < kTooHigh)) sum[r] *= infinity();
+      if (!(sum[r] < kOverflowingSum)) sum[r] *= infinity();
     }
   }
 

@@ -33,7 +33,7 @@ using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
 template <int r>
 FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, float sum) {
   if constexpr (kEarlyFactors && is_early(r)) return sum;
-  return sum_in_whole(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
+  return apply_unit(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
 }
 
 /// Does some read have terms of pairs to sum up?
@@ -137,8 +137,8 @@ FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& ba
 }
 constexpr bool any_follows_from_dk(int r) { return r < kReads && (kFollowsFromDk[r] || any_follows_from_dk(r + 1)); }
 
-constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
-using AheadValues = PairValues[kAhead];
+constexpr int kPrefetched = kPairReads > 0 ? kBlockQ / 2 : 1;
+using PairPrefetch = PairValues[kPrefetched];
 
 /// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its lines, and what was loaded
 /// for each pair.
@@ -147,7 +147,7 @@ struct WarpPairs {
   Position base;  // q, kv: not used
   int first_q, first_key;
   LineView<kBlockQ> lines;
-  const AheadValues& ahead;
+  const PairPrefetch& prefetched;
   ReadTables tables;
 
   /// partial: some pairs of the tile may not exist.
@@ -168,7 +168,7 @@ struct WarpPairs {
   template <bool partial = true>
   FOVEAL_DEVICE Pair pair(int i) const {
     Pair pair = lines.pair(i, position<partial>(i));
-    put_pair_values<true, false, kBlockKv>(pair, ahead, i);
+    put_pair_values<true, false, kBlockKv>(pair, prefetched, i);
     tables.put_into(pair);
     return pair;
   }
@@ -255,20 +255,20 @@ struct WarpPairs {
 
   /// Tells the others how large a tile's terms are, and where. A barrier follows.
   template <int r = 0>
-  FOVEAL_DEVICE void tell_facts(ReadSums& sums, ReadBins bins, u32 tile) const {
+  FOVEAL_DEVICE void publish_ranges(ReadSums& sums, ReadBins bins, u32 tile) const {
     if constexpr (r < kReads) {
       if constexpr (is_binned(r)) {
         constexpr int b = binned_before(r);
-        bins.tell(bins.fact<r>(tile, 0), __float_as_uint(sums.largest[b]));
+        bins.publish_max(bins.range_word<r>(tile, 0), __float_as_uint(sums.largest[b]));
         sums.largest[b] = 0;
         if constexpr (kBinWindow[r]) {
-          bins.tell(bins.fact<r>(tile, 1), 0x7fffffff - sums.low[b]);
-          bins.tell(bins.fact<r>(tile, 2), sums.high[b]);
+          bins.publish_max(bins.range_word<r>(tile, 1), 0x7fffffff - sums.low[b]);
+          bins.publish_max(bins.range_word<r>(tile, 2), sums.high[b]);
           sums.low[b] = 0x7fffffff;
           sums.high[b] = 0;
         }
       }
-      tell_facts<r + 1>(sums, bins, tile);
+      publish_ranges<r + 1>(sums, bins, tile);
     }
   }
 
@@ -278,30 +278,30 @@ struct WarpPairs {
                                  u32 tile) const {
     if constexpr (r < kReads) {
       if constexpr (is_binned(r)) {
-        constexpr int b = binned_before(r), kFacts = kBinWindow[r] ? 3 : 1;
+        constexpr int b = binned_before(r), kRangeWords = kBinWindow[r] ? 3 : 1;
         BinUnit& unit = sums.unit[b];
-        const u32 largest = uniform(load_word(bins.fact<r>(tile, 0)));
+        const u32 largest = uniform(load_word(bins.range_word<r>(tile, 0)));
         bool inside = BinUnit::exponent(largest) != BinUnit::kNotFinite, moves = false;
         int low = 0, high = 0;
         if constexpr (kBinWindow[r]) {
-          low = 0x7fffffff - uniform(load_word(bins.fact<r>(tile, 1)));
-          high = uniform(load_word(bins.fact<r>(tile, 2)));
+          low = 0x7fffffff - uniform(load_word(bins.range_word<r>(tile, 1)));
+          high = uniform(load_word(bins.range_word<r>(tile, 2)));
           inside = inside && high - low < kBinEntries[r];
           moves = low < sums.window[b] || high >= sums.window[b] + kBinEntries[r];
         }
         if (threadIdx.x == 128) {
-          for (int fact = 0; fact < kFacts; ++fact) store_word(bins.fact<r>(tile + 2, fact), 0);
+          for (int word = 0; word < kRangeWords; ++word) store_word(bins.range_word<r>(tile + 2, word), 0);
         }
         if (!inside) {
           add_whole<r>(gradients, early);
         } else if (largest != 0) {
           if (unit.top != 0 && (moves || !unit.holds(largest))) {
-            empty_bins<r>(unit, sums.window[b], bins);
+            flush_bins<r>(unit, sums.window[b], bins);
             named_barrier_sync(kBinsBarrier, kBinThreads);
           }
           if (moves) sums.window[b] = max(0, low - (kBinEntries[r] - 1 - (high - low)) / 2);
           if (!unit.holds(largest)) unit.grow(largest);
-          add_to_bins_of<r>(gradients, early, unit, sums.window[b], bins);
+          add_read_to_bins<r>(gradients, early, unit, sums.window[b], bins);
         }
       }
       add_to_bins<r + 1>(gradients, early, sums, bins, tile);
@@ -310,8 +310,8 @@ struct WarpPairs {
 
   static constexpr int kBinsAtOnce = 16;
   template <int r>
-  FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
-                                    ReadBins bins) const {
+  FOVEAL_DEVICE void add_read_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
+                                      ReadBins bins) const {
     const float inverse = unit.inverse();
     const u32 first = bins.bins<r>() + 4 * (lane_id() % kBinCopies[r]);
 #pragma unroll
@@ -328,13 +328,13 @@ struct WarpPairs {
 #pragma unroll
       for (int j = 0; j < kBinsAtOnce; ++j) wraps |= wrap(before[j], value[j]);
       if (__any_sync(~0u, int(wraps) < 0)) {
-        float turns[kBinsAtOnce];
+        float carries[kBinsAtOnce];
 #pragma unroll
         for (int j = 0; j < kBinsAtOnce; ++j) {
-          const float turn = (value[j] < 0 ? -0x1p32f : 0x1p32f) * unit.value();
-          turns[j] = int(wrap(before[j], value[j])) < 0 ? turn : 0.0f;
+          const float carry = (value[j] < 0 ? -0x1p32f : 0x1p32f) * unit.value();
+          carries[j] = int(wrap(before[j], value[j])) < 0 ? carry : 0.0f;
         }
-        add_to_elements<r>(bin, turns);
+        add_to_elements<r>(bin, carries);
       }
     }
   }
@@ -382,7 +382,7 @@ struct WarpPairs {
 
   /// By all warps that added to them, when they have.
   template <int r>
-  FOVEAL_DEVICE void empty_bins(BinUnit unit, int window, ReadBins bins) const {
+  FOVEAL_DEVICE void flush_bins(BinUnit unit, int window, ReadBins bins) const {
     constexpr int kCount = kBinEntries[r] * kBinCopies[r];
     const i64 first_element = first_element_of_bins<r>(args, base);
     const float value = unit.value();
@@ -399,12 +399,12 @@ struct WarpPairs {
   }
 
   template <int r = 0>
-  FOVEAL_DEVICE void finish_bins(const ReadSums& sums, ReadBins bins) const {
+  FOVEAL_DEVICE void flush_all_bins(const ReadSums& sums, ReadBins bins) const {
     if constexpr (r < kReads) {
       if constexpr (is_binned(r)) {
-        if (sums.unit[binned_before(r)].top != 0) empty_bins<r>(sums.unit[binned_before(r)], sums.window[binned_before(r)], bins);
+        if (sums.unit[binned_before(r)].top != 0) flush_bins<r>(sums.unit[binned_before(r)], sums.window[binned_before(r)], bins);
       }
-      finish_bins<r + 1>(sums, bins);
+      flush_all_bins<r + 1>(sums, bins);
     }
   }
 
@@ -413,7 +413,7 @@ struct WarpPairs {
   FOVEAL_DEVICE void finish(const ReadSums& sums, ReadBins bins) const {
     if constexpr (r == 0 && kBinnedReads > 0) {
       named_barrier_sync(kBinsBarrier, kBinThreads);
-      finish_bins(sums, bins);
+      flush_all_bins(sums, bins);
     }
     if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) add_warp_sum<r>(args, base, sums.uniform[r]);
     if constexpr (kReadKind[r] == kColumn) {
@@ -461,7 +461,7 @@ struct ReadCollector {
   }
 
   /// Does a tile come next that meets the diagonals of this one?
-  FOVEAL_DEVICE bool goes_on(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
+  FOVEAL_DEVICE bool continues_walk(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
 
   /// Takes the terms of a tile out of the stage.
   FOVEAL_DEVICE void collect(const Position& tile_base, int q, int key) {

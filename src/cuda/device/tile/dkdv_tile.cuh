@@ -4,7 +4,7 @@
 //   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
 //   shared memory: k | v | kStages x (q | dout | lse2 | largest | delta) | strange      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
 // Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
-#include "tile/strange_rows.cuh"
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
@@ -68,7 +68,7 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   R* largest_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
   R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
 
-  unsigned char* strange = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
+  unsigned char* nonfinite = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
 
   const int tile_kv = task % args.tiles_kv;
   const int head_kv = task / args.tiles_kv % args.heads_kv;
@@ -160,14 +160,14 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     Operand<Element, kRowTiles, kBlockQ> left;
     if constexpr (kWantsDv) {
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), strange, col_v);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), nonfinite, col_v);
       }
       to_operand(left, s);
       multiply_rn<kRowTiles, kColsV>(dv_acc, left, dout_stage(stage), col_v);
     }
     if constexpr (kWantsDk) {
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), strange, col_k);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), nonfinite, col_k);
       }
       to_operand(left, dp);
       multiply_rn<kRowTiles, kColsK>(dk_acc, left, q_stage(stage), col_k);

@@ -4,7 +4,7 @@
 //   shared memory: q | dout | kStages x (k | v) | kept | stage      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
 #include "tile/query_tile.cuh"
-#include "tile/strange_rows.cuh"
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
@@ -80,7 +80,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
   unsigned char* kept = shared.take<unsigned char>(kBlockKv);
   R* scratch = shared.take<R>(kWarps * int(sizeof(R)));
-  const Stage<kBlockQ, kBlockKv> terms{shared.take<R>(Stage<kBlockQ, kBlockKv>::kBytes)};
+  const TermTile<kBlockQ, kBlockKv> terms{shared.take<R>(TermTile<kBlockQ, kBlockKv>::kBytes)};
 
   const QueryTile queries(args, task);
   if (!queries.exists()) return;
@@ -144,7 +144,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
         }
       }
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kCols>(acc, dp, keys, kept, col);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kCols>(acc, dp, keys, kept, col);
       }
       Operand<Element, kRowTiles, kBlockKv> ds;
       to_operand(ds, dp);

@@ -42,14 +42,14 @@ struct PackedColumns {
 /// Of a thread's two rows.
 struct RowColumns {
   u32 operand[kStepSlots][4];
-  bool strange[2];  // not tame
+  bool large[2];  // not tame
 
   /// exact: none are.
   FOVEAL_DEVICE void put(int r, const float (&value)[kOffsetSlots], bool exact) {
     bool tame = !exact;
 #pragma unroll
     for (int o = 0; o < kOffsets; ++o) tame = tame && is_tame(value[o]);
-    strange[r] = !tame;
+    large[r] = !tame;
     PackedColumns columns;
     columns.put<true>(value, tame);
 #pragma unroll

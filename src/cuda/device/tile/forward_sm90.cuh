@@ -46,39 +46,41 @@ constexpr int kKeptWords = ForwardLayout::kept_words(kBlockKv);
 
 /// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
 /// in a task that has to be done again; from there on it is all of them.
-enum class Maxima : u32 { first, too_low, all };
+enum class MaxPolicy : u32 { first_tile, overflowed, every_tile };
 
 /// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
-constexpr bool kAnyExponent = kSame<Element, bf16>;
+constexpr bool kWideRange = kSame<Element, bf16>;
 
-struct Rings {
+struct Pipelines {
   unsigned char* memory;
   u32 base;
-  RingBarriers<kQueryStages> query;
-  RingBarriers<kStages> key, value;
-  RingBarriers<kLineStages> line_values;
+  Pipeline<kQueryStages> query;
+  Pipeline<kStages> key, value;
+  Pipeline<kLineStages> line_values;
   Pairs pairs;
-  FOVEAL_DEVICE explicit Rings(unsigned char* memory)
+  FOVEAL_DEVICE explicit Pipelines(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
         query{base + kShared.barriers},
-        key{query.address + RingBarriers<kQueryStages>::kBytes},
-        value{key.address + RingBarriers<kStages>::kBytes},
+        key{query.address + Pipeline<kQueryStages>::kBytes},
+        value{key.address + Pipeline<kStages>::kBytes},
         line_values{base + kShared.line_barriers},
         pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
   /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
-  FOVEAL_DEVICE Maxima maxima() const {
-    return kAnyExponent ? static_cast<Maxima>(load_any<kEveryLaneArrives>(base + kShared.maxima)) : Maxima::all;
+  FOVEAL_DEVICE MaxPolicy max_policy() const {
+    return kWideRange ? static_cast<MaxPolicy>(load_any<kEveryLaneArrives>(base + kShared.max_policy)) : MaxPolicy::every_tile;
   }
-  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_any<kEveryLaneArrives>(base + kShared.maxima, static_cast<u32>(maxima)); }
-  FOVEAL_DEVICE static u32 again_word(int round) { return kShared.again + 4 * (round / 32 % ForwardLayout::kAgainWords); }
-  FOVEAL_DEVICE void do_again(int round) const {
-    or_shared(base + again_word(round), 1u << round % 32);
-    set_maxima(Maxima::too_low);
+  FOVEAL_DEVICE void set_max_policy(MaxPolicy policy) const {
+    store_any<kEveryLaneArrives>(base + kShared.max_policy, static_cast<u32>(policy));
+  }
+  FOVEAL_DEVICE static u32 redo_word(int round) { return kShared.redo + 4 * (round / 32 % ForwardLayout::kRedoWords); }
+  FOVEAL_DEVICE void redo(int round) const {
+    or_shared(base + redo_word(round), 1u << round % 32);
+    set_max_policy(MaxPolicy::overflowed);
   }
   /// Is there nothing to do in this round? So where only what has to be done again is left.
   FOVEAL_DEVICE bool is_done(int round) const {
-    return kAnyExponent && maxima() == Maxima::all && !(load_any<kEveryLaneArrives>(base + again_word(round)) >> round % 32 & 1);
+    return kWideRange && max_policy() == MaxPolicy::every_tile && !(load_any<kEveryLaneArrives>(base + redo_word(round)) >> round % 32 & 1);
   }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + kShared.lines) + line_values.index(use) * Lines::kFloats};
@@ -122,13 +124,13 @@ struct ForwardTask {
   }
 
   /// The next task of this CTA that exists in its sequence and is to be done.
-  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Rings& rings) {
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Pipelines& pipelines) {
     do {
       if (!at(++round, args)) return false;
-    } while ((kVarlen && first_query() >= sequence.len_q) || rings.is_done(round));
+    } while ((kVarlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
-    if constexpr (kSplit) walk.take_part(args.attention.runs, split, args.splits.value);
+    if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.splits.value);
     return true;
   }
 
@@ -151,6 +153,6 @@ struct ForwardTask {
 /// ones come the last values are multiplied.
 constexpr bool kQueriesAhead = kQueryStages > 1;
 /// Are queries given back before the walk has gone on from their last tile? A list does not know which one that is.
-constexpr bool kGivesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
+constexpr bool kReleasesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
 
 }  // namespace foveal::device

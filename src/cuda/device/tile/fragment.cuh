@@ -22,7 +22,7 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
 
 /// Does row `r` (0 or 1) of the thread's two accumulator rows hold infinity or NaN? Also said of numbers whose products with their neighbours overflow.
 template <int count>
-FOVEAL_DEVICE bool has_strange(const float (&acc)[count], int r) {
+FOVEAL_DEVICE bool has_nonfinite(const float (&acc)[count], int r) {
   float look[2] = {};
 #pragma unroll
   for (int i = 2 * r; i < count; i += 4) look[i / 4 % 2] = fmaf(acc[i], acc[i + 1], look[i / 4 % 2]);

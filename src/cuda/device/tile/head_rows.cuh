@@ -11,8 +11,8 @@ struct HeadRows {
   const int thread;  // inside the group
 
   FOVEAL_DEVICE static int kv_head(const Sm90Args& args, int head) { return head / args.attention.group_size; }
-  FOVEAL_DEVICE static void load(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
-    const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  FOVEAL_DEVICE static void load(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
+    const u32 to = pipelines.query_tile(use).address, full = pipelines.query.full_barrier(use);
     mbarrier_arrive_expect_bytes(full, kShared.query_bytes);
     load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
   }

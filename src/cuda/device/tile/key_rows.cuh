@@ -25,11 +25,11 @@ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(
 template <int rows>
 constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
 template <int rows>
-constexpr bool kMayLieTogether = kSpread&& kBoxRows<rows> < rows;
+constexpr bool kMayBeOneBox = kSpread&& kBoxRows<rows> < rows;
 
 /// Who loads: one thread, or a warp whose lane l loads box l.
-FOVEAL_DEVICE bool loads() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
-FOVEAL_DEVICE bool leads() { return !kLooksUp || lane_id() == 0; }
+FOVEAL_DEVICE bool is_loader() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
+FOVEAL_DEVICE bool is_leader() { return !kLooksUp || lane_id() == 0; }
 
 /// What the forward kernel is told.
 template <bool spread>
@@ -43,22 +43,22 @@ struct ArgsOf<true> {
 using ForwardArgs = ArgsOf<kSpread>::Type;
 
 /// Of a tile, or of this lane's box: what the maps of k and v call it.
-struct KeyPlace {
+struct KeyCoord {
   int row = 0, head = 0, batch = 0;
   // Of kSpread, which choose the map:
   int stretch = 0;
-  bool received = false, together = false;  // together: lane 0 loads the tile
+  bool received = false, one_box = false;  // together: lane 0 loads the tile
 };
 
-FOVEAL_DEVICE const TensorMap& map_of_keys(const Sm90Args& args, const KeyPlace&) { return args.k; }
-FOVEAL_DEVICE const TensorMap& map_of_values(const Sm90Args& args, const KeyPlace&) { return args.v; }
-FOVEAL_DEVICE const TensorMap& map_of_keys(const SpreadArgs& args, const KeyPlace& place) {
+FOVEAL_DEVICE const TensorMap& map_of_keys(const Sm90Args& args, const KeyCoord&) { return args.k; }
+FOVEAL_DEVICE const TensorMap& map_of_values(const Sm90Args& args, const KeyCoord&) { return args.v; }
+FOVEAL_DEVICE const TensorMap& map_of_keys(const SpreadArgs& args, const KeyCoord& coord) {
   const SpreadKeys& keys = args.spread;
-  return place.together ? (place.received ? keys.sent_tile_k : keys.tile_k) : place.received ? keys.k : args.k;
+  return coord.one_box ? (coord.received ? keys.sent_tile_k : keys.tile_k) : coord.received ? keys.k : args.k;
 }
-FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyPlace& place) {
+FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyCoord& coord) {
   const SpreadKeys& keys = args.spread;
-  return place.together ? (place.received ? keys.sent_tile_v : keys.tile_v) : place.received ? keys.v : args.v;
+  return coord.one_box ? (coord.received ? keys.sent_tile_v : keys.tile_v) : coord.received ? keys.v : args.v;
 }
 
 /// By one thread, before the first load.
@@ -73,7 +73,7 @@ FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
 using ArrivedKeys = u32;
 
 /// Where the box from `key` on is, once it is there.
-FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
+FOVEAL_DEVICE KeyCoord coord_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
   int at = 0;
   while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
   const KeyStretch& stretch = keys.stretch[at];
@@ -90,7 +90,7 @@ FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& a
 /// Of the tile from key `first` of the sequence on, in this batch row where its keys lie in rows. Boxes beyond the sequence are on no page, in no stretch, and
 /// arrive as zeros: what the table says there means nothing.
 template <int rows, class Args>
-FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int first, int head, int batch, ArrivedKeys& arrived) {
+FOVEAL_DEVICE KeyCoord key_coord(const Args& args, const Sequence& sequence, int first, int head, int batch, ArrivedKeys& arrived) {
   if constexpr (!kLooksUp) {
     const int row = sequence.first_kv + first;
     return {row, head, batch};
@@ -99,13 +99,13 @@ FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int
   const int key = first + lane_id() * kBoxRows<rows>;
   const bool exists = lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv;
   if constexpr (kSpread) {
-    KeyPlace place = exists ? place_in_stretches(args.spread, arrived, key, head, batch) : KeyPlace{0, head, -1};
-    if constexpr (kMayLieTogether<rows>) {
+    KeyCoord coord = exists ? coord_in_stretches(args.spread, arrived, key, head, batch) : KeyCoord{0, head, -1};
+    if constexpr (kMayBeOneBox<rows>) {
       __syncwarp();
-      const u32 first_stretch = uniform(place.stretch);
-      place.together = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && place.stretch == static_cast<int>(first_stretch)));
+      const u32 first_stretch = uniform(coord.stretch);
+      coord.one_box = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && coord.stretch == static_cast<int>(first_stretch)));
     }
-    return place;
+    return coord;
   }
   int page = -1;
   if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
@@ -114,13 +114,13 @@ FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int
 
 /// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so. map: that of this place.
 template <int rows, int columns>
-FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyPlace& place) {
+FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyCoord& coord) {
   if constexpr (kLooksUp) {
     __syncwarp();
-    if (lane_id() >= (place.together ? 1 : rows / kBoxRows<rows>)) return;
+    if (lane_id() >= (coord.one_box ? 1 : rows / kBoxRows<rows>)) return;
     destination += lane_id() * kBoxRows<rows> * kChunkRowBytes;
   }
-  load_tile<rows, columns>(destination, map, barrier, place.row, place.head, place.batch);
+  load_tile<rows, columns>(destination, map, barrier, coord.row, coord.head, coord.batch);
 }
 
 }  // namespace foveal::device

@@ -12,8 +12,8 @@ struct PackedRows {
   const int thread;  // inside the group
 
   FOVEAL_DEVICE static int kv_head(const Sm90Args&, int head) { return head; }
-  FOVEAL_DEVICE static void load(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
-    const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  FOVEAL_DEVICE static void load(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
+    const u32 to = pipelines.query_tile(use).address, full = pipelines.query.full_barrier(use);
     mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
     if constexpr (kPackedHeads == 1) {
       load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
@@ -23,10 +23,10 @@ struct PackedRows {
     }
   }
   /// By all threads, before anything is loaded: rows that are left over, in which no load writes.
-  FOVEAL_DEVICE static void clear_rest(const Rings& rings) {
+  FOVEAL_DEVICE static void clear_rest(const Pipelines& pipelines) {
     if constexpr (kQueries * kPackedHeads < kBlockQ) {
       for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads)
-        store_zeros(rings.query_tile(0).address + 16 * i);
+        store_zeros(pipelines.query_tile(0).address + 16 * i);
       fence_async_proxy();
     }
   }

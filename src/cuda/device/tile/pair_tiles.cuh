@@ -41,20 +41,20 @@ template <int kRows, int kColumns>
 struct PairTiles {
   static constexpr int kStages = kPairTiles > 0 ? kPairStages : 1;
   static constexpr int kStageBytes = pair_tiles_before<kPairTiles, kRows, kColumns>();
-  static constexpr PairRingShape kShape{kStages, kStageBytes};
+  static constexpr PairPipelineShape kShape{kStages, kStageBytes};
   u32 base;
-  RingBarriers<kStages> ring;
+  Pipeline<kStages> pipeline;
 
   template <int v>
   FOVEAL_DEVICE u32 tile(u32 use) const {
-    return base + ring.index(use) * kStageBytes + pair_tiles_before<v, kRows, kColumns>();
+    return base + pipeline.index(use) * kStageBytes + pair_tiles_before<v, kRows, kColumns>();
   }
 
   /// By the thread that loads; first: the tile's first pair, which exists.
   FOVEAL_DEVICE void load(const Sm90Args& args, const Position& first, u32 use) const {
     if constexpr (kPairTiles > 0) {
-      ring.wait_empty(use);
-      mbarrier_arrive_expect_bytes(ring.full(use), kStageBytes);
+      pipeline.producer_acquire(use);
+      mbarrier_arrive_expect_bytes(pipeline.full_barrier(use), kStageBytes);
       load_from<0>(args, first, use);
     }
   }
@@ -74,8 +74,8 @@ struct PairTiles {
         pair_tile_place<v>(at, args.attention.score, place);
         place[0] -= chunk * kChunk;
       }
-      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunk, place[1], place[2],
-               place[3]);
+      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], pipeline.full_barrier(use), place[0] + chunk * kChunk,
+               place[1], place[2], place[3]);
     }
     if constexpr (v + 1 < kPairTiles) load_from<v + 1>(args, first, use);
   }

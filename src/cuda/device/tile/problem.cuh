@@ -73,7 +73,7 @@ FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) {
 FOVEAL_DEVICE R score_exponent(const AttentionArgs& args) { return kScaledInExponent ? R(args.scale) * kLog2eR : kLog2eR; }
 
 FOVEAL_DEVICE R probability_of(const AttentionArgs& args, R modified, const RowStatistics& row) {
-  const R score = less(score_of(args, modified), row.largest);
+  const R score = unfused_difference(score_of(args, modified), row.largest);
   if constexpr (kTensorCores<Element>) return exp2_real(fma_real(score, score_exponent(args), -row.log_sum));
   return exp2_real((score - row.log_sum) * kLog2eR);
 }

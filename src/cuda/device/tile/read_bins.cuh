@@ -21,7 +21,7 @@ constexpr int bins_before(int end) {
   for (int r = 0; r < end; ++r) count += is_binned(r) ? kBinEntries[r] * kBinCopies[r] : 0;
   return count;
 }
-constexpr int facts_before(int end) {
+constexpr int range_words_before(int end) {
   int words = 0;
   for (int r = 0; r < end; ++r) words += is_binned(r) ? (kBinWindow[r] ? 3 : 1) : 0;
   return words;
@@ -56,8 +56,8 @@ struct BinUnit {
 };
 
 struct ReadBins {
-  static constexpr int kTurns = 3;  // of the largest terms: a tile's are written while those of the one before are read
-  static constexpr int kBytes = 4 * (bins_before(kReads) + kTurns * facts_before(kReads));
+  static constexpr int kBuffers = 3;  // of the largest terms: a tile's are written while those of the one before are read
+  static constexpr int kBytes = 4 * (bins_before(kReads) + kBuffers * range_words_before(kReads));
   u32 address;
 
   template <int r>
@@ -66,12 +66,12 @@ struct ReadBins {
   }
   /// What a tile says of itself, each word the largest of all threads'.
   template <int r>
-  FOVEAL_DEVICE u32 fact(u32 tile, int number) const {
-    return address + 4 * (bins_before(kReads) + kTurns * (facts_before(r) + number) + tile % kTurns);
+  FOVEAL_DEVICE u32 range_word(u32 tile, int number) const {
+    return address + 4 * (bins_before(kReads) + kBuffers * (range_words_before(r) + number) + tile % kBuffers);
   }
-  FOVEAL_DEVICE static void tell(u32 fact, u32 value) {
+  FOVEAL_DEVICE static void publish_max(u32 word, u32 value) {
     const u32 of_warp = __reduce_max_sync(~0u, value);
-    if (lane_id() == 0) asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(fact), "r"(of_warp) : "memory");
+    if (lane_id() == 0) asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(word), "r"(of_warp) : "memory");
   }
 
   /// By all threads of the CTA.

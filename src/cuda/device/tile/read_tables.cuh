@@ -26,18 +26,18 @@ struct ReadTables {
 };
 
 /// What the tables hold, as those know who fill them: warps that all do this at the same tasks.
-struct TableFilling {
+struct TableLoader {
   i64 first[kTableSlots];  // offset of the parameter's element
 
   const Score one;  // raw score 1
 
-  FOVEAL_DEVICE explicit TableFilling(float scale) : one{1, scale} {
+  FOVEAL_DEVICE explicit TableLoader(float scale) : one{1, scale} {
 #pragma unroll
     for (int t = 0; t < kTableSlots; ++t) first[t] = -(1ll << 62);
   }
 
   /// By `threads` threads, which nobody else reads tables for; base: any pair of the batch and head.
-  FOVEAL_DEVICE void follow(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
+  FOVEAL_DEVICE void update(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
     if constexpr (kTables > 0) {
       i64 next[kTableSlots];
       if (!__any_sync(~0u, find<0>(next, base, args))) return;  // said so that the compiler sees that lanes stay together

@@ -7,7 +7,7 @@
 namespace foveal::device {
 
 /// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
-struct Ending {
+struct EpilogueState {
   u16* out;         // first row of this thread
   float* part_out;  // the same of a part
   int rows;         // that exist from there on
@@ -15,7 +15,7 @@ struct Ending {
   float of_before[2];  // a part: of what is there
 };
 
-struct ForwardEnd : TileOffsets {
+struct ForwardEpilogue : TileOffsets {
   using TileOffsets::TileOffsets;
 
   /// Drops probabilities; what stays is scaled at the end.
@@ -40,12 +40,12 @@ struct ForwardEnd : TileOffsets {
   }
 
   /// A part's statistics join those of the rows, and say what its output weighs. Rows whose sums overflowed wait for their task to be done again.
-  FOVEAL_DEVICE Ending end_part(const ForwardTask& work, OnlineSoftmax& softmax) const {
+  FOVEAL_DEVICE EpilogueState begin_part_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
     static_assert(!kPart || !kHasSink);
-    const bool wrong = kAnyExponent && rings.maxima() != Maxima::all && __any_sync(~0u, softmax.overflows());
-    Ending ending;
+    const bool wrong = kWideRange && pipelines.max_policy() != MaxPolicy::every_tile && __any_sync(~0u, softmax.overflows());
+    EpilogueState epilogue;
     double lse[2];
-    softmax.finish(exponent, ending.factor, lse);
+    softmax.finish(exponent, epilogue.factor, lse);
     const PartArgs& part = args.attention.part;
     const Rows& to = args.attention.lse;
     double* first = static_cast<double*>(to.data) + work.task.batch * to.batch + work.task.head * to.head;
@@ -55,52 +55,52 @@ struct ForwardEnd : TileOffsets {
       const bool has_row = exists(work, r) && !wrong;
       const double before = has_row && part.adds_to_q ? first[at] : -static_cast<double>(infinity());
       const PartWeights<float> weights = join_part<float>(lse[r], before, part);
-      ending.factor[r] *= weights.of_part;
-      ending.of_before[r] = weights.of_before;
+      epilogue.factor[r] *= weights.of_part;
+      epilogue.of_before[r] = weights.of_before;
       __syncwarp();
       if (has_row && thread % 4 == 0) first[at] = lse[r];
-      if constexpr (kDropout) ending.factor[r] *= args.attention.dropout.keep_scale;
+      if constexpr (kDropout) epilogue.factor[r] *= args.attention.dropout.keep_scale;
     }
     const Tensor& out = args.attention.out;
-    ending.part_out = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
-                      static_cast<i64>(query_of(work, 0)) * out.seq;
-    ending.rows = wrong ? 0 : work.sequence.len_q - row_of(work);
-    return ending;
+    epilogue.part_out = static_cast<float*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
+                        static_cast<i64>(query_of(work, 0)) * out.seq;
+    epilogue.rows = wrong ? 0 : work.sequence.len_q - row_of(work);
+    return epilogue;
   }
 
   /// Writes the statistics of a task.
-  FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
-    if constexpr (kPart) return end_part(work, softmax);
-    Ending ending;
+  FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    if constexpr (kPart) return begin_part_epilogue(work, softmax);
+    EpilogueState epilogue;
     float lse[2];
     if constexpr (kHasSink) {
       const float sink = sink_logit(work.task.head, args.attention.score);
-      softmax.finish(exponent, {sink, sink}, ending.factor, lse);
+      softmax.finish(exponent, {sink, sink}, epilogue.factor, lse);
     } else {
-      softmax.finish(exponent, ending.factor, lse);
+      softmax.finish(exponent, epilogue.factor, lse);
     }
     write_lse(work, lse);
     if constexpr (kDropout) {
-      ending.factor[0] *= args.attention.dropout.keep_scale;
-      ending.factor[1] *= args.attention.dropout.keep_scale;
+      epilogue.factor[0] *= args.attention.dropout.keep_scale;
+      epilogue.factor[1] *= args.attention.dropout.keep_scale;
     }
     const Tensor& out = args.attention.out;
-    ending.rows = work.sequence.len_q - row_of(work);
-    ending.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
-                 (work.sequence.first_q + row_of(work)) * out.seq;
-    return ending;
+    epilogue.rows = work.sequence.len_q - row_of(work);
+    epilogue.out = static_cast<u16*>(out.data) + work.task.batch * out.batch + work.task.head * out.head +
+                   (work.sequence.first_q + row_of(work)) * out.seq;
+    return epilogue;
   }
 
-  FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
+  FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
     const i64 seq = args.attention.out.seq;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool exists = ending.rows > 8 * r;
+      const bool exists = epilogue.rows > 8 * r;
       if constexpr (kPart) {
-        const bool changes = exists && (ending.factor[r] != 0 || ending.of_before[r] != 1);
-        add_row(ending.part_out + 8 * r * seq, acc, r, ending.factor[r], ending.of_before[r], changes ? kHeadDimV : 0, thread % 32);
+        const bool changes = exists && (epilogue.factor[r] != 0 || epilogue.of_before[r] != 1);
+        add_row(epilogue.part_out + 8 * r * seq, acc, r, epilogue.factor[r], epilogue.of_before[r], changes ? kHeadDimV : 0, thread % 32);
       } else {
-        store_row<Element>(ending.out + 8 * r * seq, acc, r, ending.factor[r], exists ? kHeadDimV : 0, thread % 32);
+        store_row<Element>(epilogue.out + 8 * r * seq, acc, r, epilogue.factor[r], exists ? kHeadDimV : 0, thread % 32);
       }
     }
   }

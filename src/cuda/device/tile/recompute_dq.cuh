@@ -63,7 +63,7 @@ FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 
   }
 #pragma unroll
   for (int n = 0; n < kPartColumns / 2; n += 4) {
-    u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
+    u32 right[2] = {}, nonfinite = 0;  // keys of this lane's column, a bit for each of the 16
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 8 * (i / 2) + pair + i % 2;
@@ -71,35 +71,35 @@ FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 
       if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
         right[i / 2] |= element << 16 * (i % 2);
       } else {
-        strange |= 1u << key;
+        nonfinite |= 1u << key;
       }
     }
     float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
     mma(Element{}, block, left, right[0], right[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
-    if (!__any_sync(~0u, strange != 0)) continue;
-    strange |= __shfl_xor_sync(~0u, strange, 1);
-    strange |= __shfl_xor_sync(~0u, strange, 2);
+    if (!__any_sync(~0u, nonfinite != 0)) continue;
+    nonfinite |= __shfl_xor_sync(~0u, nonfinite, 1);
+    nonfinite |= __shfl_xor_sync(~0u, nonfinite, 2);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
-      const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
+      const u32 of_column = __shfl_sync(~0u, nonfinite, 4 * (pair + i % 2));
       if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
     }
   }
 }
 
 /// Two columns of each fragment of the rows first_row and first_row + 8 that are to be mended, from `column` on.
-FOVEAL_DEVICE void store_mended(const Sm90Args& args, const Position& base, const float (&acc)[kPartColumns / 2], i64 first_row, int column,
-                                const bool (&mends)[2]) {
+FOVEAL_DEVICE void store_recomputed(const Sm90Args& args, const Position& base, const float (&acc)[kPartColumns / 2], i64 first_row,
+                                    int column, const bool (&wanted)[2]) {
   const float unit = kHasScore ? slope_unit({1, args.scale}, base, args.attention.score) : 1.0f;
   const Tensor& dq = args.attention.dq;
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 2) {
     const int r = i / 2 % 2, here = column + i / 4 * 8;
-    if (!mends[r] || here >= kHeadDim) continue;
+    if (!wanted[r] || here >= kHeadDim) continue;
     const i64 at = base.batch * dq.batch + base.head * dq.head + (first_row + 8 * r) * dq.seq + here;
-    float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
+    float two[2] = {apply_unit(acc[i], unit) * args.scale, apply_unit(acc[i + 1], unit) * args.scale};
     if constexpr (kAddsToDq) {
       float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
       const float2 before = args.attention.part.adds_to_q ? *to : make_float2(0, 0);
@@ -112,25 +112,26 @@ FOVEAL_DEVICE void store_mended(const Sm90Args& args, const Position& base, cons
 
 /// Writes dQ of 16 queries from `first` on, columns from `column` on, by a warp. strange: of the thread's two rows, which are the ones that are written. A row whose
 /// statistics are NaN is so as well, and stays, but where dQ is added to what is there, to which nothing was yet.
-FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_strange, bool second_strange) {
+FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_nonfinite,
+                                bool second_nonfinite) {
   const AttentionArgs& attention = args.attention;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
   Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   float log_sum[2], largest[2], delta[2];
-  bool mends[2] = {first_strange, second_strange};
+  bool wanted[2] = {first_nonfinite, second_nonfinite};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const i64 stat = stat_row<kVarlen>(args, sequence, head) + first + group + 8 * r;
     log_sum[r] = static_cast<const float*>(attention.lse2.data)[stat];
     largest[r] = static_cast<const float*>(attention.largest.data)[stat];
     delta[r] = static_cast<const float*>(attention.delta.data)[stat];
-    if (!kAddsToDq) mends[r] = mends[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
+    if (!kAddsToDq) wanted[r] = wanted[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
   }
-  if (!__any_sync(~0u, mends[0] || mends[1])) return;
+  if (!__any_sync(~0u, wanted[0] || wanted[1])) return;
 
   const HeadElements<kHeadDim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
-  const HeadElements<kHeadDimV> grad_out(attention.dout, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kHeadDimV> dout(attention.dout, batch, sequence.first_q, sequence.len_q, head);
   const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
   const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
   float acc[kPartColumns / 2] = {};
@@ -163,14 +164,14 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
 
       float scores[2][4] = {}, grads[2][4] = {};
       multiply_elements(scores, queries, first, keys, first_key);
-      multiply_elements(grads, grad_out, first, values, first_key);
+      multiply_elements(grads, dout, first, values, first_key);
 #pragma unroll 1
       for (int i = 0; i < 8; ++i) {
         const int r = i / 2 % 2;
         const Position at = position(i);
         const Score raw{scores[i / 4][i % 4], args.scale};
-        const float logarithm = fmaf(less(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]), exponent,
-                                     r == 0 ? -log_sum[0] : -log_sum[1]);
+        const float logarithm = fmaf(unfused_difference(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]),
+                                     exponent, r == 0 ? -log_sum[0] : -log_sum[1]);
         if (logarithm == -infinity()) kept &= ~(1u << i);
         float grad = grads[i / 4][i % 4];
         if constexpr (kDropout) {
@@ -186,7 +187,7 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
       multiply_kept_keys(acc, left, kept, keys, first_key, column);
     }
   }
-  store_mended(args, base, acc, sequence.first_q + first + group, column + pair, mends);
+  store_recomputed(args, base, acc, sequence.first_q + first + group, column + pair, wanted);
 }
 
 }  // namespace foveal::device
