@@ -22,7 +22,8 @@ constexpr int kDsTiles = 2;
 
 }  // namespace foveal::device
 
-#include "tile/backward_sm90.cuh"
+#include "tile/backward_cta.cuh"
+#include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 

@@ -17,7 +17,7 @@ constexpr int kDsTiles = 0;
 
 }  // namespace foveal::device
 
-#include "tile/backward_sm90.cuh"
+#include "tile/backward_cta.cuh"
 
 namespace foveal::device {
 
