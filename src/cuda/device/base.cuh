@@ -19,6 +19,8 @@ FOVEAL_DEVICE constexpr int round_up(int a, int b) { return divide_up(a, b) * b;
 FOVEAL_DEVICE int lane_id() { return threadIdx.x % kWarp; }
 FOVEAL_DEVICE int warp_id() { return threadIdx.x / kWarp; }
 
+FOVEAL_DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
 FOVEAL_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
 /// A constant as an argument: of a function that is compiled for each.

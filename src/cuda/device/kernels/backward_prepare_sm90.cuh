@@ -95,8 +95,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     }
     if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
   }
-#pragma unroll
-  for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  sum = warp_sum<kRowLanes>(sum);
 
   const float unmeasured = lse == -infinity() ? infinity() : lse * kLog2e;
   RowStatistics statistics{0, unmeasured, 0, false};

@@ -1,6 +1,7 @@
 // Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
 //   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
 // Large head dims split the columns of the output over kColumnSplit warps that compute the same scores.
+#include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
 #include "tile/nonfinite_rows.cuh"
 
@@ -148,9 +149,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        R sum = state.sum[m][i];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
+        const R sum = quad_sum(state.sum[m][i]);
         const double none = -static_cast<double>(infinity());
         const int row = q_local + 16 * m + 8 * i;
         const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
@@ -181,9 +180,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      R sum = state.sum[m][i];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const R sum = quad_sum(state.sum[m][i]);
       const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
       R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
       R factor = sum == 0 ? R(0) : R(1) / sum;

@@ -16,6 +16,7 @@
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
+#include "tile/kept_columns.cuh"
 #include "tile/pair_tiles.cuh"
 
 namespace foveal::device {
@@ -268,13 +269,7 @@ struct Consumer {
     const float scale = args.sm90.scale;
     const float exponent = score_unit({1, scale}, position(work, batch, head, half, 0, true), attention.score) * kLog2e;
     const int row = row_of(work), key = key_of(work, half);
-    int low[2], high[2];  // columns that the rows keep
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high[r] = row + 8 * r < attention.seqlen_q ? attention.seqlen_kv - 1 - key : -1;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.sm90.band_high - key);
-      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.sm90.band_low - key;
-    }
+    const KeptColumns<Walk> columns = columns_kept_by_queries<Walk>(args.sm90, row, key);
 #pragma unroll
     for (int i = 0; i < kHalf / 2; ++i) {
       const int r = fragment_row(i), column = fragment_column(i);
@@ -286,8 +281,7 @@ struct Consumer {
       const float p = exp2_real(fmaf(unfused_difference(score_in_units(score, at, attention.score), largest[r]), exponent, -lse2[r]));
       float term = p * (dp[i] - delta[r]) * read_factor<kPairsRead>(score, at, attention.score);
       if constexpr (partial) {
-        bool keep = column <= high[r];
-        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+        bool keep = columns.keep(r, column);
         if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
         term = keep ? term : 0.0f;
       }

@@ -19,6 +19,7 @@
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
+#include "tile/kept_columns.cuh"
 #include "tile/tma_tile.cuh"
 
 namespace foveal::device {
@@ -247,13 +248,7 @@ struct Consumer {
     const float scale = args.scale;
     const float exponent = score_unit({1, scale}, position<true>(work, work.first_key(), 0), attention.score) * kLog2e;
     const int row = row_of(work), key = key_of(work.first_key());
-    int low[2], high[2];  // columns that the rows keep
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high[r] = row + 8 * r < attention.seqlen_q ? attention.seqlen_kv - 1 - key : -1;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.band_high - key);
-      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.band_low - key;
-    }
+    const KeptColumns<Walk> columns = columns_kept_by_queries<Walk>(args, row, key);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int r = fragment_row(i), column = fragment_column(i);
@@ -263,8 +258,7 @@ struct Consumer {
           exp2_real(fmaf(unfused_difference(score_in_units(score, at, attention.score), state.largest[r]), exponent, -state.lse2[r]));
       float gradient = p * (gradients[i] - state.delta[r]);
       if constexpr (partial) {
-        bool keep = column <= high[r];
-        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+        bool keep = columns.keep(r, column);
         if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
         gradient = keep ? gradient : 0.0f;
       }

@@ -2,6 +2,7 @@
 //
 // config.cuh: Element, Sink (types); Wide: of lse and dlse.
 #include "element.cuh"
+#include "ptx/warp.cuh"
 #include "rows_args.cuh"
 
 #include "config.cuh"
@@ -24,8 +25,7 @@ extern "C" __global__ void __launch_bounds__(1024) sink_gradient(const __grid_co
       const Element* dout = static_cast<const Element*>(args.dout.data) + place(args.dout);
       for (int d = lane; d < args.dim; d += kWarp)
         delta += static_cast<double>(to_real(out[d * args.out.dim])) * static_cast<double>(to_real(dout[d * args.dout.dim]));
-#pragma unroll
-      for (int other = kWarp / 2; other > 0; other /= 2) delta += __shfl_xor_sync(~0u, delta, other);
+      delta = warp_sum(delta);
     }
     if (args.dlse.data != nullptr) delta -= static_cast<const Wide*>(args.dlse.data)[place(args.dlse)];
     sum -= p * delta;

@@ -4,8 +4,6 @@
 
 namespace foveal::device {
 
-FOVEAL_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-
 /// d += a b; a: 16 x 16, b: 16 x 8 (k x n). Lane = 4 g + t. d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 FOVEAL_DEVICE void mma(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

@@ -15,9 +15,18 @@ FOVEAL_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-FOVEAL_DEVICE float quad_sum(float x) {
+template <class Real>
+FOVEAL_DEVICE Real quad_sum(Real x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// The sum over the lanes of a warp, or of each `lanes` neighbours, in all of them.
+template <int lanes = kWarp, class Real>
+FOVEAL_DEVICE Real warp_sum(Real x) {
+#pragma unroll
+  for (int lane = lanes / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
 }
 
 FOVEAL_DEVICE void load_pair(u32 shared, float (&value)[2]) {

@@ -126,9 +126,7 @@ FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_lo
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        R sum = sums.row[r][m][i];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
+        const R sum = quad_sum(sums.row[r][m][i]);
         const int row = q_local + 16 * m + 8 * i;
         at.q = int(args.q_offset) + row;
         if (lane_id() % 4 == 0 && row < at.seqlen_q) add_to_read<r>(args, R(0), at, sum);
@@ -136,9 +134,7 @@ FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_lo
     }
   }
   if constexpr (kReadKind[r] == kUniform) {
-    R sum = sums.uniform[r];
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    R sum = warp_sum(sums.uniform[r]);
     __syncthreads();
     if (lane_id() == 0) scratch[warp_id()] = sum;
     __syncthreads();

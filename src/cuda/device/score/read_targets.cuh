@@ -1,5 +1,6 @@
 #pragma once
 // Where the terms of a parameter's gradient go: exact sums, or an element of their own.
+#include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/score.cuh"
 
@@ -41,8 +42,7 @@ FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, i64 element, real
   const int leader = __ffs(active) - 1;
   const i64 leaders_element = __shfl_sync(~0u, element, leader);
   if (__all_sync(~0u, term == 0 || element == leaders_element)) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) term += __shfl_xor_sync(~0u, term, lane);
+    term = warp_sum(term);
     if (lane_id() == leader) Bins::add(gradient.bins, gradient.elements, element, term);
   } else if (term != 0) {
     Bins::add(gradient.bins, gradient.elements, element, term);

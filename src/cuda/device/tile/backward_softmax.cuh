@@ -3,6 +3,7 @@
 #include "philox.cuh"
 #include "score/far_row.cuh"
 #include "tile/backward_scores.cuh"
+#include "tile/kept_columns.cuh"
 #include "tile/part.cuh"
 #include "tile/tanh_ahead.cuh"
 
@@ -55,12 +56,8 @@ struct BackwardSoftmax : BackwardScores {
   }
 
   /// Queries that the thread's two keys keep, as columns of its scores.
-  struct KeptColumns {
-    int low[2], high[2];
-    FOVEAL_DEVICE bool keep(int r, int column) const { return column <= high[r] && (!Walk::kLimitLow || column >= low[r]); }
-  };
-  FOVEAL_DEVICE KeptColumns kept_columns(const WarpPairs& pairs, const BackwardTask& work) const {
-    KeptColumns columns;
+  FOVEAL_DEVICE KeptColumns<Walk> kept_columns(const WarpPairs& pairs, const BackwardTask& work) const {
+    KeptColumns<Walk> columns;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int key = pairs.first_key + 8 * r;
@@ -93,7 +90,7 @@ struct BackwardSoftmax : BackwardScores {
 #pragma unroll
     for (int word = 0; word < kBlockQ / 64; ++word) dropped_words[word] = kDropout ? dropped[word] : 0;
     const WarpPairs pairs = warp_pairs(work, use, loaded);
-    const KeptColumns columns = kept_columns(pairs, work);
+    const KeptColumns<Walk> columns = kept_columns(pairs, work);
     const float* largest =
         static_cast<const float*>(attention.largest.data) + stat_row<kVarlen>(args, work.sequence, work.head_q(attention)) + pairs.first_q;
 #pragma unroll 1
@@ -154,7 +151,7 @@ struct BackwardSoftmax : BackwardScores {
                                                    args.attention.score);
     TiledValues tiled;
     const u32 lse = pipelines.lse(use) + 4 * fragment_first_column(thread);
-    const KeptColumns columns = kept_columns(pairs, work);
+    const KeptColumns<Walk> columns = kept_columns(pairs, work);
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
       float lse2[2], kept[4], tanh[4];

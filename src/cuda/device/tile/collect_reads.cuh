@@ -122,8 +122,7 @@ struct TileSums {
 /// Adds what the lanes of a warp have of a uniform read.
 template <int r>
 FOVEAL_DEVICE void add_warp_sum(const AttentionArgs& args, const Position& base, float sum) {
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+  sum = warp_sum(sum);
   if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
 }
 
