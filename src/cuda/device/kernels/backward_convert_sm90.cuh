@@ -1,7 +1,8 @@
-// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
-// of the score leaves to it. Sums of infinity or NaN that may not belong there are made anew (tile/recompute_dq.cuh).
+// Backward postprocessing: converts the fp32 dq accumulator, which is in the accumulator order of kernels/backward_sm90.cuh, to dq in 16
+// bits, times the scale and the constant part of the score's slope. Rows whose sum is infinite or NaN through keys that they do not keep
+// are recomputed (tile/recompute_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen, kMaskIsBand, kKeepsRows.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV, kBlockQ as for the main kernel; kVarlen, kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
@@ -11,14 +12,14 @@
 
 namespace foveal::device {
 
-/// May a tile hold keys that some of its queries keep and others do not? Then 0 met whatever stands there.
+/// May a tile contain keys that only some of its queries keep? Then 0 was multiplied with whatever those keys hold.
 constexpr bool kCutsKeys = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
-/// At least so many blocks on a multiprocessor: what is called where a sum is lost would like more registers, of which all would have less warps at their loads.
+/// Blocks for each multiprocessor: the noinline recomputation would like more registers, at the price of fewer warps for the loads of all.
 constexpr int kBlocks = kAddsToDq ? 8 : 12;
 
 }  // namespace foveal::device
 
-/// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); a block does one part.
+/// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); one part for each block.
 extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
     backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;

@@ -1,11 +1,11 @@
-// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and keeps dk
-// and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
+// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys, loops over the query tiles, and accumulates
+// dK and dV in registers and dQ by atomic additions to an fp32 buffer in global memory.
 //
-// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one
-// barrier a tile).
+// Two consumer warpgroups own 64 keys each. Only dQ = dS K needs all keys of the tile, so dS^T goes through shared memory (double-buffered,
+// one barrier a tile).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
+// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 
@@ -14,10 +14,10 @@ namespace foveal::device {
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
 constexpr bool kPrefetchesLse = false;
-constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
+constexpr int kReleases = arrivals_of_groups(1);  // by one thread, after a barrier of the warpgroup's readers
 constexpr int kDqWarps = 4 * kConsumers;
 constexpr int kKeyColumns = kSumColumns,
-              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // dQ's parts of columns begin where chunks of K do
+              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // column parts of dQ begin where chunks of K do
 constexpr int kDsTiles = 2;
 
 }  // namespace foveal::device
@@ -29,16 +29,17 @@ namespace foveal::device {
 
 static_assert(kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 
-/// Whether terms of parameters' gradients leave the registers before the products that follow, which then need these, or beside them.
+/// Whether terms of parameter gradients leave the registers before the dQ and dK products, which then need those, or overlap with them.
 constexpr bool kCollectsFirst = !kSpareRegisters;
 
-/// Whether dP is under way beside the probabilities: not where terms that are known with these take its registers.
+/// Whether dP overlaps with the softmax: not if early terms occupy its registers.
 constexpr bool kDpBeside = kSpareRegisters || kEarlyReads == 0;
 
-/// Whether operands of the next scores are found before dQ is added: kernels that fill tables ask lanes for them, which waits behind the additions.
+/// Whether descriptors of the next Q K^T are computed before dQ is added: with tables they take shuffles, which would wait behind the
+/// atomic additions.
 constexpr bool kOperandsAhead = kTables > 0;
 
-/// Whether the kind of a tile is found beside the last products of the tile before, or beside its own scores: where registers are short, for those that it takes.
+/// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
 constexpr bool kKindAhead = kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
@@ -66,7 +67,7 @@ struct Consumer : BackwardWarpgroup {
     }
   }
 
-  /// Walks along the query tiles of a task. Each round leaves the scores of the next tile under way.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
                                 TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
@@ -155,7 +156,8 @@ struct Consumer : BackwardWarpgroup {
         table_loader.update(pipelines.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers,
                             kTableBarrier);
       }
-      // Before dQ is added, which takes long to read its registers: the address of a barrier would get one of them and wait, and the scores behind it.
+      // Before dQ is added, whose registers are read slowly: otherwise a barrier address would be allocated one of them and wait, and Q K^T
+      // behind it.
       if (more) {
         pipelines.query.consumer_wait(tile + 1);
         if constexpr (kKindAhead) kind = kind_of(partial, tile + 1);

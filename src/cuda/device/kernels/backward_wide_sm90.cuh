@@ -1,12 +1,13 @@
-// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, two warpgroups share the work on them, and two
-// CTAs, a cluster, walk along the same queries.
+// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys, and the two CTAs of a cluster loop over the
+// same queries.
 //
-// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV) and the other dk (S, dP, dK): both compute the scores, which saves
-// every exchange but one: dS^T goes through shared memory to all four warpgroups of the cluster, and one tile later each makes some of the columns of
-// dQ of it, over the keys of both CTAs. So a CTA adds half as much to dQ in global memory, which would bind, as if it went by itself.
+// dK and dV of 64 keys fill the registers of a warpgroup each, so one warpgroup accumulates dV (S, dV) and the other dK (S, dP, dK). Both
+// compute S, which leaves one exchange: dS^T goes through (distributed) shared memory to all four warpgroups of the cluster, and one tile
+// later each computes some columns of dQ over the keys of both CTAs. This halves the atomic additions to dQ in global memory, which would
+// otherwise be the bottleneck.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout,
-// kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen,
+// kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 
@@ -15,9 +16,9 @@ namespace foveal::device {
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64, kClusterSize = 2;
 constexpr bool kPrefetchesLse = true;
-constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
+constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
 constexpr int kDqWarps = 8;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // dQ's parts of columns begin where chunks of K do
+constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // column parts of dQ begin where chunks of K do
 constexpr int kDsTiles = 2;
 
 }  // namespace foveal::device
@@ -30,17 +31,17 @@ namespace foveal::device {
 static_assert(!kCollectsTerms && kPairTiles == 0, "shared memory is full");
 static_assert(kSumCtas == kClusterSize && kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
-/// Columns of dQ that a CTA adds; the last of them are for the side of the keys, which has more to do otherwise.
+/// dQ columns that a CTA adds; the dK warpgroup, which has more products, takes only the last ones.
 constexpr int kCtaColumns = 2 * kPartColumns, kDkSideColumns = 32;
 
-/// A warpgroup that adds `columns` of these, from first_column on.
+/// A warpgroup that computes `columns` of them, from first_column on.
 template <int first_column, int columns>
 struct WideWarpgroup : BackwardWarpgroup {
   static constexpr int kColumns = columns;
 
   FOVEAL_DEVICE WideWarpgroup(const Sm90Args& args, const Pipelines& pipelines) : BackwardWarpgroup(args, pipelines, 0) {}
 
-  /// dQ of a tile, of the keys of both CTAs; to be waited for.
+  /// Issues dQ = dS K of a tile, over the keys of both CTAs.
   FOVEAL_DEVICE void issue_dq(float (&dq)[columns / 2], u32 use) const {
     pipelines.exchange.consumer_wait(use);
     const KeyTile own{pipelines.key_tile().address + 2 * cluster_rank() * KeyTile::kChunkBytes};
@@ -52,7 +53,7 @@ struct WideWarpgroup : BackwardWarpgroup {
     wgmma_commit();
   }
 
-  /// Once it is there. The scores' gradients that it came of may be overwritten, from both CTAs.
+  /// Once dQ has arrived: releases dS in both CTAs and adds dQ to the accumulator in global memory.
   FOVEAL_DEVICE void finish_dq(float (&dq)[columns / 2], u32 use, float* sum) const {
     wgmma_pin(dq);
     consumer_release(pipelines.exchange, use);
@@ -63,7 +64,7 @@ struct WideWarpgroup : BackwardWarpgroup {
     if constexpr (kReproducible) consumer_release(pipelines.dq_order, use);
   }
 
-  /// The last of a task.
+  /// The last tile of a task.
   FOVEAL_DEVICE void flush_dq(u32 use, float* sum) const {
     float dq[columns / 2];
     issue_dq(dq, use);
@@ -84,7 +85,7 @@ struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
       float dv[kDimV / 2];
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
-      float* sum = nullptr;  // of the tile before
+      float* sum = nullptr;  // of the previous tile
       HeadConstants constants;
       bool partial;
       while (work.next_tile(args, partial)) {
@@ -124,7 +125,7 @@ struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
           issue_dq(dq, tile - 1);
           issue_dv();
           wgmma_wait<1>();
-          finish_dq(dq, tile - 1, sum);  // beside dV
+          finish_dq(dq, tile - 1, sum);  // overlaps with dV
         }
         wgmma_wait<0>();
         wgmma_pin(dv);
@@ -148,7 +149,7 @@ struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
 struct DkWarpgroup : WideWarpgroup<kCtaColumns - kDkSideColumns, kDkSideColumns> {
   using WideWarpgroup::WideWarpgroup;
 
-  /// Gradients of scores to the other warpgroup, and to that of the other CTA: each warp its 16 keys.
+  /// Sends dS^T to the other warpgroup and to the peer CTA, 16 keys for each warp.
   FOVEAL_DEVICE void exchange(const u32 (&ds)[kBlockQ / 4], u32 use) const {
     constexpr u32 kBytes = 16 * kChunkRowBytes;
     pipelines.exchange.producer_acquire(use);
@@ -174,7 +175,7 @@ struct DkWarpgroup : WideWarpgroup<kCtaColumns - kDkSideColumns, kDkSideColumns>
       float dk[kDim / 2];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = 0;
-      float* sum = nullptr;  // of the tile before
+      float* sum = nullptr;  // of the previous tile
       bool partial;
       HeadConstants constants;
       while (work.next_tile(args, partial)) {
@@ -227,7 +228,7 @@ struct DkWarpgroup : WideWarpgroup<kCtaColumns - kDkSideColumns, kDkSideColumns>
           issue_dq(dq, tile - 1);
           issue_dk();
           wgmma_wait<1>();
-          finish_dq(dq, tile - 1, sum);  // beside dK
+          finish_dq(dq, tile - 1, sum);  // overlaps with dK
         }
         exchange(ds, tile);
         wgmma_wait<0>();
@@ -269,5 +270,5 @@ extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) 
       DvWarpgroup(args, pipelines).run();
     }
   }
-  cluster_sync();  // nobody arrives any more at a CTA that has ended
+  cluster_sync();  // no CTA may exit while its peer can still arrive at its barriers
 }

@@ -1,5 +1,5 @@
-// Gradients of parameters for Hopper, 16-bit types, after a backward pass whose registers hold no terms of pairs (head dims above 128): a CTA owns 128 keys
-// and values, walks along the query tiles and computes S and dP anew, but none of the other products.
+// Gradients of parameters for Hopper, 16-bit types, after a backward kernel that has no registers for them (head dims above 128): a CTA
+// owns 128 keys, loops over the query tiles and recomputes S and dP, but none of the other products.
 //
 // config.cuh: as for backward_sm90.cuh, with kBlockQ = 64.
 #include "ptx/mbarrier.cuh"
@@ -10,8 +10,8 @@ namespace foveal::device {
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
 constexpr bool kPrefetchesLse = false;
-constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
-constexpr int kDqWarps = 1;                      // nobody takes turns
+constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
+constexpr int kDqWarps = 1;                      // dQ is not added to
 constexpr int kKeyColumns = kDim, kKeyStep = 64;
 constexpr int kDsTiles = 0;
 
@@ -49,7 +49,7 @@ struct TermCollector : BackwardWarpgroup {
     }
   }
 
-  /// Along the query tiles of a task.
+  /// Loops over the query tiles of a task.
   FOVEAL_DEVICE void walk(BackwardTask& work, bool partial, u32& tile) const {
     float scores[kBlockQ / 2], dp[kBlockQ / 2];
     u32 unused[kBlockQ / 4], dropped[kBlockQ / 64];

@@ -1,8 +1,9 @@
-// Attention forward for Hopper with fewer queries than a tile has rows: decode and short prefill. Keys and values are what takes time, so that the heads that share
-// them are rows of one tile (tile/packed_rows.cuh), loads run as many stages ahead as fit, and where these are few tasks, several take a part each of the keys
-// (kSplit), of which kernels/merge_splits_sm90.cuh makes one result. One warp loads, one or two warpgroups of 64 rows compute.
+// Attention forward for Hopper with fewer queries than tile rows: decode and short prefill, bound by the loads of K and V. Query heads that
+// share keys are packed into one tile (tile/packed_rows.cuh), loads run as many stages ahead as fit, and if there are few tasks, the keys
+// are split over several (split-KV: kSplit), which kernels/merge_splits_sm90.cuh merges. One warp loads, one or two warpgroups of 64 rows
+// compute.
 //
-// config.cuh: as for kernels/forward_sm90.cuh, but for kPairStages and kDropout, 0 and false; kPackedHeads, kSplit.
+// config.cuh: as for kernels/forward_sm90.cuh, with kPairStages = 0 and kDropout = false; kPackedHeads, kSplit.
 #include "tile/decode_end.cuh"
 #include "tile/forward_cta.cuh"
 #include "tile/forward_phases.cuh"
@@ -19,10 +20,10 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
   FOVEAL_DEVICE void run() const {
     MainloopState state(kEveryLaneArrives || thread == 0);
     Fragments r;
-    // Inlined later than a function: called as that, some tiles spilled.
+    // A lambda is inlined later than a function: as functions, some tiles spilled.
     const auto probabilities = [&] { compute_p(state, r); };
 
-    // As in kernels/forward_sm90.cuh, without what only that has.
+    // As in kernels/forward_sm90.cuh, less what only that needs.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
       constexpr bool kPvFirst = !kInside && !kQueriesAhead;
@@ -35,7 +36,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
         ++state.tile;
       }
 
-      // S' = Q K'^T of this tile and O += P V of the one before are under way together.
+      // S' = Q K'^T of this tile and O += P V of the previous one are in flight together.
       pipelines.key.consumer_wait(state.tile);
       scheduler_barrier_sync();
       issue_qk(state, r);
@@ -44,7 +45,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
       if constexpr (kChecksMaxEarly) r.max_held = max_holds(r.softmax);
       if constexpr (kGuesses) r.guessing = r.guesses && r.softmax.is_unshifted();
 
-      // Scores: S' is there, or with values first O.
+      // Scores: S' has arrived, or, with P V first, O.
       wgmma_wait<1>();
       if constexpr (kPvFirst) {
         finish_pv<kInside, false>(state, r, epilogue);
@@ -52,7 +53,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
       }
       finish_qk(state, r);
       apply_score_mod(state, r, !kInside && (kPartialOutside || state.partial));
-      // Softmax, beside O += P V or after it, and values: O is there, and rescaled where a maximum rose.
+      // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
       if constexpr (kOrdered) {
         exponentiate(state, r);
         r.softmax.complete();

@@ -1,5 +1,5 @@
-// Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf for rows
-// without keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows get theirs in kernels/measure_sm80.cuh.
+// Backward preprocessing, one warp for each query row: delta = sum(dout * out) - dlse; lse as the kernels want it, +inf for rows without
+// keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows are left to kernels/measure_sm80.cuh.
 #include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -12,8 +12,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   const int tile_q = int(blockIdx.x) % args.tiles_q;
   const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
   const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
-  const HeadRows out(args.out, seq.batch, seq.first_q, head);
-  const HeadRows dout(args.dout, seq.batch, seq.first_q, head);
+  const HeadView out(args.out, seq.batch, seq.first_q, head);
+  const HeadView dout(args.dout, seq.batch, seq.first_q, head);
   const R* lse = row_values(args.lse, seq.batch, seq.first_q, head);
   R sink_term = 0;
   for (int row = tile_q * kBlockQ + warp_id(); row < min((tile_q + 1) * kBlockQ, seq.len_q); row += kWarps) {

@@ -1,13 +1,13 @@
-// Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
-//   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
-// Large head dims split the columns of the output over kColumnSplit warps that compute the same scores.
+// Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
+//  shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+// Large head dims split the output columns over kColumnSplit warps, which compute the same scores.
 #include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
 #include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
-constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, of one warp
+constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, for each warp
 static_assert(kBlockQ * kColumnSplit == QueryTile::kRows * kWarps, "each warp owns its rows, or its columns of them");
 constexpr int kN8 = kBlockKv / 8;
 
@@ -16,7 +16,7 @@ struct Softmax {
   R sum[kRowTiles][2];
 };
 
-/// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
+/// Online softmax: raw scores -> probabilities relative to the running maximum; rescales the sums and the output.
 template <bool kMasked>
 FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4],
                                 Softmax& state, R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
@@ -52,7 +52,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       high = max_real(high, __shfl_xor_sync(~0u, high, 1));
       high = max_real(high, __shfl_xor_sync(~0u, high, 2));
       const R base = high == -infinity() ? R(0) : high;
-      // One multiply-add would show what a far maximum loses by rounding, and base 2 may not hold it.
+      // For a far maximum an FMA would expose the maximum's rounding error, and its base-2 value may overflow.
       const bool far = kTensorCores<Element> && __any_sync(~0u, fabsf(float(base * kappa)) >= 4096.0f);
       alpha[m][i] = exp2_real((state.max[m][i] - base) * kappa);
       rescale = rescale || alpha[m][i] != 1;
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   using namespace foveal::device;
   extern __shared__ uint4 shared_begin[];
   SharedMemory shared(shared_begin);
-  // The output leaves through the queries' memory.
+  // The output reuses the shared memory of Q.
   Element* q_or_out = shared.take<Element>(
       kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch *
       int(sizeof(Element)));
@@ -163,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
         for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
       }
     }
-    __syncthreads();  // every warp that shares a row has seen its lse
+    __syncthreads();  // all warps that share a row have read its lse
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m)
 #pragma unroll
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       R factor = sum == 0 ? R(0) : R(1) / sum;
       if constexpr (kHasSink) {
         const R sink = sink_logit(at.head, args.score);
-        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not of lse, which has no digits left for log(sum) in a far row
+        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not from lse, which has no digits left for log(sum) in a far row
         const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
         const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
         factor = joined == 0 ? R(0) : of_keys / joined;

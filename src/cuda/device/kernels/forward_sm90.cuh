@@ -1,13 +1,13 @@
-// Fused attention forward for Hopper, 16-bit types: one warp loads tiles by TMA, two or three warpgroups of 64 queries compute. Few queries have a kernel of
-// their own, kernels/decode_sm90.cuh.
+// Fused attention forward for Hopper, 16-bit types: one producer warp loads tiles by TMA, two or three consumer warpgroups compute 64
+// queries each. Few queries have their own kernel, kernels/decode_sm90.cuh.
 //
-// Each warpgroup keeps two products in flight: while the tensor cores do S' = Q K'^T of the next kv tile and O += P V of this one, the
-// softmax of the other warpgroups fills the other units; named barriers take turns at issuing (kTakeTurns). Tasks follow each other without a
-// seam: the first product of the next task is issued together with the last one of this task.
+// Each warpgroup keeps two products in flight, S' = Q K'^T of the next kv tile and O += P V of this one, while the softmax of the other
+// warpgroups uses the other units: ping-pong scheduling by named barriers (kTakeTurns). Tasks are pipelined without a bubble: the first
+// product of the next task is issued together with the last one of this task.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages, kProducerRegisters,
-// kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kVarlen, kKeyRows, kPageSize, SeqlenKvIndex, kDropout; kFewQueries,
-// kPackedHeads and kSplit, which are for the other kernel: false, 1 and false.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockKv (of 16), kConsumers, kStages, kQueryStages,
+// kProducerRegisters, kConsumerRegisters, kTileSource (a TileSource), kPairStages; kTakeTurns, kOrdered, kVarlen, kKeyRows, kPageSize,
+// SeqlenKvIndex, kDropout; kFewQueries, kPackedHeads, kSplit: false, 1 and false, as they belong to the decode kernel.
 #include "tile/forward_cta.cuh"
 #include "tile/forward_epilogue.cuh"
 #include "tile/forward_phases.cuh"
@@ -24,7 +24,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
     MainloopState state(kEveryLaneArrives || thread == 0);
     Fragments r;
     TableLoader tables(offset_scale());
-    // Inlined later than functions: called as those, some tiles spilled, and capped scores of partial tiles took longer.
+    // Lambdas are inlined later than functions: as functions, some tiles spilled, and capped scores of partial tiles were slower.
     const auto scores = [&](auto inside, bool partial) {
       finish_qk(state, r);
       if constexpr (kOffsetsInScores) complete_products(r.scores, r.head, state.next, state.tile, !decltype(inside)::value && is_exact());
@@ -32,9 +32,9 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
     };
     const auto probabilities = [&] { compute_p(state, r); };
 
-    // The scores of a tile beside the values of the tile before. inside: the tile is full, and of the same task as that one. What remains then is short:
-    // rare paths are kept out of line, to avoid misses of the instruction cache. Otherwise queries may have to come first, for which values do not
-    // wait, and while they do the output is written.
+    // Scores of one tile and values of the previous one. inside: the tile is full and of the same task as the previous one; that code is
+    // short, with rare paths out of line to avoid instruction-cache misses. Otherwise Q may have to arrive first; P V does not wait for it,
+    // and the output is written meanwhile.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
       constexpr bool kPvFirst = !kInside && !kQueriesAhead;
@@ -53,7 +53,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       }
       if constexpr (kOffsetsAreColumns) pipelines.line_values.consumer_wait(state.tile);
 
-      // S' = Q K'^T of this tile and O += P V of the one before are under way together.
+      // S' = Q K'^T of this tile and O += P V of the previous one are in flight together.
       pipelines.key.consumer_wait(state.tile);
       scheduler_barrier_sync();
       issue_qk(state, r);
@@ -64,14 +64,14 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       if constexpr (kChecksMaxEarly) r.max_held = max_holds(r.softmax);
       if constexpr (kGuesses) r.guessing = r.guesses && r.softmax.is_unshifted();
 
-      // Scores: S' is there, or with values first O.
+      // Scores: S' has arrived, or, with P V first, O.
       wgmma_wait<1>();
       if constexpr (kPvFirst) {
         finish_pv<kInside, false>(state, r, epilogue);
         wgmma_wait<0>();
       }
       scores(inside, !kInside && (kPartialOutside || state.partial));
-      // Softmax, beside O += P V or after it, and values: O is there, and rescaled where a maximum rose.
+      // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
       if constexpr (kOrdered) {
         exponentiate(state, r);
         r.softmax.complete();
@@ -82,7 +82,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       }
       if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
       if constexpr (kOrdered) {
-        pack_fragment<Element>(r.p, r.scores);  // not before the conditions: where these end a step, the compiler thinks that lanes part
+        pack_fragment<Element>(r.p, r.scores);  // after the conditions above: at the end of a step they make the compiler assume divergence
       } else {
         probabilities();
       }
@@ -95,7 +95,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
       if constexpr (kOffsetsInScores) {
         if (is_exact()) continue;
       }
-      if constexpr (kSource != TileSource::list) {  // whose tiles are too seldom full
+      if constexpr (kSource != TileSource::list) {  // lists seldom have full tiles in a row
         while (state.next.next_full_tile()) step(Constant<true>{});
       }
     }

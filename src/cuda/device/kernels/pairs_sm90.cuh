@@ -1,17 +1,17 @@
-// The gradient of a parameter with one element per pair (a bias of q and kv) that batches or heads share, for Hopper and 16-bit types, after the
-// backward pass. A CTA owns tiles of pairs and, for each, walks the batches and heads that share it in order, so that each element is summed by one
-// thread, in one order, without atomics, and written once:
-//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
+// Gradient of a parameter with one element for each pair (a bias) that batch entries or heads share, for Hopper and 16-bit types, after the
+// backward kernel. A CTA owns tiles of pairs and, for each, loops over the batch entries and heads that share it in order, so that each
+// element is summed by one thread in a fixed order, without atomics, and written once:
+//  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] = sum of ds' factor
 //
-// One warp loads by TMA, two warpgroups of 64 queries compute, half a tile at a time: while one multiplies, the other does the arithmetic.
-// Another warp loads what is read for each pair, where that comes as tiles. Where the parameter is exactly the pairs (kCovers), the warps left write zeros to
-// the tiles that the mask leaves out, and nothing else clears it: with each task those of the row as far from the other end, so that, under a causal mask, the
-// memory has as much to write at any time. At once they would keep it from everything else.
+// One warp loads by TMA, two consumer warpgroups compute 64 queries each, half a tile at a time, so that products of one overlap with
+// arithmetic of the other. Another warp loads pair reads that arrive as tiles. If the parameter is exactly the pairs (kCovers), the
+// remaining warps write zeros to tiles that the mask drops, instead of a memset: with each task those of the mirrored row, so that under a
+// causal mask writes are spread evenly over time. All at once they would starve everything else.
 //
-// config.cuh: Element, SeqlenIndex, Gradient (of the parameter); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv (64 or 128), kConsumers, kStages,
-// kPairStages, kTasksAhead (of the warps that write zeros), kTileSource (a TileSource); kPairsRead, kPairsOwnBatch, kPairsOwnHead (is the parameter indexed
-// by batch, by head?), kPairsDiffer (what is read for each pair is not the same for all that share it), kHoldPairs (what is read for each pair stays
-// in registers), kCovers; kProducerRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex, Gradient (type of the parameter's gradient); kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockKv
+// (64 or 128), kConsumers, kStages, kPairStages, kTasksAhead (of the zeroing warps), kTileSource (a TileSource); kPairsRead,
+// kPairsOwnBatch, kPairsOwnHead (is the parameter indexed by batch, by head?), kPairsDiffer (pair reads differ between those that share an
+// element), kHoldPairs (pair reads stay in registers), kCovers; kProducerRegisters, kConsumerRegisters.
 #include "schedule/tasks.cuh"
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
@@ -34,7 +34,7 @@ using QueryTile = SwizzledTile<kBlockQ>;
 using KvTile = SwizzledTile<kBlockKv>;
 using Pairs = PairTiles<kBlockQ, kHalf>;
 using Tiled = TiledValues[kHalves][kHalf / 16];
-constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;          // registers last for no more
+constexpr bool kHoldTiles = kHoldPairs && kPairTiles > 0 && kPairTiles <= 2;          // registers suffice for no more
 constexpr int kFirstCleaner = kPairTiles > 0 ? 2 : 1, kCleaners = 4 - kFirstCleaner;  // warps
 
 constexpr PairsLayout kShared{{.block_q = kBlockQ,
@@ -46,7 +46,7 @@ constexpr PairsLayout kShared{{.block_q = kBlockQ,
                                .pairs = Pairs::kShape}};
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
-/// Everything that one batch and head give to a tile of pairs, and what is read for each pair, in halves of a tile. Tasks that have been started.
+/// Stages of everything that one batch entry and head contribute to a tile of pairs; of pair reads, by half tiles; and of started tasks.
 struct Pipelines {
   u32 base;
   Pipeline<kStages> stage;
@@ -60,7 +60,7 @@ struct Pipelines {
   FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + stage.index(use) * kShared.stage_bytes + piece; }
 };
 
-/// Tiles of one row of queries, every `splits`-th of them.
+/// Every `splits`-th tile of one row of queries.
 struct PairsTask {
   Task task;  // row: of tiles, times splits
   Walk walk;
@@ -68,7 +68,7 @@ struct PairsTask {
 
   FOVEAL_DEVICE int first_q() const { return row * kBlockQ; }
 
-  /// mirrored: of the row that is as far from the other end.
+  /// mirrored: the row that is equally far from the other end.
   FOVEAL_DEVICE bool next(int& round, const PairsArgs& args, bool mirrored = false) {
     if (!task_at(++round, args.sm90.order, task)) return false;
     const AttentionArgs& attention = args.sm90.attention;
@@ -85,7 +85,7 @@ struct PairsTask {
     for (;;) {
       if (!walk.next(attention.runs, attention.seqlen_kv, kBlockKv, partial)) return false;
       const int from_first = walk.tile + args.splits.value - split;
-      const int beyond = from_first - divide(from_first, args.splits) * args.splits.value;  // tiles, of the task's own
+      const int beyond = from_first - divide(from_first, args.splits) * args.splits.value;  // own tiles to skip
       if (beyond == 0) break;
       walk.tile -= beyond - 1;
     }
@@ -93,7 +93,7 @@ struct PairsTask {
     return true;
   }
 
-  /// visit(batch, head, last) for all that share the task's elements.
+  /// Calls visit(batch, head, last) for all that share the task's elements.
   template <class Visit>
   FOVEAL_DEVICE void for_each_sharer(const AttentionArgs& attention, Visit&& visit) const {
     const int batches = kPairsOwnBatch ? task.batch + 1 : attention.batch, heads = kPairsOwnHead ? task.head + 1 : attention.heads_q;
@@ -135,7 +135,7 @@ FOVEAL_DEVICE void produce(const PairsArgs& args, const Pipelines& pipelines) {
   }
 }
 
-/// Loads what is read for each pair: for each tile of a task, or for all that share it.
+/// Loads pair reads: for each tile of a task, or for each that shares it.
 FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Pipelines& pipelines) {
   const AttentionArgs& attention = args.sm90.attention;
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.sm90.pairs[v]);
@@ -162,7 +162,7 @@ FOVEAL_DEVICE void produce_pairs(const PairsArgs& args, const Pipelines& pipelin
   }
 }
 
-/// The element of a pair, and the steps to the next query and key.
+/// Address of a pair's element, and the strides to the next query and key.
 struct Elements {
   Gradient* first;
   i64 row_stride, column_stride;
@@ -179,13 +179,13 @@ struct Elements {
     row_stride = gradient.stride[kReadRowDim[kPairsRead]];
     column_stride = gradient.stride[kReadColumnDim[kPairsRead]];
   }
-  /// May `count` neighbours of every row be written at once?
+  /// May `count` neighbours of every row be written by one vector store?
   FOVEAL_DEVICE bool side_by_side(int count) const {
     return column_stride == 1 && row_stride % count == 0 && reinterpret_cast<u64>(first) % (sizeof(Gradient) * count) == 0;
   }
 };
 
-/// Zeros to the tiles that the walk of a task's mirrored row leaves out. By kCleaners warps.
+/// Writes zeros to the tiles that a task's mirrored row does not visit. By kCleaners warps.
 struct Cleaner {
   const PairsArgs& args;
   const Pipelines& pipelines;
@@ -209,7 +209,7 @@ struct Cleaner {
   FOVEAL_DEVICE void clear(const PairsTask& work, int begin, int end) const {
     const AttentionArgs& attention = args.sm90.attention;
     const int rows = min(kBlockQ, attention.seqlen_q - work.first_q());
-    const int splits = args.splits.value, before = divide(begin + splits - 1 - work.split, args.splits);  // tiles of the task
+    const int splits = args.splits.value, before = divide(begin + splits - 1 - work.split, args.splits);  // own tiles
     for (int tile = work.split + before * splits; tile < end; tile += splits) {
       const Elements to(attention, work.task, work.first_q(), tile * kBlockKv);
       const int columns = min(kBlockKv, attention.seqlen_kv - tile * kBlockKv);
@@ -259,7 +259,7 @@ struct Consumer {
       load_pair_values(pairs[i], position(work, batch, head, half, i, partial), args.sm90.attention.score);
   }
 
-  /// Adds half a tile of one batch and head.
+  /// Adds half a tile of one batch entry and head.
   template <bool partial>
   FOVEAL_DEVICE void add_terms(float (&sum)[kHalf / 2], const float (&scores)[kHalf / 2], const float (&dp)[kHalf / 2],
                                const PairValues (&pairs)[kHalf / 2], const TiledValues (&tiled)[kHalf / 16], const float (&lse2)[2],
@@ -289,7 +289,8 @@ struct Consumer {
     }
   }
 
-  /// Values where rows are aligned: 16 bytes for each lane of a quad at a time, of 32 columns in 16 bits and of 16 in fp32. False: they are not.
+  /// Vectorised stores where rows are aligned: 16 bytes a lane, so 32 columns a quad in 16 bits and 16 in fp32. Returns false if they are
+  /// not.
   template <class Value>
   FOVEAL_DEVICE bool write_aligned(const PairsTask& work, const float (&sum)[kHalves][kHalf / 2]) const {
     if constexpr (sizeof(Value) > 4) return false;
@@ -310,7 +311,7 @@ struct Consumer {
           if constexpr (kSame<Value, float>) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) word[i] = __float_as_uint(sum[half][4 * (block + i / 2) + 2 * r + i % 2]);
-            const bool odd = lane & 1;  // exchanges with its neighbour: this one takes the first block, that one the second
+            const bool odd = lane & 1;  // swaps with its neighbour: even lanes take the first block, odd ones the second
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
               const u32 received = __shfl_xor_sync(~0u, odd ? word[i] : word[i + 2], 1);
@@ -398,10 +399,10 @@ struct Consumer {
     for (int n = 0; n < kHalf / 16; ++n) tiled[n] = view.load(n);
   }
 
-  /// pair_use: of the ring of pairs, for the first half; `last` to use it.
+  /// pair_use: pipeline use of the first half's pair reads; `last` to read them.
   FOVEAL_DEVICE void add_tile(const PairsTask& work, int batch, int head, bool partial, u32 use, u32 pair_use, bool last,
                               float (&sum)[kHalves][kHalf / 2], PairValues (&pairs)[kHalves][kHalf / 2], Tiled& tiled) const {
-    // Shared memory has no room for these.
+    // Not through shared memory, which is full.
     const float* rows = static_cast<const float*>(args.sm90.attention.largest.data) +
                         (static_cast<i64>(batch) * args.sm90.attention.heads_q + head) * args.sm90.stat_rows + row_of(work);
     const float largest[2] = {rows[0], rows[8]};

@@ -1,17 +1,17 @@
-// Gradients of parameters with a table for each query, t[..., q_idx, f(kv_idx)], for Hopper and 16-bit types, after the backward pass. A CTA owns rows of queries
-// and walks along the keys:
-//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  bin[q][f(kv)] += ds' factor
+// Gradients of parameters with a table for each query, t[..., q_idx, f(kv_idx)], for Hopper and 16-bit types, after the backward kernel. A
+// CTA owns rows of queries and loops over the keys:
+//  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  bin[q][f(kv)] += ds' factor
 //
-// Nobody else has terms for these elements (or, where batches or heads share them, exact sums follow), so that a sum is one thread's after the other in a fixed
-// order, without atomics. How f goes along the keys says how a warp sums (kRow...):
-//   runs      it is the same for 8 to 64 neighbours: these are summed in registers and over the quad that has the row
-//   repeats   it is the same in every tile: the tile's sums stay in registers
-//   distinct  eight neighbours have bins of their own: the lanes of a quad add at once
-//   any       terms are handed to lanes that own half of a row each
-// Sums of a row stand in shared memory until its walk ends.
+// No other CTA has terms for these elements (or, where batch entries or heads share them, exact sums follow), so each sum is made in a
+// fixed order without atomics. How f varies along the keys decides how a warp sums (kRow...):
+//  runs      constant over 8 to 64 neighbours: summed in registers and over the quad of the row
+//  repeats   the same in every tile: accumulated in registers over the walk
+//  distinct  eight neighbours have different bins: the lanes of a quad add without conflict
+//  any       terms are transposed through shared memory, to lanes that own half of a row each
+// Bins of a row stay in shared memory until its walk ends.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource); kProducerRegisters,
-// kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource);
+// kProducerRegisters, kConsumerRegisters.
 #include "element.cuh"
 #include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
@@ -28,7 +28,7 @@ constexpr int kBlockQ = 64 * kConsumers, kBlockKv = 64;
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
-constexpr int kCount = kBlockKv / 2;  // registers of a thread's pairs
+constexpr int kCount = kBlockKv / 2;  // scores of a thread
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 using Walk = TileWalk<kSource, false>;
@@ -42,7 +42,7 @@ constexpr int bin_words_before(int end) {
   return words;
 }
 constexpr bool any_transposed(int n) { return n < kRowReads && (kRowAny[n] || any_transposed(n + 1)); }
-constexpr bool in_registers(int n) { return kRowRepeats[n] && kRowRun[n] < 16; }  // of the reads of rows
+constexpr bool in_registers(int n) { return kRowRepeats[n] && kRowRun[n] < 16; }  // n: index of a row read
 constexpr int in_registers_before(int end) {
   int count = 0;
   for (int n = 0; n < end; ++n) count += in_registers(n);
@@ -61,7 +61,7 @@ static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 
 struct Pipelines {
   u32 base;
-  Pipeline<1> query;  // with the gradients of the output
+  Pipeline<1> query;  // with dO
   Pipeline<kStages> stage;
   FOVEAL_DEVICE explicit Pipelines(u32 address)
       : base(address), query{address + kShared.barriers}, stage{address + kShared.barriers + Pipeline<1>::kBytes} {}
@@ -83,7 +83,7 @@ struct Pipelines {
   FOVEAL_DEVICE u32 bins(int row) const {
     return base + kShared.bins + 4 * (kBlockQ * bin_words_before(n) + row * bin_words(n));
   }
-  /// Where a warp hands terms to lanes that have a row each.
+  /// Where a warp transposes terms, for lanes that own a row.
   FOVEAL_DEVICE u32 transposed(int row) const { return base + kShared.transposed + 4 * row * RowsLayout::transposed_pitch(kBlockKv); }
 };
 
@@ -144,10 +144,10 @@ struct Consumer {
   const Pipelines& pipelines;
   const int group, thread;
 
-  /// What lasts while a task does.
+  /// State over one task.
   struct TaskState {
-    float lse2[2], largest[2], delta[2];  // of the thread's rows
-    float held[kHeldSlots][kCount] = {};  // sums of reads that repeat
+    float lse2[2], largest[2], delta[2];  // of the thread's two rows
+    float held[kHeldSlots][kCount] = {};  // sums of repeating reads
     PairValues pairs[kPairReads > 0 ? kCount : 1];
   };
 
@@ -158,7 +158,7 @@ struct Consumer {
   FOVEAL_DEVICE int row_of(const RowsTask& work) const { return work.first_q() + row_in_tile(); }
   FOVEAL_DEVICE int key_of(int first_key) const { return first_key + fragment_first_column(thread); }
 
-  /// Of register i in the tile that begins at first_key.
+  /// The pair of register i in the tile at first_key.
   template <bool partial>
   FOVEAL_DEVICE Position position(const RowsTask& work, int first_key, int i) const {
     const AttentionArgs& attention = args.attention;
@@ -228,7 +228,7 @@ struct Consumer {
       state.largest[r] = static_cast<const float*>(attention.largest.data)[row + 8 * r];
       state.delta[r] = static_cast<const float*>(attention.delta.data)[row + 8 * r];
     }
-    if constexpr (kPairReads > 0) {  // what repeats is the same in the first tile of all
+    if constexpr (kPairReads > 0) {  // repeating values are those of the first tile
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
         load_pair_values<false, true, kBlockKv, true>(state.pairs, i, position<true>(work, 0, i), args.attention.score);
@@ -275,7 +275,7 @@ struct Consumer {
     return at;
   }
 
-  /// A tile to the sums of read n and those after it.
+  /// Adds a tile to read n and those after it.
   template <int n, bool partial>
   FOVEAL_DEVICE void add_read(const RowsTask& work, const float (&scores)[kCount], const float (&gradients)[kCount],
                               TaskState& state) const {
@@ -307,7 +307,7 @@ struct Consumer {
 
   template <int n>
   FOVEAL_DEVICE void add_runs(const RowsTask& work, const float (&terms)[kCount]) const {
-    constexpr int kRegisters = kRowRun[n] / 2;  // of a run: of two rows
+    constexpr int kRegisters = kRowRun[n] / 2;  // of a run, over two rows
 #pragma unroll
     for (int first = 0; first < kCount; first += kRegisters) {
 #pragma unroll
@@ -328,7 +328,7 @@ struct Consumer {
     }
   }
 
-  /// A pair at a time.
+  /// Pair by pair.
   template <int n, bool partial>
   FOVEAL_DEVICE void add_tile_to_bins(const RowsTask& work, int first_key, const float (&terms)[kCount]) const {
     const u32 rows[2] = {pipelines.bins<n>(row_in_tile()), pipelines.bins<n>(row_in_tile() + 8)};
@@ -339,7 +339,9 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         bin[j] = rows[fragment_row(j)] + 4 * row_bin<n>(position<partial>(work, first_key, first + j), args.attention.score);
-      const auto exists = [&](int j) { return !partial || fragment_column(first + j) < columns; };  // others have the bin of one that does
+      const auto exists = [&](int j) {
+        return !partial || fragment_column(first + j) < columns;
+      };  // missing pairs share the bin of an existing one
       if constexpr (kRowDistinct[n]) {
         float sum[4];
 #pragma unroll
@@ -361,7 +363,7 @@ struct Consumer {
     }
   }
 
-  /// Half of a row for each lane, which adds to a copy of the row's bins of its own: what comes again and again stays in a register.
+  /// Each lane owns half of a row and a copy of its bins; consecutive terms of one bin are summed in a register.
   template <int n>
   FOVEAL_DEVICE void add_transposed(const RowsTask& work, const float (&terms)[kCount]) const {
     const AttentionArgs& attention = args.attention;
@@ -402,7 +404,7 @@ struct Consumer {
     store_word(bin, __float_as_uint(sum));
   }
 
-  /// What registers hold, at the end of a walk.
+  /// Adds the sums held in registers, at the end of a walk.
   template <int n>
   FOVEAL_DEVICE void add_held(const RowsTask& work, const TaskState& state) const {
     if constexpr (n < kRowReads) {
@@ -411,7 +413,7 @@ struct Consumer {
     }
   }
 
-  /// The sums of the warp's rows, which begin anew.
+  /// Writes and clears the sums of the warp's rows.
   template <int n>
   FOVEAL_DEVICE void write(const RowsTask& work) const {
     if constexpr (n < kRowReads) {

@@ -1,43 +1,43 @@
 #pragma once
-// What a CTA of the Hopper kernels holds in shared memory, in bytes from its beginning. Plain C++, for host and device: sizes, offsets and
-// counts stand here only. The host's sum goes into config.cuh as kSharedBytes, and each kernel asserts that its own is the same.
+// Shared-memory layouts of the Hopper kernels, in bytes from the base. Plain C++, included by host and device: sizes, offsets and counts
+// are defined here only. The host passes the total as kSharedBytes, and each kernel asserts that it agrees.
 
 namespace foveal::device {
 
-/// Tiles are [chunk of 64 columns][row][64] elements of 16 bits (tile/swizzled_tile.cuh).
+/// Tiles are [chunk of 64 columns][row][64] 16-bit elements (tile/swizzled_tile.cuh).
 constexpr int kChunkColumns = 64, kChunkRowBytes = 128;
 constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return (columns + chunk_step - 1) / chunk_step; }
 constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
 
-/// A ring of so many stages has two mbarriers for each.
+/// Two mbarriers a stage.
 constexpr int pipeline_bytes(int stages) { return 16 * stages; }
 
-/// A ring of tiles of reads, its barriers elsewhere.
+/// A pipeline of tiles of pair reads; its barriers are elsewhere.
 struct PairPipelineShape {
   int stages = 0, stage_bytes = 0;
   constexpr int bytes() const { return stages * stage_bytes; }
   constexpr int barrier_bytes() const { return stage_bytes > 0 ? pipeline_bytes(stages) : 0; }
 };
 
-/// Steps of 16 columns for offsets that are products (tile/extra_columns.cuh).
+/// k-steps of 16 columns for offsets that are computed as products (tile/extra_columns.cuh).
 constexpr int kColumnsOfOffset = 6;
 constexpr int offset_steps(int offsets) { return (kColumnsOfOffset * offsets + 15) / 16; }
 
 struct ForwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
   PairPipelineShape pairs;
-  int line_floats;   ///< values of lines, for one tile
-  int column_bytes;  ///< of extra columns of keys, for one tile
-  int table_bytes;   ///< parameters that stand in shared memory
+  int line_floats;   ///< line values of a tile
+  int column_bytes;  ///< extra columns of the keys of a tile
+  int table_bytes;   ///< parameters held in shared memory
   bool has_mask;
 };
 
 struct ForwardLayout {
   static constexpr int kLineStages = 2, kRedoWords = 2;
-  int query_bytes, key_bytes, value_bytes;  ///< of a stage
+  int query_bytes, key_bytes, value_bytes;  ///< of one stage
   int query, key, value, pairs, columns, barriers, line_barriers, pair_barriers;
   int max_policy,
-      redo;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
+      redo;  ///< a MaxPolicy; a bit for each task of the CTA that must be redone (tasks that share a bit are redone together)
   int lines, kept, table, bytes;
 
   constexpr explicit ForwardLayout(const ForwardShape& s)
@@ -59,14 +59,14 @@ struct ForwardLayout {
         table(kept + (s.has_mask ? kept_bytes(s.block_kv) : 0)),
         bytes(table + s.table_bytes) {}
 
-  /// A mask program marks the columns that one lane of a quad holds, four of each, in so many words.
+  /// Words of the bitmask of kept columns: one bit for each column of a lane, one mask for each of the four lanes of a quad.
   static constexpr int kept_words(int block_kv) { return (block_kv / 4 + 31) / 32; }
   static constexpr int kept_bytes(int block_kv) { return 16 * kept_words(block_kv); }
 };
 
 struct BackwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages;
-  int key_chunks, peer_key_chunks;  ///< of this CTA's keys; in a cluster, of the other one's
+  int key_chunks, peer_key_chunks;  ///< of this CTA's keys; of the cluster peer's
   int ds_tiles;
   PairPipelineShape pairs;
   int line_floats, read_stage_bytes, read_bin_bytes, table_bytes;
@@ -103,7 +103,7 @@ struct BackwardLayout {
         bytes(table + s.table_bytes) {}
 };
 
-/// Not of shared memory: the fp32 sum of dQ of a tile of queries (tile/dq_sum.cuh), in parts of so many columns.
+/// Layout in global memory of the fp32 accumulator of dQ (tile/dq_sum.cuh) for a tile of queries.
 struct DqSumShape {
   int dim, ctas, parts, part_columns, columns;  ///< columns: of a row, over its parts
   bool splits_columns;
@@ -121,7 +121,7 @@ struct DqSumShape {
   }
 };
 
-/// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them where these are summed along diagonals.
+/// Staging buffer of a read's terms (tile/collect_reads.cuh): a row for two keys. Diagonal reads have zero padding between rows.
 struct ReadStageShape {
   static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;
   static constexpr int rows(int block_kv) { return block_kv / 2; }
@@ -135,7 +135,7 @@ struct PairsShape {
 };
 
 struct PairsLayout {
-  int stat_bytes, query, dout, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of a stage
+  int stat_bytes, query, dout, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of one stage
   int pairs, barriers, task_barriers, pair_barriers, bytes;
 
   constexpr explicit PairsLayout(const PairsShape& s)
@@ -155,7 +155,8 @@ struct PairsLayout {
         bytes(pair_barriers + s.pairs.barrier_bytes()) {}
 };
 
-/// Of kernels/rows_sm90.cuh; bin_words: of a row of queries; turned: are terms of some read handed to lanes that have a row each?
+/// For kernels/rows_sm90.cuh. bin_words: for each query row. transposed: some read's terms go through shared memory to lanes that own a
+/// row.
 struct RowsShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, bin_words;
   bool transposed;
@@ -163,10 +164,10 @@ struct RowsShape {
 
 struct RowsLayout {
   int query_bytes, stage_bytes;
-  int query, dout, stage, key, value, barriers, transposed, bins, bytes;  ///< key, value: of a stage
+  int query, dout, stage, key, value, barriers, transposed, bins, bytes;  ///< key, value: within a stage
   static constexpr int transposed_pitch(int block_kv) {
     return block_kv + 4;
-  }  ///< words of a row: rows lie on different banks, in pieces of 16 bytes
+  }  ///< words of a row; 16-byte pieces of consecutive rows are on different banks
 
   constexpr explicit RowsLayout(const RowsShape& s)
       : query_bytes(tile_bytes(s.block_q, s.head_dim) + tile_bytes(s.block_q, s.head_dim_v)),
@@ -181,17 +182,16 @@ struct RowsLayout {
         bins(transposed + (s.transposed ? 4 * s.block_q * transposed_pitch(s.block_kv) : 0)),
         bytes(bins + 4 * s.block_q * s.bin_words) {}
 };
-/// How the terms of a row meet in its bins: eight neighbours have bins of their own and are added by the lanes that have them; or any two may have the same,
-/// and two lanes that own the row, and a copy of its bins each, add one after the other.
+/// How the terms of a row share bins. distinct: eight neighbouring keys have different bins, so that lanes add without conflict. any: two
+/// lanes own the row, each with its own copy of the bins, and add serially.
 enum class RowBins { distinct, any };
-/// Words of one copy, and from one row to the next: so that the lanes that add at a time mostly lie on different banks.
+/// Words of one copy of the bins, and from row to row: padded so that lanes that add at the same time mostly hit different banks.
 constexpr int row_copy_words(int entries) { return entries | 1; }
 constexpr int row_bin_words(int entries, RowBins bins) {
   return bins == RowBins::any ? 2 * row_copy_words(entries) + 1 : (entries + 7) / 16 * 16 + 8;
 }
 
-/// Words that say of a tile of binned terms how large they are and where they lie, in turns: a tile's are written while those of the one
-/// before are read.
+/// Words for the magnitude and range of a tile's binned terms, triple-buffered: a tile's are written while the previous one's are read.
 constexpr int read_bin_words(int entries, int copies, bool window) { return entries * copies + 3 * (window ? 3 : 1); }
 
 }  // namespace foveal::device

@@ -1,5 +1,5 @@
 #pragma once
-// Barriers: mbarriers in shared memory (one phase bit, transaction bytes) and the sixteen named barriers of a CTA.
+// mbarriers in shared memory (phase bit, transaction bytes), the sixteen named barriers of a CTA, and pipelines built on mbarriers.
 #include "base.cuh"
 
 namespace foveal::device {
@@ -16,7 +16,7 @@ FOVEAL_DEVICE void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/// Returns once the phase of this parity has completed; a fresh barrier counts as having completed parity 1.
+/// Waits for completion of the phase with this parity; a fresh barrier has completed parity 1.
 FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
@@ -29,11 +29,10 @@ FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-/// Makes barrier initialisation visible to TMA; follow with __syncthreads().
+/// Makes mbarrier initialisation visible to the async proxy; a __syncthreads() must follow.
 FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Orders ordinary shared-memory accesses before later ones by wgmma and TMA.
-/// What generic loads have seen is seen by TMA, too.
+/// Makes earlier generic-proxy accesses visible to the async proxy (wgmma, TMA): of all memory here, of shared memory below.
 FOVEAL_DEVICE void fence_async_proxy_of_all_memory() { asm volatile("fence.proxy.async;" ::: "memory"); }
 FOVEAL_DEVICE u32 load_acquire_system(const u32* word) {
   u32 value;
@@ -56,8 +55,9 @@ FOVEAL_DEVICE void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting for a full
-/// buffer and for an empty one both name the use.
+/// Full and empty barriers of a pipeline of buffers, 8 bytes each, at `address`. `use` counts monotonically: use n is in stage n % stages,
+/// and its
+/// phase follows from n (CUTLASS: PipelineState).
 template <int stages>
 struct Pipeline {
   u32 address;
@@ -76,8 +76,8 @@ struct Pipeline {
   }
 };
 
-/// One lane arrives for a warp or a warpgroup once the others are done. Builds for racecheck, which does not follow an order from lane to lane, let each arrive
-/// for itself.
+/// One elected lane arrives for its warp or warpgroup. racecheck does not see the ordering between lanes; in builds for it every lane
+/// arrives.
 #ifdef FOVEAL_EVERY_LANE_ARRIVES
 constexpr bool kEveryLaneArrives = true;
 #else
@@ -86,22 +86,23 @@ constexpr bool kEveryLaneArrives = false;
 constexpr u32 arrivals_of_warps(u32 warps) { return kEveryLaneArrives ? 32 * warps : warps; }
 constexpr u32 arrivals_of_groups(u32 groups) { return kEveryLaneArrives ? 128 * groups : groups; }
 
-/// Gives a buffer back: by all lanes of a warp that have read it.
+/// Warp-collective: releases a buffer that the warp has read.
 template <int stages>
 FOVEAL_DEVICE void consumer_release(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();
   if (kEveryLaneArrives || lane_id() == 0) pipeline.consumer_release(use);
 }
 
-/// The same of a buffer that TMA fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
-/// for them (the PTX manual, async proxy).
+/// The same for a buffer that was read by ordinary loads and is refilled by TMA: the loads may still be in flight, and the mbarrier alone
+/// does not
+/// order them before writes of the async proxy (PTX ISA, async proxy).
 template <int stages>
 FOVEAL_DEVICE void consumer_release_loaded(const Pipeline<stages>& pipeline, u32 use) {
   fence_async_proxy();
   consumer_release(pipeline, use);
 }
 
-/// Hands a buffer over: by all lanes of a warp that have written it.
+/// Warp-collective: publishes a buffer that the warp has written.
 template <int stages>
 FOVEAL_DEVICE void producer_commit(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();

@@ -1,5 +1,5 @@
 #pragma once
-// Instructions of sm_80: tensor-core multiply, fragment loads, asynchronous copies.
+// sm_80 instructions: mma.sync, ldmatrix, cp.async.
 #include "element.cuh"
 
 namespace foveal::device {

@@ -1,11 +1,11 @@
 #pragma once
-// HEAD-CTA
+// Warp specialisation of the backward kernels: a producer warpgroup with helper warps, and the consumers.
 #include "tile/backward_epilogue.cuh"
 #include "tile/backward_loads.cuh"
 
 namespace foveal::device {
 
-/// A kernel whose warpgroups beside the first all do the same.
+/// For kernels whose consumer warpgroups are all alike.
 template <class Group>
 FOVEAL_DEVICE void run_cta(const Sm90Args& args) {
   extern __shared__ __align__(1024) unsigned char shared[];

@@ -1,26 +1,26 @@
 #pragma once
-// HEAD-EPILOGUE
+// Epilogue of the backward kernels: dK and dV from registers to global memory.
 #include "tile/backward_gradients.cuh"
 #include "tile/part.cuh"
 
 namespace foveal::device {
 
-/// WARPGROUP
+/// All phases of a consumer warpgroup.
 struct BackwardWarpgroup : BackwardGradients {
   using BackwardGradients::BackwardGradients;
 
-  /// Of any pair of the task, when its walk has ended.
+  /// Any pair of the task's head group, at the end of the walk.
   FOVEAL_DEVICE Position base_of_group(const BackwardTask& work) const {
     Position base = work.base(args.attention);
     base.head = work.task.head * args.attention.group_size;
     return base;
   }
 
-  /// Gradients of parameters that follow from dk, while the keys are there.
+  /// Parameter gradients that follow from dK, while K is still in shared memory.
   FOVEAL_DEVICE void add_gradients_of_dk(const BackwardTask& work, const float (&dk)[kDim / 2]) const {
     if constexpr (kCollects && any_follows_from_dk(0)) {
       float sum[2] = {};                                   // of the thread's two keys
-      const auto add = [](float dk, u32 key, float sum) {  // a key that nobody keeps may hold NaN
+      const auto add = [](float dk, u32 key, float sum) {  // K may be NaN if no query keeps the key
         return dk == 0 ? sum : fmaf(dk, to_real(Element{static_cast<u16>(key)}), sum);
       };
 #pragma unroll

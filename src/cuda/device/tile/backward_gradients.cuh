@@ -1,5 +1,5 @@
 #pragma once
-// HEAD-GRADIENTS
+// Backward: dS from P and dP, the terms of parameter gradients, and the additions to dQ.
 #include "tile/backward_softmax.cuh"
 
 namespace foveal::device {
@@ -7,7 +7,8 @@ namespace foveal::device {
 struct BackwardGradients : BackwardSoftmax {
   using BackwardSoftmax::BackwardSoftmax;
 
-  /// dS^T = P (dP^T - delta), packed. With gradients of parameters, dp becomes that of the modified scores, or what early terms leave of it, and their sums are added.
+  /// dS^T = P (dP^T - delta), packed. With parameter gradients, dp becomes the gradient of the modified score (or, with early terms, dP -
+  /// delta), and register sums are accumulated.
   template <bool partial>
   FOVEAL_DEVICE void compute_ds(float (&p)[kBlockQ / 2], float (&dp)[kBlockQ / 2], const u32 (&dropped)[kBlockQ / 64],
                                 const EarlyTerms& early, ReadSums& sums, const PairPrefetch& prefetched, u32 (&packed)[kBlockQ / 4],
@@ -25,7 +26,7 @@ struct BackwardGradients : BackwardSoftmax {
         float grad = dp[i + j];
         if constexpr (kDropout) grad = dropped[(i + j) / 32] >> (i + j) % 32 & 1 ? 0.0f : grad * args.attention.dropout.keep_scale;
         const float difference = grad - d[j & 1];
-        bool kept = !partial || p[i + j] != 0.0f;  // what is not kept may hold NaN
+        bool kept = !partial || p[i + j] != 0.0f;  // dropped pairs may hold NaN
         p[i + j] = kept ? p[i + j] * difference : 0.0f;
         if constexpr (kSumsTerms && kSlopeEarly) {
 #pragma unroll
@@ -47,7 +48,7 @@ struct BackwardGradients : BackwardSoftmax {
     if constexpr (kFoldsRows) producer_commit(pipelines.staged, use);
   }
 
-  /// Terms of a tile for gradients of parameters, to those who sum them up.
+  /// Hands a tile's parameter-gradient terms to those who sum them.
   FOVEAL_DEVICE void collect_terms(const WarpPairs& pairs, const float (&terms)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums,
                                    u32 tile) const {
     pairs.add_to_bins(terms, early, sums, pipelines.read_bins(), tile);
@@ -56,7 +57,8 @@ struct BackwardGradients : BackwardSoftmax {
     if constexpr (kStagedReads > 0 && !kFoldsRows) producer_commit(pipelines.staged, tile);
   }
 
-  /// Adds a part of dQ to the sum of a query tile, from its element `first` on: four registers by four registers, thread after thread.
+  /// Adds a part of dQ to a query tile's fp32 accumulator, from element `first` on, in accumulator order: coalesced, without conversion of
+  /// layouts.
   template <int count>
   FOVEAL_DEVICE void add_dq(float* sum, int first, const float (&dq)[count]) const {
     float* to = sum + first + 4 * thread;
@@ -68,7 +70,7 @@ struct BackwardGradients : BackwardSoftmax {
     }
   }
 
-  /// The sum of the query tile that a task stands at.
+  /// The accumulator of the current query tile.
   FOVEAL_DEVICE float* dq_sum(const BackwardTask& work) const {
     return args.dq_sum + (stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q()) * kSumColumns;
   }

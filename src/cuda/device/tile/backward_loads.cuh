@@ -1,10 +1,11 @@
 #pragma once
-// HEAD-LOADS
+// The first warpgroup of the backward kernels: TMA loads, line values, the order of additions to dQ (deterministic), and sums for parameter
+// gradients.
 #include "tile/backward_sm90.cuh"
 
 namespace foveal::device {
 
-/// The CTA's keys; and of those of the other CTA of a cluster the columns that this one's parts of dQ need.
+/// Loads the CTA's keys, and in a cluster the peer's, of those the columns for this CTA's part of dQ.
 FOVEAL_DEVICE void load_keys_of_task(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
   const u32 full = pipelines.key.full_barrier(use);
   mbarrier_arrive_expect_bytes(full, kShared.key_bytes + (kShared.query - kShared.peer_key));
@@ -46,7 +47,7 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
       const int row_q = work.first_q();
       const int token = work.sequence.first_q + row_q;
       const i64 stat = stat_row<kVarlen>(args, work.sequence, head) + row_q;
-      const bool follows = first && tasks > 0;  // a task whose keys are given back last, and values just before
+      const bool follows = first && tasks > 0;  // the previous task releases V before K
       if (first && !follows) load_key();
       pipelines.query.producer_acquire(tile);
       mbarrier_arrive_expect_bytes(pipelines.query.full_barrier(tile), kShared.query_bytes + kShared.stat_bytes + kShared.far_bytes);
@@ -70,9 +71,9 @@ FOVEAL_DEVICE void produce(const Sm90Args& args, const Pipelines& pipelines) {
   }
 }
 
-/// Reproducible: the rows of keys add to dQ of a query tile one after the other, in their order. One thread waits for this row's turn ahead of the
-/// warps that add, and passes it on when they have. A row waits only for tasks that were dealt before its own, so that with all CTAs running
-/// somebody can always go on.
+/// Deterministic mode: key blocks add to dQ of a query tile in order, as with FA3's dq_semaphore. One thread waits for this block's turn
+/// ahead of the warps that add, and passes it on after them. A block waits only for tasks dealt before its own, so with all CTAs
+/// co-resident there is no deadlock.
 FOVEAL_DEVICE void order_dq_adds(const Sm90Args& args, const Pipelines& pipelines) {
   int round = -1;
   BackwardTask work;
@@ -81,7 +82,8 @@ FOVEAL_DEVICE void order_dq_adds(const Sm90Args& args, const Pipelines& pipeline
   while (work.next(round, args)) {
     while (work.next_tile(args, partial)) {
       const i64 row = stat_row<kVarlen>(args, work.sequence, work.head_q(args.attention)) + work.first_q();
-      const int first_key = kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // that the tile's queries keep
+      const int first_key =
+          kSource == TileSource::band ? max(work.first_q() + args.band_low, 0) : 0;  // first key that the tile's queries keep
       const u32 order = work.task.row - first_key / kTaskKeys;
       u32* semaphore = args.dq_semaphore + row / kBlockQ * kClusterSize + cluster_rank();
       u32 now;
@@ -95,7 +97,7 @@ FOVEAL_DEVICE void order_dq_adds(const Sm90Args& args, const Pipelines& pipeline
   }
 }
 
-/// What the score needs along the lines of each tile, by one warp.
+/// Line values of each tile, by one warp.
 FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelines) {
   int round = -1;
   BackwardTask work;
@@ -103,7 +105,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelin
   while (work.next(round, args)) {
     bool partial;
     Lines before{nullptr};
-    int head = 0, next_q = 0;  // that continue the tile before
+    int head = 0, next_q = 0;  // that would continue the previous tile
     for (; work.next_tile(args, partial); ++tile) {
       pipelines.line_values.producer_acquire(tile);
       const Position base = work.base(args.attention);
@@ -121,7 +123,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelin
   }
 }
 
-/// Sums up what consumers staged for gradients of parameters, by one of a few warps.
+/// Sums staged terms of parameter gradients, by one of the collector warps.
 FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Pipelines& pipelines, int number) {
   ReadCollector collector(args.attention, pipelines.read_stage(), number);
   int round = -1;
@@ -141,8 +143,8 @@ FOVEAL_DEVICE void collect_staged(const Sm90Args& args, const Pipelines& pipelin
   }
 }
 
-/// The first warpgroup. With turns its warps part by a number that the compiler knows to be the same in all lanes: else it keeps what follows from the task, in the
-/// warpgroups that compute too, in ordinary registers instead of uniform ones.
+/// The first warpgroup. In deterministic mode the warp index is made warp-uniform for the compiler: otherwise values derived from the task,
+/// in the consumer warpgroups too, end up in ordinary instead of uniform registers.
 FOVEAL_DEVICE void run_helper_warps(const Sm90Args& args, const Pipelines& pipelines) {
   registers_decrease<kHelperRegisters>();
   const u32 warp = kReproducible ? uniform(warp_id()) : warp_id();

@@ -1,30 +1,30 @@
 #pragma once
-// HEAD-SCORES
+// Backward: S^T = K Q^T, and what a warpgroup keeps or prefetches for its scores.
 #include "tile/backward_sm90.cuh"
 
 namespace foveal::device {
 
-/// Are registers left beside the accumulators?
+/// Are there registers to spare beside the accumulators?
 constexpr bool kSpareRegisters = kBlockQ == 64 && kDim + kDimV <= 160;
-/// Is there one for the number of the thread? Otherwise it is read in the middle of each tile.
+/// Is there a register for the thread index? Otherwise it is read again in every tile.
 constexpr bool kKeepsThread = kBlockQ == 64;
 
-/// lse of the queries that the thread's scores belong to, if it is loaded ahead: loads behind products wait for these where the operands take all bandwidth
-/// of shared memory.
+/// lse of the thread's queries, if prefetched: shared-memory loads issued behind wgmma wait for it where operands take the whole
+/// shared-memory bandwidth.
 struct LsePrefetch {
   float value[kPrefetchesLse ? kBlockQ / 4 : 1];
 };
 
-/// partial: some pair is not kept, or does not exist; far: some rows are far, and pairs may be as in a partial tile.
+/// partial: some pair is dropped or out of bounds; far: some rows are far (and pairs may be dropped as well).
 enum class TileKind { full, partial, far };
 
-/// What one warpgroup does to the scores of its 64 keys.
+/// Products of a warpgroup's 64 keys.
 struct BackwardScores {
   const Sm90Args& args;
   const Pipelines& pipelines;
-  const int first_key;  // of the tile
+  const int first_key;  // first key within the tile
   const int thread;
-  const float exponent;  // of scores without a score_mod
+  const float exponent;  // for scores without a score_mod
 
   FOVEAL_DEVICE BackwardScores(const Sm90Args& args, const Pipelines& pipelines, int first_key)
       : args(args),
@@ -36,7 +36,7 @@ struct BackwardScores {
   /// Position of the thread's first key in the sequence.
   FOVEAL_DEVICE int key_of(const BackwardTask& work) const { return work.first_kv() + first_key + fragment_first_row(thread); }
 
-  /// The warp's place in a tile; `use` of the pipelines.
+  /// The warp's position in a tile; `use` of the pipelines.
   FOVEAL_DEVICE WarpPairs warp_pairs(const BackwardTask& work, u32 use, const PairPrefetch& prefetched) const {
     const int row = fragment_first_row(thread), column = fragment_first_column(thread);
     return {
@@ -44,11 +44,11 @@ struct BackwardScores {
         prefetched,     pipelines.tables()};
   }
 
-  /// What is the same for all pairs of a query head, found once a task; for the plain pass once, in the constructor.
+  /// Values that are constant for a query head, computed once a task.
   struct HeadConstants {
     int head;
-    float exponent;           // scores in units to powers of two
-    float gain, offset_unit;  // of a sum, to powers of two
+    float exponent;           // scores in units, to powers of two
+    float gain, offset_unit;  // of a sum of raw score and offset, to powers of two
     float tanh_factor;
   };
   FOVEAL_DEVICE HeadConstants head_constants(const BackwardTask& work) const {
@@ -59,12 +59,12 @@ struct BackwardScores {
     return {at.head, score_unit(one, at, score) * kLog2e, score_gain(one, at, score) * kLog2e, offset_unit<0>(one, at, score) * kLog2e,
             tanh_factor(one, at, score)};
   }
-  /// When the walk has gone on inside a task.
+  /// After the walk has moved on within a task.
   FOVEAL_DEVICE void update_head_constants(HeadConstants& constants, const BackwardTask& work) const {
     if (kHasScore && work.head_q(args.attention) != constants.head) constants = head_constants(work);
   }
 
-  /// S^T of a tile, to be waited for.
+  /// Issues S^T = K Q^T.
   FOVEAL_DEVICE void issue_qk(float (&scores)[kBlockQ / 2], u32 use) const { issue_qk(scores, qk_operands(use)); }
   struct QkOperands {
     KeyTile keys{0};
@@ -78,7 +78,7 @@ struct BackwardScores {
     wgmma_commit();
   }
 
-  /// Once the queries are there.
+  /// Q and lse must have arrived.
   FOVEAL_DEVICE void prefetch_lse(LsePrefetch& prefetch, u32 use) const {
 #pragma unroll
     for (int i = 0; i < kBlockQ / 2; i += 4) {
@@ -89,7 +89,7 @@ struct BackwardScores {
     }
   }
 
-  /// What is read for each pair, before the scores are there.
+  /// Issues the loads of pair reads before the scores arrive.
   FOVEAL_DEVICE void prefetch_pairs(PairPrefetch& prefetched, const BackwardTask& work, u32 use, bool partial) const {
     if constexpr (kPairReads == 0) return;
     const WarpPairs pairs = warp_pairs(work, use, prefetched);
@@ -104,7 +104,7 @@ struct BackwardScores {
     }
   }
 
-  /// Once the queries are there; best asked while products are under way.
+  /// Q and lse must have arrived; best called while products are in flight.
   FOVEAL_DEVICE TileKind kind_of(bool partial, u32 use) const {
     u32 any = 0;
 #pragma unroll
@@ -116,7 +116,7 @@ struct BackwardScores {
     return __any_sync(~0u, any != 0) ? TileKind::far : partial ? TileKind::partial : TileKind::full;
   }
 
-  /// Are the values of the warp's keys tame that factors of terms are made of? By whole warps, when these or the head are new.
+  /// Are the values of the warp's keys, from which term factors are made, tame? Warp-collective; called when keys or head change.
   FOVEAL_DEVICE bool keys_are_tame(const BackwardTask& work) const {
     if constexpr (!kTameReads) return false;
     const Position base = work.base(args.attention);
@@ -130,7 +130,7 @@ struct BackwardScores {
     if constexpr (v < kKeyValues) return is_tame(key_value<v>(at, args.attention.score)) & key_is_tame<v + 1>(at);
     return true;
   }
-  /// A tile whose factors may be infinite goes the way of partial ones, where each term is looked at. Once its lines are there.
+  /// A tile with possibly infinite factors is treated as partial, where each term is checked. Line values must have arrived.
   FOVEAL_DEVICE TileKind with_factors(TileKind kind, bool tame_keys, u32 use) const {
     bool tame = tame_keys;
     if constexpr (kChecksLines) tame = tame && pipelines.lines(use).tame();

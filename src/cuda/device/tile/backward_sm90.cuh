@@ -1,11 +1,11 @@
 #pragma once
-// What the backward kernels for Hopper share: shared memory, the walk of a task, the warps that load and help, and the arithmetic on scores. A CTA owns
-// kBlockKv keys and values, and a task those of all CTAs of a cluster; scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already the
-// A operands of dV += P^T dO and dK += dS^T Q.
+// Shared memory, pipelines and tasks of the backward kernels for Hopper. A CTA owns kBlockKv keys, a task those of all CTAs of a cluster.
+// Scores are computed transposed, S^T = K Q^T, so that P^T and dS^T are already in registers as A operands of dV += P^T dO and dK += dS^T
+// Q.
 //
-// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: is lse loaded before the products that the scores wait for?
-// kDqWarps: those that add to dQ; kReleases: arrivals of a warpgroup that give a stage of queries back; kKeyColumns, kKeyStep: columns of keys, and
-// where chunks of them begin; kDsTiles: buffers of gradients of scores.
+// config.cuh: kPairStages. From the kernel: kConsumers, kBlockKv, kClusterSize; kPrefetchesLse: load lse before waiting for S; kDqWarps:
+// warps that add to dQ; kReleases: arrivals of a warpgroup that release a stage of Q or dO; kKeyColumns, kKeyStep: columns of K, and the
+// distance of its chunks; kDsTiles: buffers of dS.
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
@@ -22,7 +22,7 @@ constexpr int kTaskKeys = kClusterSize * kBlockKv;
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // d score_mod / d score is multiplied with the probability
+constexpr bool kSlopeEarly = kHasScore && (kSlopeOfScore || !kSumsTerms);  // multiply d score_mod / d score into P at once
 using Walk = TileWalk<kSource, true>;
 static_assert(kHelperRegisters + kConsumers * kConsumerRegisters <= 3 * 168, "setmaxnreg would deadlock: more than the launch allocates");
 static_assert(!kReproducible || kSource != TileSource::list, "rows of keys that visit a tile of queries must be consecutive");
@@ -51,9 +51,9 @@ struct Pipelines {
   unsigned char* memory;
   u32 base;
   Pipeline<1> key, value, staged, dq_order;
-  Pipeline<kStages> query, dout;  // with them come lse, and whether rows are far; delta
+  Pipeline<kStages> query, dout;  // with lse and far flags; with delta
   Pipeline<kStages> line_values;
-  Pipeline<1> exchange;  // of gradients of scores in a cluster
+  Pipeline<1> exchange;  // of dS within a cluster
   Pairs pairs;
   FOVEAL_DEVICE explicit Pipelines(unsigned char* memory)
       : memory(memory),
@@ -89,7 +89,7 @@ struct Pipelines {
   }
 
   FOVEAL_DEVICE KeyTile key_tile() const { return {base + kShared.key}; }
-  FOVEAL_DEVICE KeyTile peer_key_tile() const { return {base + kShared.peer_key}; }  // columns of this CTA's parts of dQ
+  FOVEAL_DEVICE KeyTile peer_key_tile() const { return {base + kShared.peer_key}; }  // the columns for this CTA's part of dQ
   FOVEAL_DEVICE KvTile value_tile() const { return {base + kShared.value}; }
   FOVEAL_DEVICE QueryTile query_tile(u32 use) const { return {base + kShared.query + query.index(use) * kShared.query_bytes}; }
   FOVEAL_DEVICE QueryTile dout_tile(u32 use) const { return {base + kShared.dout + query.index(use) * kShared.dout_bytes}; }
@@ -105,24 +105,24 @@ struct Pipelines {
   FOVEAL_DEVICE u32 delta(u32 use) const { return base + kShared.delta + query.index(use) * kShared.stat_bytes; }
 };
 
-/// Number of the CTA in its cluster.
+/// Rank of the CTA in its cluster.
 FOVEAL_DEVICE int cluster_rank() { return kClusterSize > 1 ? blockIdx.x % kClusterSize : 0; }
 
-/// A task: a row of kTaskKeys keys of one kv head; it walks along the query tiles of each query head of the group.
+/// A task: a block of kTaskKeys keys of one kv head; it visits the query tiles of each query head of the group.
 struct BackwardTask {
-  Task task;  // head: of kv
+  Task task;  // head: kv head
   Sequence sequence;
   Walk walk;
-  int group_head;  // query head being walked, within the group
+  int group_head;  // current query head within the group
 
   FOVEAL_DEVICE int first_kv_of_task() const { return task.row * kTaskKeys; }
   FOVEAL_DEVICE int first_kv() const { return first_kv_of_task() + kBlockKv * cluster_rank(); }
   FOVEAL_DEVICE int head_q(const AttentionArgs& args) const { return task.head * args.group_size + group_head; }
   FOVEAL_DEVICE int first_q() const { return walk.tile * kBlockQ; }
-  /// Of any pair, but for q and kv.
+  /// Position of any pair, without q and kv.
   FOVEAL_DEVICE Position base(const AttentionArgs& args) const { return {task.batch, head_q(args), 0, 0, sequence.len_q, sequence.len_kv}; }
 
-  /// Of the tile.
+  /// First pair of the tile.
   FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
     Position first = base(args);
     first.q = first_q() + static_cast<int>(args.q_offset);

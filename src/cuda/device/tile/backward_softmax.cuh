@@ -1,5 +1,5 @@
 #pragma once
-// HEAD-SOFTMAX
+// Backward: P recomputed from S and lse, with score_mod, mask and dropout.
 #include "philox.cuh"
 #include "score/far_row.cuh"
 #include "tile/backward_scores.cuh"
@@ -12,7 +12,7 @@ namespace foveal::device {
 struct BackwardSoftmax : BackwardScores {
   using BackwardScores::BackwardScores;
 
-  /// The early terms of a pair, as far as they are known: `start` makes them of its factors.
+  /// Early terms of a pair: `start` makes them from its factors.
   template <int r, class Start>
   FOVEAL_DEVICE void start_terms(EarlyTerms& early, int i, const Score& raw, const Pair& at, Start&& start) const {
     if constexpr (is_early(r)) {
@@ -23,8 +23,8 @@ struct BackwardSoftmax : BackwardScores {
     if constexpr (r + 1 < kReads) start_terms<r + 1>(early, i, raw, at, start);
   }
 
-  /// Raw products -> probabilities, packed for dv (after dropout), and in place; these times d score_mod / d score where that depends on the score or no
-  /// gradients of parameters are wanted. `dropped`: one bit per register.
+  /// Raw products -> P, in place and packed for dV (after dropout). In place also times d score_mod / d score if kSlopeEarly. `dropped`:
+  /// one bit for each register.
   FOVEAL_DEVICE void recompute_p(TileKind kind, float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], u32 (&dropped)[kBlockQ / 64],
                                  EarlyTerms& early, const HeadConstants& constants, const PairPrefetch& prefetched,
                                  const LsePrefetch& lse_prefetch, const BackwardTask& work, u32 use) const {
@@ -38,7 +38,7 @@ struct BackwardSoftmax : BackwardScores {
     }
   }
 
-  /// Which pairs are dropped.
+  /// Bitmask of dropped pairs.
   FOVEAL_DEVICE void draw_dropout(u32 (&dropped)[kBlockQ / 64], const PairPrefetch& prefetched, const BackwardTask& work, u32 use) const {
     const AttentionArgs& attention = args.attention;
     const WarpPairs pairs = warp_pairs(work, use, prefetched);
@@ -68,7 +68,7 @@ struct BackwardSoftmax : BackwardScores {
     return columns;
   }
 
-  /// The same where rows are far: scores less the largest of their row. Rare, so that a text for one pair has to do, through memory.
+  /// The same with far rows: the largest score is subtracted first. Rare, so one rolled loop over pairs, through local memory.
   FOVEAL_DEVICE void recompute_p_far(float (&scores)[kBlockQ / 2], u32 (&p)[kBlockQ / 4], const u32 (&dropped)[kBlockQ / 64],
                                      EarlyTerms& early, const HeadConstants& constants, const PairPrefetch& prefetched,
                                      const BackwardTask& work, u32 use) const {
@@ -170,7 +170,7 @@ struct BackwardSoftmax : BackwardScores {
         tiled.put_into(at, i + j);
         at.tanh = tanh[j];
         const Score raw{scores[i + j], scale};
-        float logarithm;  // of the probability
+        float logarithm;  // log2 of the probability
         if constexpr (kSumScore) {
           logarithm =
               fmaf(raw.raw, constants.gain, fmaf(offset_in_units<0>(raw, at, attention.score), constants.offset_unit, -lse2[j & 1]));
@@ -183,7 +183,7 @@ struct BackwardSoftmax : BackwardScores {
           if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
           kept[j] = keep ? kept[j] : 0.0f;
         }
-        // what is not kept may hold NaN
+        // dropped pairs may hold NaN
         const auto times = [&](float factor) { return partial && kept[j] == 0.0f ? 0.0f : kept[j] * factor; };
         scores[i + j] = kSlopeEarly ? times(slope_in_units(raw, at, attention.score)) : kept[j];
         const auto start = [&](float factor) { return !kEarlyFactors ? times(factor) : partial && kept[j] == 0.0f ? 0.0f : factor; };

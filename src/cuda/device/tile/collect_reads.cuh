@@ -1,10 +1,11 @@
 #pragma once
-// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. The terms of each read are first
-// summed along the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that the result does not
-// depend on the order in which CTAs run.
+// Gradients of trainable parameters from transposed tiles of dS: a warp has 16 keys by kBlockQ queries. The terms of each read are first
+// summed, in a fixed order, along the lines on which its indices are constant; the rest goes to exact sums, so that the result does not
+// depend on the order of CTAs.
 //
-// A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile: each thread folds its
-// two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the next tile is computed.
+// Uniform reads and columns of the scores are summed in registers over the whole walk. Rows and diagonals change from tile to tile: each
+// thread adds the terms of its two keys and stages them in shared memory (ReadStage), where collector warps sum them (ReadCollector) during
+// the next tile.
 #include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
@@ -15,9 +16,9 @@
 
 namespace foveal::device {
 
-/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array: of the
-/// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor / unit. A factor
-/// is taken whole: without its unit it may be the raw score itself, whose register the tensor cores must have back.
+/// Early reads: their terms are known with the probability, as the factor or the slope of the score_mod depends on the score. Each keeps an
+/// array: of factors (0 for dropped pairs), or, if the gradient of the modified score is never formed without the slope, of probability *
+/// factor / unit. A factor includes its unit: without it, it may be the raw score itself, whose register the tensor cores need.
 constexpr bool kEarlyFactors = !kSlopeOfScore;
 constexpr bool is_early(int r) { return kSlopeOfScore || (kFactorOfScore[r] && !kFollowsFromDk[r]); }
 constexpr int early_before(int end) {
@@ -29,17 +30,17 @@ constexpr int kEarlyReads = kCollectsTerms ? early_before(kReads) : 0;
 constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
 using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
 
-/// Of terms of one head.
+/// Terms summed for one head, with the read's unit applied.
 template <int r>
 FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, float sum) {
   if constexpr (kEarlyFactors && is_early(r)) return sum;
   return apply_unit(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
 }
 
-/// Does some read have terms of pairs to sum up?
+/// Does some read need terms of pairs?
 constexpr bool has_terms(int r) { return r < kReads && (!kFollowsFromDk[r] || has_terms(r + 1)); }
 constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
-constexpr u32 kBinsBarrier = 2, kBinThreads = 256;  // of the two warpgroups that compute
+constexpr u32 kBinsBarrier = 2, kBinThreads = 256;  // the two consumer warpgroups
 
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
@@ -49,12 +50,13 @@ constexpr int staged_before(int end) {
 }
 constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
-/// Are factors of staged reads finite where values of lines are tame? Of any reads?
+/// Is there a read, or a staged read, whose factor is finite if line values are tame?
 constexpr bool any_tame(int r, bool staged) {
   return r < kReads && ((kFactorIsTame[r] && !kFactorIsFinite[r] && !is_early(r) && (!staged || is_staged(r))) || any_tame(r + 1, staged));
 }
 constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
-/// Are terms of rows folded where sums in registers are added, which need the same factors? Otherwise beside the products that follow.
+/// Whether row terms are folded where register sums are accumulated, which needs the same factors; otherwise overlapped with the products
+/// that follow.
 constexpr bool any_diagonal(int r) { return r < kReads && (kReadKind[r] == kDiagonal || any_diagonal(r + 1)); }
 constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagonal(0);
 
@@ -65,9 +67,9 @@ constexpr int staged_floats_before(int end) {
   return count;
 }
 
-/// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
-/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
-/// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
+/// Staged terms of a tile: 8 rows for each warp, row g with the sums of keys g and g + 8. Columns of a row read are queries. In a diagonal
+/// read, keys 8 apart share diagonals shifted by 8 queries: column c of row g has queries c - 8 of key g and c of key g + 8. Diagonals a
+/// multiple of four apart are so in address as well, and the zeros between rows let a warp sum 32 diagonals without bounds checks.
 struct ReadStage {
   static constexpr int kRows = ReadStageShape::rows(kBlockKv), kZeros = ReadStageShape::kZeros;
   static constexpr int kBytes = kStagedReads > 0 ? 4 * staged_floats_before(kReads) : 0;
@@ -86,14 +88,14 @@ struct ReadStage {
   }
 };
 
-/// Sums that last while a warp stays with its keys and one query head.
+/// Sums over all tiles of a warp's keys and one query head.
 struct ReadSums {
   float uniform[kReadSlots];
   float column[kReadSlots][2];  // the thread's two keys
   BinUnit unit[kBinSlots];
   float largest[kBinSlots];             // of the thread's terms in a tile
-  int window[kBinSlots];                // its first bin
-  int low[kBinSlots], high[kBinSlots];  // of the thread's bins in a tile
+  int window[kBinSlots];                // first bin of the window
+  int low[kBinSlots], high[kBinSlots];  // range of the thread's bins in a tile
 
   FOVEAL_DEVICE void clear() {
 #pragma unroll
@@ -109,7 +111,7 @@ struct ReadSums {
   }
 };
 
-/// A tile's sums, as many for each read as additions can be under way.
+/// Sums of one tile, with several accumulators for each read to hide the latency of additions.
 struct TileSums {
   float uniform[kReadSlots][4] = {};
 
@@ -119,14 +121,14 @@ struct TileSums {
   }
 };
 
-/// Adds what the lanes of a warp have of a uniform read.
+/// Adds a uniform read's sum over the warp.
 template <int r>
 FOVEAL_DEVICE void add_warp_sum(const AttentionArgs& args, const Position& base, float sum) {
   sum = warp_sum(sum);
   if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
 }
 
-/// Of reads that follow from dk: `sum` is the lane's part of k . dk.
+/// Reads that follow from dK; `sum`: this lane's part of k . dk.
 template <int r = 0>
 FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& base, float sum) {
   if constexpr (r < kReads) {
@@ -139,17 +141,17 @@ constexpr bool any_follows_from_dk(int r) { return r < kReads && (kFollowsFromDk
 constexpr int kPrefetched = kPairReads > 0 ? kBlockQ / 2 : 1;
 using PairPrefetch = PairValues[kPrefetched];
 
-/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its lines, and what was loaded
-/// for each pair.
+/// A warp's view of a tile of scores: local positions of the thread's first query and key, values common to all pairs, line values, and
+/// prefetched pair reads.
 struct WarpPairs {
   const AttentionArgs& args;
-  Position base;  // q, kv: not used
+  Position base;  // without q and kv
   int first_q, first_key;
   LineView<kBlockQ> lines;
   const PairPrefetch& prefetched;
   ReadTables tables;
 
-  /// partial: some pairs of the tile may not exist.
+  /// partial: some pairs of the tile may be out of bounds.
   template <bool partial = true>
   FOVEAL_DEVICE Position position(int i) const {
     const int origin_q = static_cast<int>(args.q_offset) + first_q, origin_kv = static_cast<int>(args.kv_offset) + first_key;
@@ -172,8 +174,8 @@ struct WarpPairs {
     return pair;
   }
 
-  /// What a pair adds to the gradient of a read, in its units. guarded: the factor may be infinite or NaN where the pair counts for nothing. gradient: of the modified score, or of the probability (dP - delta) where early terms have that;
-  /// 0 where the pair is not kept.
+  /// A pair's contribution to a read's gradient, in the read's units. guarded: the factor of a dropped pair may be infinite or NaN.
+  /// gradient: of the modified score, or dP - delta if the early terms contain the probability; 0 for dropped pairs.
   template <int r, bool partial, bool guarded = true>
   FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
     if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
@@ -182,7 +184,7 @@ struct WarpPairs {
     return kFactorIsFinite[r] || (kFactorIsTame[r] && !guarded) || gradient != 0.0f ? product : 0.0f;
   }
 
-  /// Adds a pair to the sums that registers hold; partial: of a tile that is partial, or whose values of lines are not tame.
+  /// Adds a pair to the sums in registers. partial: the tile is partial, or its line values are not tame.
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
@@ -201,13 +203,13 @@ struct WarpPairs {
     }
   }
 
-  /// The place of a thread's first query in the stage.
+  /// Where the terms of the thread's first query are staged.
   template <int r>
   FOVEAL_DEVICE static float* staged_row(ReadStage stage) {
     return stage.row<r>(8 * (warp_id() - 4) + lane_id() / 4) + fragment_first_column(lane_id());
   }
 
-  /// kFoldsRows: leaves the terms of four registers from i on, of two queries and two keys, to those who sum up rows.
+  /// kFoldsRows: stages the terms of registers i .. i + 3, two queries by two keys.
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void fold_rows(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, int i, ReadStage stage) const {
     if constexpr (r < kReads) {
@@ -219,7 +221,7 @@ struct WarpPairs {
     }
   }
 
-  /// Adds a tile to what others sum up, or writes it.
+  /// Stages a tile's terms for the collectors, or writes them.
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadStage stage) const {
     const auto term = [&](int i) { return this->term<r, true>(gradients[i], early, i); };
@@ -234,7 +236,7 @@ struct WarpPairs {
       }
     }
     if constexpr (is_staged(r) && !kFoldsRows) {
-      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
+      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, between keys g and g + 8
       float* row = staged_row<r>(stage);
 #pragma unroll
       for (int block = 0; block < kBlockQ / 8 + shift; ++block) {
@@ -252,7 +254,7 @@ struct WarpPairs {
     if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, stage);
   }
 
-  /// Tells the others how large a tile's terms are, and where. A barrier follows.
+  /// Publishes the magnitude and the range of a tile's binned terms. A barrier must follow.
   template <int r = 0>
   FOVEAL_DEVICE void publish_ranges(ReadSums& sums, ReadBins bins, u32 tile) const {
     if constexpr (r < kReads) {
@@ -317,7 +319,7 @@ struct WarpPairs {
     for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
       int bin[kBinsAtOnce], value[kBinsAtOnce];
       u32 before[kBinsAtOnce];
-      u32 wraps = 0;  // the highest bit
+      u32 wraps = 0;  // in the highest bit
 #pragma unroll
       for (int j = 0; j < kBinsAtOnce; ++j) {
         bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
@@ -337,10 +339,10 @@ struct WarpPairs {
       }
     }
   }
-  /// Has an addition of integers wrapped around? The highest bit says so.
+  /// Did an integer addition wrap around? In the highest bit.
   FOVEAL_DEVICE static u32 wrap(u32 before, u32 value) { return (before ^ (before + value)) & (value ^ (before + value)); }
 
-  /// Terms of a tile that are not all finite, or reach beyond a window.
+  /// Adds terms directly to exact sums: some are not finite, or beyond the window.
   template <int r>
   FOVEAL_DEVICE void add_whole(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early) const {
 #pragma unroll
@@ -363,7 +365,7 @@ struct WarpPairs {
     }
   }
 
-  /// To the exact sums; seldom, so that a loop does.
+  /// To the exact sums. Rare, hence a rolled loop.
   template <int r>
   FOVEAL_DEVICE void add_to_elements(const int (&bin)[kBinsAtOnce], const float (&terms)[kBinsAtOnce]) const {
     int bins[kBinsAtOnce];
@@ -379,7 +381,7 @@ struct WarpPairs {
       add_to_element<r>(args, first + element_of_bin<r>(args, bins[j]), sum_of_read<r>(args, base, sums[j]));
   }
 
-  /// By all warps that added to them, when they have.
+  /// Moves bins to the exact sums; by all warps that added to them, after a barrier.
   template <int r>
   FOVEAL_DEVICE void flush_bins(BinUnit unit, int window, ReadBins bins) const {
     constexpr int kCount = kBinEntries[r] * kBinCopies[r];
@@ -428,25 +430,26 @@ struct WarpPairs {
   }
 };
 
-/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
-/// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
-/// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
+/// One of kCollectors warps that sum staged terms, 32 queries or diagonals at a time: eight lanes with four neighbours each, and four such
+/// groups share the rows. The walk goes down, and the next tile shares all but the kBlockQ highest diagonals, so only these are finished
+/// with a tile. A lane holds the sum of an element as long as its element stays the same, as at the clamped ends of a table or in far
+/// buckets of relative positions.
 struct ReadCollector {
   static constexpr int kCollectors = 2;
-  static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
+  static constexpr int kWarps = ReadStage::kRows / 8;  // that stage rows
   static constexpr int kAtOnce = kWarp * kCollectors;
-  static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // of the diagonals of a tile
+  static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // over the diagonals of a tile
 
   const AttentionArgs& args;
   const ReadStage stage;
-  const int number;             // of this warp among the collectors
-  const int group, neighbours;  // of the lane
-  Position base;                // of the tile, but for q and kv
+  const int number;             // index of this collector
+  const int group, neighbours;  // of this lane
+  Position base;                // of the tile, without q and kv
   int first_q, first_key;
   float diagonals[kReadSlots][kRounds][4];
   float rows[kReadSlots][kFinished][4];  // queries of the tile
   i64 element[kReadSlots];
-  float sum[kReadSlots];  // not yet added to it
+  float sum[kReadSlots];  // not yet added to its element
 
   FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number)
       : args(args), stage(stage), number(number), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
@@ -459,10 +462,10 @@ struct ReadCollector {
     }
   }
 
-  /// Does a tile come next that meets the diagonals of this one?
+  /// Does the next tile share diagonals with this one?
   FOVEAL_DEVICE bool continues_walk(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
 
-  /// Takes the terms of a tile out of the stage.
+  /// Reads a tile's terms from the staging buffer.
   FOVEAL_DEVICE void collect(const Position& tile_base, int q, int key) {
     base = tile_base;
     first_q = q;
@@ -470,10 +473,10 @@ struct ReadCollector {
     collect_read<0>();
   }
 
-  /// Adds what was collected from the tile, but for diagonals that the next one meets.
+  /// Adds the tile's finished lines; the next tile continues the others.
   FOVEAL_DEVICE void add_tile() { add_lines<0>(); }
 
-  /// Adds what is left at the end of a walk.
+  /// Adds the rest at the end of a walk.
   FOVEAL_DEVICE void finish() {
 #pragma unroll 1
     for (int round = kFinished; round < kRounds; round += kFinished) {
@@ -531,7 +534,7 @@ struct ReadCollector {
   }
   FOVEAL_DEVICE int kept_of_four() const { return group; }
 
-  /// Query minus key in the tile, of the warp's first lane.
+  /// query - key within the tile, for the warp's first lane.
   FOVEAL_DEVICE int first_diagonal(int round) const { return kAtOnce * round + kWarp * number - kBlockKv; }
 
   template <int r>
@@ -547,7 +550,7 @@ struct ReadCollector {
     if constexpr (r + 1 < kReads) add_lines<r + 1>();
   }
 
-  /// Adds the diagonals that are finished; the others go up.
+  /// Adds the finished diagonals and shifts the others up.
   template <int r>
   FOVEAL_DEVICE void add_finished() {
 #pragma unroll

@@ -1,23 +1,23 @@
 #pragma once
-// The end of a task of the decode kernel: statistics and output of its rows, or of what it knows of them from a part of the keys (kSplit), for
+// Epilogue of the decode kernel: lse and output, or with split-KV (kSplit) the softmax state and the unnormalised output of a split, for
 // kernels/merge_splits_sm90.cuh.
 #include "tile/forward_scores.cuh"
 #include "tile/packed_rows.cuh"
 
 namespace foveal::device {
 
-/// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
+/// State of the epilogue while the task's last product is in flight: where the output goes, and each row's factor.
 struct EpilogueState {
   u16* out[2];
   float* split_out[2];
-  int rows;  // a bit for each of the two that exists
+  int rows;  // a bit for each of the two rows that exists
   float factor[2];
 };
 
 struct DecodeEpilogue : TileScores<PackedRows> {
   using TileScores::TileScores;
 
-  /// Where row r of a part of the keys goes.
+  /// Row r of this split in the workspace.
   FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {
     const int first = kVarlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
     return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
@@ -31,11 +31,11 @@ struct DecodeEpilogue : TileScores<PackedRows> {
     }
   }
 
-  /// Writes the statistics of a task.
+  /// Writes lse or the split's state, and finds where the output goes.
   FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
     EpilogueState epilogue;
     float lse[2];
-    if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
+    if constexpr (kHasSink && !kSplit) {  // else when splits are merged
       softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)},
                      epilogue.factor, lse);
     } else {

@@ -1,5 +1,6 @@
 #pragma once
-// The warps of a CTA of the forward kernels: one warpgroup loads, the others compute. All of them do some tasks again where a sum overflowed.
+// Warp specialisation of the forward kernels: a producer warpgroup and the consumers. After the last task, all of them redo tasks whose
+// sums overflowed.
 #include "tile/forward_loads.cuh"
 #include "tile/forward_scores.cuh"
 
@@ -21,8 +22,8 @@ FOVEAL_DEVICE void begin_cta(const Pipelines& pipelines) {
   for (int word = 0; word < ForwardLayout::kRedoWords; ++word) store_word(pipelines.base + kShared.redo + 4 * word, 0);
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least, or
-/// ForwardPhases::fails.
+/// Called by all threads at the end: must tasks be redone? Rare: a score exceeded the known maximum of its row by a factor of at least
+/// 2^43, or ForwardPhases::needs_redo.
 FOVEAL_DEVICE bool begin_redo(const Pipelines& pipelines) {
   if constexpr (!kWideRange) return false;
   named_barrier_sync(kEndBarrier, kThreads);
@@ -37,7 +38,7 @@ FOVEAL_DEVICE bool begin_redo(const Pipelines& pipelines) {
   return true;
 }
 
-/// By all threads, after begin_cta and a barrier. Consumer: a warpgroup of these rows, which runs through all tasks.
+/// Called by all threads after begin_cta and a barrier. Consumer: a warpgroup that runs through all tasks.
 template <class Consumer, class TileRows>
 FOVEAL_DEVICE void run_cta(const ForwardArgs& args, const Pipelines& pipelines, int warp_group) {
   if (warp_group == 0) {

@@ -1,31 +1,31 @@
 #pragma once
-// Dropout, and the end of a task of the forward kernel: statistics and output of its rows, or what they add to those of the parts before.
+// Dropout, and the epilogue of the forward kernel: statistics and output, or their merge with those of earlier parts.
 #include "philox.cuh"
 #include "tile/forward_offsets.cuh"
 #include "tile/part.cuh"
 
 namespace foveal::device {
 
-/// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
+/// State of the epilogue while the task's last product is in flight: where the output goes, and each row's factor.
 struct EpilogueState {
   u16* out;         // first row of this thread
-  float* part_out;  // the same of a part
-  int rows;         // that exist from there on
+  float* part_out;  // the same for a part
+  int rows;         // rows that exist from there on
   float factor[2];
-  float of_before[2];  // a part: of what is there
+  float of_before[2];  // a part: factor of what is there
 };
 
 struct ForwardEpilogue : TileOffsets {
   using TileOffsets::TileOffsets;
 
-  /// Drops probabilities; what stays is scaled at the end.
+  /// Drops probabilities; the kept ones are scaled in the epilogue.
   FOVEAL_DEVICE void drop(float (&p)[kBlockKv / 2], const ForwardTask& work) const {
     const DropoutRow dropout(args.attention.dropout, dropout_row(args.attention, work.task.batch, work.task.head));
     const u32 kv = static_cast<u32>(args.attention.kv_offset) + work.walk.tile * kBlockKv + fragment_first_column(thread);
     const u32 q = static_cast<u32>(args.attention.q_offset) + row_of(work);
 #pragma unroll
     for (int begin = 0; begin < kBlockKv / 2; begin += 16) {
-      u32 kept = 0;  // one bit for each register; a rolled loop, for ten rounds of Philox are long
+      u32 kept = 0;  // a bit for each register; the loop is rolled: ten rounds of Philox are long
 #pragma unroll 1
       for (int i = 0; i < 16; i += 2) {
         bool first, second;
@@ -39,7 +39,7 @@ struct ForwardEpilogue : TileOffsets {
     }
   }
 
-  /// A part's statistics join those of the rows, and say what its output weighs. Rows whose sums overflowed wait for their task to be done again.
+  /// Merges a part's lse with the one there and finds the weight of its output. Rows whose sums overflowed wait until their task is redone.
   FOVEAL_DEVICE EpilogueState begin_part_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
     static_assert(!kPart || !kHasSink);
     const bool wrong = kWideRange && pipelines.max_policy() != MaxPolicy::every_tile && __any_sync(~0u, softmax.overflows());
@@ -68,7 +68,7 @@ struct ForwardEpilogue : TileOffsets {
     return epilogue;
   }
 
-  /// Writes the statistics of a task.
+  /// Writes lse and finds where the output goes.
   FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
     if constexpr (kPart) return begin_part_epilogue(work, softmax);
     EpilogueState epilogue;

@@ -1,11 +1,11 @@
 #pragma once
-// The warps beside those that compute: one loads tiles, another evaluates what the score needs along their lines. TileRows (tile/head_rows.cuh,
-// tile/packed_rows.cuh) say where queries come from.
+// The producer warpgroup of the forward kernels: one warp loads tiles, another evaluates line values of the score. TileRows
+// (tile/head_rows.cuh, tile/packed_rows.cuh) says where queries come from.
 #include "tile/forward_sm90.cuh"
 
 namespace foveal::device {
 
-/// By those that load.
+/// By the loading thread or warp.
 template <class TileRows>
 FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) {
   tma_prefetch_map(args.q);
@@ -13,7 +13,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
   for (int v = 0; v < kPairTiles; ++v) tma_prefetch_map(args.pairs[v]);
   int round = -1;
   ForwardTask work;
-  u32 tile = 0, query = 0;  // uses of the pipelines; values follow one tile behind keys, as they are used
+  u32 tile = 0, query = 0;  // pipeline uses; V is loaded one tile behind K, in the order of consumption
   KeyCoord of_value;
   ArrivedKeys arrived = 0;
   const auto load_value = [&](u32 use) {
@@ -50,7 +50,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
   if (tile > 0) load_value(tile - 1);
 }
 
-/// What the score needs along the lines of each tile, by one warp.
+/// Line values of each tile, by one warp.
 FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelines) {
   int round = -1;
   ForwardTask work;
@@ -59,7 +59,7 @@ FOVEAL_DEVICE void evaluate_lines(const Sm90Args& args, const Pipelines& pipelin
     const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
     bool partial;
     Lines before{nullptr};
-    int next_kv = 0;  // that continues the tile before
+    int next_kv = 0;  // start of the tile that would continue the previous one
     for (; work.next_tile(args, partial); ++tile) {
       const int first_kv = work.walk.tile * kBlockKv;
       if (first_kv != next_kv) before.data = nullptr;

@@ -1,6 +1,6 @@
 #pragma once
-// Offsets of a score that is a sum, where they are not added to its products: these begin with them (kOffsetsFirst), or tensor cores add them
-// (kOffsetsAreColumns). And what is read for each pair while products are under way.
+// Offsets of a score of the form raw * gain + offsets, where they are not added behind the product: accumulators are initialised with them
+// (kOffsetsFirst), or the tensor cores add them (kOffsetsAreColumns). Also prefetches of pair reads while products are in flight.
 #include "tile/forward_scores.cuh"
 #include "tile/head_rows.cuh"
 
@@ -11,7 +11,7 @@ static_assert(!kOffsetsInScores || (kWideRange && !kPart), "tasks are done redo,
 struct TileOffsets : TileScores<HeadRows> {
   using TileScores::TileScores;
 
-  /// What is read for each pair, before the scores are there.
+  /// Issues the loads of pair reads before the scores arrive.
   FOVEAL_DEVICE void prefetch_pairs(PairPrefetch& prefetched, const ForwardTask& work, bool partial, bool new_task) const {
     if constexpr (kPairReads == 0) return;
     if constexpr (any_held<true, kBlockKv>()) {
@@ -34,13 +34,13 @@ struct TileOffsets : TileScores<HeadRows> {
     }
   }
 
-  /// The same in raw scores, to begin with.
+  /// Offsets in units of raw scores, to initialise an accumulator.
   FOVEAL_DEVICE float begin_with_offsets(const HeadConstants& head, const Pair& at) const {
     const Score none{0, offset_scale()};
     const float offset = offset_in_units<0>(none, at, args.attention.score);
     return add_offsets<1>(kOffsetIsScaled[0] ? offset : offset * unit_of_offset<0>(head, none, at), head, none, at);
   }
-  /// kOffsetsAreColumns: what the product leaves out, where values are not tame. Seldom.
+  /// kOffsetsAreColumns: adds the offsets of rows and keys whose values are too large for the columns. Rare.
   FOVEAL_DEVICE void add_large_offsets(float (&scores)[kBlockKv / 2], const HeadConstants& head, const ForwardTask& work, u32 use) const {
     const bool all_keys_tame = pipelines.lines(use).tame();
     if (__all_sync(~0u, all_keys_tame && !head.columns.large[0] && !head.columns.large[1])) return;
@@ -61,9 +61,9 @@ struct TileOffsets : TileScores<HeadRows> {
       if (i % 4 == 3) asm volatile("" ::: "memory");  // loads stay where they are: registers are short
     }
   }
-  /// kOffsetsFirst: what the product q . k of a tile is added to. A pair then costs no more behind the product than without a score, where it would hold up the
-  /// exponentials, and loads from tables wait for nothing but each other.
-  /// late: it is there already.
+  /// kOffsetsFirst: initial value of the accumulator of q . k. A pair then costs nothing behind the product, where it would delay the
+  /// exponentials, and table loads are independent of each other.
+  /// late: the product is already there.
   template <bool partial, bool late = false>
   FOVEAL_DEVICE void begin_scores(float (&scores)[kBlockKv / 2], const HeadConstants& head, const ForwardTask& work, u32 use) const {
     if constexpr (kHasLines) pipelines.line_values.consumer_wait(use);
@@ -85,7 +85,7 @@ struct TileOffsets : TileScores<HeadRows> {
     if constexpr (kPairTiles > 0) consumer_release_loaded(pipelines.pairs.pipeline, use);
     if constexpr (kHasLines) consumer_release(pipelines.line_values, use);
   }
-  /// Of any tile. exact: offsets come later.
+  /// exact: offsets are added later.
   FOVEAL_DEVICE void begin_products(float (&scores)[kBlockKv / 2], const HeadConstants& head, const ForwardTask& work, u32 use,
                                     bool partial, bool exact) const {
     if (exact) {
@@ -97,7 +97,7 @@ struct TileOffsets : TileScores<HeadRows> {
       begin_scores<false>(scores, head, work, use);
     }
   }
-  /// What products lack of offsets. exact: products q . k as they are become scores, to which offsets may still come.
+  /// Adds what the products lack. exact: products are scaled first, then offsets are added.
   FOVEAL_DEVICE void complete_products(float (&scores)[kBlockKv / 2], const HeadConstants& head, const ForwardTask& work, u32 use,
                                        bool exact) const {
     if (exact) {
@@ -111,7 +111,7 @@ struct TileOffsets : TileScores<HeadRows> {
     }
   }
 
-  /// The tables of a task's head.
+  /// Loads the tables of a task's head.
   FOVEAL_DEVICE void update_tables(const ForwardTask& work, TableLoader& tables) const {
     const Position base{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
     tables.update(pipelines.tables(), base, args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);

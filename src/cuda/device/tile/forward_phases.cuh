@@ -1,35 +1,36 @@
 #pragma once
-// The phases of a step of the forward kernels: products, scores, softmax, values. A step takes the scores of a tile beside the values of the tile before, so the
-// tensor cores have S' = Q K'^T and O += P V under way together; kernels/forward_sm90.cuh and decode_sm90.cuh put the phases in order.
+// Phases of a mainloop step of the forward kernels: S = Q K^T, score_mod and mask, softmax, O += P V. A step processes the scores of one
+// tile and the values of the previous one, so that the tensor cores have S' = Q K'^T and O += P V in flight; kernels/forward_sm90.cuh and
+// decode_sm90.cuh order the phases.
 #include "tile/forward_scores.cuh"
 
 namespace foveal::device {
 
-/// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
-/// is to compile, stands once. Without a score there is little of it, and registers are short.
+/// Causal rows have almost only partial tiles outside the loop over full tiles: handling the rest as partial too compiles the score for
+/// full tiles, most of the code, only once. Without a score there is little to save, and registers are scarce.
 constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::causal || kSource == TileSource::band);
 
-/// Where a warpgroup is in its tasks.
+/// Position of a warpgroup in its sequence of tasks and tiles.
 struct MainloopState {
-  int round, next_round = -1;  // of the task whose output is accumulated, none before the first; of the one whose scores are computed
-  ForwardTask next;            // the latter
+  int round, next_round = -1;  // the task being accumulated (none before the first), and the one whose scores are computed
+  ForwardTask next;            // the task of next_round
   u32 tile = 0, query = 0;     // uses of the pipelines
   bool partial, new_task;
-  bool started;             // is there a task before the first tile of the next one?
-  bool accumulate = false;  // is O of this task?
-  bool leader;              // of its group
+  bool started;             // is a task being accumulated?
+  bool accumulate = false;  // does O accumulate, or start anew?
+  bool leader;              // elected thread of the warpgroup
 
   FOVEAL_DEVICE explicit MainloopState(bool leader) : leader(leader) { next.walk.stop(); }
 };
 
-/// What it keeps in registers from one step to the next. As one struct with the above they were other machine code.
+/// Register-resident state. One struct with the above gave different machine code.
 struct Fragments {
   float scores[kBlockKv / 2];
   float acc[kDimV / 2];
   u32 p[kBlockKv / 4] = {};
   float rescale[2];
   bool rescales, max_held = false;
-  bool guesses, guessing = false;  // those of this task so far were right; this tile's
+  bool guesses, guessing = false;  // did all guesses of this task hold; is this tile guessed?
   ScoreForm form;
   PairPrefetch prefetched;
   HeadConstants head;
@@ -49,8 +50,8 @@ struct ForwardPhases : Epilogue {
     work.at(round, args);
     return Epilogue::begin_epilogue(work, softmax);
   }
-  /// Has the task to be done again? kOffsetsInScores: also where a row has no number as a score. Where it has one, those that are too low for raw scores are -inf, which is
-  /// what is left of their probabilities.
+  /// Must the task be redone? With kOffsetsInScores also if a row has no finite score; finite ones that are too low for raw scores become
+  /// -inf, and their probabilities 0.
   FOVEAL_DEVICE static bool needs_redo(const OnlineSoftmax& softmax) {
     const bool empty = softmax.reference[0] == -infinity() || softmax.reference[1] == -infinity();
     return softmax.overflows() || (kOffsetsInScores && empty);
@@ -63,7 +64,7 @@ struct ForwardPhases : Epilogue {
     Epilogue::write_out(Epilogue::begin_epilogue(work, nothing), zeros);
   }
 
-  /// The next kv tile of this task, or the first one of the next task; tasks without tiles are written here.
+  /// Advances to the next kv tile of the task, or to the first one of the next task; tasks without tiles are written here.
   FOVEAL_DEVICE bool advance(ForwardTask& work, int& round, bool& partial, bool& new_task) const {
     new_task = false;
     while (!work.next_tile(args, partial)) {
@@ -74,7 +75,7 @@ struct ForwardPhases : Epilogue {
     return true;
   }
 
-  /// The task before ends, if there is one, and the next one's queries come.
+  /// Starts the epilogue of the previous task, if any, and waits for the next one's queries.
   FOVEAL_DEVICE EpilogueState begin_task(MainloopState& state, Fragments& r) const {
     EpilogueState epilogue;
     epilogue.rows = 0;
@@ -102,7 +103,7 @@ struct ForwardPhases : Epilogue {
 
   // ---- products ----
 
-  /// Before the first run: group 0 begins. A run leaves the turns as it found them.
+  /// FA3's warp scheduler barriers (ping-pong): warpgroup 0 goes first. A run leaves the barriers as it found them.
   FOVEAL_DEVICE void scheduler_barrier_init() const {
     if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
   }
@@ -122,8 +123,8 @@ struct ForwardPhases : Epilogue {
                                            uniform(pipelines.key_tile(state.tile)), 0, kOffsetsFirst || kOffsetsAreColumns);
     wgmma_commit();
   }
-  /// O += P V. Before the first tile there is none: its product is of what happens to lie there and counts for nothing, which costs less than a text of the first
-  /// step to compile.
+  /// O += P V. The first step has no values yet: it multiplies whatever is in the buffer and drops the result, which is cheaper than
+  /// compiling a separate first step.
   FOVEAL_DEVICE void issue_pv(MainloopState& state, Fragments& r, u32 use) const {
     if (state.started) pipelines.value.consumer_wait(use);
     wgmma_pin(r.acc);
@@ -134,13 +135,13 @@ struct ForwardPhases : Epilogue {
 
   // ---- scores ----
 
-  /// S' is there.
+  /// S' has arrived: releases K, and Q after its last tile.
   FOVEAL_DEVICE void finish_qk(MainloopState& state, Fragments& r) const {
     if (state.leader) pipelines.key.consumer_release(state.tile);
     if (kReleasesQueriesEarly && state.leader && state.next.walk.is_last()) pipelines.query.consumer_release(state.query);
     wgmma_pin(r.scores);
   }
-  /// Products to scores, the maxima of whose rows are known then; kOrdered: once their exponentials are taken.
+  /// Raw products -> scores, and the row maxima; with kOrdered the maxima are left to exponentiate().
   FOVEAL_DEVICE void apply_score_mod(MainloopState& state, Fragments& r, bool partial) const {
     if constexpr (kHasLines && kModifiesScores) pipelines.line_values.consumer_wait(state.tile);
     if constexpr (kPairTiles > 0 && kModifiesScores) pipelines.pairs.pipeline.consumer_wait(state.tile);
@@ -166,7 +167,7 @@ struct ForwardPhases : Epilogue {
     }
     if (!kOrdered && r.form == ScoreForm::scores) update_max_if_needed(r);
   }
-  /// Those that do not last.
+  /// Unless the current maxima can be kept.
   FOVEAL_DEVICE void update_max_if_needed(Fragments& r) const {
     if (!(kChecksMaxEarly ? r.max_held : Epilogue::max_holds(r.softmax))) r.rescales = Epilogue::update_max(r.softmax, r.scores, r.rescale);
   }
@@ -180,7 +181,7 @@ struct ForwardPhases : Epilogue {
 
   FOVEAL_DEVICE void exponentiate(MainloopState& state, Fragments& r) const {
     if (r.form == ScoreForm::scores) {
-      if constexpr (kOrdered) update_max_if_needed(r);  // under the same condition: asked twice, every tile paid for a branch more
+      if constexpr (kOrdered) update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
       r.softmax.add(r.scores, exponent, !kChecksMaxEarly || !r.max_held);
     }
     if constexpr (kSumScore && kWideRange) {
@@ -192,7 +193,7 @@ struct ForwardPhases : Epilogue {
     if constexpr (kHasLines && kModifiesScores) consumer_release(pipelines.line_values, state.tile);
     if constexpr (kDropout) Epilogue::drop(r.scores, state.next);
   }
-  /// P, of products where a guess is right, else of scores.
+  /// P, from raw products if a guess holds, else from scores.
   FOVEAL_DEVICE void compute_p(MainloopState& state, Fragments& r) const {
     if (kGuesses && r.form == ScoreForm::products) {
       if (r.guessing) {
@@ -213,8 +214,8 @@ struct ForwardPhases : Epilogue {
 #pragma unroll
     for (int i = 0; i < kDimV / 2; ++i) r.acc[i] *= r.rescale[fragment_row(i)];
   }
-  /// O is there: of this task, and the scores of the next tile may want it rescaled; or of the one before, and is written.
-  /// inside: a step's tile is full, and of the same task as the one before.
+  /// O += P V has arrived: rescales O for the next scores, or writes it if it completes the previous task.
+  /// inside: the step's tile is full and of the same task as the previous one.
   template <bool inside, bool scores_are_there>
   FOVEAL_DEVICE void finish_pv(MainloopState& state, Fragments& r, const EpilogueState& epilogue) const {
     wgmma_pin(r.acc);

@@ -1,5 +1,5 @@
 #pragma once
-// Scores of a tile: what a thread makes of the products q . k of its two rows, which stand in registers, before or with the softmax.
+// From raw products q . k in registers to scores: score_mod and mask, before or fused with the softmax.
 #include "softmax/bounded.cuh"
 #include "tile/forward_sm90.cuh"
 #include "tile/tanh_ahead.cuh"
@@ -7,43 +7,43 @@
 namespace foveal::device {
 
 constexpr bool kBounded = kCappedScore && kWideRange;
-/// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
+/// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
-/// Is there something to be done for each score when the product q . k is there? Else offsets are in it.
+/// Does each score need work after the product q . k? Otherwise the product includes the offsets.
 constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
-/// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
+/// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
 constexpr bool kChecksMaxEarly = !kModifiesScores && !kOrdered;
 constexpr int kPrefetched = kPairReads > 0 ? kBlockKv / 2 : 1;
 using PairPrefetch = PairValues[kPrefetched];
 
-constexpr u32 kSchedulerBarrier = 1;  // one for each group
+constexpr u32 kSchedulerBarrier = 1;  // one for each warpgroup
 constexpr u32 kKeptBarrier = kSchedulerBarrier + kConsumers;
-constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
+constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each warpgroup
 constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// Scores to powers of two.
 FOVEAL_DEVICE float score_exponent(const Sm90Args& args, float scale) { return score_unit({1, scale}, {}, args.attention.score) * kLog2e; }
 
-/// What is the same for all pairs of a head, or of a thread's row in a task.
+/// Values that are constant for a head, or for a thread's rows in a task.
 struct HeadConstants {
-  float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets to raw scores
+  float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets in units of raw scores
   float tanh_factor, tanh_times;
-  float tanh_limit;  // of |raw|, for the polynomial of the exponents
+  float tanh_limit;  // largest |raw| for the polynomial of the exponents
   TanhPolynomial<3> exponents;
-  float highest_sum;  // of guessed probabilities; 0: none are guessed
+  float highest_sum;  // largest sum for which guessed probabilities hold; 0: no guessing
   RowValues rows[2];
   RowColumns columns;
 };
 
-/// What stands in the registers of a tile's scores.
+/// What the score registers currently hold.
 enum class ScoreForm { products, scores, probabilities };
 
 template <class TileRows>
 struct TileScores : TileRows {
   using TileRows::args, TileRows::group, TileRows::thread, TileRows::query_of, TileRows::head_of, TileRows::exists;
   const Pipelines& pipelines;
-  /// kOffsetsInScores, where tasks are done again: raw scores are multiplied by the scale first, so that offsets of any size are numbers.
+  /// kOffsetsInScores, when tasks are redone: raw scores are scaled first, so that offsets of any size are representable.
   const bool exact;
   const float exponent;  // scores to powers of two
 
@@ -54,10 +54,10 @@ struct TileScores : TileRows {
         exponent(score_exponent(args, offset_scale())) {}
 
   FOVEAL_DEVICE bool is_exact() const { return kOffsetsInScores && __any_sync(~0u, exact); }
-  /// By which offsets are divided.
+  /// Divisor of the offsets.
   FOVEAL_DEVICE float offset_scale() const { return kOffsetsInScores && exact ? 1.0f : args.scale; }
 
-  /// Of register i's pair, see tile/head_rows.cuh.
+  /// The pair of register i, see tile/head_rows.cuh.
   template <bool partial>
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
     return TileRows::template position<partial>(work, i);
@@ -105,7 +105,7 @@ struct TileScores : TileRows {
       find_offset_units<o + 1>(head, at, score, unit);
     }
   }
-  /// The offsets of a score that is a sum, to powers of two, added to `onto`.
+  /// Adds the offsets of a sum, in powers of two, to `onto`.
   template <int o = 0>
   FOVEAL_DEVICE float add_offsets(float onto, const HeadConstants& head, const Score& raw, const Pair& at) const {
     if constexpr (o < kOffsets) {
@@ -129,13 +129,14 @@ struct TileScores : TileRows {
       find_row_factors<o + 1>(value, head, work, r);
     }
   }
-  /// Of |raw|, for exponents that need no maximum.
+  /// Largest |raw| for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
     return kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
   }
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
-  /// row keeps go, if anywhere. Stage::probabilities: the softmax is done, and `rescales` says what OnlineSoftmax::update_max returns.
+  /// Applies score_mod and mask (-inf where dropped), in units of `exponent`. `kept`: shared address of the bitmask of columns that some
+  /// row keeps, or 0. Returns ScoreForm::probabilities if the softmax is done as well; `rescales` is then as from
+  /// OnlineSoftmax::update_max.
   template <bool partial>
   FOVEAL_DEVICE ScoreForm transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2],
                                     const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,
@@ -229,27 +230,27 @@ struct TileScores : TileRows {
     }
   }
 
-  /// Do the maxima of the rows last, for the tile to come?
+  /// Can the row maxima be kept for the next tile?
   FOVEAL_DEVICE bool max_holds(const OnlineSoftmax& softmax) const {
     return softmax.max_holds<kHasScore>(exponent, pipelines.max_policy() == MaxPolicy::first_tile);
   }
 
-  /// OnlineSoftmax::update_max, after which a sum that was too high is seen at the end all the same.
+  /// OnlineSoftmax::update_max, with sticky overflow.
   FOVEAL_DEVICE bool update_max(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
     if constexpr (kWideRange) softmax.keep_overflow();
     return softmax.update_max(scores, exponent, rescale);
   }
 
-  /// Does some row keep this column of the tile?
+  /// Is this column of the tile kept by some row?
   FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
     const int bit = 2 * (column / 8) + column % 2;
     return load_word(kept + 4 * (bit / 32 * 4 + column % 8 / 2)) >> bit % 32 & 1;
   }
 
-  /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
-  /// the mask program decides; else only the end of the sequence does, and each group clears for itself.
+  /// Zeroes values of a partial tile that no row keeps: they may be NaN, and 0 * NaN = NaN. With a mask program all warpgroups take part;
+  /// otherwise only the tail of the sequence is concerned, and each warpgroup zeroes for itself.
   FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
-    constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // of one row
+    constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // 16-byte pieces of one row
     if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
     const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
     for (int i = thread; i < kBlockKv * kPieces; i += 128) {

@@ -1,5 +1,5 @@
 #pragma once
-// What a CTA of the forward kernels for Hopper holds and walks: its shared memory and its tasks.
+// Shared memory, pipelines and tasks of the forward kernels for Hopper.
 //
 // config.cuh: as for kernels/forward_sm90.cuh and kernels/decode_sm90.cuh.
 #include "schedule/tasks.cuh"
@@ -13,14 +13,15 @@
 namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
-constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
+constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; leftover rows are zero
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 
-/// Scores are for positions that exist: with fewer queries than rows a tile is partial, but for where there are always few, and others stand for the rest.
+/// A score is evaluated at existing positions only, so a tile with missing queries is partial. Not for decode, where that is the rule and
+/// other queries stand in.
 constexpr bool kQueriesMustExist = kHasScore && !kFewQueries;
 
 using Walk = TileWalk<kSource, false, kSplit>;
@@ -44,11 +45,11 @@ constexpr ForwardLayout kShared{{.block_q = kBlockQ,
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 constexpr int kKeptWords = ForwardLayout::kept_words(kBlockKv);
 
-/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
-/// in a task that has to be done again; from there on it is all of them.
+/// Which row maxima the softmax uses: that of the first tile (cheap, for bf16), or the running one. overflowed: some task must be redone,
+/// with every_tile.
 enum class MaxPolicy : u32 { first_tile, overflowed, every_tile };
 
-/// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
+/// P may have any exponent of fp32: the maximum of a row's first tile can be kept, and small capped scores need none.
 constexpr bool kWideRange = kSame<Element, bf16>;
 
 struct Pipelines {
@@ -66,7 +67,7 @@ struct Pipelines {
         value{key.address + Pipeline<kStages>::kBytes},
         line_values{base + kShared.line_barriers},
         pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
-  /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
+  /// Shared by the CTA. A warpgroup may see a change late: rows whose sums overflow report it themselves.
   FOVEAL_DEVICE MaxPolicy max_policy() const {
     return kWideRange ? static_cast<MaxPolicy>(load_any<kEveryLaneArrives>(base + kShared.max_policy)) : MaxPolicy::every_tile;
   }
@@ -78,7 +79,7 @@ struct Pipelines {
     or_shared(base + redo_word(round), 1u << round % 32);
     set_max_policy(MaxPolicy::overflowed);
   }
-  /// Is there nothing to do in this round? So where only what has to be done again is left.
+  /// Is the task of this round done? When redoing, only flagged ones are not.
   FOVEAL_DEVICE bool is_done(int round) const {
     return kWideRange && max_policy() == MaxPolicy::every_tile && !(load_any<kEveryLaneArrives>(base + redo_word(round)) >> round % 32 & 1);
   }
@@ -102,7 +103,7 @@ struct ForwardTask {
   Walk walk;
 
   FOVEAL_DEVICE int first_query() const { return task.row * kQueries; }
-  /// Of the tile.
+  /// First pair of the tile.
   FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
     return {task.batch,
             task.head,
@@ -123,7 +124,7 @@ struct ForwardTask {
     return true;
   }
 
-  /// The next task of this CTA that exists in its sequence and is to be done.
+  /// The next task of this CTA that exists in its sequence and is not done.
   FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Pipelines& pipelines) {
     do {
       if (!at(++round, args)) return false;
@@ -140,7 +141,7 @@ struct ForwardTask {
     return true;
   }
 
-  /// The same, but only to a tile that is not partial.
+  /// The same, but only if the next tile is full.
   FOVEAL_DEVICE bool next_full_tile() {
     if (kQueriesMustExist && lacks_queries()) return false;
     return walk.next_full();
@@ -149,10 +150,10 @@ struct ForwardTask {
   FOVEAL_DEVICE bool lacks_queries() const { return first_query() + kQueries > sequence.len_q; }
 };
 
-/// Is there room for the queries of the next task beside those of this one? If not, they are given back as soon as the last scores are there, and while the next
-/// ones come the last values are multiplied.
+/// Is there room for the next task's queries beside the current ones? If not, Q is released as soon as the last scores have arrived, and
+/// the last P V is computed while the next Q loads.
 constexpr bool kQueriesAhead = kQueryStages > 1;
-/// Are queries given back before the walk has gone on from their last tile? A list does not know which one that is.
+/// Is Q released before the walk moves past its last tile? A list does not know its last tile in advance.
 constexpr bool kReleasesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
 
 }  // namespace foveal::device

@@ -1,5 +1,5 @@
 #pragma once
-// Which columns of a tile the two rows of a thread keep, by the ends of the sequence and the limits of a band; a mask program is evaluated pair by pair.
+// The columns of a tile that a thread's two rows keep, by sequence ends and band limits; a mask program is evaluated pair by pair.
 #include "sm90_args.cuh"
 
 namespace foveal::device {
@@ -11,7 +11,7 @@ struct KeptColumns {
   FOVEAL_DEVICE bool keep(int r, int column) const { return column <= high[r] && (!Walk::kLimitLow || column >= low[r]); }
 };
 
-/// Of rows of queries, `query` and query + 8, in a batch of sequences of one length.
+/// For queries `query` and query + 8, in a batch of equal lengths.
 template <class Walk>
 FOVEAL_DEVICE KeptColumns<Walk> columns_kept_by_queries(const Sm90Args& args, int query, int key) {
   KeptColumns<Walk> columns;

@@ -1,7 +1,7 @@
 #pragma once
-// The two products of attention, for one warp that owns kM x 16 rows of the result. Accumulators have the layout of mma m16n8 for every
-// element type: acc[m][n][e] is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e % 2, with lane = 4 g + t. So scores, masks and softmax are
-// written once; 16-bit types multiply on tensor cores, f32 and f64 with plain fused multiply-adds.
+// The products of attention on mma.sync, for one warp with kM x 16 rows of the result. All element types share the accumulator layout of
+// m16n8: acc[m][n][e] is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e % 2, with lane = 4 g + t. So scores, masks and softmax are written
+// once; 16-bit types use the tensor cores, f32 and f64 FMAs.
 #include "tile/shared_tile.cuh"
 
 namespace foveal::device {
@@ -12,7 +12,7 @@ using Real = typename ElementFacts<T>::Real;
 template <class T>
 constexpr bool kTensorCores = sizeof(T) == 2;
 
-/// A tile of accumulators as the left operand of a product, rounded to the element type.
+/// Accumulators converted to the left operand of the next product.
 template <class T, int kM, int kK>
 struct Operand {
   u32 a[kM][kK / 16][4];
@@ -158,7 +158,7 @@ FOVEAL_DEVICE void multiply_rn(Real<T> (&acc)[kM][kN / 8][4], const Operand<T, k
   }
 }
 
-/// Rounds the warp's accumulators times `factor` into its rows of a tile.
+/// Writes the warp's accumulators, times `factor`, to its rows of a tile.
 template <int kM, int kN8, class T, int kRows, int kCols>
 FOVEAL_DEVICE void put_rows(SharedTile<T, kRows, kCols> tile, int row, int col, const Real<T> (&acc)[kM][kN8][4], Real<T> factor) {
   const int g = lane_id() / 4, t = lane_id() % 4;

@@ -1,6 +1,6 @@
 #pragma once
-// Rows of a tile that hold infinity or NaN, in a product whose left operand is 0 where the mask removes pairs: padding may hold anything, and 0 * NaN would reach rows
-// that do not keep it.
+// Rows with infinity or NaN in the right operand of a product whose left operand is 0 for dropped pairs: padding may hold anything, and 0 *
+// NaN would spread to rows that do not keep it.
 #include "tile/problem.cuh"
 
 namespace foveal::device {
@@ -14,8 +14,8 @@ FOVEAL_DEVICE bool has_nonfinite(const uint4& piece) {
   return nonfinite;
 }
 
-/// acc += left tile over the strange rows of the tile, where left is not 0; then these are cleared, so that the product of the others spreads nothing. By all threads
-/// of the block, which read the tile next after this; `strange`: a flag for each row. Columns [col, col + kN) of the tile.
+/// acc += left * tile over the non-finite rows of the tile, where left is not 0; then clears these rows for the ordinary product. By all
+/// threads of the block, before they read the tile; `nonfinite`: a flag for each row. Columns [col, col + kN) of the tile.
 template <int kM, int kN, int kRows, int kCols>
 FOVEAL_DEVICE void accumulate_nonfinite_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4],
                                              SharedTile<Element, kRows, kCols> tile, unsigned char* nonfinite, int col) {
