@@ -90,6 +90,70 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
   }
 }
 
+/// Merges the part's lse and output with those there.
+FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq, int head, int row_begin, int q_local, int col,
+                                 const Softmax& state, R (&acc)[kRowTiles][kCols / 8][4]) {
+  double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + head * args.lse.head;
+  double lse[kRowTiles][2];
+  R of_before[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const R sum = quad_sum(state.sum[m][i]);
+      const double none = -static_cast<double>(infinity());
+      const int row = q_local + 16 * m + 8 * i;
+      const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
+      lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
+      const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
+      const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
+      R factor = sum == 0 ? R(0) : weights.of_part / sum;
+      if constexpr (kDropout) factor *= keep_scale(args);
+      of_before[m][i] = weights.of_before;
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+    }
+  }
+  __syncthreads();  // all warps that share a row have read its lse
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
+    }
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return of_before[m][i]; });
+}
+
+/// Normalises the output and writes lse.
+FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq, int head, int q_local, int col, const Softmax& state,
+                                  R (&acc)[kRowTiles][kCols / 8][4]) {
+  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, head) : nullptr;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const R sum = quad_sum(state.sum[m][i]);
+      const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
+      R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
+      R factor = sum == 0 ? R(0) : R(1) / sum;
+      if constexpr (kHasSink) {
+        const R sink = sink_logit(head, args.score);
+        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not from lse, which has no digits left for log(sum) in a far row
+        const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
+        const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
+        factor = joined == 0 ? R(0) : of_keys / joined;
+        row_lse = joined == 0 ? -infinity() : high + log_real(joined);
+      }
+      if constexpr (kDropout) factor *= keep_scale(args);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+      const int row = q_local + 16 * m + 8 * i;
+      if (lse && col == 0 && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
+    }
+  }
+}
+
 }  // namespace foveal::device
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
@@ -141,64 +205,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
-  if constexpr (kPart) {
-    double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + at.head * args.lse.head;
-    double lse[kRowTiles][2];
-    R of_before[kRowTiles][2];
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const R sum = quad_sum(state.sum[m][i]);
-        const double none = -static_cast<double>(infinity());
-        const int row = q_local + 16 * m + 8 * i;
-        const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
-        lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
-        const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
-        const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
-        R factor = sum == 0 ? R(0) : weights.of_part / sum;
-        if constexpr (kDropout) factor *= keep_scale(args);
-        of_before[m][i] = weights.of_before;
-#pragma unroll
-        for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
-      }
-    }
-    __syncthreads();  // all warps that share a row have read its lse
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = q_local + 16 * m + 8 * i;
-        if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
-      }
-    add_to_part(args.out, seq, at.head, queries.begin + row_in_tile, seq.len_q, col, kHeadDimV, acc, R(1),
-                [&](int m, int i) { return of_before[m][i]; });
-    return;
-  }
-  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const R sum = quad_sum(state.sum[m][i]);
-      const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
-      R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
-      R factor = sum == 0 ? R(0) : R(1) / sum;
-      if constexpr (kHasSink) {
-        const R sink = sink_logit(at.head, args.score);
-        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not from lse, which has no digits left for log(sum) in a far row
-        const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
-        const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
-        factor = joined == 0 ? R(0) : of_keys / joined;
-        row_lse = joined == 0 ? -infinity() : high + log_real(joined);
-      }
-      if constexpr (kDropout) factor *= keep_scale(args);
-#pragma unroll
-      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
-      const int row = q_local + 16 * m + 8 * i;
-      if (lse && col == 0 && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
-    }
-  }
+  if constexpr (kPart) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
+  finish_softmax(args, seq, at.head, q_local, col, state, acc);
   put_rows<kRowTiles, kCols / 8>(out_smem, row_in_tile, col, acc, R(1));
   __syncthreads();
   queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);

@@ -9,10 +9,10 @@
 #include "ptx/cluster.cuh"
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
-#include "tile/collect_reads.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/key_rows.cuh"
 #include "tile/pair_tiles.cuh"
+#include "tile/read_collector.cuh"
 #include "tile/read_tables.cuh"
 
 namespace foveal::device {
