@@ -13,7 +13,7 @@
 namespace foveal::device {
 
 /// May a tile contain keys that only some of its queries keep? Then 0 was multiplied with whatever those keys hold.
-constexpr bool kCutsKeys = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
+constexpr bool kHasPartialTiles = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
 /// Blocks for each multiprocessor: the noinline recomputation would like more registers, at the price of fewer warps for the loads of all.
 constexpr int kBlocks = kAddsToDq ? 8 : 12;
 
@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
     acc[i + 3] = value.w;
   }
   bool nonfinite[2] = {};
-  if constexpr (kCutsKeys) {
+  if constexpr (kHasPartialTiles) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) nonfinite[r] = row + 8 * r < sequence.len_q && has_nonfinite(acc, r);
   }
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
       store_row<Element>(static_cast<u16*>(dq.data) + first, acc, r, scale, columns, threadIdx.x % 32);
     }
   }
-  if constexpr (kCutsKeys) {
+  if constexpr (kHasPartialTiles) {
     if (!__any_sync(~0u, nonfinite[0] || nonfinite[1])) return;
     __syncwarp();
     recompute_dq(args, batch, head, row - lane_id() / 4, column, nonfinite[0], nonfinite[1]);

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
-  const bool stands = row < round_up(sequence.len_q, 128);  // has a row of statistics
+  const bool has_statistics = row < round_up(sequence.len_q, 128);  // has a row of statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;
   const auto row_value = [&](const Rows& rows) {
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     };
     sum = dot8(at(attention.out), at(attention.dout));
   }
-  if (stands) {
+  if (has_statistics) {
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
     if (begins) {
 #pragma unroll
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (is_far(lse)) statistics = measured;
   }
   float sink_term = 0;
-  if (lane == 0 && stands) {
+  if (lane == 0 && has_statistics) {
     const bool writes = begins || statistics.has_keys;
     float delta = 0;
     if (lse != -infinity()) {

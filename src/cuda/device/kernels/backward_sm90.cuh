@@ -33,14 +33,14 @@ static_assert(kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 constexpr bool kCollectsFirst = !kSpareRegisters;
 
 /// Whether dP overlaps with the softmax: not if early terms occupy its registers.
-constexpr bool kDpBeside = kSpareRegisters || kEarlyReads == 0;
+constexpr bool kOverlapsDp = kSpareRegisters || kEarlyReads == 0;
 
 /// Whether descriptors of the next Q K^T are computed before dQ is added: with tables they take shuffles, which would wait behind the
 /// atomic additions.
-constexpr bool kOperandsAhead = kTables > 0;
+constexpr bool kEarlyOperands = kTables > 0;
 
 /// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
-constexpr bool kKindAhead = kBlockQ == 64;
+constexpr bool kEarlyKind = kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
 struct Consumer : BackwardWarpgroup {
@@ -86,11 +86,11 @@ struct Consumer : BackwardWarpgroup {
     prefetch_pairs(prefetched, work, tile, partial);
     pipelines.key.consumer_wait(use);
     pipelines.query.consumer_wait(tile);
-    TileKind kind = kKindAhead ? kind_of(partial, tile) : TileKind::full;
+    TileKind kind = kEarlyKind ? kind_of(partial, tile) : TileKind::full;
     issue_qk(scores, tile);
     pipelines.value.consumer_wait(use);
     for (;;) {
-      if constexpr (!kKindAhead) kind = kind_of(partial, tile);
+      if constexpr (!kEarlyKind) kind = kind_of(partial, tile);
       const QueryTile query_tile = uniform(pipelines.query_tile(tile)), dout_tile = uniform(pipelines.dout_tile(tile));
       const auto issue_dp = [&] {
         wgmma_pin(dp);
@@ -99,15 +99,15 @@ struct Consumer : BackwardWarpgroup {
         wgmma_commit();
       };
       pipelines.dout.consumer_wait(tile);
-      if constexpr (kDpBeside) issue_dp();
-      wgmma_wait<kDpBeside>();
+      if constexpr (kOverlapsDp) issue_dp();
+      wgmma_wait<kOverlapsDp>();
       wgmma_pin(scores);
       if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
       if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.consumer_wait(tile);
-      if constexpr (kTameReads) kind = with_factors(kind, tame_keys, tile);
+      if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
       recompute_p(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
 
-      if constexpr (!kDpBeside) issue_dp();
+      if constexpr (!kOverlapsDp) issue_dp();
       wgmma_pin(dv);
       wgmma_fence();
       multiply_registers<Element, kDimV, kBlockQ>(dv, p, dout_tile, true);
@@ -160,10 +160,10 @@ struct Consumer : BackwardWarpgroup {
       // behind it.
       if (more) {
         pipelines.query.consumer_wait(tile + 1);
-        if constexpr (kKindAhead) kind = kind_of(partial, tile + 1);
+        if constexpr (kEarlyKind) kind = kind_of(partial, tile + 1);
       }
       QkOperands next{};
-      if constexpr (kOperandsAhead) next = qk_operands(tile + 1);
+      if constexpr (kEarlyOperands) next = qk_operands(tile + 1);
       wgmma_wait<1>();
       wgmma_pin(dq);
       if (leader) pipelines.dout.consumer_release(tile);
@@ -176,7 +176,7 @@ struct Consumer : BackwardWarpgroup {
       if (leader) pipelines.query.consumer_release(tile);
       ++tile;
       if (!more) break;
-      issue_qk(scores, kOperandsAhead ? next : qk_operands(tile));
+      issue_qk(scores, kEarlyOperands ? next : qk_operands(tile));
     }
     add_gradients_of_dk(work, dk);
     if (leader) pipelines.key.consumer_release(use);

@@ -72,7 +72,7 @@ struct TermCollector : BackwardWarpgroup {
       wgmma_wait<1>();
       wgmma_pin(scores);
       if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
-      if constexpr (kTameReads) kind = with_factors(kind, tame_keys, tile);
+      if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
       recompute_p(kind, scores, unused, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
       consumer_release(pipelines.query, tile);
       wgmma_wait<0>();

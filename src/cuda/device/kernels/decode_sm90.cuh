@@ -26,7 +26,7 @@ struct Consumer : ForwardPhases<DecodeEpilogue> {
     // As in kernels/forward_sm90.cuh, less what only that needs.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
-      constexpr bool kPvFirst = !kInside && !kQueriesAhead;
+      constexpr bool kPvFirst = !kInside && !kPrefetchesQueries;
       state.started = kInside || state.round >= 0;
       EpilogueState epilogue;
       if constexpr (kPvFirst) issue_pv(state, r, state.tile);
@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   begin_cta(pipelines);
   if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
-  PackedRows::clear_rest(pipelines);
+  PackedRows::clear_leftover_rows(pipelines);
   __syncthreads();
   run_cta<Consumer, PackedRows>(args, pipelines, warp_group);
 }

@@ -95,7 +95,7 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
                                  const Softmax& state, R (&acc)[kRowTiles][kCols / 8][4]) {
   double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + head * args.lse.head;
   double lse[kRowTiles][2];
-  R of_before[kRowTiles][2];
+  R previous_weight[kRowTiles][2];
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -107,9 +107,9 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
       const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
       const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
-      R factor = sum == 0 ? R(0) : weights.of_part / sum;
+      R factor = sum == 0 ? R(0) : weights.part / sum;
       if constexpr (kDropout) factor *= keep_scale(args);
-      of_before[m][i] = weights.of_before;
+      previous_weight[m][i] = weights.previous;
 #pragma unroll
       for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
     }
@@ -122,7 +122,7 @@ FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq,
       const int row = q_local + 16 * m + 8 * i;
       if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
     }
-  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return of_before[m][i]; });
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
 }
 
 /// Normalises the output and writes lse.

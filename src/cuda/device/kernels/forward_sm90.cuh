@@ -37,7 +37,7 @@ struct Consumer : ForwardPhases<ForwardEpilogue> {
     // and the output is written meanwhile.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
-      constexpr bool kPvFirst = !kInside && !kQueriesAhead;
+      constexpr bool kPvFirst = !kInside && !kPrefetchesQueries;
       state.started = kInside || state.round >= 0;
       EpilogueState epilogue;
       if constexpr (kPvFirst) issue_pv(state, r, state.tile);

@@ -7,7 +7,7 @@ namespace foveal::device {
 /// Are there registers to spare beside the accumulators?
 constexpr bool kSpareRegisters = kBlockQ == 64 && kDim + kDimV <= 160;
 /// Is there a register for the thread index? Otherwise it is read again in every tile.
-constexpr bool kKeepsThread = kBlockQ == 64;
+constexpr bool kThreadInRegister = kBlockQ == 64;
 
 /// lse of the thread's queries, if prefetched: shared-memory loads issued behind wgmma wait for it where operands take the whole
 /// shared-memory bandwidth.
@@ -30,7 +30,7 @@ struct BackwardScores {
       : args(args),
         pipelines(pipelines),
         first_key(first_key),
-        thread(kKeepsThread ? keep_in_register(threadIdx.x % 128) : threadIdx.x % 128),
+        thread(kThreadInRegister ? keep_in_register(threadIdx.x % 128) : threadIdx.x % 128),
         exponent(args.scale * kLog2e) {}
 
   /// Position of the thread's first key in the sequence.
@@ -131,7 +131,7 @@ struct BackwardScores {
     return true;
   }
   /// A tile with possibly infinite factors is treated as partial, where each term is checked. Line values must have arrived.
-  FOVEAL_DEVICE TileKind with_factors(TileKind kind, bool tame_keys, u32 use) const {
+  FOVEAL_DEVICE TileKind guard_factors(TileKind kind, bool tame_keys, u32 use) const {
     bool tame = tame_keys;
     if constexpr (kChecksLines) tame = tame && pipelines.lines(use).tame();
     return kind == TileKind::full && !tame ? TileKind::partial : kind;

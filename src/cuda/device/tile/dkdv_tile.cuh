@@ -183,10 +183,10 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   __syncthreads();
 
   if constexpr (kPart) {
-    const auto of_before = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
+    const auto previous_weight = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
     const int row = kv_begin + row_in_tile;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), of_before);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), of_before);
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), previous_weight);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), previous_weight);
     return;
   }
   if constexpr (static_cast<KeyRows>(kKeyRows) == KeyRows::gathered) {

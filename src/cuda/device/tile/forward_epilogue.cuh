@@ -12,7 +12,7 @@ struct EpilogueState {
   float* part_out;  // the same for a part
   int rows;         // rows that exist from there on
   float factor[2];
-  float of_before[2];  // a part: factor of what is there
+  float previous_weight[2];  // a part: factor of what is there
 };
 
 struct ForwardEpilogue : TileOffsets {
@@ -55,8 +55,8 @@ struct ForwardEpilogue : TileOffsets {
       const bool has_row = exists(work, r) && !wrong;
       const double before = has_row && part.adds_to_q ? first[at] : -static_cast<double>(infinity());
       const PartWeights<float> weights = join_part<float>(lse[r], before, part);
-      epilogue.factor[r] *= weights.of_part;
-      epilogue.of_before[r] = weights.of_before;
+      epilogue.factor[r] *= weights.part;
+      epilogue.previous_weight[r] = weights.previous;
       __syncwarp();
       if (has_row && thread % 4 == 0) first[at] = lse[r];
       if constexpr (kDropout) epilogue.factor[r] *= args.attention.dropout.keep_scale;
@@ -97,8 +97,9 @@ struct ForwardEpilogue : TileOffsets {
     for (int r = 0; r < 2; ++r) {
       const bool exists = epilogue.rows > 8 * r;
       if constexpr (kPart) {
-        const bool changes = exists && (epilogue.factor[r] != 0 || epilogue.of_before[r] != 1);
-        add_row(epilogue.part_out + 8 * r * seq, acc, r, epilogue.factor[r], epilogue.of_before[r], changes ? kHeadDimV : 0, thread % 32);
+        const bool changes = exists && (epilogue.factor[r] != 0 || epilogue.previous_weight[r] != 1);
+        add_row(epilogue.part_out + 8 * r * seq, acc, r, epilogue.factor[r], epilogue.previous_weight[r], changes ? kHeadDimV : 0,
+                thread % 32);
       } else {
         store_row<Element>(epilogue.out + 8 * r * seq, acc, r, epilogue.factor[r], exists ? kHeadDimV : 0, thread % 32);
       }

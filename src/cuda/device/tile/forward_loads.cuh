@@ -34,7 +34,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
         ++query;
         first = false;
       };
-      if constexpr (kQueriesAhead) load_first();
+      if constexpr (kPrefetchesQueries) load_first();
       const KeyCoord of_key =
           key_coord<kBlockKv>(args, work.sequence, work.walk.tile * kBlockKv, kv_head, kKeysInBatches ? batch : 0, arrived);
       pipelines.key.producer_acquire(tile);
@@ -42,7 +42,7 @@ FOVEAL_DEVICE void produce(const ForwardArgs& args, const Pipelines& pipelines) 
       load_keys<kBlockKv, kDim>(pipelines.key_tile(tile).address, map_of_keys(args, of_key), pipelines.key.full_barrier(tile), of_key);
       if (is_leader()) pipelines.pairs.load(args, work.first_pair(args.attention), tile);
       if (tile > 0) load_value(tile - 1);
-      if constexpr (!kQueriesAhead) load_first();
+      if constexpr (!kPrefetchesQueries) load_first();
       of_value = of_key;
       ++tile;
     }

@@ -152,8 +152,8 @@ struct ForwardTask {
 
 /// Is there room for the next task's queries beside the current ones? If not, Q is released as soon as the last scores have arrived, and
 /// the last P V is computed while the next Q loads.
-constexpr bool kQueriesAhead = kQueryStages > 1;
+constexpr bool kPrefetchesQueries = kQueryStages > 1;
 /// Is Q released before the walk moves past its last tile? A list does not know its last tile in advance.
-constexpr bool kReleasesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
+constexpr bool kReleasesQueriesEarly = !kPrefetchesQueries && kSource != TileSource::list;
 
 }  // namespace foveal::device

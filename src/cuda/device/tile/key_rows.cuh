@@ -1,5 +1,5 @@
 #pragma once
-// Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp looks up, one lane for each box of
+// Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp polls up, one lane for each box of
 // contiguous rows; or stretches of two memories, one of which may still be in flight from other ranks. A tile within one stretch is loaded
 // as one box: with boxes of 32 rows, tiles of 160 took 1.06 to 1.09 times as long.
 //
@@ -78,9 +78,9 @@ FOVEAL_DEVICE KeyCoord coord_in_stretches(const SpreadKeys& keys, ArrivedKeys& a
   while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
   const KeyStretch& stretch = keys.stretch[at];
   if (stretch.word >= 0 && !(arrived >> at & 1)) {
-    constexpr u32 kLooks = 1024;  // polls between two checks of host memory, which is far away
-    for (u32 looks = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++looks)
-      if (looks % kLooks == 0 && load_acquire_system(keys.failed) != 0) break;
+    constexpr u32 kPolls = 1024;  // polls between two checks of host memory, which is far away
+    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++polls)
+      if (polls % kPolls == 0 && load_acquire_system(keys.failed) != 0) break;
     fence_async_proxy_of_all_memory();
     arrived |= 1u << at;
   }

@@ -22,7 +22,7 @@ struct PackedRows {
     }
   }
   /// By all threads, before any load: zeroes leftover rows, which no load writes.
-  FOVEAL_DEVICE static void clear_rest(const Pipelines& pipelines) {
+  FOVEAL_DEVICE static void clear_leftover_rows(const Pipelines& pipelines) {
     if constexpr (kQueries * kPackedHeads < kBlockQ) {
       for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads)
         store_zeros(pipelines.query_tile(0).address + 16 * i);

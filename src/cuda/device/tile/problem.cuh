@@ -48,11 +48,11 @@ FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
 }
 
 /// Adds fragments to a wide tensor of a part.
-template <int kM, int kN8, class OfBefore>
+template <int kM, int kN8, class PreviousWeight>
 FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int head, int row, int rows, int col, int cols,
-                               const R (&acc)[kM][kN8][4], R factor, OfBefore&& of_before) {
+                               const R (&acc)[kM][kN8][4], R factor, PreviousWeight&& previous_weight) {
   R* data = static_cast<R*>(tensor.data) + seq.batch * tensor.batch + head * tensor.head;
-  add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, of_before);
+  add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, previous_weight);
 }
 
 /// Scale of kept pairs, 1 / (1 - p).
