@@ -98,6 +98,8 @@ struct Consumer : BackwardWarpgroup {
         multiply_rows<Element, kBlockQ, kDimV>(dp, uniform(pipelines.value_tile()), 64 * group, dout_tile);
         wgmma_commit();
       };
+
+      // P, overlapped with dP = V dO^T (transposed, as S is).
       pipelines.dout.consumer_wait(tile);
       if constexpr (kOverlapsDp) issue_dp();
       wgmma_wait<kOverlapsDp>();
@@ -107,6 +109,7 @@ struct Consumer : BackwardWarpgroup {
       if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
       recompute_p(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
 
+      // dV += P^T dO, overlapped with dS = P (dP - delta).
       if constexpr (!kOverlapsDp) issue_dp();
       wgmma_pin(dv);
       wgmma_fence();
@@ -129,6 +132,7 @@ struct Consumer : BackwardWarpgroup {
       fence_async_proxy();
       named_barrier_sync(kScoresBarrier, 128 * kConsumers);
 
+      // dQ = dS K and dK += dS^T Q, overlapped with terms of parameters and what the next tile needs.
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
