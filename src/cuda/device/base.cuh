@@ -29,10 +29,6 @@ struct Constant {
   static constexpr bool value = x;
 };
 
-template <class T>
-struct SameType {
-  using type = T;
-};
 template <class A, class B>
 constexpr bool kSame = false;
 template <class A>

@@ -101,7 +101,7 @@ FOVEAL_DEVICE u32 load_any(u32 shared) {
 /// ldmatrix of four 8 x 8 blocks of 16-bit elements; lanes 8 j .. 8 j + 7 give the row addresses of block j. Lane 4 g + t gets (g, 2t) and
 /// (g, 2t + 1) of each, or transposed (2t, g) and (2t + 1, g).
 template <bool transposed>
-FOVEAL_DEVICE void load_blocks(u32 (&block)[4], u32 row) {
+FOVEAL_DEVICE void ldmatrix(u32 (&block)[4], u32 row) {
   if constexpr (transposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(block[0]), "=r"(block[1]), "=r"(block[2]), "=r"(block[3])

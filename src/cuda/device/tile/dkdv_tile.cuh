@@ -56,7 +56,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
   }
 }
 
-/// One long function: its phases share register fragments.
+/// Long: its phases share register fragments.
 FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_begin) {
   constexpr int kRows = 16 * kRowTiles;
   constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;

@@ -69,11 +69,11 @@ FOVEAL_DEVICE void multiply_nt(Real<T> (&acc)[kM][kN / 8][4], SharedTile<T, kRow
     for (int k = 0; k < kK; k += 16) {
       u32 a_frag[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) load_matrices(a_frag[m], a_lane + m * 16 * a.kPitch + k);
+      for (int m = 0; m < kM; ++m) ldmatrix<false>(a_frag[m], shared_address(a_lane + m * 16 * a.kPitch + k));
 #pragma unroll
       for (int n = 0; n < kN; n += 16) {
         u32 b_frag[4];
-        load_matrices(b_frag, b_lane + n * b.kPitch + k);
+        ldmatrix<false>(b_frag, shared_address(b_lane + n * b.kPitch + k));
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           mma(T{}, acc[m][n / 8], a_frag[m], b_frag[0], b_frag[1]);
@@ -122,7 +122,7 @@ FOVEAL_DEVICE void multiply_rn(Real<T> (&acc)[kM][kN / 8][4], const Operand<T, k
 #pragma unroll
       for (int n = 0; n < kN; n += 16) {
         u32 b_frag[4];
-        load_matrices_transposed(b_frag, b_lane + k * b.kPitch + n);
+        ldmatrix<true>(b_frag, shared_address(b_lane + k * b.kPitch + n));
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           mma(T{}, acc[m][n / 8], p.a[m][k / 16], b_frag[0], b_frag[1]);

@@ -211,7 +211,7 @@ struct TiledView {
         for (int i = 0; i < 8; i += 2) values.word[v][i / 2] = load_half(at + 8 * (i / 4) + 8 * fragment_row(i) * kChunkRowBytes);
       } else {
         u32 block[4];
-        load_blocks<transposed>(
+        ldmatrix<transposed>(
             block, transposed ? address[v] + 16 * n * kChunkRowBytes : (address[v] ^ (n % 4 * 32)) + n / 4 * kRows * kChunkRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) values.word[v][i] = block[i];

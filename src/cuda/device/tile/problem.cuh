@@ -15,7 +15,6 @@ constexpr int kHeadDimVPadded = round_up(kHeadDimV, 16 * kColumnSplit);
 constexpr int kThreads = kWarps * kWarp;
 constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
-constexpr R kLn2R = 0.6931471805599453;
 
 /// View of the rows of one head of one sequence.
 struct HeadView {
