@@ -59,8 +59,7 @@ struct ScoreArgs {
 };
 
 /// Consecutive tiles [begin, end) that a tile row visits. full: no mask evaluation. covered: every key of these tiles is kept by some query
-/// of
-/// the row.
+/// of the row.
 struct alignas(16) TileRun {
   int begin, end, full, covered;
 };

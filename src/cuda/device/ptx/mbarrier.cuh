@@ -56,8 +56,7 @@ FOVEAL_DEVICE void registers_increase() {
 }
 
 /// Full and empty barriers of a pipeline of buffers, 8 bytes each, at `address`. `use` counts monotonically: use n is in stage n % stages,
-/// and its
-/// phase follows from n (CUTLASS: PipelineState).
+/// and its phase follows from n (CUTLASS: PipelineState).
 template <int stages>
 struct Pipeline {
   u32 address;
@@ -94,8 +93,7 @@ FOVEAL_DEVICE void consumer_release(const Pipeline<stages>& pipeline, u32 use) {
 }
 
 /// The same for a buffer that was read by ordinary loads and is refilled by TMA: the loads may still be in flight, and the mbarrier alone
-/// does not
-/// order them before writes of the async proxy (PTX ISA, async proxy).
+/// does not order them before writes of the async proxy (PTX ISA, async proxy).
 template <int stages>
 FOVEAL_DEVICE void consumer_release_loaded(const Pipeline<stages>& pipeline, u32 use) {
   fence_async_proxy();

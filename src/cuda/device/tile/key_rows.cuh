@@ -1,5 +1,5 @@
 #pragma once
-// Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp polls up, one lane for each box of
+// Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp looks up, one lane for each box of
 // contiguous rows; or stretches of two memories, one of which may still be in flight from other ranks. A tile within one stretch is loaded
 // as one box: with boxes of 32 rows, tiles of 160 took 1.06 to 1.09 times as long.
 //
