@@ -46,7 +46,7 @@ FOVEAL_X(TaskOrder, tasks, rows, first_row_first, to_and_fro, sequences_inside, 
 FOVEAL_X(SplitRow, reference, sum)
 FOVEAL_X(KeptKeys, k, v, kv_offset, len_kv, first_row, end_row, unused)
 FOVEAL_X(KeptRows, keys, number, count, first_row, begins, measures, other_lane)
-FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_turns, splits,
+FOVEAL_X(Sm90Args, q, k, v, dout, pairs, attention, order, band_low, band_high, stat_rows, far, scale, unused, dq_sum, dq_semaphore, splits,
          merge_warps, split_out, split_softmax, split_exponent, split_rows, pages, kept)
 FOVEAL_X(KeyStretch, first, shift, word, arrived)
 FOVEAL_X(SpreadKeys, k, v, tile_k, tile_v, sent_tile_k, sent_tile_v, stretch, words, failed, count, unused)

@@ -65,7 +65,7 @@ void expect_compiled(const problem::Problem& p, const std::string& arch, const s
     source.arch = arch;
     const auto image = jit::compile(source);
     const bool mends =
-        source.stem == "backward_convert_sm90" && p.has_mask();  // with the registers that its loads leave (tile/mend_dq.cuh)
+        source.stem == "backward_convert_sm90" && p.has_mask();  // with the registers that its loads leave (tile/recompute_dq.cuh)
     EXPECT_LE(image->facts.spill_bytes, target == "sm90" && !p.has_score_mod() && !mends ? 16 : 1 << 16) << p.line() << ' ' << source.stem;
   }
 }

@@ -1,6 +1,6 @@
 #pragma once
-// What a kernel is told at run time. Shared with the host: plain types only.
-// No byte lies between members (tests/cuda/args_test.cpp), so that equal launches have equal bytes, which who records them relies on.
+// Kernel arguments, shared with the host: plain types only.
+// Structs have no padding bytes (tests/cuda/args_test.cpp): recording compares launches byte by byte.
 
 namespace foveal::device {
 
@@ -8,7 +8,7 @@ namespace foveal::device {
 struct Tensor {
   void* data;
   long long batch, seq, head, dim;
-  int copy_bytes;  ///< 16 or 4: rows may be copied in such pieces; 0: element by element
+  int copy_bytes;  ///< widest vector copy of a row in bytes, 16 or 4; 0: element by element
   int unused;
 };
 
@@ -18,10 +18,13 @@ struct Rows {
   long long batch, head, seq;
 };
 
-/// Where the keys of a sequence lie, and what AttentionArgs::kv_lengths holds. batched: seqlen_kv in each row of the batch, no lengths. packed: one
-/// after the other, cu_seqlens_kv. paged: on pages, seqlens_kv. gathered: those of pages copied together, seqlen_kv rows for each sequence, of
-/// which so many exist as seqlens_kv says; their gradients are wide (f32 for types of 16 bits) and summed into pages afterwards.
-/// spread: those of each sequence in stretches of two memories (SpreadKeys).
+/// Where the keys of a sequence are, and what AttentionArgs::kv_lengths holds:
+///  batched   seqlen_kv rows for each batch entry; no lengths
+///  packed    one sequence after the other; cu_seqlens_kv
+///  paged     in pages of a pool; seqlens_kv
+///  gathered  pages copied into seqlen_kv contiguous rows for each sequence, of which seqlens_kv exist; their gradients are wide
+///            (f32 for 16-bit types) and summed into pages afterwards
+///  spread    in stretches of two memories (SpreadKeys)
 enum class KeyRows { batched, packed, paged, gathered, spread };
 
 /// Page i of sequence b is data[b * batch + i * page].
@@ -40,22 +43,22 @@ struct ParamView {
   int size[kMaxParamRank];
 };
 
-/// Where the gradient of a parameter is collected: `bins` for exact sums (score/exact_sum.cuh), `values` for plain stores.
+/// Where the gradient of a parameter is accumulated: `bins` for exact sums (score/exact_sum.cuh), `values` for plain stores.
 struct ParamGradient {
   unsigned long long* bins;
   long long elements;
   void* values;
-  long long stride[kMaxParamRank];  ///< of values, in elements
+  long long stride[kMaxParamRank];  ///< strides of values, in elements
 };
 
 constexpr int kMaxNumbers = 16;
 
 struct ScoreArgs {
   ParamView param[kMaxParams];
-  float number[kMaxNumbers];  ///< constants of the score that its text calls by their place here
+  float number[kMaxNumbers];  ///< constants of the score, which its text refers to by index
 };
 
-/// Consecutive tiles [begin, end) that a tile row visits; when not full, the mask must be evaluated. covered: each key of these tiles is kept by some query
+/// Consecutive tiles [begin, end) that a tile row visits. full: no mask evaluation. covered: every key of these tiles is kept by some query
 /// of the row.
 struct alignas(16) TileRun {
   int begin, end, full, covered;
@@ -67,38 +70,38 @@ struct TileRuns {
   const int* row_begin;
   const int* row_end;
   long long batch_stride, head_stride;
-  int all_full;  ///< without runs: no mask needs evaluating
+  int all_full;  ///< without runs: no tile needs its mask evaluated
   int unused;
 };
 
 struct DropoutArgs {
   unsigned long long seed, offset;
-  const unsigned long long* state;  ///< of the device: {seed, offset} instead of the two above; null: there is none
-  unsigned threshold;               ///< a pair is kept when its bits are >= this
+  const unsigned long long* state;  ///< {seed, offset} in device memory, in place of the two above; may be null
+  unsigned threshold;               ///< a pair is kept if its random bits are >= this
   float keep_scale;                 ///< 1 / (1 - p)
   double keep_scale_f64;
 };
 
-/// A part of an attention (config.cuh: kPart): its results are added to what is there.
+/// One part of an attention computed in several launches (config.cuh: kPart); its results are accumulated.
 struct PartArgs {
-  int adds_to_q, adds_to_kv;             ///< 0: nothing is there yet
-  int batch_offset, head_offset, heads;  ///< of the whole, for dropout
-  unsigned number;                       ///< in the last bits of lse of each row that has met this part
+  int adds_to_q, adds_to_kv;             ///< 0: this part is the first
+  int batch_offset, head_offset, heads;  ///< position within the whole attention, for dropout
+  unsigned number;                       ///< kept in the low bits of lse, in each row that has merged this part
 };
 
 struct AttentionArgs {
   Tensor q, k, v, out, dout, dq, dk, dv;
   Rows lse, dlse;
-  /// Workspace of the backward pass. Probabilities are 2^((score - largest) kappa - lse2): largest is 0 and lse2 = lse * log2(e), but for far rows
-  /// (docs/numerics.md), where they are what the pass measured, the largest score and log2(sum). lse2 is +inf for rows without keys; natural for f32 and f64.
+  /// Workspace of the backward pass. P = 2^((score - largest) kappa - lse2). Usually largest = 0 and lse2 = lse * log2(e); far rows
+  /// (docs/numerics.md) have the recomputed largest score and log2(sum). lse2 is +inf for rows without keys, and natural for f32 and f64.
   Rows lse2, largest;
-  Rows delta;  ///< row sums
+  Rows delta;  ///< row sums of dout * out, less dlse
   int batch, heads_q, heads_kv, group_size;
-  int seqlen_q, seqlen_kv;  ///< packed, and of keys on pages: the maxima
+  int seqlen_q, seqlen_kv;  ///< packed and paged: the maximum
   int tiles_q, tiles_kv;
   long long q_offset, kv_offset;
   const void* cu_seqlens_q;  ///< null unless packed
-  const void* kv_lengths;    ///< what KeyRows says
+  const void* kv_lengths;    ///< see KeyRows
   double scale;
   DropoutArgs dropout;
   TileRuns runs;             ///< rows are q tiles

@@ -1,5 +1,5 @@
 #pragma once
-// Words used by every kernel. No header of a toolkit is needed or allowed.
+// Used by every kernel. Toolkit headers are neither needed nor allowed: NVRTC compiles without them.
 #define FOVEAL_DEVICE __device__ __forceinline__
 #define FOVEAL_CALLED __device__ __noinline__
 
@@ -19,18 +19,16 @@ FOVEAL_DEVICE constexpr int round_up(int a, int b) { return divide_up(a, b) * b;
 FOVEAL_DEVICE int lane_id() { return threadIdx.x % kWarp; }
 FOVEAL_DEVICE int warp_id() { return threadIdx.x / kWarp; }
 
+FOVEAL_DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
+
 FOVEAL_DEVICE float infinity() { return __int_as_float(0x7f800000); }
 
-/// A constant as an argument: of a function that is compiled for each.
+/// A compile-time bool passed as a function argument.
 template <bool x>
 struct Constant {
   static constexpr bool value = x;
 };
 
-template <class T>
-struct SameType {
-  using type = T;
-};
 template <class A, class B>
 constexpr bool kSame = false;
 template <class A>

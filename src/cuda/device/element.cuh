@@ -1,5 +1,5 @@
 #pragma once
-// Element types: storage, the type sums are kept in, and conversions. 16-bit types are raw bits.
+// Element types: storage, conversions, and the type of accumulators. 16-bit types are raw bits.
 #include "base.cuh"
 
 namespace foveal::device {
@@ -28,7 +28,7 @@ FOVEAL_DEVICE void from_real(double& y, double x) { y = x; }
 FOVEAL_DEVICE void from_real(bf16& y, double x) { from_real(y, float(x)); }
 FOVEAL_DEVICE void from_real(f16& y, double x) { from_real(y, float(x)); }
 
-/// Two values in one register, the first in the low half.
+/// Two values packed into one register, the first in the low half.
 FOVEAL_DEVICE u32 pack(bf16, float low, float high) {
   u32 y;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
@@ -40,7 +40,7 @@ FOVEAL_DEVICE u32 pack(f16, float low, float high) {
   return y;
 }
 
-/// Real: the type of scores, statistics and sums.
+/// Real: type of scores, statistics and accumulators.
 template <class T>
 struct ElementFacts {
   using Real = float;

@@ -1,5 +1,5 @@
 #pragma once
-// Integers made bytes (kernels/narrow_indices.cuh). Shared with the host: plain types only.
+// Arguments of kernels/narrow_indices.cuh, shared with the host: plain types only.
 #include "args.cuh"
 
 namespace foveal::device {

@@ -1,10 +1,10 @@
 #pragma once
-// Reads outside their parameters (Attention::checked). Shared with the host: plain types only.
+// Out-of-bounds reads of parameters (Attention::checked). Shared with the host: plain types only.
 #include "args.cuh"
 
 namespace foveal::device {
 
-/// A read outside its parameter.
+/// An out-of-bounds read.
 struct OutsideRead {
   int param, dimension;
   long long index;
@@ -12,8 +12,9 @@ struct OutsideRead {
 
 struct OutsideArgs {
   AttentionArgs attention;
-  long long wanted;           ///< number of the pair whose read is written; negative: the first such pair is looked for
-  unsigned long long* first;  ///< number of a pair: ((batch heads + head) queries + q) keys + kv; above all of them where there is none
+  long long wanted;  ///< the pair whose read is reported; negative: search for the first such pair
+  unsigned long long*
+      first;  ///< linear index of a pair: ((batch heads + head) queries + q) keys + kv; larger than any of them if there is none
   OutsideRead* read;
 };
 

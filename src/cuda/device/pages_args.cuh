@@ -1,14 +1,14 @@
 #pragma once
-// What the kernels between pages and rows that lie together are told. Shared with the host: plain types only.
+// Arguments of the kernels that convert between pages and contiguous rows. Shared with the host: plain types only.
 #include "args.cuh"
 
 namespace foveal::device {
 
-/// Keys of a sequence on one page, as rows of the gathered tensor.
+/// Keys of one sequence in one page, as rows of the gathered tensor.
 struct alignas(8) PageUse {
   int first_row, rows;
 };
-/// Those of a page: uses[begin .. begin + count), in the order of the sequences.
+/// Uses of one page: uses[begin .. begin + count), in order of sequences.
 struct alignas(8) PageUses {
   int begin, count;
 };
@@ -22,7 +22,7 @@ struct PagesArgs {
   int heads, dim, unused;
   PageUse* uses;
   PageUses* of_page;
-  int* used;  ///< of `uses`; 0 at first
+  int* used;  ///< entries of `uses` in use; initially 0
 };
 
 }  // namespace foveal::device

@@ -1,5 +1,5 @@
 #pragma once
-// Dropout bits: the lines of src/base/philox.h, for the device. Tests compare the bits.
+// Dropout bits: src/base/philox.h on the device. Tests compare the bits.
 #include "args.cuh"
 #include "base.cuh"
 
@@ -23,7 +23,7 @@ FOVEAL_DEVICE PhiloxWords philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 key0, u32 k
   return {{c0, c1, c2, c3}};
 }
 
-/// Is the pair kept? row = batch * heads_q + head; q, kv: global positions.
+/// Is a pair kept? row = batch * heads_q + head; q, kv: global positions.
 class DropoutRow {
  public:
   FOVEAL_DEVICE DropoutRow(const DropoutArgs& args, u32 row) : threshold_(args.threshold), row_(row) {

@@ -1,27 +1,27 @@
 #pragma once
-// Rows on their way between the buffers of ranks. Shared with the host: plain types only.
+// Arguments of the kernels that move rows between buffers of ranks. Shared with the host: plain types only.
 #include "args.cuh"
 
 namespace foveal::device {
 
-/// [batch, tokens, heads, dim]; strides in elements. Statistics have a dim of 1.
+/// [batch, tokens, heads, dim]; strides in elements. Statistics have dim 1.
 struct RowsView {
   void* data;
   long long batch, token, head, dim;
 };
 
-/// `to` = from, or from + more, or += from.
+/// to = from, or from + more, or to += from.
 struct MoveRowsArgs {
-  RowsView from, more, to;  ///< more: of from's type; no data: none
+  RowsView from, more, to;  ///< more: same type as from; null data: none
   int batch, tokens, heads, dim;
   int adds, unused;
 };
 
-/// Wide results of parts to results: a sink joins, rows without keys become zeros.
+/// Final output from wide accumulated parts: the sink is applied, rows without keys become zero.
 struct FinishRowsArgs {
   RowsView out, wide;  ///< to, from
-  RowsView lse, sums;  ///< to (no data: unwanted), from: f64
-  const void* sink;    ///< of the first head; null: none
+  RowsView lse, sums;  ///< to (null data: not wanted), from: f64
+  const void* sink;    ///< of the first head; may be null
   long long sink_stride;
   int batch, tokens, heads, dim;
 };
@@ -31,7 +31,7 @@ struct SinkGradientArgs {
   RowsView out, dout, lse, dlse;
   const void* sink;
   long long sink_stride;
-  double* gradient;  ///< of each head
+  double* gradient;  ///< one for each head
   int batch, tokens, heads, dim;
 };
 

@@ -35,7 +35,7 @@ int dq_sum_columns(const problem::Problem& p, const Sm90BackwardConfig& config) 
 
 /// Where the statistics of rows and the sum of their dq lie in one piece of memory: of each head so many rows, a multiple of stat_step.
 struct RowsLayout {
-  std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_turns = 0, keys = 0;
+  std::size_t lse2 = 0, largest = 0, far = 0, delta = 0, dq_sum = 0, dq_semaphore = 0, keys = 0;
   std::int64_t lane = 0;  ///< rows of statistics in a lane (Part::Kept): of lse2, largest and far there is one for each
   Workspace pieces;
 
@@ -48,8 +48,8 @@ struct RowsLayout {
     delta = pieces.reserve(rows * sizeof(float));
     dq_sum = pieces.reserve(rows * static_cast<std::size_t>(dq_sum_columns(p, config)) * sizeof(float));
     if (p.attention.determinism == Determinism::reproducible)
-      dq_turns = pieces.reserve(rows * static_cast<std::size_t>(config.cluster_size()) / static_cast<std::size_t>(config.block_q) *
-                                sizeof(unsigned));
+      dq_semaphore = pieces.reserve(rows * static_cast<std::size_t>(config.cluster_size()) / static_cast<std::size_t>(config.block_q) *
+                                    sizeof(unsigned));
     if (p.keeps_rows) keys = pieces.reserve(Part::most_kept * sizeof(device::KeptKeys));
   }
 };
@@ -226,7 +226,7 @@ class BackwardSm90 : public GpuExecutable {
     args.far = Workspace::at<unsigned short>(memory, at.far) + first_stat / 8;
     args.attention.delta.data = Workspace::at<float>(memory, at.delta) + first;
     args.dq_sum = Workspace::at<float>(memory, at.dq_sum) + first * dq_sum_columns(problem_, config_);
-    args.dq_turns = Workspace::at<unsigned>(memory, at.dq_turns) + first / config_.block_q * config_.cluster_size();
+    args.dq_semaphore = Workspace::at<unsigned>(memory, at.dq_semaphore) + first / config_.block_q * config_.cluster_size();
     if (!keeps) return;
     args.kept = {.keys = Workspace::at<device::KeptKeys>(memory, at.keys),
                  .number = static_cast<int>(kept.number),

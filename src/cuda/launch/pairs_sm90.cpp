@@ -46,7 +46,7 @@ unsigned Sm90PairsConfig::shared_bytes(const problem::Problem& p) const {
                                     .head_dim_v = static_cast<int>(p.head_dim_v),
                                     .stages = stages,
                                     .tasks_ahead = tasks_ahead,
-                                    .pairs = sm90_pair_ring(tiles, pair_stages, block_q, 64)});
+                                    .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, 64)});
   return static_cast<unsigned>(layout.bytes);
 }
 

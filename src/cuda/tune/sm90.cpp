@@ -78,13 +78,13 @@ int bytes_of_staged(StagedReads reads, int block_q, int block_kv) {
 
 }  // namespace
 
-device::PairRingShape sm90_pair_ring(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
-  device::PairRingShape ring{stages, 0};
+device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns) {
+  device::PairPipelineShape pipeline{stages, 0};
   for (const PairTile& tile : tiles) {
     const int loaded = tile.stairs ? device::kChunkRowBytes / tile.element_bytes : tile.keys > 0 ? std::min(tile.keys, columns) : columns;
-    ring.stage_bytes += device::tile_bytes(rows, loaded * tile.element_bytes / 2);
+    pipeline.stage_bytes += device::tile_bytes(rows, loaded * tile.element_bytes / 2);
   }
-  return ring;
+  return pipeline;
 }
 
 std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
@@ -94,7 +94,7 @@ std::size_t Sm90ForwardConfig::shared_bytes(const problem::Problem& p) const {
                                       .head_dim_v = static_cast<int>(p.head_dim_v),
                                       .stages = stages,
                                       .query_stages = query_stages,
-                                      .pairs = sm90_pair_ring(tiles, pair_stages, block_q(), block_kv),
+                                      .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q(), block_kv),
                                       .line_floats = static_cast<int>(lines.count(block_q(), block_kv)),
                                       .column_bytes = 32 * block_kv * offset_steps,
                                       .table_bytes = static_cast<int>(bytes_of_tables(tables)),
@@ -133,8 +133,8 @@ std::size_t Sm90BackwardConfig::shared_bytes(const problem::Problem& p) const {
                                        .stages = stages,
                                        .key_chunks = cluster ? 4 : device::chunk_count(static_cast<int>(p.head_dim)),
                                        .peer_key_chunks = cluster ? 2 : 0,
-                                       .grad_score_tiles = 2,
-                                       .pairs = sm90_pair_ring(tiles, pair_stages, block_q, block_kv),
+                                       .ds_tiles = 2,
+                                       .pairs = sm90_pair_pipeline(tiles, pair_stages, block_q, block_kv),
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
                                        .read_bin_bytes = static_cast<int>(bytes_of_bins(bins)),
@@ -233,7 +233,7 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
                                        .stages = stages,
                                        .key_chunks = device::chunk_count(static_cast<int>(p.head_dim)),
                                        .peer_key_chunks = 0,
-                                       .grad_score_tiles = 0,
+                                       .ds_tiles = 0,
                                        .pairs = {},
                                        .line_floats = static_cast<int>(lines.count(block_kv, block_q)),
                                        .read_stage_bytes = bytes_of_staged(staged, block_q, block_kv),
@@ -244,10 +244,10 @@ std::size_t Sm90CollectConfig::shared_bytes(const problem::Problem& p) const {
 
 std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
   int words = 0;
-  bool turned = false;
+  bool transposed = false;
   for (const RowRead& read : reads) {
     words += device::row_bin_words(read.entries, read.bins());
-    turned = turned || read.bins() == device::RowBins::any;
+    transposed = transposed || read.bins() == device::RowBins::any;
   }
   const device::RowsLayout layout({.block_q = block_q(),
                                    .block_kv = block_kv,
@@ -255,7 +255,7 @@ std::size_t Sm90RowsConfig::shared_bytes(const problem::Problem& p) const {
                                    .head_dim_v = static_cast<int>((p.head_dim_v + 15) / 16 * 16),
                                    .stages = stages,
                                    .bin_words = words,
-                                   .turned = turned});
+                                   .transposed = transposed});
   return static_cast<std::size_t>(layout.bytes);
 }
 

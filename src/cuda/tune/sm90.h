@@ -125,8 +125,8 @@ struct Sm90RowsConfig {
   std::size_t shared_bytes(const problem::Problem& problem) const;
 };
 
-/// A ring of the tiles of these reads.
-device::PairRingShape sm90_pair_ring(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
+/// The pipeline of the tiles of these reads.
+device::PairPipelineShape sm90_pair_pipeline(const std::vector<PairTile>& tiles, int stages, int rows, int columns);
 /// Where each scatter of the reads is summed in `room` bytes of shared memory: all its elements with some copies, or a window of them, or
 /// nowhere.
 std::vector<ReadBins> sm90_bins(const ReadPlan& plan, std::size_t room);

@@ -1,24 +1,25 @@
-// After the backward of kernels/backward_sm90.cuh: the fp32 sum of dq, in the order of that kernel's accumulators, to dq in 16 bits, times the scale and what the slope
-// of the score leaves to it. Sums of infinity or NaN that may not belong there are made anew (tile/mend_dq.cuh).
+// Backward postprocessing: converts the fp32 dq accumulator, which is in the accumulator order of kernels/backward_sm90.cuh, to dq in 16
+// bits, times the scale and the constant part of the score's slope. Rows whose sum is infinite or NaN through keys that they do not keep
+// are recomputed (tile/recompute_dq.cuh).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kBlockQ as for the kernel before; kVarlen, kMaskIsBand, kKeepsRows.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV, kBlockQ as for the main kernel; kVarlen, kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
 #include "score/score.cuh"
 #include "tile/dq_sum.cuh"
 #include "tile/fragment.cuh"
-#include "tile/mend_dq.cuh"
+#include "tile/recompute_dq.cuh"
 #include "tile/part.cuh"
 
 namespace foveal::device {
 
-/// May a tile hold keys that some of its queries keep and others do not? Then 0 met whatever stands there.
-constexpr bool kCutsKeys = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
-/// At least so many blocks on a multiprocessor: what is called where a sum is lost would like more registers, of which all would have less warps at their loads.
+/// May a tile contain keys that only some of its queries keep? Then 0 was multiplied with whatever those keys hold.
+constexpr bool kHasPartialTiles = kHasMask || static_cast<KeyRows>(kKeyRows) != KeyRows::batched;
+/// Blocks for each multiprocessor: the noinline recomputation would like more registers, at the price of fewer warps for the loads of all.
 constexpr int kBlocks = kAddsToDq ? 8 : 12;
 
 }  // namespace foveal::device
 
-/// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); a block does one part.
+/// Grid: (kSumParts * query tiles of the longest sequence, query heads, sequences); one part for each block.
 extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
     backward_convert_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
@@ -40,16 +41,16 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
     acc[i + 2] = value.z;
     acc[i + 3] = value.w;
   }
-  bool strange[2] = {};
-  if constexpr (kCutsKeys) {
+  bool nonfinite[2] = {};
+  if constexpr (kHasPartialTiles) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) strange[r] = row + 8 * r < sequence.len_q && has_strange(acc, r);
+    for (int r = 0; r < 2; ++r) nonfinite[r] = row + 8 * r < sequence.len_q && has_nonfinite(acc, r);
   }
   const float scale = args.scale;
   if constexpr (kHasScore) {
     const float unit = slope_unit({1, scale}, {batch, head, 0, 0, sequence.len_q, sequence.len_kv}, args.attention.score);
 #pragma unroll
-    for (int i = 0; i < kPartColumns / 2; ++i) acc[i] = sum_in_whole(acc[i], unit);
+    for (int i = 0; i < kPartColumns / 2; ++i) acc[i] = apply_unit(acc[i], unit);
   }
   const Tensor& dq = args.attention.dq;
 #pragma unroll
@@ -57,15 +58,15 @@ extern "C" __global__ void __launch_bounds__(128, foveal::device::kBlocks)
     const int here = row + 8 * r, columns = here < sequence.len_q ? min(kHeadDim - column, kPartColumns) : 0;
     const i64 first = batch * dq.batch + head * dq.head + (sequence.first_q + here) * dq.seq + column;
     if constexpr (kAddsToDq) {
-      add_row(static_cast<float*>(dq.data) + first, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, strange[r] ? 0 : columns,
+      add_row(static_cast<float*>(dq.data) + first, acc, r, scale, args.attention.part.adds_to_q ? 1.0f : 0.0f, nonfinite[r] ? 0 : columns,
               threadIdx.x % 32);
     } else {
       store_row<Element>(static_cast<u16*>(dq.data) + first, acc, r, scale, columns, threadIdx.x % 32);
     }
   }
-  if constexpr (kCutsKeys) {
-    if (!__any_sync(~0u, strange[0] || strange[1])) return;
+  if constexpr (kHasPartialTiles) {
+    if (!__any_sync(~0u, nonfinite[0] || nonfinite[1])) return;
     __syncwarp();
-    mend_dq(args, batch, head, row - lane_id() / 4, column, strange[0], strange[1]);
+    recompute_dq(args, batch, head, row - lane_id() / 4, column, nonfinite[0], nonfinite[1]);
   }
 }

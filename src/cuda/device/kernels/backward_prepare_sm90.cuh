@@ -1,9 +1,10 @@
-// Before the backward of kernels/backward_sm90.cuh: delta = row sums of dout * out (less dlse), lse in base 2, zeros where dq is summed (and in the turns
-// of those who sum it), and the gradient of the sink, -exp(sink - lse) delta. Far rows are measured anew (tile/measure_rows.cuh).
-// One group of lanes for each row of statistics, rows beyond the sequence included. Rows that are kept from part to part (KeptRows) are prepared once, and each part
-// measures far rows over its own keys: parts side by side have lse2, largest and far of their own.
+// Backward preprocessing: delta = rowsum(dout * out) - dlse, lse in base 2, zeroes the dq accumulator (and dq_semaphore), and the gradient
+// of the sink, -exp(sink - lse) delta. Far rows have their statistics recomputed (tile/measure_rows.cuh).
+// One group of lanes for each row of statistics, padding rows included. Rows kept from part to part (KeptRows) are prepared once, while
+// each part measures far rows over its own keys: concurrent parts have their own lse2, largest and far.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits, kMaskIsBand, kKeepsRows.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kBlockQ, kVarlen, kReproducible, kBinBits,
+// kMaskIsBand, kKeepsRows.
 #include "schedule/tasks.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
@@ -28,13 +29,13 @@ FOVEAL_DEVICE float dot8(uint4 a, uint4 b) {
   return sum;
 }
 
-/// A row with exponents (score - largest) * exponent - log2_sum; natural: the largest score in whole.
+/// P = 2^((score - largest) * exponent - log2_sum); natural: the largest score in natural units.
 struct RowStatistics {
   float largest, log2_sum, natural;
   bool has_keys;
 };
 
-/// Of the block's rows, once one of them is far. The thread's result is right if its row is far.
+/// Called by the whole block if one of its rows is far; the result is meaningful for threads whose row is far.
 FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequence& sequence, int head, int row, float lse) {
   const AttentionArgs& attention = args.attention;
   const Position base{sequence.batch, head, 0, 0, sequence.len_q, sequence.len_kv};
@@ -47,7 +48,7 @@ FOVEAL_DEVICE RowStatistics measure_far_rows(const Sm90Args& args, const Sequenc
   }
   __syncthreads();
   const RowMeasure<float> measure = measures[row % kRowsPerBlock];
-  if (measure.sum == 0) return {0, lse * kLog2e, 0, false};  // of keys that are elsewhere
+  if (measure.sum == 0) return {0, lse * kLog2e, 0, false};  // all of its keys are in other shards
   const float sink = kHasSink ? sink_logit(head, attention.score) : -infinity();
   const float natural = measure.largest * (exponent * kLn2);
   return {measure.largest, measure.log_sum(lse, natural, sink) * kLog2e, natural, true};
@@ -64,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
   const int row = blockIdx.x * kRowsPerBlock + threadIdx.x / kRowLanes;
   const int lane = threadIdx.x % kRowLanes;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
-  const bool stands = row < round_up(sequence.len_q, 128);  // in the statistics
+  const bool has_statistics = row < round_up(sequence.len_q, 128);  // has a row of statistics
   const bool exists = row < sequence.len_q;
   const i64 token = sequence.first_q + row;
   const auto row_value = [&](const Rows& rows) {
@@ -87,16 +88,15 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     };
     sum = dot8(at(attention.out), at(attention.dout));
   }
-  if (stands) {
+  if (has_statistics) {
     float4* zeros = reinterpret_cast<float4*>(args.dq_sum + stat * kSumColumns);
     if (begins) {
 #pragma unroll
       for (int i = lane; i < kSumColumns / 4; i += kRowLanes) zeros[i] = make_float4(0, 0, 0, 0);
     }
-    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_turns[stat / kBlockQ * kSumCtas + lane] = 0;
+    if (kReproducible && row % kBlockQ == 0 && lane < kSumCtas) args.dq_semaphore[stat / kBlockQ * kSumCtas + lane] = 0;
   }
-#pragma unroll
-  for (int step = kRowLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+  sum = warp_sum<kRowLanes>(sum);
 
   const float unmeasured = lse == -infinity() ? infinity() : lse * kLog2e;
   RowStatistics statistics{0, unmeasured, 0, false};
@@ -106,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 5)
     if (is_far(lse)) statistics = measured;
   }
   float sink_term = 0;
-  if (lane == 0 && stands) {
+  if (lane == 0 && has_statistics) {
     const bool writes = begins || statistics.has_keys;
     float delta = 0;
     if (lse != -infinity()) {

@@ -1,11 +1,11 @@
-// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys and values, walks along the query tiles and keeps dk
-// and dv in registers; its contributions to dq are added to an fp32 buffer in global memory.
+// Fused attention backward for Hopper, 16-bit types, head dims up to 128: a CTA owns 128 keys, loops over the query tiles, and accumulates
+// dK and dV in registers and dQ by atomic additions to an fp32 buffer in global memory.
 //
-// Two warpgroups of 64 keys each do all products for them; only dQ = dS K needs all keys, so dS^T goes through shared memory (two buffers, one
-// barrier a tile).
+// Two consumer warpgroups own 64 keys each. Only dQ = dS K needs all keys of the tile, so dS^T goes through shared memory (double-buffered,
+// one barrier a tile).
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource (a
-// TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ (64, or 128 for head dims up to 64), kStages, kTileSource
+// (a TileSource), kPairStages; kVarlen, kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 
@@ -13,44 +13,47 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64 * kConsumers, kClusterSize = 1;
-constexpr bool kLseAhead = false;
-constexpr int kReleases = arrivals_of_groups(1);  // after a barrier that all have passed
-constexpr int kAddingWarps = 4 * kConsumers;
+constexpr bool kPrefetchesLse = false;
+constexpr int kReleases = arrivals_of_groups(1);  // by one thread, after a barrier of the warpgroup's readers
+constexpr int kDqWarps = 4 * kConsumers;
 constexpr int kKeyColumns = kSumColumns,
-              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // dQ's parts of columns begin where chunks of K do
-constexpr int kGradScoreTiles = 2;
+              kKeyStep = kSplitColumns && kDim > 64 ? kPartColumns : 64;  // column parts of dQ begin where chunks of K do
+constexpr int kDsTiles = 2;
 
 }  // namespace foveal::device
 
-#include "tile/backward_sm90.cuh"
+#include "tile/backward_cta.cuh"
+#include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
 static_assert(kSumCtas == 1 && kSumParts == kConsumers && kPartColumns <= 64);
 
-/// Whether terms of parameters' gradients leave the registers before the products that follow, which then need these, or beside them.
-constexpr bool kCollectsFirst = !kRoomy;
+/// Whether terms of parameter gradients leave the registers before the dQ and dK products, which then need those, or overlap with them.
+constexpr bool kCollectsFirst = !kSpareRegisters;
 
-/// Whether dP is under way beside the probabilities: not where terms that are known with these take its registers.
-constexpr bool kGradPBeside = kRoomy || kEarlyReads == 0;
+/// Whether dP overlaps with the softmax: not if early terms occupy its registers.
+constexpr bool kOverlapsDp = kSpareRegisters || kEarlyReads == 0;
 
-/// Whether operands of the next scores are found before dQ is added: kernels that fill tables ask lanes for them, which waits behind the additions.
-constexpr bool kOperandsAhead = kTables > 0;
+/// Whether descriptors of the next Q K^T are computed before dQ is added: with tables they take shuffles, which would wait behind the
+/// atomic additions.
+constexpr bool kEarlyOperands = kTables > 0;
 
-/// Whether the kind of a tile is found beside the last products of the tile before, or beside its own scores: where registers are short, for those that it takes.
-constexpr bool kKindAhead = kBlockQ == 64;
+/// Whether the kind of a tile is found during the last products of the previous tile, or, where registers are scarce, during its own Q K^T.
+constexpr bool kEarlyKind = kBlockQ == 64;
 
 /// One warpgroup: 64 keys of every task, and one part of dQ.
-struct Consumer : BackwardGroup {
+struct Consumer : BackwardWarpgroup {
   const int group;
 
-  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group) : BackwardGroup(args, rings, 64 * group), group(group) {}
+  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Pipelines& pipelines, int group)
+      : BackwardWarpgroup(args, pipelines, 64 * group), group(group) {}
 
   FOVEAL_DEVICE void run() {
     u32 tile = 0, tasks = 0;
     int round = -1;
     BackwardTask work;
-    TableFilling filling(args.scale);
+    TableLoader table_loader(args.scale);
     while (work.next(round, args)) {
       float dk[kDim / 2], dv[kDimV / 2];
 #pragma unroll
@@ -58,122 +61,129 @@ struct Consumer : BackwardGroup {
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
       bool partial;
-      if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv, filling);
+      if (work.next_tile(args, partial)) accumulate(work, partial, tile, tasks++, dk, dv, table_loader);
       write_rows<kHeadDimV>(args.attention.dv, work, dv, 1.0f);
       write_dk(work, dk);
     }
   }
 
-  /// Walks along the query tiles of a task. Each round leaves the scores of the next tile under way.
+  /// Loops over the query tiles of a task. Each iteration leaves the next Q K^T in flight.
   FOVEAL_DEVICE void accumulate(BackwardTask& work, bool partial, u32& tile, u32 use, float (&dk)[kDim / 2], float (&dv)[kDimV / 2],
-                                TableFilling& filling) const {
+                                TableLoader& table_loader) const {
     constexpr u32 kScoresBarrier = 1, kTableBarrier = 3;
     const bool leader = kEveryLaneArrives || thread == 0;
-    float scores[kBlockQ / 2], grad_p[kBlockQ / 2], dq[kPartColumns / 2];
-    u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
+    float scores[kBlockQ / 2], dp[kBlockQ / 2], dq[kPartColumns / 2];
+    u32 p[kBlockQ / 4], ds[kBlockQ / 4], dropped[kBlockQ / 64];
     EarlyTerms early;
-    AheadValues ahead;
+    PairPrefetch prefetched;
     ReadSums sums;
     sums.clear();
 
-    OfHead factors = of_head(work);
+    HeadConstants constants = head_constants(work);
     bool tame_keys = keys_are_tame(work);
-    filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
-    load_ahead(ahead, work, tile, partial);
-    rings.key.wait_full(use);
-    rings.query.wait_full(tile);
-    TileKind kind = kKindAhead ? kind_of(partial, tile) : TileKind::full;
-    start_scores(scores, tile);
-    rings.value.wait_full(use);
+    table_loader.update(pipelines.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers,
+                        kTableBarrier);
+    prefetch_pairs(prefetched, work, tile, partial);
+    pipelines.key.consumer_wait(use);
+    pipelines.query.consumer_wait(tile);
+    TileKind kind = kEarlyKind ? kind_of(partial, tile) : TileKind::full;
+    issue_qk(scores, tile);
+    pipelines.value.consumer_wait(use);
     for (;;) {
-      if constexpr (!kKindAhead) kind = kind_of(partial, tile);
-      const QueryTile query_tile = uniform(rings.query_tile(tile)), grad_out_tile = uniform(rings.grad_out_tile(tile));
-      const auto grad_p_product = [&] {
-        wgmma_pin(grad_p);
+      if constexpr (!kEarlyKind) kind = kind_of(partial, tile);
+      const QueryTile query_tile = uniform(pipelines.query_tile(tile)), dout_tile = uniform(pipelines.dout_tile(tile));
+      const auto issue_dp = [&] {
+        wgmma_pin(dp);
         wgmma_fence();
-        multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 64 * group, grad_out_tile);
+        multiply_rows<Element, kBlockQ, kDimV>(dp, uniform(pipelines.value_tile()), 64 * group, dout_tile);
         wgmma_commit();
       };
-      rings.grad_out.wait_full(tile);
-      if constexpr (kGradPBeside) grad_p_product();
-      wgmma_wait<kGradPBeside>();
-      wgmma_pin(scores);
-      if constexpr (kHasLines) rings.line_values.wait_full(tile);
-      if constexpr (kPairTiles > 0) rings.pairs.ring.wait_full(tile);
-      if constexpr (kTameReads) kind = with_factors(kind, tame_keys, tile);
-      take_probabilities(kind, scores, p, dropped, early, factors, ahead, LseAhead{}, work, tile);
 
-      if constexpr (!kGradPBeside) grad_p_product();
+      // P, overlapped with dP = V dO^T (transposed, as S is).
+      pipelines.dout.consumer_wait(tile);
+      if constexpr (kOverlapsDp) issue_dp();
+      wgmma_wait<kOverlapsDp>();
+      wgmma_pin(scores);
+      if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
+      if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.consumer_wait(tile);
+      if constexpr (kTameReads) kind = guard_factors(kind, tame_keys, tile);
+      recompute_p(kind, scores, p, dropped, early, constants, prefetched, LsePrefetch{}, work, tile);
+
+      // dV += P^T dO, overlapped with dS = P (dP - delta).
+      if constexpr (!kOverlapsDp) issue_dp();
       wgmma_pin(dv);
       wgmma_fence();
-      multiply_registers<Element, kDimV, kBlockQ>(dv, p, grad_out_tile, true);
+      multiply_registers<Element, kDimV, kBlockQ>(dv, p, dout_tile, true);
       wgmma_commit();
       wgmma_wait<1>();
-      wgmma_pin(grad_p);
+      wgmma_pin(dp);
       if (kind != TileKind::full) {
-        score_gradients<true>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
+        compute_ds<true>(scores, dp, dropped, early, sums, prefetched, ds, work, tile);
       } else {
-        score_gradients<false>(scores, grad_p, dropped, early, sums, ahead, grad_scores, work, tile);
+        compute_ds<false>(scores, dp, dropped, early, sums, prefetched, ds, work, tile);
       }
       if constexpr (kBinnedReads > 0) {
-        warp_pairs(work, tile, ahead).tell_facts(sums, rings.read_bins(), tile);
+        warp_pairs(work, tile, prefetched).publish_ranges(sums, pipelines.read_bins(), tile);
         if constexpr (kCollectsFirst) named_barrier_sync(kBinsBarrier, kBinThreads);
       }
-      if constexpr (kSumsTerms && kCollectsFirst) collect_terms(warp_pairs(work, tile, ahead), grad_p, early, sums, tile);
-      const KvTile grad_score_tile = uniform(rings.grad_score_tile(tile));
-      store_fragment<kBlockQ>(grad_score_tile, 64 * group, grad_scores, thread);
+      if constexpr (kSumsTerms && kCollectsFirst) collect_terms(warp_pairs(work, tile, prefetched), dp, early, sums, tile);
+      const KvTile ds_tile = uniform(pipelines.ds_tile(tile));
+      store_fragment<kBlockQ>(ds_tile, 64 * group, ds, thread);
       fence_async_proxy();
       named_barrier_sync(kScoresBarrier, 128 * kConsumers);
 
+      // dQ = dS K and dK += dS^T Q, overlapped with terms of parameters and what the next tile needs.
       wgmma_pin(dq);
       wgmma_pin(dk);
       wgmma_fence();
-      multiply_columns<Element, kPartColumns, kBlockKv>(dq, grad_score_tile, kSplitColumns ? 0 : 64 * group, uniform(rings.key_tile()),
+      multiply_columns<Element, kPartColumns, kBlockKv>(dq, ds_tile, kSplitColumns ? 0 : 64 * group, uniform(pipelines.key_tile()),
                                                         kSplitColumns ? kPartColumns * group : 0);
       wgmma_commit();
-      multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, query_tile, true);
+      multiply_registers<Element, kDim, kBlockQ>(dk, ds, query_tile, true);
       wgmma_commit();
       float* sum = dq_sum(work);
-      const WarpPairs pairs = warp_pairs(work, tile, ahead);
-      if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, grad_p, early, sums, tile);
-      if constexpr (kHasLines) release(rings.line_values, tile);
+      const WarpPairs pairs = warp_pairs(work, tile, prefetched);
+      if constexpr (kSumsTerms && !kCollectsFirst) collect_terms(pairs, dp, early, sums, tile);
+      if constexpr (kHasLines) consumer_release(pipelines.line_values, tile);
       const bool more = work.next_tile(args, partial);
-      if (!more && leader) rings.value.release(use);
-      if (more) load_ahead(ahead, work, tile + 1, partial);
+      if (!more && leader) pipelines.value.consumer_release(use);
+      if (more) prefetch_pairs(prefetched, work, tile + 1, partial);
       if constexpr (kSumsTerms) {
         if (!more || work.head_q(args.attention) != pairs.base.head) {
-          pairs.finish<0>(sums, rings.read_bins());
+          pairs.finish<0>(sums, pipelines.read_bins());
           sums.clear();
           if (more) tame_keys = keys_are_tame(work);
         }
       }
       if (more) {
-        follow_head(factors, work);
-        filling.follow(rings.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers, kTableBarrier);
+        update_head_constants(constants, work);
+        table_loader.update(pipelines.tables(), work.base(args.attention), args.attention.score, threadIdx.x - 128, 128 * kConsumers,
+                            kTableBarrier);
       }
-      // Before dQ is added, which takes long to read its registers: the address of a barrier would get one of them and wait, and the scores behind it.
+      // Before dQ is added, whose registers are read slowly: otherwise a barrier address would be allocated one of them and wait, and Q K^T
+      // behind it.
       if (more) {
-        rings.query.wait_full(tile + 1);
-        if constexpr (kKindAhead) kind = kind_of(partial, tile + 1);
+        pipelines.query.consumer_wait(tile + 1);
+        if constexpr (kEarlyKind) kind = kind_of(partial, tile + 1);
       }
-      ScoreOperands next{};
-      if constexpr (kOperandsAhead) next = operands_of_scores(tile + 1);
+      QkOperands next{};
+      if constexpr (kEarlyOperands) next = qk_operands(tile + 1);
       wgmma_wait<1>();
       wgmma_pin(dq);
-      if (leader) rings.grad_out.release(tile);
-      if constexpr (kReproducible) rings.turn.wait_full(tile);
+      if (leader) pipelines.dout.consumer_release(tile);
+      if constexpr (kReproducible) pipelines.dq_order.consumer_wait(tile);
       add_dq(sum, 64 * kPartColumns * group, dq);
-      if constexpr (kReproducible) release(rings.turn, tile);
+      if constexpr (kReproducible) consumer_release(pipelines.dq_order, tile);
       wgmma_wait<0>();
       wgmma_pin(dk);
       wgmma_pin(dv);
-      if (leader) rings.query.release(tile);
+      if (leader) pipelines.query.consumer_release(tile);
       ++tile;
       if (!more) break;
-      start_scores(scores, kOperandsAhead ? next : operands_of_scores(tile));
+      issue_qk(scores, kEarlyOperands ? next : qk_operands(tile));
     }
     add_gradients_of_dk(work, dk);
-    if (leader) rings.key.release(use);
+    if (leader) pipelines.key.consumer_release(use);
   }
 };
 
@@ -181,5 +191,5 @@ struct Consumer : BackwardGroup {
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     backward_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
-  foveal::device::run_groups<foveal::device::Consumer>(args);
+  foveal::device::run_cta<foveal::device::Consumer>(args);
 }

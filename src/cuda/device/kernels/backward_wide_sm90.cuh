@@ -1,12 +1,13 @@
-// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys and values, two warpgroups share the work on them, and two
-// CTAs, a cluster, walk along the same queries.
+// Fused attention backward for Hopper, 16-bit types, head dims above 128: a CTA owns 64 keys, and the two CTAs of a cluster loop over the
+// same queries.
 //
-// dk and dv of 64 keys fill the registers of a warpgroup each, so one keeps dv (S, dV) and the other dk (S, dP, dK): both compute the scores, which saves
-// every exchange but one: dS^T goes through shared memory to all four warpgroups of the cluster, and one tile later each makes some of the columns of
-// dQ of it, over the keys of both CTAs. So a CTA adds half as much to dQ in global memory, which would bind, as if it went by itself.
+// dK and dV of 64 keys fill the registers of a warpgroup each, so one warpgroup accumulates dV (S, dV) and the other dK (S, dP, dK). Both
+// compute S, which leaves one exchange: dS^T goes through (distributed) shared memory to all four warpgroups of the cluster, and one tile
+// later each computes some columns of dQ over the keys of both CTAs. This halves the atomic additions to dQ in global memory, which would
+// otherwise be the bottleneck.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen, kDropout,
-// kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8), kBlockQ = 64, kStages, kTileSource (a TileSource); kVarlen,
+// kDropout, kReproducible, kCollects, kCollectsTerms, kBinBits; kHelperRegisters, kConsumerRegisters.
 #include "ptx/mbarrier.cuh"
 #include "tile/dq_sum.cuh"
 
@@ -14,64 +15,66 @@ namespace foveal::device {
 
 constexpr int kConsumers = 2;
 constexpr int kBlockKv = 64, kClusterSize = 2;
-constexpr bool kLseAhead = true;
-constexpr int kReleases = arrivals_of_warps(4);  // each warp for itself: it also reads statistics
-constexpr int kAddingWarps = 8;
-constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // dQ's parts of columns begin where chunks of K do
-constexpr int kGradScoreTiles = 2;
+constexpr bool kPrefetchesLse = true;
+constexpr int kReleases = arrivals_of_warps(4);  // each warp by itself: it also reads statistics
+constexpr int kDqWarps = 8;
+constexpr int kKeyColumns = kSumColumns, kKeyStep = kPartColumns;  // column parts of dQ begin where chunks of K do
+constexpr int kDsTiles = 2;
 
 }  // namespace foveal::device
 
-#include "tile/backward_sm90.cuh"
+#include "tile/backward_cta.cuh"
+#include "tile/store_fragment.cuh"
 
 namespace foveal::device {
 
 static_assert(!kCollectsTerms && kPairTiles == 0, "shared memory is full");
 static_assert(kSumCtas == kClusterSize && kBlockQ == 64 && chunk_count(kDim) > 2, "narrower heads have a better kernel");
 
-/// Columns of dQ that a CTA adds; the last of them are for the side of the keys, which has more to do otherwise.
-constexpr int kCtaColumns = 2 * kPartColumns, kKeySideColumns = 32;
+/// dQ columns that a CTA adds; the dK warpgroup, which has more products, takes only the last ones.
+constexpr int kCtaColumns = 2 * kPartColumns, kDkSideColumns = 32;
 
-/// A warpgroup that adds `columns` of these, from first_column on.
+/// A warpgroup that computes `columns` of them, from first_column on.
 template <int first_column, int columns>
-struct WideGroup : BackwardGroup {
+struct WideWarpgroup : BackwardWarpgroup {
   static constexpr int kColumns = columns;
 
-  FOVEAL_DEVICE WideGroup(const Sm90Args& args, const Rings& rings) : BackwardGroup(args, rings, 0) {}
+  FOVEAL_DEVICE WideWarpgroup(const Sm90Args& args, const Pipelines& pipelines) : BackwardWarpgroup(args, pipelines, 0) {}
 
-  /// dQ of a tile, of the keys of both CTAs; to be waited for.
-  FOVEAL_DEVICE void start_query_gradients(float (&dq)[columns / 2], u32 use) const {
-    rings.exchange.wait_full(use);
-    const KeyTile own{rings.key_tile().address + 2 * cluster_rank() * KeyTile::kChunkBytes};
+  /// Issues dQ = dS K of a tile, over the keys of both CTAs.
+  FOVEAL_DEVICE void issue_dq(float (&dq)[columns / 2], u32 use) const {
+    pipelines.exchange.consumer_wait(use);
+    const KeyTile own{pipelines.key_tile().address + 2 * cluster_rank() * KeyTile::kChunkBytes};
     wgmma_pin(dq);
     wgmma_fence();
-    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(0)), 0, uniform(own), first_column);
-    multiply_columns<Element, columns, kBlockKv>(dq, uniform(rings.grad_score_tile(1)), 0, uniform(rings.peer_key_tile()), first_column,
+    multiply_columns<Element, columns, kBlockKv>(dq, uniform(pipelines.ds_tile(0)), 0, uniform(own), first_column);
+    multiply_columns<Element, columns, kBlockKv>(dq, uniform(pipelines.ds_tile(1)), 0, uniform(pipelines.peer_key_tile()), first_column,
                                                  true);
     wgmma_commit();
   }
 
-  /// Once it is there. The scores' gradients that it came of may be overwritten, from both CTAs.
-  FOVEAL_DEVICE void add_query_gradients(float (&dq)[columns / 2], u32 use, float* sum) const {
+  /// Once dQ has arrived: releases dS in both CTAs and adds dQ to the accumulator in global memory.
+  FOVEAL_DEVICE void finish_dq(float (&dq)[columns / 2], u32 use, float* sum) const {
     wgmma_pin(dq);
-    release(rings.exchange, use);
-    if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive_there(address_in_cta(rings.exchange.empty(use), cluster_rank() ^ 1));
-    if constexpr (kReproducible) rings.turn.wait_full(use);
+    consumer_release(pipelines.exchange, use);
+    if (kEveryLaneArrives || lane_id() == 0)
+      mbarrier_arrive_there(address_in_cta(pipelines.exchange.empty_barrier(use), cluster_rank() ^ 1));
+    if constexpr (kReproducible) pipelines.dq_order.consumer_wait(use);
     add_dq(sum, 64 * (kCtaColumns * cluster_rank() + first_column), dq);
-    if constexpr (kReproducible) release(rings.turn, use);
+    if constexpr (kReproducible) consumer_release(pipelines.dq_order, use);
   }
 
-  /// The last of a task.
-  FOVEAL_DEVICE void finish_query_gradients(u32 use, float* sum) const {
+  /// The last tile of a task.
+  FOVEAL_DEVICE void flush_dq(u32 use, float* sum) const {
     float dq[columns / 2];
-    start_query_gradients(dq, use);
+    issue_dq(dq, use);
     wgmma_wait<0>();
-    add_query_gradients(dq, use, sum);
+    finish_dq(dq, use, sum);
   }
 };
 
-struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
-  using WideGroup::WideGroup;
+struct DvWarpgroup : WideWarpgroup<0, kCtaColumns - kDkSideColumns> {
+  using WideWarpgroup::WideWarpgroup;
 
   FOVEAL_DEVICE void run() const {
     const bool leader = kEveryLaneArrives || thread == 0;
@@ -82,59 +85,59 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
       float dv[kDimV / 2];
 #pragma unroll
       for (int i = 0; i < kDimV / 2; ++i) dv[i] = 0;
-      float* sum = nullptr;  // of the tile before
-      OfHead factors;
+      float* sum = nullptr;  // of the previous tile
+      HeadConstants constants;
       bool partial;
       while (work.next_tile(args, partial)) {
         if (sum == nullptr) {
-          rings.key.wait_full(tasks);
-          factors = of_head(work);
+          pipelines.key.consumer_wait(tasks);
+          constants = head_constants(work);
         }
-        follow_head(factors, work);
+        update_head_constants(constants, work);
         float scores[kBlockQ / 2];
         u32 p[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
-        AheadValues ahead;
-        load_ahead(ahead, work, tile, partial);
-        rings.query.wait_full(tile);
-        LseAhead lse;
-        load_lse_ahead(lse, tile);
-        start_scores(scores, tile);
+        PairPrefetch prefetched;
+        prefetch_pairs(prefetched, work, tile, partial);
+        pipelines.query.consumer_wait(tile);
+        LsePrefetch lse;
+        prefetch_lse(lse, tile);
+        issue_qk(scores, tile);
         const TileKind kind = kind_of(partial, tile);
         wgmma_wait<0>();
         wgmma_pin(scores);
-        if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        take_probabilities(kind, scores, p, dropped, early, factors, ahead, lse, work, tile);
-        if constexpr (kHasLines) release(rings.line_values, tile);
-        release(rings.query, tile);
+        if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
+        recompute_p(kind, scores, p, dropped, early, constants, prefetched, lse, work, tile);
+        if constexpr (kHasLines) consumer_release(pipelines.line_values, tile);
+        consumer_release(pipelines.query, tile);
 
-        const auto start_values = [&] {
-          rings.grad_out.wait_full(tile);
+        const auto issue_dv = [&] {
+          pipelines.dout.consumer_wait(tile);
           wgmma_pin(dv);
           wgmma_fence();
-          multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(rings.grad_out_tile(tile)), true);
+          multiply_registers<Element, kDimV, kBlockQ>(dv, p, uniform(pipelines.dout_tile(tile)), true);
           wgmma_commit();
         };
         if (sum == nullptr) {
-          start_values();
+          issue_dv();
         } else {
           float dq[kColumns / 2];
-          start_query_gradients(dq, tile - 1);
-          start_values();
+          issue_dq(dq, tile - 1);
+          issue_dv();
           wgmma_wait<1>();
-          add_query_gradients(dq, tile - 1, sum);  // beside dV
+          finish_dq(dq, tile - 1, sum);  // overlaps with dV
         }
         wgmma_wait<0>();
         wgmma_pin(dv);
-        release(rings.grad_out, tile);
+        consumer_release(pipelines.dout, tile);
         sum = dq_sum(work);
         ++tile;
       }
       if (sum != nullptr) {
-        finish_query_gradients(tile - 1, sum);
+        flush_dq(tile - 1, sum);
         if (leader) {
-          rings.key.release(tasks);
-          rings.value.release(tasks);
+          pipelines.key.consumer_release(tasks);
+          pipelines.value.consumer_release(tasks);
         }
         ++tasks;
       }
@@ -143,23 +146,23 @@ struct ValueSide : WideGroup<0, kCtaColumns - kKeySideColumns> {
   }
 };
 
-struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
-  using WideGroup::WideGroup;
+struct DkWarpgroup : WideWarpgroup<kCtaColumns - kDkSideColumns, kDkSideColumns> {
+  using WideWarpgroup::WideWarpgroup;
 
-  /// Gradients of scores to the other warpgroup, and to that of the other CTA: each warp its 16 keys.
-  FOVEAL_DEVICE void exchange(const u32 (&grad_scores)[kBlockQ / 4], u32 use) const {
+  /// Sends dS^T to the other warpgroup and to the peer CTA, 16 keys for each warp.
+  FOVEAL_DEVICE void exchange(const u32 (&ds)[kBlockQ / 4], u32 use) const {
     constexpr u32 kBytes = 16 * kChunkRowBytes;
-    rings.exchange.wait_empty(use);
-    store_fragment<kBlockQ>(uniform(rings.grad_score_tile(0)), 0, grad_scores, thread);
+    pipelines.exchange.producer_acquire(use);
+    store_fragment<kBlockQ>(uniform(pipelines.ds_tile(0)), 0, ds, thread);
     fence_async_proxy();
     __syncwarp();
     if (lane_id() == 0) {
-      const u32 full = rings.exchange.full(use), other = cluster_rank() ^ 1, offset = thread / kWarp * kBytes;
+      const u32 full = pipelines.exchange.full_barrier(use), other = cluster_rank() ^ 1, offset = thread / kWarp * kBytes;
       mbarrier_arrive_expect_bytes(full, kBytes);
-      bulk_copy_there(address_in_cta(rings.grad_score_tile(1).address, other) + offset, rings.grad_score_tile(0).address + offset, kBytes,
+      bulk_copy_there(address_in_cta(pipelines.ds_tile(1).address, other) + offset, pipelines.ds_tile(0).address + offset, kBytes,
                       address_in_cta(full, other));
     } else if (kEveryLaneArrives) {
-      mbarrier_arrive(rings.exchange.full(use));
+      mbarrier_arrive(pipelines.exchange.full_barrier(use));
     }
   }
 
@@ -172,74 +175,74 @@ struct KeySide : WideGroup<kCtaColumns - kKeySideColumns, kKeySideColumns> {
       float dk[kDim / 2];
 #pragma unroll
       for (int i = 0; i < kDim / 2; ++i) dk[i] = 0;
-      float* sum = nullptr;  // of the tile before
+      float* sum = nullptr;  // of the previous tile
       bool partial;
-      OfHead factors;
+      HeadConstants constants;
       while (work.next_tile(args, partial)) {
         if (sum == nullptr) {
-          rings.key.wait_full(tasks);
-          rings.value.wait_full(tasks);
-          factors = of_head(work);
+          pipelines.key.consumer_wait(tasks);
+          pipelines.value.consumer_wait(tasks);
+          constants = head_constants(work);
         }
-        follow_head(factors, work);
-        float scores[kBlockQ / 2], grad_p[kBlockQ / 2];
-        u32 p[kBlockQ / 4], grad_scores[kBlockQ / 4], dropped[kBlockQ / 64];
+        update_head_constants(constants, work);
+        float scores[kBlockQ / 2], dp[kBlockQ / 2];
+        u32 p[kBlockQ / 4], ds[kBlockQ / 4], dropped[kBlockQ / 64];
         EarlyTerms early;
         ReadSums no_sums;
-        AheadValues ahead;
-        load_ahead(ahead, work, tile, partial);
-        rings.query.wait_full(tile);
-        LseAhead lse;
-        load_lse_ahead(lse, tile);
-        start_scores(scores, tile);
+        PairPrefetch prefetched;
+        prefetch_pairs(prefetched, work, tile, partial);
+        pipelines.query.consumer_wait(tile);
+        LsePrefetch lse;
+        prefetch_lse(lse, tile);
+        issue_qk(scores, tile);
         const TileKind kind = kind_of(partial, tile);
-        rings.grad_out.wait_full(tile);
-        wgmma_pin(grad_p);
+        pipelines.dout.consumer_wait(tile);
+        wgmma_pin(dp);
         wgmma_fence();
-        multiply_rows<Element, kBlockQ, kDimV>(grad_p, uniform(rings.value_tile()), 0, uniform(rings.grad_out_tile(tile)));
+        multiply_rows<Element, kBlockQ, kDimV>(dp, uniform(pipelines.value_tile()), 0, uniform(pipelines.dout_tile(tile)));
         wgmma_commit();
         wgmma_wait<1>();
         wgmma_pin(scores);
-        if constexpr (kHasLines) rings.line_values.wait_full(tile);
-        take_probabilities(kind, scores, p, dropped, early, factors, ahead, lse, work, tile);
+        if constexpr (kHasLines) pipelines.line_values.consumer_wait(tile);
+        recompute_p(kind, scores, p, dropped, early, constants, prefetched, lse, work, tile);
         wgmma_wait<0>();
-        wgmma_pin(grad_p);
+        wgmma_pin(dp);
         if (kind != TileKind::full) {
-          score_gradients<true>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
+          compute_ds<true>(scores, dp, dropped, early, no_sums, prefetched, ds, work, tile);
         } else {
-          score_gradients<false>(scores, grad_p, dropped, early, no_sums, ahead, grad_scores, work, tile);
+          compute_ds<false>(scores, dp, dropped, early, no_sums, prefetched, ds, work, tile);
         }
-        if constexpr (kHasLines) release(rings.line_values, tile);
-        release(rings.grad_out, tile);
+        if constexpr (kHasLines) consumer_release(pipelines.line_values, tile);
+        consumer_release(pipelines.dout, tile);
 
-        const auto start_keys = [&] {
+        const auto issue_dk = [&] {
           wgmma_pin(dk);
           wgmma_fence();
-          multiply_registers<Element, kDim, kBlockQ>(dk, grad_scores, uniform(rings.query_tile(tile)), true);
+          multiply_registers<Element, kDim, kBlockQ>(dk, ds, uniform(pipelines.query_tile(tile)), true);
           wgmma_commit();
         };
         if (sum == nullptr) {
-          start_keys();
+          issue_dk();
         } else {
           float dq[kColumns / 2];
-          start_query_gradients(dq, tile - 1);
-          start_keys();
+          issue_dq(dq, tile - 1);
+          issue_dk();
           wgmma_wait<1>();
-          add_query_gradients(dq, tile - 1, sum);  // beside dK
+          finish_dq(dq, tile - 1, sum);  // overlaps with dK
         }
-        exchange(grad_scores, tile);
+        exchange(ds, tile);
         wgmma_wait<0>();
         wgmma_pin(dk);
-        release(rings.query, tile);
+        consumer_release(pipelines.query, tile);
         sum = dq_sum(work);
         ++tile;
       }
       if (sum != nullptr) {
-        finish_query_gradients(tile - 1, sum);
+        flush_dq(tile - 1, sum);
         add_gradients_of_dk(work, dk);
         if (leader) {
-          rings.key.release(tasks);
-          rings.value.release(tasks);
+          pipelines.key.consumer_release(tasks);
+          pipelines.value.consumer_release(tasks);
         }
         ++tasks;
       }
@@ -254,18 +257,18 @@ extern "C" __global__ void __cluster_dims__(foveal::device::kClusterSize, 1, 1) 
     backward_wide_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared);
-  rings.init();
+  const Pipelines pipelines(shared);
+  pipelines.init();
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (warp_group == 0) {
-    help(args, rings);
+    run_helper_warps(args, pipelines);
   } else {
     registers_increase<kConsumerRegisters>();
     if (warp_group == 2) {
-      KeySide(args, rings).run();
+      DkWarpgroup(args, pipelines).run();
     } else {
-      ValueSide(args, rings).run();
+      DvWarpgroup(args, pipelines).run();
     }
   }
-  cluster_sync();  // nobody arrives any more at a CTA that has ended
+  cluster_sync();  // no CTA may exit while its peer can still arrive at its barriers
 }

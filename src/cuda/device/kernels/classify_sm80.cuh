@@ -1,4 +1,4 @@
-// Which tiles a mask that reads data keeps: one block per tile evaluates every pair once.
+// Classifies the tiles of a mask that reads data: one block for each tile evaluates every pair once.
 //
 // config.cuh: kBlockQ, kBlockKv, kTransposed, kMaskHeads, kVarlen, SeqlenIndex.
 #include "tile_classes.cuh"
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_con
     if (threadIdx.x == 0) args.classes[blockIdx.x] = args.known[blockIdx.x];
     return;
   }
-  // A thread looks at one key and every kStep-th query.
+  // A thread evaluates one key and every kStep-th query.
   constexpr int kStep = 256 / kBlockKv, kLookers = kStep * kBlockKv;
   __shared__ unsigned char kept[kBlockKv];
   for (int i = threadIdx.x; i < kBlockKv; i += 256) kept[i] = 0;
@@ -24,7 +24,8 @@ extern "C" __global__ void __launch_bounds__(256) classify_sm80(const __grid_con
   bool any = false, all = true;
   if (q_begin < seq.len_q && kv_begin < seq.len_kv && threadIdx.x < kLookers) {
     const int column = threadIdx.x % kBlockKv;
-    const int kv = int(attention.kv_offset) + min(kv_begin + column, seq.len_kv - 1);  // a pair beyond the end says what the last one says
+    const int kv = int(attention.kv_offset) +
+                   min(kv_begin + column, seq.len_kv - 1);  // positions are clamped: repeating the last pair changes nothing
 #pragma unroll 16
     for (int row = threadIdx.x / kBlockKv; row < kBlockQ; row += kStep) {
       const int q = int(attention.q_offset) + min(q_begin + row, seq.len_q - 1);

@@ -1,8 +1,9 @@
-// Attention forward for Hopper with fewer queries than a tile has rows: decode and short prefill. Keys and values are what takes time, so that the heads that share
-// them are rows of one tile (tile/packed_rows.cuh), loads run as many stages ahead as fit, and where these are few tasks, several take a part each of the keys
-// (kSplit), of which kernels/merge_splits_sm90.cuh makes one result. One warp loads, one or two warpgroups of 64 rows compute.
+// Attention forward for Hopper with fewer queries than tile rows: decode and short prefill, bound by the loads of K and V. Query heads that
+// share keys are packed into one tile (tile/packed_rows.cuh), loads run as many stages ahead as fit, and if there are few tasks, the keys
+// are split over several (split-KV: kSplit), which kernels/merge_splits_sm90.cuh merges. One warp loads, one or two warpgroups of 64 rows
+// compute.
 //
-// config.cuh: as for kernels/forward_sm90.cuh, but for kPairStages and kDropout, 0 and false; kPackedHeads, kSplit.
+// config.cuh: as for kernels/forward_sm90.cuh, with kPairStages = 0 and kDropout = false; kPackedHeads, kSplit.
 #include "ptx/dependent_launch.cuh"
 #include "tile/decode_end.cuh"
 #include "tile/forward_cta.cuh"
@@ -14,55 +15,55 @@ static_assert(kFewQueries && !kDropout && !kPart && kPairReads == 0 && kPairTile
 static_assert(kPackedHeads == 1 || !kHasLines, "lines are those of one head");
 
 /// One warpgroup: 64 rows of every task.
-struct Consumer : ForwardPhases<DecodeEnd> {
+struct Consumer : ForwardPhases<DecodeEpilogue> {
   using ForwardPhases::ForwardPhases;
 
   FOVEAL_DEVICE void run() const {
-    Place at(kEveryLaneArrives || thread == 0);
-    Registers r;
-    // Inlined later than a function: called as that, some tiles spilled.
-    const auto probabilities = [&] { take_probabilities(at, r); };
+    MainloopState state(kEveryLaneArrives || thread == 0);
+    Fragments r;
+    // A lambda is inlined later than a function: as functions, some tiles spilled.
+    const auto probabilities = [&] { compute_p(state, r); };
 
-    // As in kernels/forward_sm90.cuh, without what only that has.
+    // As in kernels/forward_sm90.cuh, less what only that needs.
     const auto step = [&](auto inside) {
       constexpr bool kInside = decltype(inside)::value;
-      constexpr bool kValuesFirst = !kInside && !kQueriesAhead;
-      at.started = kInside || at.round >= 0;
-      Ending ending;
-      if constexpr (kValuesFirst) issue_values(at, r, at.tile);
-      if (!kInside && at.new_task) {
-        ending = begin_task(at, r);
+      constexpr bool kPvFirst = !kInside && !kPrefetchesQueries;
+      state.started = kInside || state.round >= 0;
+      EpilogueState epilogue;
+      if constexpr (kPvFirst) issue_pv(state, r, state.tile);
+      if (!kInside && state.new_task) {
+        epilogue = begin_task(state, r);
       } else {
-        ++at.tile;
+        ++state.tile;
       }
 
-      // S' = Q K'^T of this tile and O += P V of the one before are under way together.
-      rings.key.wait_full(at.tile);
-      await_turn();
-      issue_scores(at, r);
-      if constexpr (!kValuesFirst) issue_values(at, r, at.tile - 1);
-      pass_turn();
-      if constexpr (kLooksAhead) r.lasted = lasts(r.softmax);
+      // S' = Q K'^T of this tile and O += P V of the previous one are in flight together.
+      pipelines.key.consumer_wait(state.tile);
+      scheduler_barrier_sync();
+      issue_qk(state, r);
+      if constexpr (!kPvFirst) issue_pv(state, r, state.tile - 1);
+      scheduler_barrier_arrive();
+      if constexpr (kChecksMaxEarly) r.max_held = max_holds(r.softmax);
       if constexpr (kGuesses) r.guessing = r.guesses && r.softmax.is_unshifted();
 
-      // Scores: S' is there, or with values first O.
+      // Scores: S' has arrived, or, with P V first, O.
       wgmma_wait<1>();
-      if constexpr (kValuesFirst) {
-        take_values<kInside, false>(at, r, ending);
+      if constexpr (kPvFirst) {
+        finish_pv<kInside, false>(state, r, epilogue);
         wgmma_wait<0>();
       }
-      take_products(at, r);
-      take_scores(at, r, !kInside && (kPartialOutside || at.partial));
-      // Softmax, beside O += P V or after it, and values: O is there, and rescaled where a maximum rose.
+      finish_qk(state, r);
+      apply_score_mod(state, r, !kInside && (kPartialOutside || state.partial));
+      // Softmax, overlapped with O += P V or after it; then O has arrived and is rescaled if a maximum rose.
       if constexpr (kOrdered) {
-        take_exponentials(at, r);
+        exponentiate(state, r);
         r.softmax.complete();
       }
-      if constexpr (!kValuesFirst) {
+      if constexpr (!kPvFirst) {
         wgmma_wait<0>();
-        take_values<kInside, true>(at, r, ending);
+        finish_pv<kInside, true>(state, r, epilogue);
       }
-      if (kValuesFirst && !at.new_task && r.rescales) rescale_out(r);
+      if (kPvFirst && !state.new_task && r.rescales) rescale_out(r);
       if constexpr (kOrdered) {
         pack_fragment<Element>(r.p, r.scores);
       } else {
@@ -71,14 +72,14 @@ struct Consumer : ForwardPhases<DecodeEnd> {
     };
 
     for (;;) {
-      at.round = at.next_round;
-      if (!advance(at.next, at.next_round, at.partial, at.new_task)) break;
+      state.round = state.next_round;
+      if (!advance(state.next, state.next_round, state.partial, state.new_task)) break;
       step(Constant<false>{});
       if constexpr (kSource != TileSource::list) {
-        while (at.next.next_full_tile()) step(Constant<true>{});
+        while (state.next.next_full_tile()) step(Constant<true>{});
       }
     }
-    end_last_task(at, r);
+    finish_last_task(state, r);
   }
 };
 
@@ -88,12 +89,12 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1)
     decode_sm90(const __grid_constant__ foveal::device::ForwardArgs args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared);
+  const Pipelines pipelines(shared);
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  begin_cta(rings);
+  begin_cta(pipelines);
   await_previous_launch();
   if (kSplit && blockIdx.x == 0 && threadIdx.x == 0) *args.split_exponent = score_exponent(args, args.scale);
-  PackedRows::clear_rest(rings);
+  PackedRows::clear_leftover_rows(pipelines);
   __syncthreads();
-  run_cta<Consumer, PackedRows>(args, rings, warp_group);
+  run_cta<Consumer, PackedRows>(args, pipelines, warp_group);
 }

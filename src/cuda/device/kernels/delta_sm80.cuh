@@ -1,5 +1,6 @@
-// Before the backward pass, one warp per row of queries: delta = sum(dout * out) - dlse; the lse in the form that the kernels want, +inf for rows
-// without keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows get theirs in kernels/measure_sm80.cuh.
+// Backward preprocessing, one warp for each query row: delta = sum(dout * out) - dlse; lse as the kernels want it, +inf for rows without
+// keys; and the gradient of the sink, -exp(sink - lse) delta. Far rows are left to kernels/measure_sm80.cuh.
+#include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
 #include "tile/problem.cuh"
@@ -11,8 +12,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
   const int tile_q = int(blockIdx.x) % args.tiles_q;
   const int head = int(blockIdx.x) / args.tiles_q % args.heads_q;
   const Sequence seq = find_sequence(args, int(blockIdx.x) / args.tiles_q / args.heads_q);
-  const HeadRows out(args.out, seq.batch, seq.first_q, head);
-  const HeadRows dout(args.dout, seq.batch, seq.first_q, head);
+  const HeadView out(args.out, seq.batch, seq.first_q, head);
+  const HeadView dout(args.dout, seq.batch, seq.first_q, head);
   const R* lse = row_values(args.lse, seq.batch, seq.first_q, head);
   R sink_term = 0;
   for (int row = tile_q * kBlockQ + warp_id(); row < min((tile_q + 1) * kBlockQ, seq.len_q); row += kWarps) {
@@ -25,8 +26,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads)
                        to_real(dout.data[row * dout.row_stride + d * dout.col_stride]), sum);
       }
     }
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    sum = warp_sum(sum);
     if (args.dlse.data && !empty) sum -= row_values(args.dlse, seq.batch, seq.first_q, head)[row * args.dlse.seq];
     if (lane_id() == 0) {
       const R scaled = kTensorCores<Element> ? row_lse * kLog2eR : row_lse;

@@ -1,4 +1,4 @@
-// The wide results of parts to what a caller asked for: out in its own type and lse, after the sink has joined.
+// Final results from wide accumulated parts: out in its own type, and lse, with the sink applied.
 //
 // config.cuh: Element, Sink (types); Wide: of sums and lse; kHasSinkLogit.
 #include "element.cuh"
@@ -6,7 +6,7 @@
 
 #include "config.cuh"
 
-/// Grid: (any, batch); a warp does a row at a time.
+/// Grid: (any, batch); one row for each warp at a time.
 extern "C" __global__ void __launch_bounds__(256) finish_rows(const __grid_constant__ foveal::device::FinishRowsArgs args) {
   using namespace foveal::device;
   const double none = -static_cast<double>(infinity());

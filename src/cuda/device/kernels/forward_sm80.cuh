@@ -1,12 +1,13 @@
-// Forward on mma.sync (or plain arithmetic for f32 and f64): a block owns a tile of queries and walks the kv tiles of its row.
-//   shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
-// Large head dims split the columns of the output over kColumnSplit warps that compute the same scores.
+// Forward on mma.sync (FMAs for f32 and f64): a block owns a tile of queries and loops over the kv tiles of its row.
+//  shared memory: q | kStages x (k | v) | kept      registers, per warp: 16 kRowTiles rows of scores and of the output
+// Large head dims split the output columns over kColumnSplit warps, which compute the same scores.
+#include "ptx/warp.cuh"
 #include "tile/query_tile.cuh"
-#include "tile/strange_rows.cuh"
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
-constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, of one warp
+constexpr int kCols = kHeadDimVPadded / kColumnSplit;  // of the output, for each warp
 static_assert(kBlockQ * kColumnSplit == QueryTile::kRows * kWarps, "each warp owns its rows, or its columns of them");
 constexpr int kN8 = kBlockKv / 8;
 
@@ -15,7 +16,7 @@ struct Softmax {
   R sum[kRowTiles][2];
 };
 
-/// Turns raw scores into probabilities relative to the running maximum, and rescales what was summed before.
+/// Online softmax: raw scores -> probabilities relative to the running maximum; rescales the sums and the output.
 template <bool kMasked>
 FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kN8][4],
                                 Softmax& state, R (&acc)[kRowTiles][kCols / 8][4], unsigned char* kept) {
@@ -51,7 +52,7 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
       high = max_real(high, __shfl_xor_sync(~0u, high, 1));
       high = max_real(high, __shfl_xor_sync(~0u, high, 2));
       const R base = high == -infinity() ? R(0) : high;
-      // One multiply-add would show what a far maximum loses by rounding, and base 2 may not hold it.
+      // For a far maximum an FMA would expose the maximum's rounding error, and its base-2 value may overflow.
       const bool far = kTensorCores<Element> && __any_sync(~0u, fabsf(float(base * kappa)) >= 4096.0f);
       alpha[m][i] = exp2_real((state.max[m][i] - base) * kappa);
       rescale = rescale || alpha[m][i] != 1;
@@ -89,6 +90,70 @@ FOVEAL_DEVICE void softmax_tile(const AttentionArgs& args, Position at, int q_lo
   }
 }
 
+/// Merges the part's lse and output with those there.
+FOVEAL_DEVICE void part_epilogue(const AttentionArgs& args, const Sequence& seq, int head, int row_begin, int q_local, int col,
+                                 const Softmax& state, R (&acc)[kRowTiles][kCols / 8][4]) {
+  double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + head * args.lse.head;
+  double lse[kRowTiles][2];
+  R previous_weight[kRowTiles][2];
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const R sum = quad_sum(state.sum[m][i]);
+      const double none = -static_cast<double>(infinity());
+      const int row = q_local + 16 * m + 8 * i;
+      const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
+      lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
+      const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
+      const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
+      R factor = sum == 0 ? R(0) : weights.part / sum;
+      if constexpr (kDropout) factor *= keep_scale(args);
+      previous_weight[m][i] = weights.previous;
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+    }
+  }
+  __syncthreads();  // all warps that share a row have read its lse
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = q_local + 16 * m + 8 * i;
+      if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
+    }
+  add_to_part(args.out, seq, head, row_begin, seq.len_q, col, kHeadDimV, acc, R(1), [&](int m, int i) { return previous_weight[m][i]; });
+}
+
+/// Normalises the output and writes lse.
+FOVEAL_DEVICE void finish_softmax(const AttentionArgs& args, const Sequence& seq, int head, int q_local, int col, const Softmax& state,
+                                  R (&acc)[kRowTiles][kCols / 8][4]) {
+  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, head) : nullptr;
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const R sum = quad_sum(state.sum[m][i]);
+      const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
+      R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
+      R factor = sum == 0 ? R(0) : R(1) / sum;
+      if constexpr (kHasSink) {
+        const R sink = sink_logit(head, args.score);
+        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not from lse, which has no digits left for log(sum) in a far row
+        const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
+        const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
+        factor = joined == 0 ? R(0) : of_keys / joined;
+        row_lse = joined == 0 ? -infinity() : high + log_real(joined);
+      }
+      if constexpr (kDropout) factor *= keep_scale(args);
+#pragma unroll
+      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
+      const int row = q_local + 16 * m + 8 * i;
+      if (lse && col == 0 && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
+    }
+  }
+}
+
 }  // namespace foveal::device
 
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPerMultiprocessor)
@@ -96,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   using namespace foveal::device;
   extern __shared__ uint4 shared_begin[];
   SharedMemory shared(shared_begin);
-  // The output leaves through the queries' memory.
+  // The output reuses the shared memory of Q.
   Element* q_or_out = shared.take<Element>(
       kBlockQ * SharedTile<Element, kBlockQ, (kHeadDimPadded > kHeadDimVPadded ? kHeadDimPadded : kHeadDimVPadded)>::kPitch *
       int(sizeof(Element)));
@@ -130,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
         __syncthreads();
         clear_rows_unless(values, kept);
         __syncthreads();
-        take_strange_rows<kRowTiles, kCols>(acc, s, values, kept, col);
+        accumulate_nonfinite_rows<kRowTiles, kCols>(acc, s, values, kept, col);
       }
     } else {
       softmax_tile<false>(args, at, q_local, kv_begin, s, state, acc, kept);
@@ -140,68 +205,8 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
     multiply_rn<kRowTiles, kCols>(acc, p, values, col);
   });
 
-  if constexpr (kPart) {
-    double* rows = static_cast<double*>(args.lse.data) + seq.batch * args.lse.batch + at.head * args.lse.head;
-    double lse[kRowTiles][2];
-    R of_before[kRowTiles][2];
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        R sum = state.sum[m][i];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const double none = -static_cast<double>(infinity());
-        const int row = q_local + 16 * m + 8 * i;
-        const double top = static_cast<double>(state.max[m][i]) * (kScaleBefore ? 1.0 : static_cast<double>(R(args.scale)));
-        lse[m][i] = sum == 0 ? none : top + static_cast<double>(log_real(sum));
-        const double before = args.part.adds_to_q && row < seq.len_q ? rows[row * args.lse.seq] : none;
-        const PartWeights<R> weights = join_part<R>(lse[m][i], before, args.part);
-        R factor = sum == 0 ? R(0) : weights.of_part / sum;
-        if constexpr (kDropout) factor *= keep_scale(args);
-        of_before[m][i] = weights.of_before;
-#pragma unroll
-        for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
-      }
-    }
-    __syncthreads();  // every warp that shares a row has seen its lse
-#pragma unroll
-    for (int m = 0; m < kRowTiles; ++m)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int row = q_local + 16 * m + 8 * i;
-        if (col == 0 && lane_id() % 4 == 0 && row < seq.len_q) rows[row * args.lse.seq] = lse[m][i];
-      }
-    add_to_part(args.out, seq, at.head, queries.begin + row_in_tile, seq.len_q, col, kHeadDimV, acc, R(1),
-                [&](int m, int i) { return of_before[m][i]; });
-    return;
-  }
-  R* lse = args.lse.data ? row_values(args.lse, seq.batch, seq.first_q, at.head) : nullptr;
-#pragma unroll
-  for (int m = 0; m < kRowTiles; ++m) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      R sum = state.sum[m][i];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
-      const R max_natural = kScaleBefore ? state.max[m][i] : state.max[m][i] * R(args.scale);
-      R row_lse = sum == 0 ? -infinity() : max_natural + log_real(sum);
-      R factor = sum == 0 ? R(0) : R(1) / sum;
-      if constexpr (kHasSink) {
-        const R sink = sink_logit(at.head, args.score);
-        const R high = sum == 0 ? sink : max_real(max_natural, sink);  // not of lse, which has no digits left for log(sum) in a far row
-        const R of_keys = sum == 0 ? R(0) : exp_real(max_natural - high);
-        const R joined = high == -infinity() ? R(0) : sum * of_keys + exp_real(sink - high);
-        factor = joined == 0 ? R(0) : of_keys / joined;
-        row_lse = joined == 0 ? -infinity() : high + log_real(joined);
-      }
-      if constexpr (kDropout) factor *= keep_scale(args);
-#pragma unroll
-      for (int n = 0; n < kCols / 8; ++n) acc[m][n][2 * i] *= factor, acc[m][n][2 * i + 1] *= factor;
-      const int row = q_local + 16 * m + 8 * i;
-      if (lse && col == 0 && lane_id() % 4 == 0 && row < seq.len_q) lse[row * args.lse.seq] = row_lse;
-    }
-  }
+  if constexpr (kPart) return part_epilogue(args, seq, at.head, queries.begin + row_in_tile, q_local, col, state, acc);
+  finish_softmax(args, seq, at.head, q_local, col, state, acc);
   put_rows<kRowTiles, kCols / 8>(out_smem, row_in_tile, col, acc, R(1));
   __syncthreads();
   queries.rows(args.out).store(out_smem, queries.begin, seq.len_q, kHeadDimV);

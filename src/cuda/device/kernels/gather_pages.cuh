@@ -1,7 +1,7 @@
-// Keys or values from their pages to rows that lie together, seqlen_kv for each sequence. Behind its last key come zeros to a multiple of kZerosTo:
-// what a tile holds beside keys that exist may not be NaN.
+// Copies keys or values from pages to contiguous rows, seqlen_kv for each sequence, and zeroes rows behind the last key up to a multiple of
+// kZerosTo: tiles must not contain NaN beside existing keys.
 //
-// config.cuh: Piece: what is copied at once, kPieceElements elements; kElementBytes; SeqlenKvIndex; kZerosTo.
+// config.cuh: Piece: the unit of copying, kPieceElements elements; kElementBytes; SeqlenKvIndex; kZerosTo.
 #include "schedule/pages.cuh"
 
 #include "config.cuh"

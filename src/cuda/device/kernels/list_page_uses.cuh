@@ -1,4 +1,5 @@
-// For each page the sequences that have keys on it, in their order, so that sums over them do not depend on the run. Where in `uses` a page's stand does.
+// Lists the sequences that have keys in each page, in their order, so that sums over them are deterministic; only the position of a page's
+// list within `uses` varies.
 //
 // config.cuh: SeqlenKvIndex.
 #include "schedule/pages.cuh"
@@ -7,7 +8,7 @@
 
 namespace foveal::device {
 
-/// By a warp: see(lane's use, its number) for all uses of a page.
+/// By a warp: calls see(use, index) in the lane of each use of a page; returns their count.
 template <class See>
 FOVEAL_DEVICE int for_each_use(const PagesArgs& args, int page, See&& see) {
   int count = 0;
@@ -27,7 +28,7 @@ FOVEAL_DEVICE int for_each_use(const PagesArgs& args, int page, See&& see) {
 
 }  // namespace foveal::device
 
-/// A warp does a page.
+/// One page for each warp.
 extern "C" __global__ void __launch_bounds__(256) list_page_uses(const __grid_constant__ foveal::device::PagesArgs args) {
   using namespace foveal::device;
   const int page = int(blockIdx.x) * (256 / kWarp) + warp_id();

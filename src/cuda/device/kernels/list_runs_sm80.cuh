@@ -1,4 +1,4 @@
-// Classes of tiles to runs: one warp per row of tiles, a lane for each tile.
+// From tile classes to runs: one warp for each row of tiles, one lane for each tile.
 #include "base.cuh"
 #include "tile_classes.cuh"
 

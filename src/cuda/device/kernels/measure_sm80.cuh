@@ -1,6 +1,6 @@
-// After delta_sm80: the largest scores of far rows (score/far_row.cuh) and the logarithms of their sums, and what they give the gradient of the sink. A block does a
-// tile of queries, if there are such rows among them.
-//   shared memory: q | kStages x (k | v) | kept
+// After delta_sm80: recomputes the largest score and the log of the sum of far rows (score/far_row.cuh), and adds their gradients of the
+// sink. One block for each tile of queries; most find no far row.
+//  shared memory: q | kStages x (k | v) | kept
 #include "score/exact_sum.cuh"
 #include "score/far_row.cuh"
 #include "tile/query_tile.cuh"
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       R sink = -R(infinity());
       if constexpr (kHasSink) sink = sink_logit(head, args.score);
       R natural = 0, log_sum = lse[row * args.lse.seq];
-      if (measure.sum != 0) {  // else it is all of keys that are elsewhere
+      if (measure.sum != 0) {  // else all of its keys are in other shards
         natural = kScaledInExponent ? measure.largest * R(args.scale) : measure.largest;
         log_sum = measure.log_sum(log_sum, natural, sink);
       }

@@ -1,6 +1,6 @@
-// Rows of heads from one place to another, with a change of type: copied, converted or added.
+// Copies, converts or adds rows of heads.
 //
-// config.cuh: From, To; kVector: elements at once, where addresses and strides allow; kTokensLast: neighbours in memory are tokens.
+// config.cuh: From, To; kVector: vector width, as addresses and strides allow; kTokensLast: tokens are contiguous in memory.
 #include "element.cuh"
 #include "rows_args.cuh"
 
@@ -24,7 +24,7 @@ FOVEAL_DEVICE void convert(A& to, A from) {
 
 }  // namespace foveal::device
 
-/// Grid: (any, batch); threads walk pieces of rows.
+/// Grid: (any, batch); threads stride over pieces of rows.
 extern "C" __global__ void __launch_bounds__(256) move_rows(const __grid_constant__ foveal::device::MoveRowsArgs args) {
   using namespace foveal::device;
   const From* from = static_cast<const From*>(args.from.data) + blockIdx.y * args.from.batch;

@@ -1,7 +1,7 @@
-// Integers of a parameter that only say which element of small tables a pair reads, as bytes, clamped to 0 .. 255 as the smallest type would have them: kernels that
-// read them again for each head then load a quarter or an eighth, and clamp less.
+// Narrows integer parameters that only index small tables to bytes, clamped to 0 .. 255: kernels that read them for each head then load a
+// quarter or an eighth, and clamp less.
 //
-// config.cuh: Index; kRank (1 to 4); kTogether: neighbours of the last dimension lie together, and rows of them begin at multiples of four elements.
+// config.cuh: Index; kRank (1 to 4); kTogether: the last dimension is contiguous, and its rows are aligned to four elements.
 #include "narrow_args.cuh"
 
 #include "config.cuh"

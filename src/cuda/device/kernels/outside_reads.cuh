@@ -1,7 +1,7 @@
-// Does some pair that the mask keeps read outside a parameter (Attention::checked)? A block looks at the pairs of one query of one head, for debugging: nothing
-// is skipped, and an index that depends on the score computes it here.
+// Debugging aid: finds pairs kept by the mask that read a parameter out of bounds (Attention::checked). A block tests the pairs of one
+// query and head; no tile is skipped, and indices that depend on the score compute it here.
 //
-// config.cuh: as for all kernels. score.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
+// config.cuh: as for all kernels. emit.cuh, besides: kIndexReadsScore; mask_reads_outside, score_reads_outside.
 #include "outside_args.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"

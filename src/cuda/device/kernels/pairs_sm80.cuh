@@ -1,13 +1,13 @@
-// The gradient of a parameter with one element per pair (an additive bias of q and kv) that several batches or heads share. A block owns a tile of
-// pairs and walks the batches and heads in order, so that each element is summed by one thread, in one order, without atomics:
-//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] += ds' factor
+// Gradient of a parameter with one element for each pair (an additive bias) that batch entries or heads share. A block owns a tile of pairs
+// and loops over batch entries and heads in order, so that each element is summed by one thread in a fixed order, without atomics:
+//  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  values[index] += ds' factor
 #include "tile/dq_tile.cuh"
 
 namespace foveal::device {
 
 constexpr int kRows = 16 * kRowTiles;
 
-/// ds' to gradients with respect to the read.
+/// ds' -> gradient of the read.
 FOVEAL_DEVICE void pair_terms(const AttentionArgs& args, Position at, int q_local, int kv_local, const R (&s)[kRowTiles][kBlockKv / 8][4],
                               R (&ds)[kRowTiles][kBlockKv / 8][4]) {
 #pragma unroll
@@ -29,7 +29,7 @@ struct alignas(2 * sizeof(R)) Neighbours {
   R x, y;
 };
 
-/// values[index] += term. Neighbours along kv are often neighbours in memory.
+/// values[index] += term. Neighbours along kv are often adjacent in memory.
 FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local, int kv_local,
                              const R (&terms)[kRowTiles][kBlockKv / 8][4]) {
   const ParamGradient& gradient = args.gradient[kReadParam[kPairsRead]];
@@ -51,7 +51,7 @@ FOVEAL_DEVICE void add_pairs(const AttentionArgs& args, Position at, int q_local
 #pragma unroll
           for (int d = 0; d < kReadRank[kPairsRead]; ++d) offset[j] += index[d] * gradient.stride[d];
         }
-        // A term is exactly 0 where a pair is not kept, or lies beyond the end.
+        // Terms of dropped or out-of-bounds pairs are exactly 0.
         const R x = terms[m][n][2 * i], y = terms[m][n][2 * i + 1];
         Neighbours* both = reinterpret_cast<Neighbours*>(values + offset[0]);
         if (x != 0 && y != 0 && offset[1] == offset[0] + 1 && reinterpret_cast<u64>(both) % sizeof(Neighbours) == 0) {
@@ -80,14 +80,14 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
   unsigned char* kept = shared.take<unsigned char>(kBlockKv);
 
   const int tile_kv = int(blockIdx.x) % args.tiles_kv, tile_q = int(blockIdx.x) / args.tiles_kv % args.tiles_q;
-  // The batch and head that the parameter tells apart.
+  // The batch entry and head, as far as the parameter is indexed by them.
   const int own = int(blockIdx.x) / args.tiles_kv / args.tiles_q;
   const int own_head = kPairsOwnHead ? own % args.heads_q : 0, own_batch = kPairsOwnHead ? own / args.heads_q : own;
   const int q_begin = tile_q * kBlockQ, kv_begin = tile_kv * kBlockKv;
   const int row_in_tile = warp_id() * kRows;
   const int q_local = q_begin + row_in_tile + lane_id() / 4;
 
-  // Summed here as long as the batches and heads that are walked share one address.
+  // Sums over all batch entries and heads, if they share addresses.
   R sum[kRowTiles][kBlockKv / 8][4];
   clear(sum);
   for (int batch = kPairsOwnBatch ? own_batch : 0; batch < (kPairsOwnBatch ? own_batch + 1 : args.batch); ++batch) {
@@ -100,10 +100,10 @@ extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, kBlocksPe
       if (!found) continue;
 
       const int head_kv = head / args.group_size;
-      HeadRows(args.q, batch, seq.first_q, head).load(q_smem, q_begin, seq.len_q, kHeadDim);
-      HeadRows(args.dout, batch, seq.first_q, head).load(dout_smem, q_begin, seq.len_q, kHeadDimV);
-      HeadRows(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kHeadDim);
-      HeadRows(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+      HeadView(args.q, batch, seq.first_q, head).load(q_smem, q_begin, seq.len_q, kHeadDim);
+      HeadView(args.dout, batch, seq.first_q, head).load(dout_smem, q_begin, seq.len_q, kHeadDimV);
+      HeadView(args.k, batch, seq.first_kv, head_kv).load(k_smem, kv_begin, seq.len_kv, kHeadDim);
+      HeadView(args.v, batch, seq.first_kv, head_kv).load(v_smem, kv_begin, seq.len_kv, kHeadDimV);
       copy_commit();
       RowStatistics rows[kRowTiles][2];
       R delta[kRowTiles][2];

@@ -1,4 +1,4 @@
-// The gradient of one parameter, from exact sums, from values, or zero, to its own type and strides.
+// Writes one parameter's gradient, from exact sums, values, or as zeros, in its own type and strides.
 #include "element.cuh"
 #include "param_gradient_args.cuh"
 #include "score/exact_sum.cuh"

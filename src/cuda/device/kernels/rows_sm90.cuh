@@ -1,163 +1,46 @@
-// Gradients of parameters with a table for each query, t[..., q_idx, f(kv_idx)], for Hopper and 16-bit types, after the backward pass. A CTA owns rows of queries
-// and walks along the keys:
-//   s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  bin[q][f(kv)] += ds' factor
+// Gradients of parameters with a table for each query, t[..., q_idx, f(kv_idx)], for Hopper and 16-bit types, after the backward kernel. A
+// CTA owns rows of queries and loops over the keys:
+//  s = q k^T;  dp = dout v^T;  ds' = p (dp - delta);  bin[q][f(kv)] += ds' factor
 //
-// Nobody else has terms for these elements (or, where batches or heads share them, exact sums follow), so that a sum is one thread's after the other in a fixed
-// order, without atomics. How f goes along the keys says how a warp sums (kRow...):
-//   runs      it is the same for 8 to 64 neighbours: these are summed in registers and over the quad that has the row
-//   repeats   it is the same in every tile: the tile's sums stay in registers
-//   distinct  eight neighbours have bins of their own: the lanes of a quad add at once
-//   any       terms are handed to lanes that own half of a row each
-// Sums of a row stand in shared memory until its walk ends.
+// No other CTA has terms for these elements (or, where batch entries or heads share them, exact sums follow), so each sum is made in a
+// fixed order without atomics. How f varies along the keys decides how a warp sums (kRow...):
+//  runs      constant over 8 to 64 neighbours: summed in registers and over the quad of the row
+//  repeats   the same in every tile: accumulated in registers over the walk
+//  distinct  eight neighbours have different bins: the lanes of a quad add without conflict
+//  any       terms are transposed through shared memory, to lanes that own half of a row each
+// Bins of a row stay in shared memory until its walk ends.
 //
-// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource); kProducerRegisters,
-// kConsumerRegisters.
-#include "element.cuh"
-#include "layout/sm90.cuh"
-#include "ptx/mbarrier.cuh"
-#include "schedule/tasks.cuh"
+// config.cuh: Element, SeqlenIndex; kHeadDim, kHeadDimV (multiples of 8, up to 256), kConsumers, kStages, kTileSource (a TileSource);
+// kProducerRegisters, kConsumerRegisters.
 #include "score/far_row.cuh"
 #include "score/read_targets.cuh"
 #include "tile/fragment.cuh"
-#include "tile/tma_tile.cuh"
+#include "tile/kept_columns.cuh"
+#include "tile/rows_sm90.cuh"
 
 namespace foveal::device {
-
-constexpr int kBlockQ = 64 * kConsumers, kBlockKv = 64;
-constexpr int kThreads = 128 * (1 + kConsumers);
-constexpr int kDim = round_up(kHeadDim, 16);
-constexpr int kDimV = round_up(kHeadDimV, 16);
-constexpr int kCount = kBlockKv / 2;  // registers of a thread's pairs
-constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
-constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
-using Walk = TileWalk<kSource, false>;
-using QueryTile = SwizzledTile<kBlockQ>;
-using KvTile = SwizzledTile<kBlockKv>;
-
-constexpr int bin_words(int n) { return row_bin_words(kRowEntries[n], kRowAny[n] ? RowBins::any : RowBins::distinct); }
-constexpr int bin_words_before(int end) {
-  int words = 0;
-  for (int n = 0; n < end; ++n) words += bin_words(n);
-  return words;
-}
-constexpr bool any_turned(int n) { return n < kRowReads && (kRowAny[n] || any_turned(n + 1)); }
-constexpr bool in_registers(int n) { return kRowRepeats[n] && kRowRun[n] < 16; }  // of the reads of rows
-constexpr int in_registers_before(int end) {
-  int count = 0;
-  for (int n = 0; n < end; ++n) count += in_registers(n);
-  return count;
-}
-constexpr int kHeldReads = in_registers_before(kRowReads), kHeldSlots = kHeldReads > 0 ? kHeldReads : 1;
-
-constexpr RowsLayout kShared{{.block_q = kBlockQ,
-                              .block_kv = kBlockKv,
-                              .head_dim = kDim,
-                              .head_dim_v = kDimV,
-                              .stages = kStages,
-                              .bin_words = bin_words_before(kRowReads),
-                              .turned = any_turned(0)}};
-static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
-
-struct Rings {
-  u32 base;
-  RingBarriers<1> query;  // with the gradients of the output
-  RingBarriers<kStages> stage;
-  FOVEAL_DEVICE explicit Rings(u32 address)
-      : base(address), query{address + kShared.barriers}, stage{address + kShared.barriers + RingBarriers<1>::kBytes} {}
-
-  /// By all threads, before anything else.
-  FOVEAL_DEVICE void init() const {
-    if (threadIdx.x == 0) {
-      query.init(1, arrivals_of_warps(4 * kConsumers));
-      stage.init(1, arrivals_of_warps(4 * kConsumers));
-      fence_mbarrier_init();
-    }
-    for (int i = threadIdx.x; i < kBlockQ * bin_words_before(kRowReads); i += kThreads) store_word(base + kShared.bins + 4 * i, 0);
-    __syncthreads();
-  }
-
-  FOVEAL_DEVICE u32 at(u32 use, int piece) const { return base + kShared.stage + stage.index(use) * kShared.stage_bytes + piece; }
-  /// The bins of one row of the tile.
-  template <int n>
-  FOVEAL_DEVICE u32 bins(int row) const {
-    return base + kShared.bins + 4 * (kBlockQ * bin_words_before(n) + row * bin_words(n));
-  }
-  /// Where a warp hands terms to lanes that have a row each.
-  FOVEAL_DEVICE u32 turned(int row) const { return base + kShared.turned + 4 * row * RowsLayout::turned_pitch(kBlockKv); }
-};
-
-/// A row of tiles of one query head.
-struct RowsTask {
-  Task task;
-  Walk walk;
-
-  FOVEAL_DEVICE int first_q() const { return task.row * kBlockQ; }
-  FOVEAL_DEVICE int first_key() const { return walk.tile * kBlockKv; }
-
-  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args) {
-    if (!task_at(++round, args.order, task)) return false;
-    const AttentionArgs& attention = args.attention;
-    walk.start(args, attention.runs, task.batch, task.head, task.row, first_q(), min(first_q() + kBlockQ, attention.seqlen_q),
-               attention.seqlen_kv, kBlockKv);
-    return true;
-  }
-  FOVEAL_DEVICE bool next_tile(const Sm90Args& args, bool& partial) {
-    if (!walk.next(args.attention.runs, args.attention.seqlen_kv, kBlockKv, partial)) return false;
-    partial = partial || first_q() + kBlockQ > args.attention.seqlen_q;
-    return true;
-  }
-};
-
-FOVEAL_DEVICE void produce(const Sm90Args& args, const Rings& rings) {
-  tma_prefetch_map(args.q);
-  tma_prefetch_map(args.dout);
-  tma_prefetch_map(args.k);
-  tma_prefetch_map(args.v);
-  int round = -1;
-  u32 tile = 0, tasks = 0;
-  RowsTask work;
-  while (work.next(round, args)) {
-    bool partial;
-    for (bool first = true; work.next_tile(args, partial); first = false) {
-      const int head = work.task.head, batch = work.task.batch, kv_head = head / args.attention.group_size;
-      if (first) {
-        const u32 full = rings.query.full(tasks);
-        rings.query.wait_empty(tasks++);
-        mbarrier_arrive_expect_bytes(full, kShared.query_bytes);
-        load_tile<kBlockQ, kDim>(rings.base + kShared.query, args.q, full, work.first_q(), head, batch);
-        load_tile<kBlockQ, kDimV>(rings.base + kShared.grad_out, args.dout, full, work.first_q(), head, batch);
-      }
-      const u32 full = rings.stage.full(tile);
-      rings.stage.wait_empty(tile);
-      mbarrier_arrive_expect_bytes(full, kShared.stage_bytes);
-      load_tile<kBlockKv, kDim>(rings.at(tile, kShared.key), args.k, full, work.first_key(), kv_head, batch);
-      load_tile<kBlockKv, kDimV>(rings.at(tile, kShared.value), args.v, full, work.first_key(), kv_head, batch);
-      ++tile;
-    }
-  }
-}
 
 /// One warpgroup: 64 queries of every task.
 struct Consumer {
   const Sm90Args& args;
-  const Rings& rings;
+  const Pipelines& pipelines;
   const int group, thread;
 
-  /// What lasts while a task does.
-  struct Walked {
-    float lse2[2], largest[2], delta[2];  // of the thread's rows
-    float held[kHeldSlots][kCount] = {};  // sums of reads that repeat
+  /// State over one task.
+  struct TaskState {
+    float lse2[2], largest[2], delta[2];  // of the thread's two rows
+    float held[kHeldSlots][kCount] = {};  // sums of repeating reads
     PairValues pairs[kPairReads > 0 ? kCount : 1];
   };
 
-  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Rings& rings, int group)
-      : args(args), rings(rings), group(group), thread(threadIdx.x % 128) {}
+  FOVEAL_DEVICE Consumer(const Sm90Args& args, const Pipelines& pipelines, int group)
+      : args(args), pipelines(pipelines), group(group), thread(threadIdx.x % 128) {}
 
   FOVEAL_DEVICE int row_in_tile() const { return 64 * group + fragment_first_row(thread); }
   FOVEAL_DEVICE int row_of(const RowsTask& work) const { return work.first_q() + row_in_tile(); }
   FOVEAL_DEVICE int key_of(int first_key) const { return first_key + fragment_first_column(thread); }
 
-  /// Of register i in the tile that begins at first_key.
+  /// The pair of register i in the tile at first_key.
   template <bool partial>
   FOVEAL_DEVICE Position position(const RowsTask& work, int first_key, int i) const {
     const AttentionArgs& attention = args.attention;
@@ -184,33 +67,33 @@ struct Consumer {
     while (work.next(round, args)) {
       bool partial;
       if (!work.next_tile(args, partial)) continue;
-      Walked walked;
-      start(work, walked);
-      rings.query.wait_full(tasks);
+      TaskState state;
+      start(work, state);
+      pipelines.query.consumer_wait(tasks);
       do {
-        float scores[kCount], grad_p[kCount];
-        rings.stage.wait_full(tile);
+        float scores[kCount], dp[kCount];
+        pipelines.stage.consumer_wait(tile);
         wgmma_pin(scores);
-        wgmma_pin(grad_p);
+        wgmma_pin(dp);
         wgmma_fence();
-        multiply_rows<Element, kBlockKv, kDim>(scores, uniform(QueryTile{rings.base + kShared.query}), 64 * group,
-                                               uniform(KvTile{rings.at(tile, kShared.key)}), 0);
-        multiply_rows<Element, kBlockKv, kDimV>(grad_p, uniform(QueryTile{rings.base + kShared.grad_out}), 64 * group,
-                                                uniform(KvTile{rings.at(tile, kShared.value)}), 0);
+        multiply_rows<Element, kBlockKv, kDim>(scores, uniform(QueryTile{pipelines.base + kShared.query}), 64 * group,
+                                               uniform(KvTile{pipelines.at(tile, kShared.key)}), 0);
+        multiply_rows<Element, kBlockKv, kDimV>(dp, uniform(QueryTile{pipelines.base + kShared.dout}), 64 * group,
+                                                uniform(KvTile{pipelines.at(tile, kShared.value)}), 0);
         wgmma_commit();
-        load_pairs(work, walked);
+        load_pairs(work, state);
         wgmma_wait<0>();
         wgmma_pin(scores);
-        wgmma_pin(grad_p);
-        release(rings.stage, tile++);
+        wgmma_pin(dp);
+        consumer_release(pipelines.stage, tile++);
         if (partial) {
-          add_tile<true>(work, scores, grad_p, walked);
+          add_tile<true>(work, scores, dp, state);
         } else {
-          add_tile<false>(work, scores, grad_p, walked);
+          add_tile<false>(work, scores, dp, state);
         }
       } while (work.next_tile(args, partial));
-      release(rings.query, tasks++);
-      add_held<0>(work, walked);
+      consumer_release(pipelines.query, tasks++);
+      add_held<0>(work, state);
       __syncwarp();
       write<0>(work);
       __syncwarp();
@@ -218,71 +101,66 @@ struct Consumer {
   }
 
   /// At the first tile of a task.
-  FOVEAL_DEVICE void start(const RowsTask& work, Walked& walked) const {
+  FOVEAL_DEVICE void start(const RowsTask& work, TaskState& state) const {
     const AttentionArgs& attention = args.attention;
     const i64 row = (static_cast<i64>(work.task.batch) * attention.heads_q + work.task.head) * args.stat_rows + row_of(work);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      walked.lse2[r] = static_cast<const float*>(attention.lse2.data)[row + 8 * r];
-      walked.largest[r] = static_cast<const float*>(attention.largest.data)[row + 8 * r];
-      walked.delta[r] = static_cast<const float*>(attention.delta.data)[row + 8 * r];
+      state.lse2[r] = static_cast<const float*>(attention.lse2.data)[row + 8 * r];
+      state.largest[r] = static_cast<const float*>(attention.largest.data)[row + 8 * r];
+      state.delta[r] = static_cast<const float*>(attention.delta.data)[row + 8 * r];
     }
-    if constexpr (kPairReads > 0) {  // what repeats is the same in the first tile of all
+    if constexpr (kPairReads > 0) {  // repeating values are those of the first tile
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        load_pair_values<false, true, kBlockKv, true>(walked.pairs, i, position<true>(work, 0, i), args.attention.score);
+        load_pair_values<false, true, kBlockKv, true>(state.pairs, i, position<true>(work, 0, i), args.attention.score);
     }
   }
-  FOVEAL_DEVICE void load_pairs(const RowsTask& work, Walked& walked) const {
+  FOVEAL_DEVICE void load_pairs(const RowsTask& work, TaskState& state) const {
     if constexpr (kPairReads > 0) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        load_pair_values<false, true, kBlockKv>(walked.pairs, i, position<true>(work, work.first_key(), i), args.attention.score);
+        load_pair_values<false, true, kBlockKv>(state.pairs, i, position<true>(work, work.first_key(), i), args.attention.score);
     }
   }
 
   template <bool partial>
-  FOVEAL_DEVICE void add_tile(const RowsTask& work, const float (&scores)[kCount], float (&gradients)[kCount], Walked& walked) const {
+  FOVEAL_DEVICE void add_tile(const RowsTask& work, const float (&scores)[kCount], float (&gradients)[kCount], TaskState& state) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const float exponent = score_unit({1, scale}, position<true>(work, work.first_key(), 0), attention.score) * kLog2e;
     const int row = row_of(work), key = key_of(work.first_key());
-    int low[2], high[2];  // columns that the rows keep
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      high[r] = row + 8 * r < attention.seqlen_q ? attention.seqlen_kv - 1 - key : -1;
-      if constexpr (Walk::kLimitHigh) high[r] = min(high[r], row + 8 * r + args.band_high - key);
-      if constexpr (Walk::kLimitLow) low[r] = row + 8 * r + args.band_low - key;
-    }
+    const KeptColumns<Walk> columns = columns_kept_by_queries<Walk>(args, row, key);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int r = fragment_row(i), column = fragment_column(i);
-      const Pair at = pair<partial>(work, walked, i);
+      const Pair at = pair<partial>(work, state, i);
       const Score score{scores[i], scale};
-      const float p = exp2_real(fmaf(less(score_in_units(score, at, attention.score), walked.largest[r]), exponent, -walked.lse2[r]));
-      float gradient = p * (gradients[i] - walked.delta[r]);
+      const float p =
+          exp2_real(fmaf(unfused_difference(score_in_units(score, at, attention.score), state.largest[r]), exponent, -state.lse2[r]));
+      float gradient = p * (gradients[i] - state.delta[r]);
       if constexpr (partial) {
-        bool keep = column <= high[r];
-        if constexpr (Walk::kLimitLow) keep = keep && column >= low[r];
+        bool keep = columns.keep(r, column);
         if constexpr (kMaskProgram) keep = mask_keep(at, attention.score) & keep;
         gradient = keep ? gradient : 0.0f;
       }
       gradients[i] = gradient;
     }
-    add_read<0, partial>(work, scores, gradients, walked);
+    add_read<0, partial>(work, scores, gradients, state);
   }
 
   template <bool partial>
-  FOVEAL_DEVICE Pair pair(const RowsTask& work, const Walked& walked, int i) const {
+  FOVEAL_DEVICE Pair pair(const RowsTask& work, const TaskState& state, int i) const {
     Pair at;
     static_cast<Position&>(at) = position<partial>(work, work.first_key(), i);
-    put_pair_values<false, true, kBlockKv>(at, walked.pairs, i);
+    put_pair_values<false, true, kBlockKv>(at, state.pairs, i);
     return at;
   }
 
-  /// A tile to the sums of read n and those after it.
+  /// Adds a tile to read n and those after it.
   template <int n, bool partial>
-  FOVEAL_DEVICE void add_read(const RowsTask& work, const float (&scores)[kCount], const float (&gradients)[kCount], Walked& walked) const {
+  FOVEAL_DEVICE void add_read(const RowsTask& work, const float (&scores)[kCount], const float (&gradients)[kCount],
+                              TaskState& state) const {
     if constexpr (n < kRowReads) {
       constexpr int r = kRowRead[n];
       float terms[kCount];
@@ -291,27 +169,27 @@ struct Consumer {
         terms[i] = gradients[i];
         if constexpr (!kFactorIsOne[r]) {
           const Score score{scores[i], args.scale};
-          const float product = gradients[i] * read_factor_in_units<r>(score, pair<partial>(work, walked, i), args.attention.score);
+          const float product = gradients[i] * read_factor_in_units<r>(score, pair<partial>(work, state, i), args.attention.score);
           terms[i] = kFactorIsFinite[r] || gradients[i] != 0.0f ? product : 0.0f;
         }
       }
       if constexpr (in_registers(n)) {
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) walked.held[in_registers_before(n)][i] += terms[i];
+        for (int i = 0; i < kCount; ++i) state.held[in_registers_before(n)][i] += terms[i];
       } else if constexpr (kRowRun[n] > 0) {
         add_runs<n>(work, terms);
       } else if constexpr (kRowAny[n]) {
-        add_turned<n>(work, terms);
+        add_transposed<n>(work, terms);
       } else {
         add_tile_to_bins<n, partial>(work, work.first_key(), terms);
       }
-      add_read<n + 1, partial>(work, scores, gradients, walked);
+      add_read<n + 1, partial>(work, scores, gradients, state);
     }
   }
 
   template <int n>
   FOVEAL_DEVICE void add_runs(const RowsTask& work, const float (&terms)[kCount]) const {
-    constexpr int kRegisters = kRowRun[n] / 2;  // of a run: of two rows
+    constexpr int kRegisters = kRowRun[n] / 2;  // of a run, over two rows
 #pragma unroll
     for (int first = 0; first < kCount; first += kRegisters) {
 #pragma unroll
@@ -325,17 +203,17 @@ struct Consumer {
         const float total = quad_sum(sum[0] + sum[1]);
         const Position at = position<true>(work, work.first_key(), first + 2 * row);
         if (thread % 4 == 0) {
-          const u32 bin = rings.bins<n>(row_in_tile() + 8 * row) + 4 * row_bin<n>(at, args.attention.score);
+          const u32 bin = pipelines.bins<n>(row_in_tile() + 8 * row) + 4 * row_bin<n>(at, args.attention.score);
           store_word(bin, __float_as_uint(load_float(bin) + total));
         }
       }
     }
   }
 
-  /// A pair at a time.
+  /// Pair by pair.
   template <int n, bool partial>
   FOVEAL_DEVICE void add_tile_to_bins(const RowsTask& work, int first_key, const float (&terms)[kCount]) const {
-    const u32 rows[2] = {rings.bins<n>(row_in_tile()), rings.bins<n>(row_in_tile() + 8)};
+    const u32 rows[2] = {pipelines.bins<n>(row_in_tile()), pipelines.bins<n>(row_in_tile() + 8)};
     const int columns = args.attention.seqlen_kv - key_of(first_key);  // that exist, from the thread's first on
 #pragma unroll
     for (int first = 0; first < kCount; first += 4) {
@@ -343,7 +221,9 @@ struct Consumer {
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         bin[j] = rows[fragment_row(j)] + 4 * row_bin<n>(position<partial>(work, first_key, first + j), args.attention.score);
-      const auto exists = [&](int j) { return !partial || fragment_column(first + j) < columns; };  // others have the bin of one that does
+      const auto exists = [&](int j) {
+        return !partial || fragment_column(first + j) < columns;
+      };  // missing pairs share the bin of an existing one
       if constexpr (kRowDistinct[n]) {
         float sum[4];
 #pragma unroll
@@ -365,21 +245,22 @@ struct Consumer {
     }
   }
 
-  /// Half of a row for each lane, which adds to a copy of the row's bins of its own: what comes again and again stays in a register.
+  /// Each lane owns half of a row and a copy of its bins; consecutive terms of one bin are summed in a register.
   template <int n>
-  FOVEAL_DEVICE void add_turned(const RowsTask& work, const float (&terms)[kCount]) const {
+  FOVEAL_DEVICE void add_transposed(const RowsTask& work, const float (&terms)[kCount]) const {
     const AttentionArgs& attention = args.attention;
     const int first_row = 64 * group + thread / kWarp * 16;
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kCount; i += 2) {
-      const u32 at = rings.turned(row_in_tile() + 8 * fragment_row(i)) + 4 * (fragment_first_column(thread) + fragment_column(i));
+      const u32 at = pipelines.transposed(row_in_tile() + 8 * fragment_row(i)) + 4 * (fragment_first_column(thread) + fragment_column(i));
       store_word(at, __float_as_uint(terms[i]));
       store_word(at + 4, __float_as_uint(terms[i + 1]));
     }
     __syncwarp();
     const int row = first_row + lane_id() % 16, first = lane_id() / 16 * (kBlockKv / 2);
-    const u32 from = rings.turned(row) + 4 * first, copy = rings.bins<n>(row) + lane_id() / 16 * 4 * row_copy_words(kRowEntries[n]);
+    const u32 from = pipelines.transposed(row) + 4 * first,
+              copy = pipelines.bins<n>(row) + lane_id() / 16 * 4 * row_copy_words(kRowEntries[n]);
     const int q = min(work.first_q() + row, attention.seqlen_q - 1);
     u32 bin = copy;
     float sum = load_float(bin);
@@ -405,16 +286,16 @@ struct Consumer {
     store_word(bin, __float_as_uint(sum));
   }
 
-  /// What registers hold, at the end of a walk.
+  /// Adds the sums held in registers, at the end of a walk.
   template <int n>
-  FOVEAL_DEVICE void add_held(const RowsTask& work, const Walked& walked) const {
+  FOVEAL_DEVICE void add_held(const RowsTask& work, const TaskState& state) const {
     if constexpr (n < kRowReads) {
-      if constexpr (in_registers(n)) add_tile_to_bins<n, true>(work, 0, walked.held[in_registers_before(n)]);
-      add_held<n + 1>(work, walked);
+      if constexpr (in_registers(n)) add_tile_to_bins<n, true>(work, 0, state.held[in_registers_before(n)]);
+      add_held<n + 1>(work, state);
     }
   }
 
-  /// The sums of the warp's rows, which begin anew.
+  /// Writes and clears the sums of the warp's rows.
   template <int n>
   FOVEAL_DEVICE void write(const RowsTask& work) const {
     if constexpr (n < kRowReads) {
@@ -436,7 +317,7 @@ struct Consumer {
         const float unit = read_unit<r>({1, args.scale}, at, score);
 #pragma unroll 1
         for (int entry = lane_id(); entry < kRowEntries[n]; entry += kWarp) {
-          const u32 bin = rings.bins<n>(row) + 4 * entry;
+          const u32 bin = pipelines.bins<n>(row) + 4 * entry;
           float total = load_float(bin);
           store_word(bin, 0);
           if constexpr (kRowAny[n]) {
@@ -444,7 +325,7 @@ struct Consumer {
             total += load_float(copy);
             store_word(copy, 0);
           }
-          const float sum = sum_in_whole(total, unit);
+          const float sum = apply_unit(total, unit);
           int rest = entry;
           i64 offset = 0, element = 0, step = 1;
 #pragma unroll
@@ -478,14 +359,14 @@ struct Consumer {
 extern "C" __global__ void __launch_bounds__(foveal::device::kThreads, 1) rows_sm90(const __grid_constant__ foveal::device::Sm90Args args) {
   using namespace foveal::device;
   extern __shared__ __align__(1024) unsigned char shared[];
-  const Rings rings(shared_address(shared));
+  const Pipelines pipelines(shared_address(shared));
   const int warp_group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-  rings.init();
+  pipelines.init();
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
-    if (threadIdx.x == 0) produce(args, rings);
+    if (threadIdx.x == 0) produce(args, pipelines);
   } else {
     registers_increase<kConsumerRegisters>();
-    Consumer(args, rings, warp_group - 1).run();
+    Consumer(args, pipelines, warp_group - 1).run();
   }
 }

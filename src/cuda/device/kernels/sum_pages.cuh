@@ -1,5 +1,5 @@
-// Gradients of keys or values from rows that lie together to their pages: each row of a page is the sum of what its sequences give, in their order;
-// zeros where there are none.
+// Scatters gradients of keys or values from contiguous rows to their pages: each page row is the sum over the sequences that use it, in
+// their order, or zero.
 //
 // config.cuh: Element (of the pool), Wide (of the rows).
 #include "element.cuh"

@@ -1,4 +1,4 @@
-// Backward in one launch: each block does a tile of dk and dv, then a tile of dq.
+// Backward in one launch: each block computes a tile of dk and dv, then a tile of dq.
 #include "tile/dkdv_tile.cuh"
 #include "tile/dq_tile.cuh"
 

@@ -1,42 +1,43 @@
 #pragma once
-// What a CTA of the Hopper kernels holds in shared memory, in bytes from its beginning. Plain C++, for host and device: sizes, offsets and
-// counts stand here only. The host's sum goes into config.cuh as kSharedBytes, and each kernel asserts that its own is the same.
+// Shared-memory layouts of the Hopper kernels, in bytes from the base. Plain C++, included by host and device: sizes, offsets and counts
+// are defined here only. The host passes the total as kSharedBytes, and each kernel asserts that it agrees.
 
 namespace foveal::device {
 
-/// Tiles are [chunk of 64 columns][row][64] elements of 16 bits (tile/swizzled_tile.cuh).
+/// Tiles are [chunk of 64 columns][row][64] 16-bit elements (tile/swizzled_tile.cuh).
 constexpr int kChunkColumns = 64, kChunkRowBytes = 128;
 constexpr int chunk_count(int columns, int chunk_step = kChunkColumns) { return (columns + chunk_step - 1) / chunk_step; }
 constexpr int tile_bytes(int rows, int columns) { return chunk_count(columns) * rows * kChunkRowBytes; }
 
-/// A ring of so many stages has two mbarriers for each.
-constexpr int ring_bytes(int stages) { return 16 * stages; }
+/// Two mbarriers a stage.
+constexpr int pipeline_bytes(int stages) { return 16 * stages; }
 
-/// A ring of tiles of reads, its barriers elsewhere.
-struct PairRingShape {
+/// A pipeline of tiles of pair reads; its barriers are elsewhere.
+struct PairPipelineShape {
   int stages = 0, stage_bytes = 0;
   constexpr int bytes() const { return stages * stage_bytes; }
-  constexpr int barrier_bytes() const { return stage_bytes > 0 ? ring_bytes(stages) : 0; }
+  constexpr int barrier_bytes() const { return stage_bytes > 0 ? pipeline_bytes(stages) : 0; }
 };
 
-/// Steps of 16 columns for offsets that are products (tile/extra_columns.cuh).
+/// k-steps of 16 columns for offsets that are computed as products (tile/extra_columns.cuh).
 constexpr int kColumnsOfOffset = 6;
 constexpr int offset_steps(int offsets) { return (kColumnsOfOffset * offsets + 15) / 16; }
 
 struct ForwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, query_stages;
-  PairRingShape pairs;
-  int line_floats;   ///< values of lines, for one tile
-  int column_bytes;  ///< of extra columns of keys, for one tile
-  int table_bytes;   ///< parameters that stand in shared memory
+  PairPipelineShape pairs;
+  int line_floats;   ///< line values of a tile
+  int column_bytes;  ///< extra columns of the keys of a tile
+  int table_bytes;   ///< parameters held in shared memory
   bool has_mask;
 };
 
 struct ForwardLayout {
-  static constexpr int kLineStages = 2, kAgainWords = 2;
-  int query_bytes, key_bytes, value_bytes;  ///< of a stage
+  static constexpr int kLineStages = 2, kRedoWords = 2;
+  int query_bytes, key_bytes, value_bytes;  ///< of one stage
   int query, key, value, pairs, columns, barriers, line_barriers, pair_barriers;
-  int maxima, again;  ///< a word; a bit for each task of the CTA that has to be done again, where those that share a bit are done together
+  int max_policy,
+      redo;  ///< a MaxPolicy; a bit for each task of the CTA that must be redone (tasks that share a bit are redone together)
   int lines, kept, table, bytes;
 
   constexpr explicit ForwardLayout(const ForwardShape& s)
@@ -49,53 +50,52 @@ struct ForwardLayout {
         pairs(value + s.stages * value_bytes),
         columns(pairs + s.pairs.bytes()),
         barriers(columns + kLineStages * s.column_bytes),
-        line_barriers(barriers + ring_bytes(s.query_stages) + 2 * ring_bytes(s.stages)),
-        pair_barriers(line_barriers + (s.line_floats > 0 ? ring_bytes(kLineStages) : 0)),
-        maxima(pair_barriers + s.pairs.barrier_bytes()),
-        again(maxima + 4),
-        lines(maxima + 16),
+        line_barriers(barriers + pipeline_bytes(s.query_stages) + 2 * pipeline_bytes(s.stages)),
+        pair_barriers(line_barriers + (s.line_floats > 0 ? pipeline_bytes(kLineStages) : 0)),
+        max_policy(pair_barriers + s.pairs.barrier_bytes()),
+        redo(max_policy + 4),
+        lines(max_policy + 16),
         kept(lines + kLineStages * 4 * s.line_floats),
         table(kept + (s.has_mask ? kept_bytes(s.block_kv) : 0)),
         bytes(table + s.table_bytes) {}
 
-  /// A mask program marks the columns that one lane of a quad holds, four of each, in so many words.
+  /// Words of the bitmask of kept columns: one bit for each column of a lane, one mask for each of the four lanes of a quad.
   static constexpr int kept_words(int block_kv) { return (block_kv / 4 + 31) / 32; }
   static constexpr int kept_bytes(int block_kv) { return 16 * kept_words(block_kv); }
 };
 
 struct BackwardShape {
   int block_q, block_kv, head_dim, head_dim_v, stages;
-  int key_chunks, peer_key_chunks;  ///< of this CTA's keys; in a cluster, of the other one's
-  int grad_score_tiles;
-  PairRingShape pairs;
+  int key_chunks, peer_key_chunks;  ///< of this CTA's keys; of the cluster peer's
+  int ds_tiles;
+  PairPipelineShape pairs;
   int line_floats, read_stage_bytes, read_bin_bytes, table_bytes;
 };
 
 struct BackwardLayout {
-  int key_bytes, value_bytes, query_bytes, grad_out_bytes, grad_score_bytes, stat_bytes, far_bytes;
-  int key, value, peer_key, query, grad_out, grad_score, pairs, lse, delta, far, barriers, pair_barriers, lines, read_stage, read_bins,
-      table, bytes;
+  int key_bytes, value_bytes, query_bytes, dout_bytes, ds_bytes, stat_bytes, far_bytes;
+  int key, value, peer_key, query, dout, ds, pairs, lse, delta, far, barriers, pair_barriers, lines, read_stage, read_bins, table, bytes;
 
   constexpr explicit BackwardLayout(const BackwardShape& s)
       : key_bytes(s.key_chunks * s.block_kv * kChunkRowBytes),
         value_bytes(tile_bytes(s.block_kv, s.head_dim_v)),
         query_bytes(tile_bytes(s.block_q, s.head_dim)),
-        grad_out_bytes(tile_bytes(s.block_q, s.head_dim_v)),
-        grad_score_bytes(tile_bytes(s.block_kv, s.block_q)),
+        dout_bytes(tile_bytes(s.block_q, s.head_dim_v)),
+        ds_bytes(tile_bytes(s.block_kv, s.block_q)),
         stat_bytes(4 * s.block_q),
         far_bytes(s.block_q / 4),
         key(0),
         value(key + key_bytes),
         peer_key(value + value_bytes),
         query(peer_key + s.peer_key_chunks * s.block_kv * kChunkRowBytes),
-        grad_out(query + s.stages * query_bytes),
-        grad_score(grad_out + s.stages * grad_out_bytes),
-        pairs(grad_score + s.grad_score_tiles * grad_score_bytes),
+        dout(query + s.stages * query_bytes),
+        ds(dout + s.stages * dout_bytes),
+        pairs(ds + s.ds_tiles * ds_bytes),
         lse(pairs + s.pairs.bytes()),
         delta(lse + s.stages * stat_bytes),
         far(delta + s.stages * stat_bytes),
         barriers(far + s.stages * far_bytes),
-        pair_barriers(barriers + (s.peer_key_chunks > 0 ? 5 : 4) * ring_bytes(1) + 3 * ring_bytes(s.stages)),
+        pair_barriers(barriers + (s.peer_key_chunks > 0 ? 5 : 4) * pipeline_bytes(1) + 3 * pipeline_bytes(s.stages)),
         lines(pair_barriers + s.pairs.barrier_bytes()),
         read_stage(lines + s.stages * 4 * s.line_floats),
         read_bins(read_stage + s.read_stage_bytes),
@@ -103,7 +103,7 @@ struct BackwardLayout {
         bytes(table + s.table_bytes) {}
 };
 
-/// Not of shared memory: the fp32 sum of dQ of a tile of queries (tile/dq_sum.cuh), in parts of so many columns.
+/// Layout in global memory of the fp32 accumulator of dQ (tile/dq_sum.cuh) for a tile of queries.
 struct DqSumShape {
   int dim, ctas, parts, part_columns, columns;  ///< columns: of a row, over its parts
   bool splits_columns;
@@ -121,7 +121,7 @@ struct DqSumShape {
   }
 };
 
-/// Terms of a tile for one staged read (tile/collect_reads.cuh): rows of two keys each, and zeros between them where these are summed along diagonals.
+/// Staging buffer of a read's terms (tile/collect_reads.cuh): a row for two keys. Diagonal reads have zero padding between rows.
 struct ReadStageShape {
   static constexpr int kZeros = 32, kOverlap = 8, kPad = 3;
   static constexpr int rows(int block_kv) { return block_kv / 2; }
@@ -131,18 +131,18 @@ struct ReadStageShape {
 
 struct PairsShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, tasks_ahead;
-  PairRingShape pairs;
+  PairPipelineShape pairs;
 };
 
 struct PairsLayout {
-  int stat_bytes, query, grad_out, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of a stage
+  int stat_bytes, query, dout, key, value, lse, delta, loaded_bytes, stage_bytes;  ///< of one stage
   int pairs, barriers, task_barriers, pair_barriers, bytes;
 
   constexpr explicit PairsLayout(const PairsShape& s)
       : stat_bytes(4 * s.block_q),
         query(0),
-        grad_out(query + tile_bytes(s.block_q, s.head_dim)),
-        key(grad_out + tile_bytes(s.block_q, s.head_dim_v)),
+        dout(query + tile_bytes(s.block_q, s.head_dim)),
+        key(dout + tile_bytes(s.block_q, s.head_dim_v)),
         value(key + tile_bytes(s.block_kv, s.head_dim)),
         lse(value + tile_bytes(s.block_kv, s.head_dim_v)),
         delta(lse + stat_bytes),
@@ -150,48 +150,48 @@ struct PairsLayout {
         stage_bytes((loaded_bytes + 1023) / 1024 * 1024),
         pairs(s.stages * stage_bytes),
         barriers(pairs + s.pairs.bytes()),
-        task_barriers(barriers + ring_bytes(s.stages)),
-        pair_barriers(task_barriers + ring_bytes(s.tasks_ahead)),
+        task_barriers(barriers + pipeline_bytes(s.stages)),
+        pair_barriers(task_barriers + pipeline_bytes(s.tasks_ahead)),
         bytes(pair_barriers + s.pairs.barrier_bytes()) {}
 };
 
-/// Of kernels/rows_sm90.cuh; bin_words: of a row of queries; turned: are terms of some read handed to lanes that have a row each?
+/// For kernels/rows_sm90.cuh. bin_words: for each query row. transposed: some read's terms go through shared memory to lanes that own a
+/// row.
 struct RowsShape {
   int block_q, block_kv, head_dim, head_dim_v, stages, bin_words;
-  bool turned;
+  bool transposed;
 };
 
 struct RowsLayout {
   int query_bytes, stage_bytes;
-  int query, grad_out, stage, key, value, barriers, turned, bins, bytes;  ///< key, value: of a stage
-  static constexpr int turned_pitch(int block_kv) {
+  int query, dout, stage, key, value, barriers, transposed, bins, bytes;  ///< key, value: within a stage
+  static constexpr int transposed_pitch(int block_kv) {
     return block_kv + 4;
-  }  ///< words of a row: rows lie on different banks, in pieces of 16 bytes
+  }  ///< words of a row; 16-byte pieces of consecutive rows are on different banks
 
   constexpr explicit RowsLayout(const RowsShape& s)
       : query_bytes(tile_bytes(s.block_q, s.head_dim) + tile_bytes(s.block_q, s.head_dim_v)),
         stage_bytes(tile_bytes(s.block_kv, s.head_dim) + tile_bytes(s.block_kv, s.head_dim_v)),
         query(0),
-        grad_out(tile_bytes(s.block_q, s.head_dim)),
+        dout(tile_bytes(s.block_q, s.head_dim)),
         stage(query_bytes),
         key(0),
         value(tile_bytes(s.block_kv, s.head_dim)),
         barriers(stage + s.stages * stage_bytes),
-        turned((barriers + ring_bytes(1) + ring_bytes(s.stages) + 15) / 16 * 16),
-        bins(turned + (s.turned ? 4 * s.block_q * turned_pitch(s.block_kv) : 0)),
+        transposed((barriers + pipeline_bytes(1) + pipeline_bytes(s.stages) + 15) / 16 * 16),
+        bins(transposed + (s.transposed ? 4 * s.block_q * transposed_pitch(s.block_kv) : 0)),
         bytes(bins + 4 * s.block_q * s.bin_words) {}
 };
-/// How the terms of a row meet in its bins: eight neighbours have bins of their own and are added by the lanes that have them; or any two may have the same,
-/// and two lanes that own the row, and a copy of its bins each, add one after the other.
+/// How the terms of a row share bins. distinct: eight neighbouring keys have different bins, so that lanes add without conflict. any: two
+/// lanes own the row, each with its own copy of the bins, and add serially.
 enum class RowBins { distinct, any };
-/// Words of one copy, and from one row to the next: so that the lanes that add at a time mostly lie on different banks.
+/// Words of one copy of the bins, and from row to row: padded so that lanes that add at the same time mostly hit different banks.
 constexpr int row_copy_words(int entries) { return entries | 1; }
 constexpr int row_bin_words(int entries, RowBins bins) {
   return bins == RowBins::any ? 2 * row_copy_words(entries) + 1 : (entries + 7) / 16 * 16 + 8;
 }
 
-/// Words that say of a tile of binned terms how large they are and where they lie, in turns: a tile's are written while those of the one
-/// before are read.
+/// Words for the magnitude and range of a tile's binned terms, triple-buffered: a tile's are written while the previous one's are read.
 constexpr int read_bin_words(int entries, int copies, bool window) { return entries * copies + 3 * (window ? 3 : 1); }
 
 }  // namespace foveal::device

@@ -1,10 +1,8 @@
 #pragma once
-// Barriers: mbarriers in shared memory (one phase bit, transaction bytes) and the sixteen named barriers of a CTA.
+// mbarriers in shared memory (phase bit, transaction bytes), the sixteen named barriers of a CTA, and pipelines built on mbarriers.
 #include "base.cuh"
 
 namespace foveal::device {
-
-FOVEAL_DEVICE u32 shared_address(const void* pointer) { return static_cast<u32>(__cvta_generic_to_shared(pointer)); }
 
 FOVEAL_DEVICE void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
@@ -18,7 +16,7 @@ FOVEAL_DEVICE void mbarrier_arrive_expect_bytes(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-/// Returns once the phase of this parity has completed; a fresh barrier counts as having completed parity 1.
+/// Waits for completion of the phase with this parity; a fresh barrier has completed parity 1.
 FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
   asm volatile(
       "{\n"
@@ -31,11 +29,10 @@ FOVEAL_DEVICE void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-/// Makes barrier initialisation visible to TMA; follow with __syncthreads().
+/// Makes mbarrier initialisation visible to the async proxy; a __syncthreads() must follow.
 FOVEAL_DEVICE void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/// Orders ordinary shared-memory accesses before later ones by wgmma and TMA.
-/// What generic loads have seen is seen by TMA, too.
+/// Makes earlier generic-proxy accesses visible to the async proxy (wgmma, TMA): of all memory here, of shared memory below.
 FOVEAL_DEVICE void fence_async_proxy_of_all_memory() { asm volatile("fence.proxy.async;" ::: "memory"); }
 FOVEAL_DEVICE u32 load_acquire_system(const u32* word) {
   u32 value;
@@ -58,28 +55,28 @@ FOVEAL_DEVICE void registers_increase() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/// `full` and `empty` barriers of a ring of buffers, 8 bytes each, at `address`. Use number n of the ring takes buffer n % stages; waiting for a full
-/// buffer and for an empty one both name the use.
+/// Full and empty barriers of a pipeline of buffers, 8 bytes each, at `address`. `use` counts monotonically: use n is in stage n % stages,
+/// and its phase follows from n (CUTLASS: PipelineState).
 template <int stages>
-struct RingBarriers {
+struct Pipeline {
   u32 address;
   static constexpr int kBytes = 2 * stages * 8;
   FOVEAL_DEVICE static u32 index(u32 use) { return use % stages; }
-  FOVEAL_DEVICE u32 full(u32 use) const { return address + 8 * index(use); }
-  FOVEAL_DEVICE u32 empty(u32 use) const { return address + 8 * (stages + index(use)); }
-  FOVEAL_DEVICE void wait_full(u32 use) const { mbarrier_wait(full(use), use / stages & 1); }
-  FOVEAL_DEVICE void wait_empty(u32 use) const { mbarrier_wait(empty(use), (use / stages & 1) ^ 1); }
-  FOVEAL_DEVICE void release(u32 use) const { mbarrier_arrive(empty(use)); }
+  FOVEAL_DEVICE u32 full_barrier(u32 use) const { return address + 8 * index(use); }
+  FOVEAL_DEVICE u32 empty_barrier(u32 use) const { return address + 8 * (stages + index(use)); }
+  FOVEAL_DEVICE void consumer_wait(u32 use) const { mbarrier_wait(full_barrier(use), use / stages & 1); }
+  FOVEAL_DEVICE void producer_acquire(u32 use) const { mbarrier_wait(empty_barrier(use), (use / stages & 1) ^ 1); }
+  FOVEAL_DEVICE void consumer_release(u32 use) const { mbarrier_arrive(empty_barrier(use)); }
   FOVEAL_DEVICE void init(u32 full_arrivals, u32 empty_arrivals) const {
     for (int i = 0; i < stages; ++i) {
-      mbarrier_init(full(i), full_arrivals);
-      mbarrier_init(empty(i), empty_arrivals);
+      mbarrier_init(full_barrier(i), full_arrivals);
+      mbarrier_init(empty_barrier(i), empty_arrivals);
     }
   }
 };
 
-/// One lane arrives for a warp or a warpgroup once the others are done. Builds for racecheck, which does not follow an order from lane to lane, let each arrive
-/// for itself.
+/// One elected lane arrives for its warp or warpgroup. racecheck does not see the ordering between lanes; in builds for it every lane
+/// arrives.
 #ifdef FOVEAL_EVERY_LANE_ARRIVES
 constexpr bool kEveryLaneArrives = true;
 #else
@@ -88,26 +85,26 @@ constexpr bool kEveryLaneArrives = false;
 constexpr u32 arrivals_of_warps(u32 warps) { return kEveryLaneArrives ? 32 * warps : warps; }
 constexpr u32 arrivals_of_groups(u32 groups) { return kEveryLaneArrives ? 128 * groups : groups; }
 
-/// Gives a buffer back: by all lanes of a warp that have read it.
+/// Warp-collective: releases a buffer that the warp has read.
 template <int stages>
-FOVEAL_DEVICE void release(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void consumer_release(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();
-  if (kEveryLaneArrives || lane_id() == 0) ring.release(use);
+  if (kEveryLaneArrives || lane_id() == 0) pipeline.consumer_release(use);
 }
 
-/// The same of a buffer that TMA fills again and that loads have read: these may still be under way, and the barrier alone does not make it wait
-/// for them (the PTX manual, async proxy).
+/// The same for a buffer that was read by ordinary loads and is refilled by TMA: the loads may still be in flight, and the mbarrier alone
+/// does not order them before writes of the async proxy (PTX ISA, async proxy).
 template <int stages>
-FOVEAL_DEVICE void release_loaded(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void consumer_release_loaded(const Pipeline<stages>& pipeline, u32 use) {
   fence_async_proxy();
-  release(ring, use);
+  consumer_release(pipeline, use);
 }
 
-/// Hands a buffer over: by all lanes of a warp that have written it.
+/// Warp-collective: publishes a buffer that the warp has written.
 template <int stages>
-FOVEAL_DEVICE void hand_over(const RingBarriers<stages>& ring, u32 use) {
+FOVEAL_DEVICE void producer_commit(const Pipeline<stages>& pipeline, u32 use) {
   __syncwarp();
-  if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive(ring.full(use));
+  if (kEveryLaneArrives || lane_id() == 0) mbarrier_arrive(pipeline.full_barrier(use));
 }
 
 }  // namespace foveal::device

@@ -1,10 +1,9 @@
 #pragma once
-// Instructions of sm_80: tensor-core multiply, fragment loads, asynchronous copies.
+// sm_80 instructions: mma.sync, cp.async.
 #include "element.cuh"
+#include "ptx/warp.cuh"
 
 namespace foveal::device {
-
-FOVEAL_DEVICE u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
 
 /// d += a b; a: 16 x 16, b: 16 x 8 (k x n). Lane = 4 g + t. d: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 FOVEAL_DEVICE void mma(bf16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -16,20 +15,6 @@ FOVEAL_DEVICE void mma(f16, float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// Four 8 x 8 matrices of 16-bit elements; lanes 8 j .. 8 j + 7 give the row addresses of matrix j.
-FOVEAL_DEVICE void load_matrices(u32 (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
-               : "memory");
-}
-FOVEAL_DEVICE void load_matrices_transposed(u32 (&r)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
-               : "memory");
 }
 
 /// Copies kBytes from global to shared memory without waiting; writes zeros instead when `valid` is false.

@@ -1,5 +1,5 @@
 #pragma once
-// The Tensor Memory Accelerator: bulk copies of boxes of a tensor map, and of runs of bytes.
+// TMA: box copies by tensor map, and bulk copies of contiguous bytes.
 #include "sm90_args.cuh"
 #include "ptx/mbarrier.cuh"
 
@@ -7,7 +7,7 @@ namespace foveal::device {
 
 FOVEAL_DEVICE void tma_prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
-/// Box at (column, row, head, batch) to shared memory; elements outside the tensor arrive as zeros; completes on `barrier`.
+/// Loads the box at (column, row, head, batch) into shared memory; out-of-bounds elements are zero-filled; completes on `barrier`.
 FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
                    destination),
@@ -15,7 +15,7 @@ FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, 
                : "memory");
 }
 
-/// The same from a map of five dimensions, whose second is a place in the group of `head`.
+/// The same with a five-dimensional map, whose second dimension is the head within its group (GQA packing).
 FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, int column, int place, int row, int head, int batch) {
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(
@@ -24,7 +24,7 @@ FOVEAL_DEVICE void tma_load(u32 destination, const TensorMap& map, u32 barrier, 
       : "memory");
 }
 
-/// `bytes` consecutive bytes, a multiple of 16 with both addresses aligned to 16.
+/// Loads `bytes` contiguous bytes; size and both addresses are multiples of 16.
 FOVEAL_DEVICE void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(destination), "l"(source),
                "r"(bytes), "r"(barrier)

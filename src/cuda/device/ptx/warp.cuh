@@ -1,23 +1,32 @@
 #pragma once
-// Exchange between the lanes of a warp, and small loads.
+// Warp shuffles, reductions and small loads.
 #include "base.cuh"
 
 namespace foveal::device {
 
-/// The same value in all lanes, said so that the compiler keeps it in a uniform register.
+/// A warp-uniform value: the shuffle lets the compiler keep it in a uniform register.
 FOVEAL_DEVICE u32 uniform(u32 value) { return __shfl_sync(~0u, value, 0); }
 
-/// The same value again, said so that the compiler keeps it in a register: what it can find anew it may, and threadIdx takes as long to read as shared memory.
-FOVEAL_DEVICE int kept(int value) { return __shfl_sync(~0u, value, lane_id()); }
+/// Keeps a value in a register: the compiler would otherwise rematerialise it, and reading threadIdx takes as long as a shared-memory load.
+FOVEAL_DEVICE int keep_in_register(int value) { return __shfl_sync(~0u, value, lane_id()); }
 
-/// Reductions over the four lanes that hold one accumulator row.
+/// Reductions over the quad of lanes that holds one accumulator row.
 FOVEAL_DEVICE float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
-FOVEAL_DEVICE float quad_sum(float x) {
+template <class Real>
+FOVEAL_DEVICE Real quad_sum(Real x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+/// Sum over the warp, or over each group of `lanes` lanes; every lane gets the result.
+template <int lanes = kWarp, class Real>
+FOVEAL_DEVICE Real warp_sum(Real x) {
+#pragma unroll
+  for (int lane = lanes / 2; lane > 0; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+  return x;
 }
 
 FOVEAL_DEVICE void load_pair(u32 shared, float (&value)[2]) {
@@ -34,7 +43,7 @@ FOVEAL_DEVICE float load_float(u32 shared) {
   return value;
 }
 
-/// Stores of what this kernel does not read again.
+/// Streaming stores, for data that this kernel does not read again.
 FOVEAL_DEVICE void store_streaming(float* to, float2 value) {
   asm volatile("st.global.cs.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(value.x), "f"(value.y) : "memory");
 }
@@ -42,7 +51,7 @@ FOVEAL_DEVICE void store_streaming(void* to, uint4 value) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w) : "memory");
 }
 
-/// Where a value has to be known that is never negative.
+/// Forces a value that is never negative to be computed here: the store never happens.
 FOVEAL_DEVICE void store_if_negative(float value) {
   asm volatile(
       "{\n"
@@ -66,16 +75,16 @@ FOVEAL_DEVICE u32 load_half(u32 shared) {
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(shared) : "memory");
   return value;
 }
-/// A byte of a word as 32 bits: one instruction. (__byte_perm takes no signs.)
+/// Extends a byte of a word to 32 bits in one instruction. (__byte_perm has no sign mode.)
 template <bool has_sign>
 FOVEAL_DEVICE u32 widen_byte(u32 word, u32 byte) {
-  const u32 above = has_sign ? 8 + byte : 4;  // its sign, or zeros
+  const u32 above = has_sign ? 8 + byte : 4;  // replicated sign, or zeros
   u32 wide;
   asm("prmt.b32 %0, %1, 0, %2;" : "=r"(wide) : "r"(word), "r"(above * 0x1110 + byte));
   return wide;
 }
-/// The same for words that others may write meanwhile, where any of the values is as good. atomic: for tools that take this for a race. (As relaxed accesses both
-/// cost 1 % of a forward pass, by the order of instructions around them.)
+/// For words that other threads may write at the same time, where any of the values will do. atomic: for tools that would report a race.
+/// (Relaxed atomics in release builds cost 1 % of a forward pass through instruction order.)
 template <bool atomic>
 FOVEAL_DEVICE void store_any(u32 shared, u32 value) {
   if constexpr (!atomic) return store_word(shared, value);
@@ -89,10 +98,10 @@ FOVEAL_DEVICE u32 load_any(u32 shared) {
   asm volatile("atom.relaxed.cta.shared.or.b32 %0, [%1], 0;" : "=r"(value) : "r"(shared) : "memory");
   return value;
 }
-/// Four 8 x 8 blocks of 16-bit elements; lanes 8 j .. 8 j + 7 give the addresses of the rows of block j. Lane 4 g + t gets (g, 2t) and (g, 2t + 1) of each, or
-/// (2t, g) and (2t + 1, g).
+/// ldmatrix of four 8 x 8 blocks of 16-bit elements; lanes 8 j .. 8 j + 7 give the row addresses of block j. Lane 4 g + t gets (g, 2t) and
+/// (g, 2t + 1) of each, or transposed (2t, g) and (2t + 1, g).
 template <bool transposed>
-FOVEAL_DEVICE void load_blocks(u32 (&block)[4], u32 row) {
+FOVEAL_DEVICE void ldmatrix(u32 (&block)[4], u32 row) {
   if constexpr (transposed) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(block[0]), "=r"(block[1]), "=r"(block[2]), "=r"(block[3])

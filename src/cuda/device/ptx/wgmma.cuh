@@ -17,18 +17,18 @@ FOVEAL_DEVICE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/// Keeps ordinary arithmetic on accumulators from moving across issue and wait.
+/// Keeps the compiler from moving arithmetic on accumulators across issue and wait.
 template <int count>
 FOVEAL_DEVICE void wgmma_pin(float (&registers)[count]) {
 #pragma unroll
   for (int i = 0; i < count; ++i) asm volatile("" : "+f"(registers[i])::"memory");
 }
 
-/// Address of an operand in shared memory, 128-byte swizzle: tiles of [row][64 columns], 128 bytes a row, chunk after chunk of 64 columns.
-/// Only the low word (address, leading offset) changes between instructions. `leading_bytes`: distance of chunks when MN-major.
+/// wgmma matrix descriptor, 128-byte swizzle: [row][64 columns], 128 bytes a row, chunks of 64 columns.
+/// Only the low word (address, leading offset) changes between instructions. `leading_bytes`: stride between chunks when MN-major.
 struct MatrixDescriptor {
   u32 low;
-  static constexpr u32 kHigh = (1024u >> 4) | (1u << 30);  // 8 rows further: 1024 bytes; swizzle mode 1
+  static constexpr u32 kHigh = (1024u >> 4) | (1u << 30);  // stride of 8 rows: 1024 bytes; swizzle mode 1
   FOVEAL_DEVICE static MatrixDescriptor at(u32 address, u32 leading_bytes = 16) {
     return {((address & 0x3ffffu) >> 4) | ((leading_bytes >> 4) << 16)};
   }
@@ -36,8 +36,8 @@ struct MatrixDescriptor {
   FOVEAL_DEVICE u64 bits() const { return (static_cast<u64>(kHigh) << 32) | low; }
 };
 
-// The register lists of one instruction: n / 16 groups of eight accumulators.
-// It would take the text of an instruction apart.
+// Register lists of one instruction: n / 16 groups of eight accumulators.
+// The formatter would break up the instruction strings.
 // clang-format off
 #define FOVEAL_R16 "%0,%1,%2,%3,%4,%5,%6,%7"
 #define FOVEAL_R32 FOVEAL_R16 ",%8,%9,%10,%11,%12,%13,%14,%15"
@@ -77,7 +77,7 @@ struct MatrixDescriptor {
 template <int n, bool bf16>
 struct Wgmma;
 
-// p0..p6: numbers of the operands after the accumulators.
+// p0..p6: operand numbers after the accumulators.
 #define FOVEAL_WGMMA_TYPED(n, type, is_bf16, p0, p1, p2, p3, p4, p5, p6)                                                             \
   template <>                                                                                                                          \
   struct Wgmma<n, is_bf16> {                                                                                                           \

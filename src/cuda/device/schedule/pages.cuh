@@ -1,11 +1,11 @@
 #pragma once
-// Which keys of which sequence a page holds.
+// Block-table lookups.
 #include "base.cuh"
 #include "pages_args.cuh"
 
 namespace foveal::device {
 
-/// Nobody has looked at the lengths: those that cannot be are clamped.
+/// Lengths are not validated on the host: out-of-range ones are clamped.
 template <class Index>
 FOVEAL_DEVICE int length_of(const PagesArgs& args, int sequence) {
   const Index length = static_cast<const Index*>(args.lengths)[sequence];

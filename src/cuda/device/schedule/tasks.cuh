@@ -1,6 +1,6 @@
 #pragma once
-// Which tasks a CTA does and which tiles a task visits. Producer and consumers walk the same sequence from the same inputs, so neither has to
-// tell the other.
+// Persistent tile scheduler: which tasks a CTA runs and which tiles a task visits. Producer and consumers compute the same sequence from
+// the same arguments and need not communicate.
 #include "base.cuh"
 #include "schedule/tile_runs.cuh"
 #include "sm90_args.cuh"
@@ -16,9 +16,9 @@ FOVEAL_DEVICE int divide(int n, const Divisor& d) {
   return static_cast<int>((__umulhi(static_cast<u32>(n), d.multiplier) + static_cast<u32>(n)) >> d.shift);
 }
 
-/// Task number `round` of this CTA: those of a section row by row (the longest first), dealt to the CTAs to and fro, so that long and short
-/// ones even out, or in one direction, so that a row comes after the row before it. The CTAs of a cluster do it together. With a CTA for each task there is one
-/// round.
+/// Task number `round` of this CTA. Within a section tasks are dealt row by row, longest first (LPT), either serpentine (alternating
+/// direction, so that long and short ones balance) or always in the same direction (so that a row runs after the row before it). The CTAs
+/// of a cluster share a task. With one CTA for each task there is one round.
 template <int cluster_size = 1>
 FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   const int grid = gridDim.x / cluster_size, place = blockIdx.x / cluster_size;
@@ -36,24 +36,24 @@ FOVEAL_DEVICE bool task_at(int round, const TaskOrder& order, Task& task) {
   return true;
 }
 
-/// Where the tiles of one row come from. all: every tile. causal: kv - q at most band_high. band: at least band_low as well. list: runs made by
-/// mask/, with the mask program for the pairs of partial tiles.
+/// How the tiles of a row are determined. all: every tile. causal: kv - q <= band_high. band: band_low <= kv - q as well. list: runs
+/// computed by mask/, with the mask program for partial tiles.
 enum class TileSource { all, causal, band, list };
 
-/// Tiles along one axis for a row of tiles on the other, last to first: borders (the diagonal, the tail) come while the pipeline fills.
-/// transposed: rows are kv tiles and the walk goes along q. parts: a task may take a part of them. `partial`: some pair of the tile is not kept, or lies beyond
-/// the end.
-template <TileSource source, bool transposed, bool parts = false>
+/// The tiles that one task visits, last to first: boundary tiles (diagonal, tail) come while the pipeline fills. transposed: rows are kv
+/// tiles and the walk is over q. splits: a task may visit one split of them. `partial`: the mask drops some pair of the tile, or the tile
+/// exceeds the sequence.
+template <TileSource source, bool transposed, bool splits = false>
 struct TileWalk {
   static constexpr bool kLimitLow = source == TileSource::band || (source == TileSource::causal && transposed);
   static constexpr bool kLimitHigh = source == TileSource::band || (source == TileSource::causal && !transposed);
 
-  int tile, begin;           // current tile, first tile of the current run
-  int full_begin, full_end;  // tiles in this range need no test for limits and end
-  bool run_full, covered;    // list: of the current run
-  int run, run_first;        // list: runs [run_first, run) are still to come
-  TileRun upcoming;          // list: the last of them, loaded ahead
-  int part_begin, part_end;  // list: tiles of the part
+  int tile, begin;             // current tile, first tile of the current run
+  int full_begin, full_end;    // tiles in this range need neither mask nor bounds checks
+  bool run_full, covered;      // list: of the current run
+  int run, run_first;          // list: runs [run_first, run) are still to come
+  TileRun upcoming;            // list: the last of them, prefetched
+  int split_begin, split_end;  // list: tiles of the split
 
   /// [row_begin, row_end): positions of the row; `length`: positions along the walk.
   FOVEAL_DEVICE void start(const Sm90Args& args, const TileRuns& runs, int batch, int head, int row, int row_begin, int row_end, int length,
@@ -63,8 +63,8 @@ struct TileWalk {
       full_begin = 0;
       full_end = length / block;
       begin = 0;
-      part_begin = 0;
-      part_end = tiles;
+      split_begin = 0;
+      split_end = tiles;
       if (runs.runs == nullptr) {
         tile = tiles;
         run = run_first = 0;
@@ -79,7 +79,7 @@ struct TileWalk {
     } else {
       const int low = transposed ? -args.band_high : args.band_low;
       const int high = transposed ? -args.band_low : args.band_high;
-      int first = 0, last = length;              // positions that some row may keep
+      int first = 0, last = length;              // positions that some row keeps
       int every_first = 0, every_last = length;  // positions that every row keeps
       if constexpr (kLimitLow) {
         first = max(first, row_begin + low);
@@ -103,21 +103,21 @@ struct TileWalk {
   /// No tiles until the next start().
   FOVEAL_DEVICE void stop() { tile = begin = run = run_first = 0; }
 
-  /// After start(): only part number `part` of so many. Parts of a list are ranges of tiles, kept or not.
-  FOVEAL_DEVICE void take_part(const TileRuns& runs, int part, int count) {
+  /// After start(): restricts the walk to split number `split` of `count`. Splits of a list are ranges of tiles, whether visited or not.
+  FOVEAL_DEVICE void take_split(const TileRuns& runs, int split, int count) {
     if constexpr (source == TileSource::list) {
-      const int each = divide_up(part_end, count);
-      part_begin = part * each;
-      part_end = min(part_end, part_begin + each);
+      const int each = divide_up(split_end, count);
+      split_begin = split * each;
+      split_end = min(split_end, split_begin + each);
       if (runs.runs == nullptr) {
-        begin = part_begin;
-        tile = part_end;
+        begin = split_begin;
+        tile = split_end;
         return;
       }
-      int last = run;  // of the runs that begin before the part's end
+      int last = run;  // of the runs that begin before the split's end
       for (int first = run_first; first < last;) {
         const int middle = (first + last) / 2;
-        if (runs.runs[middle].begin < part_end) {
+        if (runs.runs[middle].begin < split_end) {
           first = middle + 1;
         } else {
           last = middle;
@@ -127,15 +127,15 @@ struct TileWalk {
       look_ahead(runs);
     } else {
       const int each = divide_up(max(tile - begin, 0), count);
-      begin += part * each;
+      begin += split * each;
       tile = min(tile, begin + each);
     }
   }
 
-  /// Is there no tile after the current one? Not for lists.
+  /// Is the current tile the last one? Not for lists.
   FOVEAL_DEVICE bool is_last() const { return tile <= begin; }
 
-  /// next(), but only to a tile that is not partial; false: the next one is, or there is none. Not for lists.
+  /// Like next(), but only if the next tile is full; otherwise returns false and stays. Not for lists.
   FOVEAL_DEVICE bool next_full() {
     const bool full = tile > max(begin, full_begin) && tile <= full_end;
     tile -= full;
@@ -145,15 +145,15 @@ struct TileWalk {
   FOVEAL_DEVICE bool next(const TileRuns& runs, int length, int block, bool& partial) {
     if constexpr (source == TileSource::list) {
       while (tile <= begin) {
-        if (run <= run_first || (parts && upcoming.end <= part_begin)) return false;
+        if (run <= run_first || (splits && upcoming.end <= split_begin)) return false;
         const TileRun taken = upcoming;
         --run;
         look_ahead(runs);
         tile = min(taken.end, divide_up(length, block));
         begin = taken.begin;
-        if constexpr (parts) {
-          tile = min(tile, part_end);
-          begin = max(begin, part_begin);
+        if constexpr (splits) {
+          tile = min(tile, split_end);
+          begin = max(begin, split_begin);
         }
         run_full = taken.full;
         covered = taken.covered;
@@ -169,7 +169,7 @@ struct TileWalk {
   }
 };
 
-/// First row of the statistics of one sequence and query head; see Sm90Args.
+/// First row of the statistics of a sequence and query head; see Sm90Args::stat_rows.
 template <bool varlen>
 FOVEAL_DEVICE i64 stat_row(const Sm90Args& args, const Sequence& sequence, int head) {
   if constexpr (varlen) return static_cast<i64>(head) * args.stat_rows + (sequence.first_q + 128 * sequence.batch) / 128 * 128;

@@ -8,7 +8,7 @@ namespace foveal::device {
 /// Walks the tiles of one row in order.
 class TileCursor {
  public:
-  /// limit: tiles of this sequence (a packed batch plans for the longest).
+  /// limit: tiles of this sequence (a packed batch is planned for the longest).
   FOVEAL_DEVICE TileCursor(const TileRuns& runs, int batch, int head, int row, int limit) : runs_(runs.runs), limit_(limit) {
     if (runs_ == nullptr) {
       tile = -1;
@@ -49,7 +49,7 @@ struct Sequence {
   i64 first_q, first_kv;  ///< rows before it in packed tensors
 };
 
-/// Queries are packed (by cu_seqlens_q) or not; rows of keys: a KeyRows.
+/// kVarlen: queries are packed (cu_seqlens_q). key_rows: a KeyRows.
 template <bool kVarlen, class Index, int key_rows, class KvIndex>
 FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
   constexpr KeyRows keys = static_cast<KeyRows>(key_rows);
@@ -65,7 +65,7 @@ FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
     sequence.first_q = i64(q[batch]);
   }
   if constexpr (keys != KeyRows::batched &&
-                keys != KeyRows::spread) {  // nobody has looked at the lengths: no row beyond those that there are is read
+                keys != KeyRows::spread) {  // lengths are not validated on the host: clamped, so that no row out of bounds is read
     const KvIndex length = static_cast<const KvIndex*>(args.kv_lengths)[batch];
     sequence.len_kv = int(length < 0 ? KvIndex(0) : length < args.seqlen_kv ? length : KvIndex(args.seqlen_kv));
     if constexpr (keys == KeyRows::gathered) sequence.first_kv = i64(batch) * args.seqlen_kv;

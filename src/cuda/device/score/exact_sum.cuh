@@ -1,8 +1,8 @@
 #pragma once
-// Sums that do not depend on the order of their terms: integer bins by exponent, added to with integer atomics. Each of `elements` sums has
-// kWords 64-bit words: kWords - 1 bins, each kBinBits wide in exponent, and one word of flags for infinities and NaN. An fp32 term takes at most
-// 24 + kBinBits - 1 bits of its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. Equal bins of neighbours lie side by
-// side: neighbours are often added to together, and with terms of like size.
+// Order-independent sums: integer bins by exponent, updated by integer atomics. Each of `elements` sums has kWords 64-bit words: kWords - 1
+// bins, each kBinBits wide in exponent, and a word of flags for infinities and NaN. An fp32 term takes at most 24 + kBinBits - 1 bits of
+// its bin, so 2^(40 - kBinBits) terms fit without overflow; nothing is rounded. Equal bins of neighbouring elements are adjacent: these are
+// often updated together, by terms of similar size.
 #include "base.cuh"
 
 namespace foveal::device {
@@ -12,14 +12,14 @@ struct ExactSum {
   static_assert(kBinBits == 8 || kBinBits == 16, "two widths are in use");
   static constexpr int kWords = 256 / kBinBits;
   static constexpr int kBins = kWords - 1;
-  static constexpr int kLowestExponent = -149;  ///< bin 0 counts the smallest fp32 number
+  static constexpr int kLowestExponent = -149;  ///< bin 0 counts the smallest fp32 denormal
 
   FOVEAL_DEVICE static void add(u64* words, i64 elements, i64 element, float x) {
     const u32 bits = __float_as_uint(x);
     const int exponent = int(bits >> 23 & 255);
     const u32 fraction = bits & 0x7fffff;
     if ((bits & 0x7fffffff) == 0) return;
-    const int place = exponent == 0 ? 0 : exponent - 1;  // of the lowest bit of the fraction
+    const int place = exponent == 0 ? 0 : exponent - 1;  // of the fraction's lowest bit
     if (exponent == 255 || place >= kBins * kBinBits) {
       const u64 flag = exponent == 255 && fraction != 0 ? 4 : (bits >> 31 ? 2 : 1);
       atomicOr(words + kBins * elements + element, flag);

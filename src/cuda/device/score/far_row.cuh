@@ -1,6 +1,6 @@
 #pragma once
-// Rows whose lse is far from 0 (docs/numerics.md): what it loses in rounding would show in exp(score - lse). The backward pass measures such rows anew, the largest
-// score and the sum of exponentials less it; see base/far_row.h.
+// Far rows (docs/numerics.md): lse is so large that its rounding error shows in exp(score - lse). The backward pass recomputes their
+// largest score, and the sum of exponentials relative to it; see base/far_row.h.
 #include "score/functions.cuh"
 
 namespace foveal::device {
@@ -11,22 +11,23 @@ FOVEAL_DEVICE bool is_far(Real lse) {
   return size >= Real(4096) && size < Real(infinity());
 }
 
-/// A difference that is never merged with the product that gave the score: a fused multiply-add would show what the largest one lost by rounding.
-FOVEAL_DEVICE float less(float score, float largest) { return __fsub_rn(score, largest); }
-FOVEAL_DEVICE double less(double score, double largest) { return __dsub_rn(score, largest); }
+/// score - largest, not contracted with the product that gave the score: an FMA would expose the rounding error of the largest score.
+FOVEAL_DEVICE float unfused_difference(float score, float largest) { return __fsub_rn(score, largest); }
+FOVEAL_DEVICE double unfused_difference(double score, double largest) { return __dsub_rn(score, largest); }
 
-/// The largest score of a row, and the sum of exp2((score - largest) * exponent); sum 0: none so far. With a negative exponent the largest is the lowest.
+/// The largest score of a row and the sum of exp2((score - largest) * exponent); sum 0: empty. With a negative exponent `largest` is the
+/// smallest score.
 template <class Real>
 struct RowMeasure {
   Real largest = 0, sum = 0;
 
   FOVEAL_DEVICE void add(Real score, Real exponent) {
-    if (score * (exponent / 2) == -Real(infinity())) return;  // halved: base 2 may not hold what is finite
+    if (score * (exponent / 2) == -Real(infinity())) return;  // halved, as a finite score may overflow in base 2
     join({score, 1}, exponent);
   }
   FOVEAL_DEVICE void join(const RowMeasure& other, Real exponent) {
     if (other.sum == 0) return;
-    const Real above = less(other.largest, largest) * exponent;
+    const Real above = unfused_difference(other.largest, largest) * exponent;
     if (sum == 0) {
       *this = other;
     } else if (above > 0) {
@@ -36,14 +37,14 @@ struct RowMeasure {
       sum += other.sum * exp2_real(above);
     }
   }
-  /// By all lanes of a warp: of those whose numbers differ in `lanes` alone.
+  /// Joins the lanes whose indices differ in the bits `lanes`. Warp-collective.
   FOVEAL_DEVICE void join_lanes(int lanes, Real exponent) {
     const RowMeasure other{__shfl_xor_sync(~0u, largest, lanes), __shfl_xor_sync(~0u, sum, lanes)};
     join(other, exponent);
   }
 
-  /// log(sum), in natural units as `largest_score` is; with a sink of this logit, if there is one, as one more term. An lse that is another's than the rounded
-  /// largest + log_sum belongs to more keys than these (of other shards), and counts.
+  /// log(sum) in natural units, like `largest_score`; includes a sink with this logit, if any. If lse is not the rounded largest + log_sum,
+  /// it covers keys of other shards as well, and is used instead.
   FOVEAL_DEVICE Real log_sum(Real lse, Real largest_score, Real sink) const {
     const Real above = fv_max(sink - largest_score, Real(0));
     const Real log_sum = above + log_real(sum * exp_real(-above) + exp_real(sink - largest_score - above));

@@ -1,8 +1,8 @@
 #pragma once
-// What emitted score text is made of: the functions that the table of operations names, and reads of parameters. For 16-bit inputs the transcendental
-// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11, would show in lse); f32 and f64
-// use the exact ones. fv_exp, fv_sigmoid, fv_tanh also come as functions of a product x * factor: a factor that is the same for all pairs is then merged
-// with the one that base 2 needs.
+// Runtime of emitted score text: the functions of the table of operations, and reads of parameters. For 16-bit inputs transcendental
+// functions use the special-function unit (errors near 2^-22, far below the rounding of the inputs; its own tanh, 2^-11, would show in
+// lse); f32 and f64 use the exact ones. fv_exp, fv_sigmoid, fv_tanh also take a product x * factor: a constant factor is folded into the
+// one that base 2 needs.
 #include "args.cuh"
 #include "element.cuh"
 #include "score/approximations.cuh"
@@ -68,7 +68,7 @@ FOVEAL_DEVICE T fv_max(T a, T b) {
   return a < b ? b : a;
 }
 
-// kFast = false where a value decides something (an index, a comparison): there a small error is a wrong answer.
+// kFast = false where a value decides something (an index, a comparison): a small error would flip the result.
 template <bool kFast = kFastMath>
 FOVEAL_DEVICE float fv_divide(float a, float b) {
   return kFast ? a * reciprocal_approx(b) : a / b;
@@ -117,7 +117,7 @@ template <bool kFast = kFastMath>
 FOVEAL_DEVICE double fv_sigmoid(double x, double factor = 1) {
   return 1 / (1 + exp(-x * factor));
 }
-/// tanh(x * factor) * times by 1 - 2 / (1 + e^2x): absolute error 1e-7 * times, and saturates cleanly.
+/// tanh(x * factor) * times as 1 - 2 / (1 + e^2x): absolute error 1e-7 * times, saturates cleanly.
 FOVEAL_DEVICE float tanh_of_large(float x, float factor, float times) {
   return fmaf(-2 * times, reciprocal_approx(1 + exp2_real(x * (factor * (2 * kLog2e)))), times);
 }
@@ -180,14 +180,14 @@ FOVEAL_DEVICE double fv_pow(double x, double y) {
   return pow(x, y);
 }
 
-/// What the compiler must not take apart: a sum of a value of the row and one of the column would be factored anew for each pair.
+/// Opaque to the compiler: it would refactor the sum of a row value and a column value for each pair.
 FOVEAL_DEVICE int fv_kept(int x) {
   int kept;
   asm("mov.b32 %0, %1;" : "=r"(kept) : "r"(x));
   return kept;
 }
 
-/// An integer between -2^22 and 2^22 as a real, exactly: an addition, where a conversion would take a slot of the unit that exponentials need.
+/// An integer in [-2^22, 2^22] as a real, exactly, by an addition: a conversion would use the unit that exponentials need.
 FOVEAL_DEVICE real fv_small_integer(int x) {
   if constexpr (sizeof(real) == 8) return x;
   return real(__int_as_float(0x4b400000 + x) - 12582912.0f);  // 3 * 2^22

@@ -1,13 +1,13 @@
 #pragma once
-// Gradients of trainable parameters, collected by the kernel that owns tiles of queries. Each read is first summed along the lines on which its
-// indices are constant, in a fixed order; what is left is added to exact sums (score/exact_sum.cuh), so that the result does not depend
-// on the order in which blocks run. Nothing of size S x S is kept, unless the parameter itself has that size.
+// Gradients of trainable parameters, for the kernel that owns tiles of queries. Each read is first summed, in a fixed order, along the
+// lines on which its indices are constant; the rest goes to exact sums (score/exact_sum.cuh), so that the result does not depend on the
+// order of blocks. Nothing of size S x S is stored, unless the parameter has that size.
 #include "score/read_targets.cuh"
 #include "tile/problem.cuh"
 
 namespace foveal::device {
 
-/// Is a read summed through a tile in shared memory?
+/// Is some read summed through shared memory?
 constexpr bool staged_reads() {
   for (int r = 0; r < kReads; ++r)
     if (kReadKind[r] == kColumn || kReadKind[r] == kDiagonal) return true;
@@ -18,15 +18,15 @@ struct alignas(2 * sizeof(R)) StagePair {
   R x, y;
 };
 
-/// Terms of one tile of pairs, for sums along its columns and diagonals.
+/// Terms of a tile, for sums along its columns and diagonals.
 template <int kRows, int kCols>
-struct Stage {
-  static constexpr int kPitch = kCols + 8;  // the pairs of a warp fall on different banks
+struct TermTile {
+  static constexpr int kPitch = kCols + 8;  // padded, so that the pairs of a warp are on different banks
   static constexpr int kBytes = staged_reads() ? kRows * kPitch * int(sizeof(R)) : 0;
   R* data;
 };
 
-/// Sums that last for a whole row of tiles.
+/// Sums over a whole row of tiles.
 template <int kM>
 struct ReadSums {
   R uniform[kReadSlots];
@@ -42,12 +42,12 @@ struct ReadSums {
   }
 };
 
-/// Adds a tile: s holds scaled raw scores, ds the gradient of the modified scores, exactly 0 where a pair is not kept.
-/// Rows of this thread start at row_in_tile + g, tile at (q_begin, kv_begin), all local positions.
+/// Adds a tile: s holds scaled raw scores, ds the gradient of the modified scores, exactly 0 for dropped pairs. The thread's rows start at
+/// row_in_tile + g, the tile at (q_begin, kv_begin), all local positions.
 template <int r, int kThreads, int kRows, int kCols, int kM>
 FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_begin, int kv_begin, int row_in_tile,
                                 const R (&s)[kM][kCols / 8][4], const R (&ds)[kM][kCols / 8][4], ReadSums<kM>& sums,
-                                Stage<kRows, kCols> stage) {
+                                TermTile<kRows, kCols> stage) {
   constexpr bool kStaged = kReadKind[r] == kColumn || kReadKind[r] == kDiagonal;
   const int g = lane_id() / 4, t = lane_id() % 4;
   const auto position = [&](int row, int col) {
@@ -99,7 +99,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
     __syncthreads();
     for (int warp_diagonal = warp_id() * kWarp - (kRows - 1); warp_diagonal < kCols; warp_diagonal += kThreads) {
       const int diagonal = warp_diagonal + lane_id();
-      // Rows that some diagonal of this warp crosses.
+      // Rows that the diagonals of this warp cross.
       const int row_begin = max(0, -(warp_diagonal + kWarp - 1)), row_end = min(kRows, kCols - warp_diagonal);
       R sum = 0;
 #pragma unroll 8
@@ -116,7 +116,7 @@ FOVEAL_DEVICE void collect_read(const AttentionArgs& args, Position at, int q_be
   }
 }
 
-/// Adds what was summed over the whole row of tiles. `scratch`: one R per warp in shared memory.
+/// Adds what was summed over the row of tiles. `scratch`: one R for each warp, in shared memory.
 template <int r, int kWarps, int kM>
 FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_local, const ReadSums<kM>& sums, R* scratch) {
   at.kv = int(args.kv_offset);
@@ -126,9 +126,7 @@ FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_lo
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        R sum = sums.row[r][m][i];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
+        const R sum = quad_sum(sums.row[r][m][i]);
         const int row = q_local + 16 * m + 8 * i;
         at.q = int(args.q_offset) + row;
         if (lane_id() % 4 == 0 && row < at.seqlen_q) add_to_read<r>(args, R(0), at, sum);
@@ -136,9 +134,7 @@ FOVEAL_DEVICE void finish_reads(const AttentionArgs& args, Position at, int q_lo
     }
   }
   if constexpr (kReadKind[r] == kUniform) {
-    R sum = sums.uniform[r];
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+    R sum = warp_sum(sums.uniform[r]);
     __syncthreads();
     if (lane_id() == 0) scratch[warp_id()] = sum;
     __syncthreads();

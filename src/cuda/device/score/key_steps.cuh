@@ -1,10 +1,10 @@
 #pragma once
-// Which indices of keys are the sum of what they are at a place and at a step from there.
+// Splitting functions of a key index into parts for a base and a step.
 
 namespace foveal::device {
 
-/// Do `//` and `%` by these numbers, of a kv whose Position has this key_block, give the sum of what they give for kv - kv_step and for kv_step? So where no carry
-/// from the one reaches the other. A chain of them, `kv // 16 % 8`, asks for each by what kv is divided by in all: 16, 128.
+/// For a kv whose Position has this key_block: are `//` and `%` by these numbers additive, f(kv) = f(kv - kv_step) + f(kv_step)? They are
+/// if no carry crosses. A chain such as `kv // 16 % 8` passes the total divisor of each: 16, 128.
 template <class... Block>
 constexpr bool fv_steps_apart(int key_block, Block... block) {
   return key_block > 0 && (... && (block % 8 == 0 && (key_block % block == 0 || block % key_block == 0)));

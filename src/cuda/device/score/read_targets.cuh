@@ -1,5 +1,6 @@
 #pragma once
-// Where the terms of a parameter's gradient go: exact sums, or an element of their own.
+// Destinations of parameter-gradient terms: exact sums, or an element of their own.
+#include "ptx/warp.cuh"
 #include "score/exact_sum.cuh"
 #include "score/score.cuh"
 
@@ -8,7 +9,7 @@ namespace foveal::device {
 constexpr int kReadSlots = kReads > 0 ? kReads : 1;
 using Bins = ExactSum<kBinBits>;
 
-/// The element that a read touches, in row-major order.
+/// The element that a read touches, row-major.
 template <int r>
 FOVEAL_DEVICE i64 read_element(const AttentionArgs& args, real score, const Position& at) {
   int index[kMaxParamRank];
@@ -32,7 +33,7 @@ FOVEAL_DEVICE void add_to_element(const AttentionArgs& args, i64 element, real t
   Bins::add(gradient.bins, gradient.elements, element, term);
 }
 
-/// The same for a whole warp, whose lanes often mean one element: the far buckets of a table of distances, the ends of a clamped one.
+/// Warp-collective. Lanes often share one element: far buckets of relative positions, the ends of a clamped table.
 template <int r>
 FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, i64 element, real term) {
   const u32 active = __ballot_sync(~0u, term != 0);
@@ -41,8 +42,7 @@ FOVEAL_DEVICE void add_warp_to_read(const AttentionArgs& args, i64 element, real
   const int leader = __ffs(active) - 1;
   const i64 leaders_element = __shfl_sync(~0u, element, leader);
   if (__all_sync(~0u, term == 0 || element == leaders_element)) {
-#pragma unroll
-    for (int lane = 16; lane > 0; lane /= 2) term += __shfl_xor_sync(~0u, term, lane);
+    term = warp_sum(term);
     if (lane_id() == leader) Bins::add(gradient.bins, gradient.elements, element, term);
   } else if (term != 0) {
     Bins::add(gradient.bins, gradient.elements, element, term);

@@ -1,68 +1,69 @@
 #pragma once
-// The score and mask of this problem, written by score_emit:
+// The score and mask of this problem: what score_emit writes into emit.cuh, and the types that it is called with. `score` is the raw score
+// q . k with its scale; `real` is float, or double for f64 inputs. "Constant over a head": the same for all pairs of a head, independent of the
+// raw score.
+//
 //   constexpr bool kHasScore, kHasMask, kHasSink;
-//   real score_in_units(score, at, args)       the modified score / score_unit
-//   real score_unit(score, at, args)           for an exponent to take in: the same for all pairs of a head; in forward passes a positive constant, but for the scale
-//   real slope_in_units(score, at, args)       d modified / d score / slope_unit; kSlopeOfScore: it depends on the score
-//   real slope_unit(score, at, args)           for dq and dk to take in: the same for all pairs of a head, and for all heads that share keys
 //   bool mask_keep(at, args)
 //   real sink_logit(head, args)
-// and for each trainable read r < kReads (kReadKind[r]: how it is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
-// element is written once, as a ReadGradient<r>):
-//   real read_factor_in_units<r>(score, at, args)
-//                                              d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score; kFactorIsOne[r], kFactorIsFinite[r]:
-//                                              for all pairs
-//                                              kFollowsFromDk[r]: it is the raw score, and the sum of all terms that of k . dk
-//   real read_unit<r>(score, at, args)         for the sum over pairs to take in: the same for all pairs of a head
-//   void read_index<r>(score, at, args, index) the indices, clamped into the parameter
-//   int read_bin<r>(score, at, args)           where its terms are summed in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the number of
-//                                              the element among those that differ in the dimensions kBinDims[r], a bit each
-// kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv.
-// kSinkParam: the sink's position when its gradient is wanted, else -1.
-// `score` is the raw score q . k with its scale; real is float, or double for f64 inputs.
+//   real score_in_units(score, at, args)   the modified score / score_unit
+//   real score_unit(score, at, args)       constant over a head, to be folded into an exponent; in forward passes a positive constant, apart from
+//                                          the scale
+//   real slope_in_units(score, at, args)   d modified / d score / slope_unit; kSlopeOfScore: it depends on the score
+//   real slope_unit(score, at, args)       constant over a head and over heads that share keys, to be folded into dq and dk
 //
-// Kernels that evaluate what is the same along a line of a tile apart from its pairs (tile/line_values.cuh) find the functions for that,
-//   real walk_value<v>(at, args), v < kWalkValues           the same for all pairs of one position along the walk of a task
-//   real diagonal_value<v>(at, args), v < kDiagonalValues   the same for all pairs of one diagonal
-// and hand the values in as at.walk[v], at.diagonal[v]. For other kernels there are none. Likewise at.row[v] = row_value<v>(at, args), v < kRowValues: what is the
-// same for all pairs of a row; and at.loaded[v], v < kPairReads: reads of one element per
-// pair, which a kernel loads ahead of the scores: a PairElementOf<v>, pair_origin<v>(at, args) + pair_step<v>(at, args) bytes into parameter kPairParam[v]; the origin
-// is the same for all pairs of a thread. And at.tiled[v], v < kPairTiles: reads that a kernel gets as tiles of PairTileElementOf<v> (tile/pair_tiles.cuh);
-// pair_tile_place<v>(at, args, place): where a pair is in the tensor map, {column, row, ...}. And at.table[t], t < kTables: where a parameter's elements for one
-// batch and head are in shared memory (tile/read_tables.cuh), those that differ in the dimensions kTableDims[t], a bit each, rows of kTableRow[t] of them padded to kTablePaddedRow[t]; table_index<t>(at, args, index): those
-// that differ not. And at.tanh where kTanhAhead: tanh(raw score * tanh_factor) *
-// tanh_times,
-//   real tanh_factor(score, at, args), tanh_times(score, at, args)
-// kCappedScore: the modified score / score_unit is at.tanh itself. kSumScore: the modified score is raw score * score_gain + the sum over o < kOffsets of
-// offset_in_units<o> * offset_row<o> * offset_unit<o>; in backward passes there is one of them,
-//   real offset_in_units<o>(score, at, args)                                does not depend on the score
-//   real offset_row<o>(score, at, args)                                     the same for all pairs of a row; 1 where not kOffsetHasRow[o]
-//   real score_gain(score, at, args), offset_unit<o>(score, at, args)       the same for all pairs of a head
-// What is the same for all pairs of a head does not use the raw score.
-// kOffsetsInScores: instead it is (raw score + the sum) * score_unit, offset_unit is divided by that, and score_in_units leaves the raw score as it is.
-// kOffsetsFirst: scores begin as this sum, and the product q . k is added to it. Then a table may have its factor already (kTableIsScaled[t]),
-//   real table_unit<t>(score, args)
-// and the offset that reads it has none (kOffsetIsScaled[o]).
-// kOffsetsAreColumns: each offset is the product of at.walk[kOffsetWalk[o]] and offset_row * offset_unit, which tensor cores add up (tile/extra_columns.cuh).
+// For each trained read r < kReads (kReadKind[r]: how its gradient is reduced; kReadParam[r], kReadRank[r]: its parameter; kReadStores[r]: each
+// element is written once, as a ReadGradient<r>; kReadRowDim[r], kReadColumnDim[r]: of a kElement read, the dimensions of q and kv):
+//   real read_factor_in_units<r>(score, at, args)   d modified / d read / read_unit<r>; kFactorOfScore[r]: it depends on the score;
+//                                                   kFactorIsOne[r], kFactorIsFinite[r]: for all pairs; kFollowsFromDk[r]: it is the raw score,
+//                                                   and the sum of all terms is that of k . dk
+//   real read_unit<r>(score, at, args)              constant over a head, to be folded into the sum over pairs
+//   void read_index<r>(score, at, args, index)      the indices, clamped into the parameter
+//   int read_bin<r>(score, at, args)                its bin in shared memory (tile/read_bins.cuh; kBinCopies[r], kBinEntries[r]): the index among
+//                                                   the elements that differ in the dimensions kBinDims[r] (a bitmask)
+// kSinkParam: index of the sink if its gradient is wanted, else -1.
 //
-// kPairRun[v], kPairRepeats[v]: the element of at.loaded[v] is the same for blocks of so many keys (0: it is not), and the same again 64 keys on. For the kernel that
-// sums the reads of tables for each query (kernels/rows_sm90.cuh), number i < kRowReads of which is the trained read kRowRead[i]:
-//   int row_bin<i>(at, args)      the number of the element among the kRowEntries[i] of a query, those that differ in the dimensions kRowDims[i], a bit each
-// kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it goes along the keys; kRowStored: it is written as a RowGradientOf<i>, and not added.
+// Values that a kernel evaluates or loads apart from pairs, and passes in as members of `at`. For kernels that do not, there are none:
+//   walk[v] = walk_value<v>(at, args), v < kWalkValues               constant over one position along the walk (tile/line_values.cuh)
+//   diagonal[v] = diagonal_value<v>(at, args), v < kDiagonalValues   constant over a diagonal
+//   row[v] = row_value<v>(at, args), v < kRowValues                  constant over a row
+//   loaded[v], v < kPairReads    one element for each pair, prefetched: a PairElementOf<v>, at byte offset pair_origin<v>(at, args) (the same for
+//                                all pairs of a thread) + pair_step<v>(at, args) of parameter kPairParam[v]. kPairRun[v]: it is constant over
+//                                blocks of so many keys (0: it is not); kPairRepeats[v]: it repeats every 64 keys
+//   tiled[v], v < kPairTiles     the same by TMA, in tiles of PairTileElementOf<v> (tile/pair_tiles.cuh); pair_tile_place<v>(at, args, place):
+//                                coordinates in the tensor map, {column, row, ...}
+//   table[t], t < kTables        shared-memory address of a parameter's elements for one batch entry and head (tile/read_tables.cuh): those that
+//                                differ in the dimensions kTableDims[t] (a bitmask), in rows of kTableRow[t] padded to kTablePaddedRow[t];
+//                                table_index<t>(at, args, index): the other dimensions
+//   tanh, if kTanhAhead          tanh(raw score * tanh_factor) * tanh_times, both real f(score, at, args)
+//
+// Forms of scores:
+//   kCappedScore         the modified score / score_unit is at.tanh
+//   kSumScore            the modified score is raw score * score_gain + the sum over o < kOffsets (1 in backward passes) of
+//                        offset_in_units<o> * offset_row<o> * offset_unit<o>, all real f(score, at, args): the first is independent of the score,
+//                        the second constant over a row (1 unless kOffsetHasRow[o]), score_gain and the third constant over a head
+//   kOffsetsInScores     it is (raw score + the sum) * score_unit instead: offset_unit is divided by that, score_in_units is the raw score
+//   kOffsetsFirst        accumulators start as this sum, and q . k is added. A table may then be scaled already (kTableIsScaled[t]; its factor:
+//                        real table_unit<t>(score, args)), and the offset that reads it has no factor (kOffsetIsScaled[o])
+//   kOffsetsAreColumns   each offset is at.walk[kOffsetWalk[o]] * (offset_row * offset_unit), added by tensor cores (tile/extra_columns.cuh)
+//
+// For tables by query (kernels/rows_sm90.cuh), i < kRowReads, which is the trained read kRowRead[i]:
+//   int row_bin<i>(at, args)   index among the kRowEntries[i] elements of a query, those that differ in the dimensions kRowDims[i] (a bitmask)
+//   kRowRun, kRowRepeats, kRowDistinct, kRowAny: how it varies along the keys; kRowStored: it is stored as a RowGradientOf<i>, not added
 #include "score/functions.cuh"
 
 namespace foveal::device {
 
-/// Where a pair is: global positions, and the lengths of its sequence. A kernel that knows how far q and kv are from places that all pairs of a thread
-/// share says so in the steps: constants, once its loops are unrolled. key_block: steps along kv stay below it, and kv - kv_step is a multiple of it and a rest that
-/// stays below 8 with kv_step % 8 added; 0: nothing is known.
+/// A pair: global positions and sequence lengths. A kernel that knows q and kv relative to a base that a thread's pairs share gives the
+/// distances as steps: constants once loops are unrolled. key_block: kv_step < key_block, and kv - kv_step is a multiple of it plus a rest
+/// that stays below 8 when kv_step % 8 is added; 0: nothing is known.
 struct Position {
   int batch, head, q, kv, seqlen_q, seqlen_kv;
   int q_step = 0, kv_step = 0;
   int key_block = 0;
 };
 
-/// A product q . k and its scale, apart, so that emitted text can merge the scale with factors of its own; or a product already scaled.
+/// A product q . k and its scale, kept apart so that emitted text can fold the scale into its own factors; or an already scaled score.
 struct Score {
   real raw, scale;
   FOVEAL_DEVICE Score(real scaled) : raw(scaled), scale(1) {}
@@ -70,7 +71,7 @@ struct Score {
   FOVEAL_DEVICE operator real() const { return raw * scale; }
 };
 
-/// A word of a table in shared memory, `bytes` from its first; nothing else is written there while pairs are evaluated.
+/// Loads a word of a table in shared memory, at byte offset `bytes`. No memory clobber: tables do not change while pairs are evaluated.
 FOVEAL_DEVICE float load_table(u32 table, int bytes) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(table + bytes));
@@ -94,8 +95,8 @@ FOVEAL_DEVICE real score_backward(const Score& score, const At& at, const ScoreA
   return slope_in_units(score, at, args) * slope_unit(score, at, args);
 }
 
-/// A sum in units; 0 stays 0 whatever the unit is.
-FOVEAL_DEVICE real sum_in_whole(real sum, real unit) { return sum == real(0) ? real(0) : sum * unit; }
+/// Applies a unit to a sum in units; 0 stays 0 whatever the unit is.
+FOVEAL_DEVICE real apply_unit(real sum, real unit) { return sum == real(0) ? real(0) : sum * unit; }
 
 /// d modified / d read.
 template <int r, class At>
@@ -110,13 +111,13 @@ constexpr int kWalkSlots = kWalkValues > 0 ? kWalkValues : 1, kDiagonalSlots = k
 constexpr int kPairSlots = kPairReads > 0 ? kPairReads : 1, kPairTileSlots = kPairTiles > 0 ? kPairTiles : 1;
 constexpr int kTableSlots = kTables > 0 ? kTables : 1, kRowSlots = kRowValues > 0 ? kRowValues : 1;
 
-/// A pair with what is known before its score. Integers that were read stand there as bits.
+/// A pair with the values known before its score. Integer reads are stored as bits.
 struct Pair : Position {
   real walk[kWalkSlots], diagonal[kDiagonalSlots], row[kRowSlots], loaded[kPairSlots], tiled[kPairTileSlots], tanh;
   u32 table[kTableSlots];
 };
 
-/// Of one row.
+/// Values that are constant for a row.
 struct RowValues {
   real value[kRowSlots];
   template <int v = 0>
@@ -156,15 +157,15 @@ FOVEAL_DEVICE void load_pair_values(PairValues& pairs, const Position& at, const
     load_pair_values<v + 1>(pairs, at, args);
   }
 }
-/// Do values of a read stay from tile to tile? kKeys: of a tile; holds: its rows are queries, which stay, too.
+/// Can values of a read be held from tile to tile? kKeys: of a tile; holds: rows are queries, which do not change.
 template <bool holds, int kKeys, int v>
 constexpr bool is_held() {
   return holds && kPairRepeats[v] && kPairRun[v] == 0 && kKeys % 64 == 0;
 }
-/// The largest part of a run, half of it or a quarter and so on, that tiles of so many keys begin with.
+/// The largest power-of-two fraction of a run that divides a tile of so many keys.
 constexpr int common_block(int run, int keys) { return keys % run == 0 ? run : common_block(run / 2, keys); }
-/// The register of a fragment that has a read's value for register i, too: the first of the thread and row whose key lies in the same run, or of the two rows
-/// where these are keys; or the first of those that repeat.
+/// The register whose value register i shares: the first one of the thread and row with its key in the same run (or of both rows, if rows
+/// are keys), or the first that repeats.
 template <bool transposed, bool holds, int kKeys, int v>
 constexpr int register_of_read(int i) {
   constexpr int run = kPairRun[v] > 0 ? common_block(kPairRun[v], kKeys) : 0;
@@ -173,7 +174,8 @@ constexpr int register_of_read(int i) {
   if constexpr (run >= 8) return i / (run / 2) * (run / 2) + (i & 2);
   return i;
 }
-/// Loads what register i needs that no other has. at: its pair; held: values that stay, of the pair `at` in the first tile of all.
+/// Loads the value of register i unless it shares another's. at: its pair; held: load the values that are held, for a pair of the first
+/// tile.
 template <bool transposed, bool holds, int kKeys, bool held = false, int v = 0, int count>
 FOVEAL_DEVICE void load_pair_values(PairValues (&pairs)[count], int i, const Position& at, const ScoreArgs& args) {
   if constexpr (v < kPairReads) {
@@ -183,7 +185,7 @@ FOVEAL_DEVICE void load_pair_values(PairValues (&pairs)[count], int i, const Pos
     load_pair_values<transposed, holds, kKeys, held, v + 1>(pairs, i, at, args);
   }
 }
-/// The values of register i, where they were loaded so.
+/// Gets the values of register i, as loaded by the above.
 template <bool transposed, bool holds, int kKeys, int v = 0, int count>
 FOVEAL_DEVICE void put_pair_values(Pair& pair, const PairValues (&pairs)[count], int i) {
   if constexpr (v < kPairReads) {

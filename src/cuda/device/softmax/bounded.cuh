@@ -1,20 +1,22 @@
 #pragma once
-// A step of the softmax for exponents that are known to be small: it needs no maximum. bf16 has the exponents of fp32, so probabilities may be far from 1.
+// Softmax step for exponents known to be small, which needs no maximum. bf16 has the exponent range of fp32, so probabilities may be far
+// from 1.
 #include "softmax/online.cuh"
 #include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
 
-/// Sums of 2^24 such probabilities leave the values 2^63.
+/// 2^24 such probabilities, summed and multiplied with values, stay finite.
 constexpr float kHighestExponent = 40.0f;
 
-/// What is subtracted from exponents of at most kHighestExponent, which are scores * scale_log2: a row's reference, no less than 0.
+/// What is subtracted from exponents (scores * scale_log2, at most kHighestExponent): the row's reference, but at least 0.
 FOVEAL_DEVICE void bounded_shift(const OnlineSoftmax& softmax, float scale_log2, float (&shift)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) shift[r] = fmaxf(softmax.reference[r], 0.0f) * scale_log2;
 }
 
-/// exponents - shift -> probabilities, in place of OnlineSoftmax::follow_maximum, with its result, and add. `partial`: -inf where the pair is not kept; a row that keeps nothing stays as it is.
+/// exponents - shift -> probabilities; replaces OnlineSoftmax::update_max (same return value) and add. partial: dropped pairs are -inf; a
+/// row without kept pairs is unchanged.
 template <bool partial, int count>
 FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[count], float scale_log2, float (&rescale)[2]) {
   float sum[2] = {};
@@ -33,15 +35,16 @@ FOVEAL_DEVICE bool update_bounded(OnlineSoftmax& softmax, float (&exponents)[cou
   return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
 }
 
-/// The highest sum that guessed probabilities may have (score/small_tanh.cuh), whose exponents are up to `gain`, with |raw| up to `limit`. 0: they can't be
-/// guessed.
+/// Largest sum of guessed probabilities (score/small_tanh.cuh) for which the guess holds, with exponents up to `gain` and |raw| up to
+/// `limit`; 0: no guessing.
 template <int terms>
 FOVEAL_DEVICE float highest_guessed_sum(const TanhPolynomial<terms>& exponents, float gain, float limit) {
   const bool possible = limit >= kLowestSmallTanh && fabsf(gain) >= SmallTanh<terms>::kLeastGain;
   return possible ? exp2_real(fabsf(exponents.at(fminf(limit, kHighestSmallTanh)))) : 0.0f;
 }
 
-/// scores -> packed probabilities, for rows whose reference is 0. Returns whether they are right for all rows of the warp; else only `packed` has changed.
+/// scores -> packed probabilities, for rows whose reference is 0. Returns whether the guess holds for all rows of the warp; if not, only
+/// `packed` was written.
 template <class Element, int terms, int count>
 FOVEAL_DEVICE bool guess_probabilities(u32 (&packed)[count / 2], OnlineSoftmax& softmax, const float (&scores)[count],
                                        const TanhPolynomial<terms>& exponents, float highest_sum) {

@@ -1,25 +1,25 @@
 #pragma once
-// Softmax over a row that arrives tile by tile: running maximum and sum, in base 2.
+// Online softmax: running maximum and sum of a row, in base 2.
 #include "score/functions.cuh"
 #include "tile/fragment.cuh"
 
 namespace foveal::device {
 
-/// A new maximum replaces the reference only when it exceeds it by more than this many powers of two: probabilities then stay below 2^8,
-/// which every 16-bit type holds, and most tiles need no rescaling.
+/// The reference is replaced only by a maximum that exceeds it by more than this many powers of two: probabilities stay below 2^8, which
+/// every 16-bit type represents, and most tiles need no rescaling.
 constexpr float kRescaleThreshold = 8.0f;
 
-/// Where probabilities may have any exponent, the maximum of a row's first tile serves the later ones too, unless it is below 2^kLowestLasting: the
-/// first tile may hold only soft-masked scores, like -10000. A sum of more than kGrowing tells that scores grow: then another maximum is looked
-/// for. One that reaches kTooHigh tells that this came too late.
-constexpr float kLowestLasting = -16.0f, kGrowing = 0x1p20f, kTooHigh = 0x1p63f;
+/// With the exponent range of bf16 the maximum of a row's first tile can serve the later ones, unless it is below 2^kLowestHeldMax: the
+/// first tile may hold only soft-masked scores, such as -10000. A sum above kGrowingSum means that scores grow, and the maximum is updated;
+/// one above kOverflowingSum that this came too late.
+constexpr float kLowestHeldMax = -16.0f, kGrowingSum = 0x1p20f, kOverflowingSum = 0x1p63f;
 
-/// From here on, in base 2, a reference is far: a fused multiply-add would show what it loses in rounding, and base 2 may not hold it at all. So scores less the
-/// reference come first.
+/// From this magnitude on, in base 2, a reference is far: fma(score, scale, -reference) would expose its rounding error, and the base-2
+/// value may overflow. The reference is then subtracted from the scores first.
 constexpr float kFarReference = 4096.0f;
 
 struct OnlineSoftmax {
-  float reference[2];  ///< per row, in units of the scores; -inf: nothing kept so far
+  float reference[2];  ///< per row, in units of the scores: a running maximum, not always the current one; -inf: no key kept so far
   float sum[2];        ///< of this thread's columns only
 
   FOVEAL_DEVICE void reset() {
@@ -27,22 +27,23 @@ struct OnlineSoftmax {
     sum[0] = sum[1] = 0;
   }
 
-  /// Are the references of all rows of the warp 0?
+  /// Are all references of the warp 0?
   FOVEAL_DEVICE bool is_unshifted() const { return __all_sync(~0u, reference[0] == 0 && reference[1] == 0); }
 
-  /// Do the references of all rows of the warp last, where they may? One vote on both: the result is warp-uniform, so that no
+  /// Can the current references be kept for the next tile, in all rows of the warp? One vote, so that the result is warp-uniform and no
   /// divergence code is emitted.
-  /// `may_grow`: scores along a row are more than products of normal numbers, and sums are heeded.
+  /// may_grow: scores are more than scaled products, so the sums are checked too.
   template <bool may_grow>
-  FOVEAL_DEVICE bool lasts(float scale_log2, bool may_last) const {
-    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowing);
-    return __all_sync(~0u, may_last && fminf(reference[0], reference[1]) * scale_log2 >= kLowestLasting &&
+  FOVEAL_DEVICE bool max_holds(float scale_log2, bool may_hold) const {
+    const bool grows = may_grow && !(fmaxf(sum[0], sum[1]) < kGrowingSum);
+    return __all_sync(~0u, may_hold && fminf(reference[0], reference[1]) * scale_log2 >= kLowestHeldMax &&
                                fmaxf(reference[0], reference[1]) * scale_log2 < kFarReference && !grows);
   }
 
-  /// References for the scores of another tile. Returns whether what was accumulated before has to be multiplied by `rescale`; the sums are.
+  /// Updates the references for the scores of another tile and rescales the sums. Returns whether the output must be multiplied by
+  /// `rescale`.
   template <int count>
-  FOVEAL_DEVICE bool follow_maximum(const float (&scores)[count], float scale_log2, float (&rescale)[2]) {
+  FOVEAL_DEVICE bool update_max(const float (&scores)[count], float scale_log2, float (&rescale)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float local = fmaxf(scores[2 * r], scores[2 * r + 1]);
@@ -59,7 +60,7 @@ struct OnlineSoftmax {
     return __any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f);
   }
 
-  /// scores -> exp2((score - reference) * scale_log2). may_be_far: references that last are not.
+  /// scores -> exp2((score - reference) * scale_log2). may_be_far: references that were kept are not far.
   template <int count>
   FOVEAL_DEVICE void add(float (&scores)[count], float scale_log2, bool may_be_far) {
     float shift[2];
@@ -77,22 +78,22 @@ struct OnlineSoftmax {
     }
   }
 
-  /// Did a score exceed a reference that was to last by too much, in this thread's columns? A NaN counts.
-  FOVEAL_DEVICE bool overflows() const { return !(sum[0] < kTooHigh && sum[1] < kTooHigh); }
+  /// Did a score exceed a kept reference by too much, in this thread's columns? NaN counts.
+  FOVEAL_DEVICE bool overflows() const { return !(sum[0] < kOverflowingSum && sum[1] < kOverflowingSum); }
 
-  /// A sum that overflows does so from now on, however small it is made by other references: what was accumulated with it may be infinite.
+  /// Makes an overflow sticky: rescaling might hide it, but the output accumulated with it may be infinite.
   FOVEAL_DEVICE void keep_overflow() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      if (!(sum[r] < kTooHigh)) sum[r] *= infinity();
+      if (!(sum[r] < kOverflowingSum)) sum[r] *= infinity();
     }
   }
 
-  /// Everything add() computes is computed here: a store that never happens keeps the assembler from moving the exponentials below the next wait for the
-  /// tensor cores, where nothing would hide them.
+  /// Forces what add() computes to be computed here: a store that never happens keeps ptxas from sinking the exponentials below the next
+  /// wgmma wait, where nothing hides them.
   FOVEAL_DEVICE void complete() const { store_if_negative(sum[0] + sum[1]); }
 
-  /// Row sums over all lanes; then 1 / sum (0 for a row without keys) and the natural log of the sum of exponentials. No maximum and yet a sum: all scores are NaN.
+  /// Reduces the row sums over the quad; returns 1 / sum (0 for a row without keys) and lse. A sum without a maximum: all scores are NaN.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -103,7 +104,7 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The same for parts of rows: lse in f64, which tells what two far ones weigh.
+  /// The same for a part: lse in f64, which keeps the relative weight of two far rows.
   FOVEAL_DEVICE void finish(float scale_log2, float (&inverse)[2], double (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -115,12 +116,12 @@ struct OnlineSoftmax {
     }
   }
 
-  /// The same when sinks of these logits join the denominators.
+  /// The same with a sink in the denominator.
   FOVEAL_DEVICE void finish(float scale_log2, const float (&sink)[2], float (&inverse)[2], float (&lse)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool far = fmaxf(fabsf(reference[r] * scale_log2), fabsf(sink[r])) >= kFarReference;
-      const float unit = far ? kLog2e : 1.0f;  // far ones meet as they are, others in base 2
+      const float unit = far ? kLog2e : 1.0f;  // far rows are merged in natural units, others in base 2
       const float shift = reference[r] * (far ? scale_log2 * kLn2 : scale_log2), sink_shift = far ? sink[r] : sink[r] * kLog2e;
       const float top = fmaxf(shift, sink_shift);
       const float of_keys = exp2_real((shift - top) * unit);
@@ -131,7 +132,7 @@ struct OnlineSoftmax {
   }
 
  private:
-  /// reference + log(sum), of which the former may be too much for base 2.
+  /// reference + log(sum); the reference may overflow in base 2.
   FOVEAL_DEVICE static float natural(float reference, float scale_log2, float log2_sum) {
     const float shift = reference * scale_log2;
     return fabsf(shift) < kFarReference ? (shift + log2_sum) * kLn2 : fmaf(reference, scale_log2 * kLn2, log2_sum * kLn2);

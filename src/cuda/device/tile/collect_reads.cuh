@@ -1,45 +1,21 @@
 #pragma once
-// Gradients of trainable parameters from transposed tiles of score gradients: a warp holds 16 keys by kBlockQ queries. The terms of each read are first
-// summed along the lines on which its indices are constant, in a fixed order; what is left is added to exact sums, so that the result does not
-// depend on the order in which CTAs run.
+// Gradients of trainable parameters from transposed tiles of dS: a warp has 16 keys by kBlockQ queries. The terms of each read are first
+// summed, in a fixed order, along the lines on which its indices are constant; the rest goes to exact sums, so that the result does not
+// depend on the order of CTAs.
 //
-// A warp sums over its walk what is the same for all tiles (uniform reads, columns of the scores). Rows and diagonals belong to a tile: each thread folds its
-// two keys and leaves the sums in shared memory (ReadStage), where other warps sum them up (ReadCollector) while the next tile is computed.
+// Uniform reads and columns of the scores are summed in registers over the whole walk. Rows and diagonals change from tile to tile: each
+// thread adds the terms of its two keys and stages them in shared memory (ReadStage), where collector warps sum them (tile/read_collector.cuh)
+// during the next tile.
 #include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
-#include "score/read_targets.cuh"
-#include "tile/line_values.cuh"
-#include "tile/read_bins.cuh"
-#include "tile/read_tables.cuh"
+#include "tile/bin_terms.cuh"
 
 namespace foveal::device {
 
-/// Reads whose terms the thread knows together with the probability: the factor, or the slope of the score_mod, depends on the score. Each has an array: of the
-/// factors, 0 where a pair is not kept; or where gradients of the modified scores will not be known apart from the slope, of probability * factor / unit. A factor
-/// is taken whole: without its unit it may be the raw score itself, whose register the tensor cores must have back.
-constexpr bool kEarlyFactors = !kSlopeOfScore;
-constexpr bool is_early(int r) { return kSlopeOfScore || (kFactorOfScore[r] && !kFollowsFromDk[r]); }
-constexpr int early_before(int end) {
-  int count = 0;
-  for (int r = 0; r < end; ++r) count += is_early(r);
-  return count;
-}
-constexpr int kEarlyReads = kCollectsTerms ? early_before(kReads) : 0;
-constexpr int kEarlySlots = kEarlyReads > 0 ? kEarlyReads : 1;
-using EarlyTerms = float[kEarlySlots][kBlockQ / 2];
-
-/// Of terms of one head.
-template <int r>
-FOVEAL_DEVICE float sum_of_read(const AttentionArgs& args, const Position& at, float sum) {
-  if constexpr (kEarlyFactors && is_early(r)) return sum;
-  return sum_in_whole(sum, read_unit<r>({1, static_cast<float>(args.scale)}, at, args.score));
-}
-
-/// Does some read have terms of pairs to sum up?
+/// Does some read need terms of pairs?
 constexpr bool has_terms(int r) { return r < kReads && (!kFollowsFromDk[r] || has_terms(r + 1)); }
 constexpr bool kSumsTerms = kCollectsTerms && has_terms(0);
-constexpr u32 kBinsBarrier = 2, kBinThreads = 256;  // of the two warpgroups that compute
 
 constexpr bool is_staged(int r) { return kReadKind[r] == kRow || kReadKind[r] == kDiagonal; }
 constexpr int staged_before(int end) {
@@ -49,13 +25,14 @@ constexpr int staged_before(int end) {
 }
 constexpr int kStagedReads = kCollectsTerms ? staged_before(kReads) : 0;
 
-/// Are factors of staged reads finite where values of lines are tame? Of any reads?
+/// Is there a read, or a staged read, whose factor is finite if line values are tame?
 constexpr bool any_tame(int r, bool staged) {
   return r < kReads && ((kFactorIsTame[r] && !kFactorIsFinite[r] && !is_early(r) && (!staged || is_staged(r))) || any_tame(r + 1, staged));
 }
 constexpr bool kTameReads = kCollectsTerms && any_tame(0, false);
-/// Are terms of rows folded where sums in registers are added, which need the same factors? Otherwise beside the products that follow.
 constexpr bool any_diagonal(int r) { return r < kReads && (kReadKind[r] == kDiagonal || any_diagonal(r + 1)); }
+/// Whether row terms are folded where register sums are accumulated, which needs the same factors; otherwise overlapped with the products
+/// that follow.
 constexpr bool kFoldsRows = kStagedReads > 0 && any_tame(0, true) && !any_diagonal(0);
 
 constexpr int staged_floats_before(int end) {
@@ -65,9 +42,9 @@ constexpr int staged_floats_before(int end) {
   return count;
 }
 
-/// Terms of a tile for each staged read: 8 rows for each warp, the sums of keys g and g + 8 in row g. A row read's columns are queries. A diagonal read's keys share
-/// diagonals 8 queries apart: column c of row g holds queries c - 8 of key g and c of key g + 8; diagonals that are a multiple of four apart lie on addresses
-/// that are so too, and zeros between the rows let a warp sum 32 diagonals without looking where each begins and ends.
+/// Staged terms of a tile: 8 rows for each warp, row g with the sums of keys g and g + 8. Columns of a row read are queries. In a diagonal
+/// read, keys 8 apart share diagonals shifted by 8 queries: column c of row g has queries c - 8 of key g and c of key g + 8. Diagonals a
+/// multiple of four apart are so in address as well, and the zeros between rows let a warp sum 32 diagonals without bounds checks.
 struct ReadStage {
   static constexpr int kRows = ReadStageShape::rows(kBlockKv), kZeros = ReadStageShape::kZeros;
   static constexpr int kBytes = kStagedReads > 0 ? 4 * staged_floats_before(kReads) : 0;
@@ -86,30 +63,7 @@ struct ReadStage {
   }
 };
 
-/// Sums that last while a warp stays with its keys and one query head.
-struct ReadSums {
-  float uniform[kReadSlots];
-  float column[kReadSlots][2];  // the thread's two keys
-  BinUnit unit[kBinSlots];
-  float largest[kBinSlots];             // of the thread's terms in a tile
-  int window[kBinSlots];                // its first bin
-  int low[kBinSlots], high[kBinSlots];  // of the thread's bins in a tile
-
-  FOVEAL_DEVICE void clear() {
-#pragma unroll
-    for (int r = 0; r < kReadSlots; ++r) uniform[r] = column[r][0] = column[r][1] = 0;
-#pragma unroll
-    for (int b = 0; b < kBinSlots; ++b) {
-      unit[b].top = 0;
-      largest[b] = 0;
-      window[b] = 0;
-      low[b] = 0x7fffffff;
-      high[b] = 0;
-    }
-  }
-};
-
-/// A tile's sums, as many for each read as additions can be under way.
+/// Sums of one tile, with several accumulators for each read to hide the latency of additions.
 struct TileSums {
   float uniform[kReadSlots][4] = {};
 
@@ -119,15 +73,14 @@ struct TileSums {
   }
 };
 
-/// Adds what the lanes of a warp have of a uniform read.
+/// Adds a uniform read's sum over the warp.
 template <int r>
 FOVEAL_DEVICE void add_warp_sum(const AttentionArgs& args, const Position& base, float sum) {
-#pragma unroll
-  for (int lane = kWarp / 2; lane > 0; lane /= 2) sum += __shfl_xor_sync(~0u, sum, lane);
+  sum = warp_sum(sum);
   if (lane_id() == 0) add_to_read<r>(args, 0.0f, position_at(args, base, 0, 0), sum_of_read<r>(args, base, sum));
 }
 
-/// Of reads that follow from dk: `sum` is the lane's part of k . dk.
+/// Reads that follow from dK; `sum`: this lane's part of k . dk.
 template <int r = 0>
 FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& base, float sum) {
   if constexpr (r < kReads) {
@@ -137,53 +90,9 @@ FOVEAL_DEVICE void add_reads_of_dk(const AttentionArgs& args, const Position& ba
 }
 constexpr bool any_follows_from_dk(int r) { return r < kReads && (kFollowsFromDk[r] || any_follows_from_dk(r + 1)); }
 
-constexpr int kAhead = kPairReads > 0 ? kBlockQ / 2 : 1;
-using AheadValues = PairValues[kAhead];
-
-/// A warp's place in the scores: local positions of the thread's first query and key, what is the same for all pairs, the values of its lines, and what was loaded
-/// for each pair.
-struct WarpPairs {
-  const AttentionArgs& args;
-  Position base;  // q, kv: not used
-  int first_q, first_key;
-  LineView<kBlockQ> lines;
-  const AheadValues& ahead;
-  ReadTables tables;
-
-  /// partial: some pairs of the tile may not exist.
-  template <bool partial = true>
-  FOVEAL_DEVICE Position position(int i) const {
-    const int origin_q = static_cast<int>(args.q_offset) + first_q, origin_kv = static_cast<int>(args.kv_offset) + first_key;
-    Position position = base;
-    position.q_step = fragment_column(i);
-    position.kv_step = 8 * fragment_row(i);
-    if constexpr (partial) {
-      position.q_step = min(position.q_step, base.seqlen_q - 1 - first_q);
-      position.kv_step = min(position.kv_step, base.seqlen_kv - 1 - first_key);
-    }
-    position.q = origin_q + position.q_step;
-    position.kv = origin_kv + position.kv_step;
-    return position;
-  }
-  template <bool partial = true>
-  FOVEAL_DEVICE Pair pair(int i) const {
-    Pair pair = lines.pair(i, position<partial>(i));
-    put_pair_values<true, false, kBlockKv>(pair, ahead, i);
-    tables.put_into(pair);
-    return pair;
-  }
-
-  /// What a pair adds to the gradient of a read, in its units. guarded: the factor may be infinite or NaN where the pair counts for nothing. gradient: of the modified score, or of the probability (dP - delta) where early terms have that;
-  /// 0 where the pair is not kept.
-  template <int r, bool partial, bool guarded = true>
-  FOVEAL_DEVICE float term(float gradient, const EarlyTerms& early, int i) const {
-    if constexpr (is_early(r)) return gradient * early[early_before(r)][i];
-    if constexpr (kFactorIsOne[r]) return gradient;
-    const float product = gradient * read_factor_in_units<r>(0.0f, pair<partial>(i), args.score);
-    return kFactorIsFinite[r] || (kFactorIsTame[r] && !guarded) || gradient != 0.0f ? product : 0.0f;
-  }
-
-  /// Adds a pair to the sums that registers hold; partial: of a tile that is partial, or whose values of lines are not tame.
+/// A warp's tile, and what becomes of its terms.
+struct WarpPairs : BinnedPairs {
+  /// Adds a pair to the sums in registers. partial: the tile is partial, or its line values are not tame.
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void sum_up(float gradient, const EarlyTerms& early, int i, TileSums& tile, ReadSums& sums) const {
     if constexpr (r < kReads) {
@@ -202,13 +111,13 @@ struct WarpPairs {
     }
   }
 
-  /// The place of a thread's first query in the stage.
+  /// Where the terms of the thread's first query are staged.
   template <int r>
   FOVEAL_DEVICE static float* staged_row(ReadStage stage) {
     return stage.row<r>(8 * (warp_id() - 4) + lane_id() / 4) + fragment_first_column(lane_id());
   }
 
-  /// kFoldsRows: leaves the terms of four registers from i on, of two queries and two keys, to those who sum up rows.
+  /// kFoldsRows: stages the terms of registers i .. i + 3, two queries by two keys.
   template <bool partial, int r = 0>
   FOVEAL_DEVICE void fold_rows(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, int i, ReadStage stage) const {
     if constexpr (r < kReads) {
@@ -220,7 +129,7 @@ struct WarpPairs {
     }
   }
 
-  /// Adds a tile to what others sum up, or writes it.
+  /// Stages a tile's terms for the collectors, or writes them.
   template <int r>
   FOVEAL_DEVICE void collect(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadStage stage) const {
     const auto term = [&](int i) { return this->term<r, true>(gradients[i], early, i); };
@@ -235,7 +144,7 @@ struct WarpPairs {
       }
     }
     if constexpr (is_staged(r) && !kFoldsRows) {
-      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, of key g against key g + 8
+      constexpr int shift = kReadKind[r] == kDiagonal;  // in blocks of 8 queries, between keys g and g + 8
       float* row = staged_row<r>(stage);
 #pragma unroll
       for (int block = 0; block < kBlockQ / 8 + shift; ++block) {
@@ -253,167 +162,12 @@ struct WarpPairs {
     if constexpr (r + 1 < kReads) collect<r + 1>(gradients, early, stage);
   }
 
-  /// Tells the others how large a tile's terms are, and where. A barrier follows.
-  template <int r = 0>
-  FOVEAL_DEVICE void tell_facts(ReadSums& sums, ReadBins bins, u32 tile) const {
-    if constexpr (r < kReads) {
-      if constexpr (is_binned(r)) {
-        constexpr int b = binned_before(r);
-        bins.tell(bins.fact<r>(tile, 0), __float_as_uint(sums.largest[b]));
-        sums.largest[b] = 0;
-        if constexpr (kBinWindow[r]) {
-          bins.tell(bins.fact<r>(tile, 1), 0x7fffffff - sums.low[b]);
-          bins.tell(bins.fact<r>(tile, 2), sums.high[b]);
-          sums.low[b] = 0x7fffffff;
-          sums.high[b] = 0;
-        }
-      }
-      tell_facts<r + 1>(sums, bins, tile);
-    }
-  }
-
-  /// After that barrier.
-  template <int r = 0>
-  FOVEAL_DEVICE void add_to_bins(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, ReadSums& sums, ReadBins bins,
-                                 u32 tile) const {
-    if constexpr (r < kReads) {
-      if constexpr (is_binned(r)) {
-        constexpr int b = binned_before(r), kFacts = kBinWindow[r] ? 3 : 1;
-        BinUnit& unit = sums.unit[b];
-        const u32 largest = uniform(load_word(bins.fact<r>(tile, 0)));
-        bool inside = BinUnit::exponent(largest) != BinUnit::kNotFinite, moves = false;
-        int low = 0, high = 0;
-        if constexpr (kBinWindow[r]) {
-          low = 0x7fffffff - uniform(load_word(bins.fact<r>(tile, 1)));
-          high = uniform(load_word(bins.fact<r>(tile, 2)));
-          inside = inside && high - low < kBinEntries[r];
-          moves = low < sums.window[b] || high >= sums.window[b] + kBinEntries[r];
-        }
-        if (threadIdx.x == 128) {
-          for (int fact = 0; fact < kFacts; ++fact) store_word(bins.fact<r>(tile + 2, fact), 0);
-        }
-        if (!inside) {
-          add_whole<r>(gradients, early);
-        } else if (largest != 0) {
-          if (unit.top != 0 && (moves || !unit.holds(largest))) {
-            empty_bins<r>(unit, sums.window[b], bins);
-            named_barrier_sync(kBinsBarrier, kBinThreads);
-          }
-          if (moves) sums.window[b] = max(0, low - (kBinEntries[r] - 1 - (high - low)) / 2);
-          if (!unit.holds(largest)) unit.grow(largest);
-          add_to_bins_of<r>(gradients, early, unit, sums.window[b], bins);
-        }
-      }
-      add_to_bins<r + 1>(gradients, early, sums, bins, tile);
-    }
-  }
-
-  static constexpr int kBinsAtOnce = 16;
-  template <int r>
-  FOVEAL_DEVICE void add_to_bins_of(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early, BinUnit unit, int window,
-                                    ReadBins bins) const {
-    const float inverse = unit.inverse();
-    const u32 first = bins.bins<r>() + 4 * (lane_id() % kBinCopies[r]);
-#pragma unroll
-    for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
-      int bin[kBinsAtOnce], value[kBinsAtOnce];
-      u32 before[kBinsAtOnce];
-      u32 wraps = 0;  // the highest bit
-#pragma unroll
-      for (int j = 0; j < kBinsAtOnce; ++j) {
-        bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
-        value[j] = BinUnit::rounded(term<r, true>(gradients[i + j], early, i + j), inverse);
-        before[j] = add_to_bin(first + 4 * kBinCopies[r] * (kBinWindow[r] ? bin[j] - window : bin[j]), value[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < kBinsAtOnce; ++j) wraps |= wrap(before[j], value[j]);
-      if (__any_sync(~0u, int(wraps) < 0)) {
-        float turns[kBinsAtOnce];
-#pragma unroll
-        for (int j = 0; j < kBinsAtOnce; ++j) {
-          const float turn = (value[j] < 0 ? -0x1p32f : 0x1p32f) * unit.value();
-          turns[j] = int(wrap(before[j], value[j])) < 0 ? turn : 0.0f;
-        }
-        add_to_elements<r>(bin, turns);
-      }
-    }
-  }
-  /// Has an addition of integers wrapped around? The highest bit says so.
-  FOVEAL_DEVICE static u32 wrap(u32 before, u32 value) { return (before ^ (before + value)) & (value ^ (before + value)); }
-
-  /// Terms of a tile that are not all finite, or reach beyond a window.
-  template <int r>
-  FOVEAL_DEVICE void add_whole(const float (&gradients)[kBlockQ / 2], const EarlyTerms& early) const {
-#pragma unroll
-    for (int i = 0; i < kBlockQ / 2; i += kBinsAtOnce) {
-      int bin[kBinsAtOnce];
-      float terms[kBinsAtOnce];
-#pragma unroll
-      for (int j = 0; j < kBinsAtOnce; ++j) {
-        bin[j] = read_bin<r>(0.0f, pair(i + j), args.score);
-        terms[j] = term<r, true>(gradients[i + j], early, i + j);
-      }
-      if constexpr (kBinWindow[r]) {
-        const i64 first = first_element_of_bins<r>(args, base);
-#pragma unroll
-        for (int j = 0; j < kBinsAtOnce; ++j)
-          add_to_element<r>(args, first + element_of_bin<r>(args, bin[j]), sum_of_read<r>(args, base, terms[j]));
-      } else {
-        add_to_elements<r>(bin, terms);
-      }
-    }
-  }
-
-  /// To the exact sums; seldom, so that a loop does.
-  template <int r>
-  FOVEAL_DEVICE void add_to_elements(const int (&bin)[kBinsAtOnce], const float (&terms)[kBinsAtOnce]) const {
-    int bins[kBinsAtOnce];
-    float sums[kBinsAtOnce];
-#pragma unroll
-    for (int j = 0; j < kBinsAtOnce; ++j) {
-      bins[j] = bin[j];
-      sums[j] = terms[j];
-    }
-    const i64 first = first_element_of_bins<r>(args, base);
-#pragma unroll 1
-    for (int j = 0; j < kBinsAtOnce; ++j)
-      add_to_element<r>(args, first + element_of_bin<r>(args, bins[j]), sum_of_read<r>(args, base, sums[j]));
-  }
-
-  /// By all warps that added to them, when they have.
-  template <int r>
-  FOVEAL_DEVICE void empty_bins(BinUnit unit, int window, ReadBins bins) const {
-    constexpr int kCount = kBinEntries[r] * kBinCopies[r];
-    const i64 first_element = first_element_of_bins<r>(args, base);
-    const float value = unit.value();
-#pragma unroll 1
-    for (int first = 0; first < kCount; first += kBinThreads) {
-      const int i = first + threadIdx.x - 128;
-      const u32 at = bins.bins<r>() + 4 * i;
-      const int sum = i < kCount ? static_cast<int>(load_word(at)) : 0;
-      if (sum != 0) store_word(at, 0);
-      if (__any_sync(~0u, sum != 0))
-        add_warp_to_read<r>(args, first_element + element_of_bin<r>(args, window + i / kBinCopies[r]),
-                            sum_of_read<r>(args, base, static_cast<float>(sum) * value));
-    }
-  }
-
-  template <int r = 0>
-  FOVEAL_DEVICE void finish_bins(const ReadSums& sums, ReadBins bins) const {
-    if constexpr (r < kReads) {
-      if constexpr (is_binned(r)) {
-        if (sums.unit[binned_before(r)].top != 0) empty_bins<r>(sums.unit[binned_before(r)], sums.window[binned_before(r)], bins);
-      }
-      finish_bins<r + 1>(sums, bins);
-    }
-  }
-
   /// Adds what was summed over all tiles.
   template <int r>
   FOVEAL_DEVICE void finish(const ReadSums& sums, ReadBins bins) const {
     if constexpr (r == 0 && kBinnedReads > 0) {
       named_barrier_sync(kBinsBarrier, kBinThreads);
-      finish_bins(sums, bins);
+      flush_all_bins(sums, bins);
     }
     if constexpr (kReadKind[r] == kUniform && !kFollowsFromDk[r]) add_warp_sum<r>(args, base, sums.uniform[r]);
     if constexpr (kReadKind[r] == kColumn) {
@@ -426,166 +180,6 @@ struct WarpPairs {
       }
     }
     if constexpr (r + 1 < kReads) finish<r + 1>(sums, bins);
-  }
-};
-
-/// One of kCollectors warps that sum up staged terms, 32 queries or diagonals at a time. Eight lanes hold four neighbours each, and four such groups share
-/// the rows. The walk goes down: the next tile meets all but the kBlockQ highest diagonals again, so only these are finished with a tile. A lane
-/// keeps the sum of an element as long as it meets no other: the ends of a clamped table and the far buckets of a table of distances come again and again.
-struct ReadCollector {
-  static constexpr int kCollectors = 2;
-  static constexpr int kWarps = ReadStage::kRows / 8;  // whose rows are staged
-  static constexpr int kAtOnce = kWarp * kCollectors;
-  static constexpr int kRounds = (kBlockKv + kBlockQ) / kAtOnce, kFinished = kBlockQ / kAtOnce;  // of the diagonals of a tile
-
-  const AttentionArgs& args;
-  const ReadStage stage;
-  const int number;             // of this warp among the collectors
-  const int group, neighbours;  // of the lane
-  Position base;                // of the tile, but for q and kv
-  int first_q, first_key;
-  float diagonals[kReadSlots][kRounds][4];
-  float rows[kReadSlots][kFinished][4];  // queries of the tile
-  i64 element[kReadSlots];
-  float sum[kReadSlots];  // not yet added to it
-
-  FOVEAL_DEVICE ReadCollector(const AttentionArgs& args, ReadStage stage, int number)
-      : args(args), stage(stage), number(number), group(lane_id() / 8), neighbours(4 * (lane_id() % 8)) {
-#pragma unroll
-    for (int r = 0; r < kReadSlots; ++r) {
-      element[r] = 0;
-      sum[r] = 0;
-#pragma unroll
-      for (int i = 0; i < 4 * kRounds; ++i) diagonals[r][i / 4][i % 4] = 0;
-    }
-  }
-
-  /// Does a tile come next that meets the diagonals of this one?
-  FOVEAL_DEVICE bool goes_on(int head, int q) const { return head == base.head && q == first_q - kBlockQ; }
-
-  /// Takes the terms of a tile out of the stage.
-  FOVEAL_DEVICE void collect(const Position& tile_base, int q, int key) {
-    base = tile_base;
-    first_q = q;
-    first_key = key;
-    collect_read<0>();
-  }
-
-  /// Adds what was collected from the tile, but for diagonals that the next one meets.
-  FOVEAL_DEVICE void add_tile() { add_lines<0>(); }
-
-  /// Adds what is left at the end of a walk.
-  FOVEAL_DEVICE void finish() {
-#pragma unroll 1
-    for (int round = kFinished; round < kRounds; round += kFinished) {
-      first_q -= kBlockQ;
-      add_diagonals<0>();
-    }
-    add_sums<0>();
-  }
-
- private:
-  template <int r>
-  FOVEAL_DEVICE void collect_read() {
-    constexpr int kPitch = ReadStage::kPitch<r>;
-    if constexpr (kReadKind[r] == kRow) {
-#pragma unroll
-      for (int i = 0; i < kFinished; ++i) {
-        const float* from = stage.row<r>(group) + kAtOnce * i + kWarp * number + neighbours;
-#pragma unroll
-        for (int j = 0; j < 4; ++j) rows[r][i][j] = 0;
-#pragma unroll 8
-        for (int row = 0; row < ReadStage::kRows; row += 4) add_four(rows[r][i], from + row * kPitch);
-      }
-    }
-    if constexpr (kReadKind[r] == kDiagonal) {
-      const float* from = stage.row<r>(2 * group) + neighbours + 2 * group + 8;
-#pragma unroll
-      for (int round = 0; round < kRounds; ++round) {
-        const int first = first_diagonal(round);
-#pragma unroll 2
-        for (int warp = max(0, -first / 16 - 2); warp < min(kWarps, kBlockQ / 16 - first / 16); ++warp) {
-          const float* row = from + 8 * warp * kPitch + first + 16 * warp;
-          add_four(diagonals[r][round], row);
-          add_four(diagonals[r][round], row + kPitch + 1);
-        }
-      }
-    }
-    if constexpr (r + 1 < kReads) collect_read<r + 1>();
-  }
-
-  FOVEAL_DEVICE static void add_four(float (&total)[4], const float* from) {
-    const float4 four = *reinterpret_cast<const float4*>(from);
-    total[0] += four.x;
-    total[1] += four.y;
-    total[2] += four.z;
-    total[3] += four.w;
-  }
-
-  /// Sums over the four groups; each keeps one of the four neighbours.
-  FOVEAL_DEVICE float sum_groups(const float (&total)[4]) const {
-    const bool high = group & 2, odd = group & 1;
-    float two[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) two[i] = (high ? total[2 + i] : total[i]) + __shfl_xor_sync(~0u, high ? total[i] : total[2 + i], 16);
-    return (odd ? two[1] : two[0]) + __shfl_xor_sync(~0u, odd ? two[0] : two[1], 8);
-  }
-  FOVEAL_DEVICE int kept_of_four() const { return group; }
-
-  /// Query minus key in the tile, of the warp's first lane.
-  FOVEAL_DEVICE int first_diagonal(int round) const { return kAtOnce * round + kWarp * number - kBlockKv; }
-
-  template <int r>
-  FOVEAL_DEVICE void add_lines() {
-    if constexpr (kReadKind[r] == kRow) {
-#pragma unroll
-      for (int i = 0; i < kFinished; ++i) {
-        const int query = first_q + kAtOnce * i + kWarp * number + neighbours + kept_of_four();
-        add<r>(position_at(args, base, query, first_key), sum_groups(rows[r][i]));
-      }
-    }
-    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
-    if constexpr (r + 1 < kReads) add_lines<r + 1>();
-  }
-
-  /// Adds the diagonals that are finished; the others go up.
-  template <int r>
-  FOVEAL_DEVICE void add_finished() {
-#pragma unroll
-    for (int round = kRounds - 1; round >= 0; --round) {
-      if (round >= kRounds - kFinished) {
-        const int difference = first_q - first_key + first_diagonal(round) + neighbours + kept_of_four();
-        add<r>(position_on_diagonal(args, base, difference), sum_groups(diagonals[r][round]));
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) diagonals[r][round][i] = round < kFinished ? 0.0f : diagonals[r][max(round - kFinished, 0)][i];
-    }
-  }
-
-  template <int r>
-  FOVEAL_DEVICE void add_diagonals() {
-    if constexpr (kReadKind[r] == kDiagonal) add_finished<r>();
-    if constexpr (r + 1 < kReads) add_diagonals<r + 1>();
-  }
-
-  template <int r>
-  FOVEAL_DEVICE void add(const Position& at, float total) {
-    const i64 next = read_element<r>(args, 0.0f, at);
-    if (__any_sync(~0u, next != element[r])) {
-      add_warp_to_read<r>(args, element[r], sum[r]);
-      element[r] = next;
-      sum[r] = 0;
-    }
-    sum[r] += sum_of_read<r>(args, base, total);
-  }
-
-  template <int r>
-  FOVEAL_DEVICE void add_sums() {
-    if constexpr (is_staged(r)) {
-      add_warp_to_read<r>(args, element[r], sum[r]);
-      sum[r] = 0;
-    }
-    if constexpr (r + 1 < kReads) add_sums<r + 1>();
   }
 };
 

@@ -1,23 +1,23 @@
 #pragma once
-// The end of a task of the decode kernel: statistics and output of its rows, or of what it knows of them from a part of the keys (kSplit), for
+// Epilogue of the decode kernel: lse and output, or with split-KV (kSplit) the softmax state and the unnormalised output of a split, for
 // kernels/merge_splits_sm90.cuh.
 #include "tile/forward_scores.cuh"
 #include "tile/packed_rows.cuh"
 
 namespace foveal::device {
 
-/// What is left of a task whose last product is under way: where its output goes, and the factor of each row.
-struct Ending {
+/// State of the epilogue while the task's last product is in flight: where the output goes, and each row's factor.
+struct EpilogueState {
   u16* out[2];
   float* split_out[2];
-  int rows;  // a bit for each of the two that exists
+  int rows;  // a bit for each of the two rows that exists
   float factor[2];
 };
 
-struct DecodeEnd : TileScores<PackedRows> {
+struct DecodeEpilogue : TileScores<PackedRows> {
   using TileScores::TileScores;
 
-  /// Where row r of a part of the keys goes.
+  /// Row r of this split in the workspace.
   FOVEAL_DEVICE i64 split_row(const ForwardTask& work, int r) const {
     const int first = kVarlen ? work.sequence.first_q : work.task.batch * args.attention.seqlen_q;
     return work.split * args.split_rows + static_cast<i64>(first + query_of(work, r)) * args.attention.heads_q + head_of(work, r);
@@ -31,15 +31,15 @@ struct DecodeEnd : TileScores<PackedRows> {
     }
   }
 
-  /// Writes the statistics of a task.
-  FOVEAL_DEVICE Ending end(const ForwardTask& work, OnlineSoftmax& softmax) const {
-    Ending ending;
+  /// Writes lse or the split's state, and finds where the output goes.
+  FOVEAL_DEVICE EpilogueState begin_epilogue(const ForwardTask& work, OnlineSoftmax& softmax) const {
+    EpilogueState epilogue;
     float lse[2];
-    if constexpr (kHasSink && !kSplit) {  // else once, where the parts are merged
+    if constexpr (kHasSink && !kSplit) {  // else when splits are merged
       softmax.finish(exponent, {sink_logit(head_of(work, 0), args.attention.score), sink_logit(head_of(work, 1), args.attention.score)},
-                     ending.factor, lse);
+                     epilogue.factor, lse);
     } else {
-      softmax.finish(exponent, ending.factor, lse);
+      softmax.finish(exponent, epilogue.factor, lse);
     }
     if constexpr (kSplit) {
       write_split(work, softmax);
@@ -47,26 +47,26 @@ struct DecodeEnd : TileScores<PackedRows> {
       write_lse(work, lse);
     }
     const Tensor& out = args.attention.out;
-    ending.rows = (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
+    epilogue.rows = (exists(work, 0) ? 1 : 0) + (exists(work, 1) ? 2 : 0);
     for (int r = 0; r < 2; ++r) {
       if constexpr (kSplit) {
-        ending.split_out[r] = args.split_out + split_row(work, r) * kHeadDimV;
+        epilogue.split_out[r] = args.split_out + split_row(work, r) * kHeadDimV;
       } else {
-        ending.out[r] = static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head +
-                        (work.sequence.first_q + query_of(work, r)) * out.seq;
+        epilogue.out[r] = static_cast<u16*>(out.data) + work.task.batch * out.batch + head_of(work, r) * out.head +
+                          (work.sequence.first_q + query_of(work, r)) * out.seq;
       }
     }
-    return ending;
+    return epilogue;
   }
 
-  FOVEAL_DEVICE void write_out(const Ending& ending, const float (&acc)[kDimV / 2]) const {
+  FOVEAL_DEVICE void write_out(const EpilogueState& epilogue, const float (&acc)[kDimV / 2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int columns = ending.rows >> r & 1 ? kHeadDimV : 0;
+      const int columns = epilogue.rows >> r & 1 ? kHeadDimV : 0;
       if constexpr (kSplit) {
-        store_row(ending.split_out[r], acc, r, ending.factor[r], columns, thread % 32);
+        store_row(epilogue.split_out[r], acc, r, epilogue.factor[r], columns, thread % 32);
       } else {
-        store_row<Element>(ending.out[r], acc, r, ending.factor[r], columns, thread % 32);
+        store_row<Element>(epilogue.out[r], acc, r, epilogue.factor[r], columns, thread % 32);
       }
     }
   }

@@ -1,10 +1,11 @@
 #pragma once
-// Backward for a tile of keys: dk and dv. The block walks the q tiles of its column, for each query head of the group, with scores transposed, so
-// that p^T and ds^T are left operands where they are:
-//   s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
-//   shared memory: k | v | kStages x (q | dout | lse2 | largest | delta) | strange      registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
-// Large head dims split the columns of dk and dv over kColumnSplit warps that compute the same scores.
-#include "tile/strange_rows.cuh"
+// Backward for a tile of keys: dk and dv. The block loops over the query tiles of each query head of the group, with scores transposed, so
+// that p^T and ds^T are already left operands:
+//  s^T = k q^T;  dp^T = v dout^T;  dv += p^T dout;  dk += ds^T q
+//  shared memory: k | v | kStages x (q | dout | lse2 | largest | delta) | nonfinite
+//  registers, per warp: 16 kRowTiles rows of s^T, dp^T and its columns of dk, dv
+// Large head dims split the columns of dk and dv over kColumnSplit warps, which compute the same scores.
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
@@ -55,7 +56,7 @@ FOVEAL_DEVICE void dkdv_scores(const AttentionArgs& args, Position at, int q_loc
   }
 }
 
-/// Long: the phases of its loop work on the fragments of one warp, which stay in registers.
+/// Long: its phases share register fragments.
 FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_begin) {
   constexpr int kRows = 16 * kRowTiles;
   constexpr int kColsK = kHeadDimPadded / kColumnSplit, kColsV = kHeadDimVPadded / kColumnSplit;
@@ -68,7 +69,7 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   R* largest_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
   R* delta_smem = shared.take<R>(kStages * kBlockQ * int(sizeof(R)));
 
-  unsigned char* strange = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
+  unsigned char* nonfinite = shared.take<unsigned char>(kHasMask ? kBlockQ : 0);
 
   const int tile_kv = task % args.tiles_kv;
   const int head_kv = task / args.tiles_kv % args.heads_kv;
@@ -76,14 +77,14 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   const int kv_begin = tile_kv * kBlockKv;
   if (kv_begin >= seq.len_kv) return;
 
-  const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
-  const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+  const HeadView k(args.k, seq.batch, seq.first_kv, head_kv);
+  const HeadView v(args.v, seq.batch, seq.first_kv, head_kv);
   const auto q_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimPadded>{q_smem.row(stage * kBlockQ)}; };
   const auto dout_stage = [&](int stage) { return SharedTile<Element, kBlockQ, kHeadDimVPadded>{dout_smem.row(stage * kBlockQ)}; };
   const auto load = [&](int head, int tile, int stage) {
     const int row = tile * kBlockQ;
-    HeadRows(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
-    HeadRows(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
+    HeadView(args.q, seq.batch, seq.first_q, head).load(q_stage(stage), row, seq.len_q, kHeadDim);
+    HeadView(args.dout, seq.batch, seq.first_q, head).load(dout_stage(stage), row, seq.len_q, kHeadDimV);
     const R* lse2 = row_values(args.lse2, seq.batch, seq.first_q, head);
     const R* largest = row_values(args.largest, seq.batch, seq.first_q, head);
     const R* delta = row_values(args.delta, seq.batch, seq.first_q, head);
@@ -134,7 +135,7 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
 
     const R* lse2 = lse2_smem + stage * kBlockQ;
     if constexpr (kHasMask) {
-      // Queries without keys take no part, even when their memory holds NaN.
+      // Queries without keys contribute nothing, even if their memory holds NaN.
       bool found = false;
       for (int i = threadIdx.x; i < kBlockQ; i += kThreads) found = found || lse2[i] == R(infinity());
       if (__syncthreads_or(found)) {
@@ -160,14 +161,14 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
     Operand<Element, kRowTiles, kBlockQ> left;
     if constexpr (kWantsDv) {
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), strange, col_v);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kColsV>(dv_acc, s, dout_stage(stage), nonfinite, col_v);
       }
       to_operand(left, s);
       multiply_rn<kRowTiles, kColsV>(dv_acc, left, dout_stage(stage), col_v);
     }
     if constexpr (kWantsDk) {
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), strange, col_k);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kColsK>(dk_acc, dp, q_stage(stage), nonfinite, col_k);
       }
       to_operand(left, dp);
       multiply_rn<kRowTiles, kColsK>(dk_acc, left, q_stage(stage), col_k);
@@ -182,10 +183,10 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   __syncthreads();
 
   if constexpr (kPart) {
-    const auto of_before = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
+    const auto previous_weight = [&](int, int) { return args.part.adds_to_kv ? R(1) : R(0); };
     const int row = kv_begin + row_in_tile;
-    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), of_before);
-    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), of_before);
+    if constexpr (kWantsDk) add_to_part(args.dk, seq, head_kv, row, seq.len_kv, col_k, kHeadDim, dk_acc, R(args.scale), previous_weight);
+    if constexpr (kWantsDv) add_to_part(args.dv, seq, head_kv, row, seq.len_kv, col_v, kHeadDimV, dv_acc, R(1), previous_weight);
     return;
   }
   if constexpr (static_cast<KeyRows>(kKeyRows) == KeyRows::gathered) {
@@ -198,8 +199,8 @@ FOVEAL_DEVICE void dkdv_tile(const AttentionArgs& args, int task, void* shared_b
   if constexpr (kWantsDk) put_rows<kRowTiles, kColsK / 8>(k_smem, row_in_tile, col_k, dk_acc, R(args.scale));
   if constexpr (kWantsDv) put_rows<kRowTiles, kColsV / 8>(v_smem, row_in_tile, col_v, dv_acc, R(1));
   __syncthreads();
-  if constexpr (kWantsDk) HeadRows(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kHeadDim);
-  if constexpr (kWantsDv) HeadRows(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kHeadDimV);
+  if constexpr (kWantsDk) HeadView(args.dk, seq.batch, seq.first_kv, head_kv).store(k_smem, kv_begin, seq.len_kv, kHeadDim);
+  if constexpr (kWantsDv) HeadView(args.dv, seq.batch, seq.first_kv, head_kv).store(v_smem, kv_begin, seq.len_kv, kHeadDimV);
 }
 
 }  // namespace foveal::device

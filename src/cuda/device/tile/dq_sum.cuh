@@ -1,6 +1,6 @@
 #pragma once
-// How the fp32 sum of dQ lies in memory while the Hopper backward adds to it: each tile of kBlockQ queries is parts of 64 rows by kPartColumns, one after
-// the other, each in the order of the accumulators of the warpgroup that adds to it. With 64 queries a tile the parts are columns, else rows.
+// Layout of the fp32 dQ accumulator of the Hopper backward: a tile of kBlockQ queries is a sequence of parts of 64 rows by kPartColumns,
+// each in the accumulator order of the warpgroup that adds to it. With 64 queries a tile the parts are columns, otherwise rows.
 #include "element.cuh"
 #include "layout/sm90.cuh"
 
@@ -10,7 +10,7 @@ namespace foveal::device {
 
 constexpr DqSumShape kDqSum(kHeadDim, kBlockQ);
 constexpr int kDim = kDqSum.dim;
-constexpr int kSumCtas = kDqSum.ctas;  // that add to a tile together, two parts each
+constexpr int kSumCtas = kDqSum.ctas;  // that add to a tile, two parts each
 constexpr int kSumParts = kDqSum.parts;
 constexpr bool kSplitColumns = kDqSum.splits_columns;
 constexpr int kPartColumns = kDqSum.part_columns;

@@ -1,14 +1,14 @@
 #pragma once
-// Backward for a tile of queries: dq, and the gradients of the score's parameters. The block walks the kv tiles of its row:
-//   s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
-//   shared memory: q | dout | kStages x (k | v) | kept | stage      registers, per warp: 16 kRowTiles rows of s, dp and dq
+// Backward for a tile of queries: dq, and the gradients of the score's parameters. The block loops over the kv tiles of its row:
+//  s = q k^T;  dp = dout v^T;  p = exp(s' - lse);  ds' = p (dp - delta);  ds = ds' ds'/ds;  dq += ds k
+//  shared memory: q | dout | kStages x (k | v) | kept | terms      registers, per warp: 16 kRowTiles rows of s, dp and dq
 #include "score/gradients.cuh"
 #include "tile/query_tile.cuh"
-#include "tile/strange_rows.cuh"
+#include "tile/nonfinite_rows.cuh"
 
 namespace foveal::device {
 
-/// s, dp -> p' relative to the saved statistics and ds', for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
+/// s, dp -> p and ds' for rows of queries. On return s holds scaled raw scores, dp the gradient of the modified ones.
 template <bool kMasked>
 FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local, int kv_local, R (&s)[kRowTiles][kBlockKv / 8][4],
                              R (&dp)[kRowTiles][kBlockKv / 8][4], const RowStatistics (&rows)[kRowTiles][2], const R (&delta)[kRowTiles][2],
@@ -52,7 +52,7 @@ FOVEAL_DEVICE void dq_scores(const AttentionArgs& args, Position at, int q_local
   }
 }
 
-/// The saved statistics of this thread's rows; a row beyond the end has none.
+/// The saved statistics of this thread's rows; rows beyond the end get neutral ones.
 FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& seq, int head, int q_local,
                                    RowStatistics (&rows)[kRowTiles][2], R (&delta)[kRowTiles][2]) {
   const R* lse2_rows = row_values(args.lse2, seq.batch, seq.first_q, head);
@@ -71,7 +71,7 @@ FOVEAL_DEVICE void load_statistics(const AttentionArgs& args, const Sequence& se
 }
 
 FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_begin) {
-  constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, of one warp
+  constexpr int kCols = kHeadDimPadded / kColumnSplit;  // of dq, for each warp
   constexpr bool kCollects = kReads > 0 && kColumnSplit == 1;
   SharedMemory shared(shared_begin);
   const auto q_smem = shared.tile<kBlockQ, kHeadDimPadded>();
@@ -80,7 +80,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
   const auto v_smem = shared.tile<kStages * kBlockKv, kHeadDimVPadded>();
   unsigned char* kept = shared.take<unsigned char>(kBlockKv);
   R* scratch = shared.take<R>(kWarps * int(sizeof(R)));
-  const Stage<kBlockQ, kBlockKv> terms{shared.take<R>(Stage<kBlockQ, kBlockKv>::kBytes)};
+  const TermTile<kBlockQ, kBlockKv> terms{shared.take<R>(TermTile<kBlockQ, kBlockKv>::kBytes)};
 
   const QueryTile queries(args, task);
   if (!queries.exists()) return;
@@ -100,7 +100,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
     queries.rows(args.q).load(q_smem, queries.begin, seq.len_q, kHeadDim);
     queries.rows(args.dout).load(dout_smem, queries.begin, seq.len_q, kHeadDimV);
   };
-  const bool short_rows = kCollects && queries.begin + kBlockQ > seq.len_q;  // queries that do not exist give parameters nothing
+  const bool short_rows = kCollects && queries.begin + kBlockQ > seq.len_q;  // missing queries contribute nothing to parameters
   queries.for_each_kv_tile(args, k_smem, v_smem, kept, short_rows, load_queries, [&](int kv_begin, bool masked, auto keys, auto values) {
     R s[kRowTiles][kBlockKv / 8][4], dp[kRowTiles][kBlockKv / 8][4];
     multiply_nt<kRowTiles, kBlockKv>(s, q_smem, row_in_tile, keys);
@@ -144,7 +144,7 @@ FOVEAL_DEVICE void dq_tile(const AttentionArgs& args, int task, void* shared_beg
         }
       }
       if constexpr (kHasMask) {
-        if (masked) take_strange_rows<kRowTiles, kCols>(acc, dp, keys, kept, col);
+        if (masked) accumulate_nonfinite_rows<kRowTiles, kCols>(acc, dp, keys, kept, col);
       }
       Operand<Element, kRowTiles, kBlockKv> ds;
       to_operand(ds, dp);

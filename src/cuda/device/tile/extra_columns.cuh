@@ -1,9 +1,11 @@
 #pragma once
-// Offsets that are products of a value of the row and one of the column, as columns that queries and keys get beside their head dim: the tensor cores then add them
-// to the scores, and a pair takes no instruction for them. A value of 24 bits is a sum of three of bf16, and of the nine products of two such sums the six largest
-// leave a rest below 2^-23 of the whole. Rows and keys with a value that is not tame (line_values.cuh) have zeros there, and their offsets are added pair by pair.
+// Offsets that are products of a row value and a column value, as extra columns of Q and K: the tensor cores add them to the scores, at no
+// instruction a pair. A 24-bit value is a sum of three bf16 parts; of the nine products of two such sums the six largest leave a relative
+// error below 2^-23. Rows and keys with a value that is not tame (line_values.cuh) have zeros there, and their offsets are added pair by
+// pair.
 //
-// Columns of keys stand in shared memory as [key][16], step after step of 16, with 32-byte swizzle; those of queries in registers, as a left operand.
+// Columns of keys are in shared memory as [key][16], one k-step after the other, 32-byte swizzle; those of queries are in registers as the
+// A operand.
 #include "element.cuh"
 #include "layout/sm90.cuh"
 #include "ptx/mbarrier.cuh"
@@ -17,7 +19,7 @@ constexpr int kOffsetSteps = kOffsetsAreColumns ? offset_steps(kOffsets) : 0;  /
 constexpr int kOffsetSlots = kOffsets > 0 ? kOffsets : 1;
 constexpr int kStepSlots = kOffsetSteps > 0 ? kOffsetSteps : 1;
 
-/// All columns of one row or key, two in a word. Products of parts are 0 0, 0 1, 1 0, 0 2, 2 0, 1 1, of the row and of the key.
+/// All columns of a row or key, two in a word. Products of (row, key) parts: 0 0, 0 1, 1 0, 0 2, 2 0, 1 1.
 struct PackedColumns {
   u32 word[8 * kStepSlots] = {};
 
@@ -39,17 +41,17 @@ struct PackedColumns {
   }
 };
 
-/// Of a thread's two rows.
+/// For the thread's two rows.
 struct RowColumns {
   u32 operand[kStepSlots][4];
-  bool strange[2];  // not tame
+  bool large[2];  // some value is not tame
 
-  /// exact: none are.
+  /// exact: all offsets are added pair by pair.
   FOVEAL_DEVICE void put(int r, const float (&value)[kOffsetSlots], bool exact) {
     bool tame = !exact;
 #pragma unroll
     for (int o = 0; o < kOffsets; ++o) tame = tame && is_tame(value[o]);
-    strange[r] = !tame;
+    large[r] = !tame;
     PackedColumns columns;
     columns.put<true>(value, tame);
 #pragma unroll
@@ -65,19 +67,19 @@ struct RowColumns {
   }
 };
 
-/// As MatrixDescriptor, of rows of 32 bytes with 32-byte swizzle.
+/// Like MatrixDescriptor, for rows of 32 bytes with 32-byte swizzle.
 struct NarrowDescriptor {
   u32 low;
   FOVEAL_DEVICE u64 bits() const { return (static_cast<u64>((256u >> 4) | (3u << 30)) << 32) | low; }
 };
 
-/// Of kKeys keys.
+/// For kKeys keys.
 template <int kKeys>
 struct KeyColumns {
   static constexpr int kStepBytes = 32 * kKeys, kBytes = kOffsetSteps * kStepBytes;
   u32 address;
 
-  /// By one warp, which has written the values of columns.
+  /// By the warp that has written the column values.
   template <int kRows>
   FOVEAL_DEVICE void fill(LineTile<kRows, kKeys> lines) const {
     for (int key = lane_id(); key < kKeys; key += kWarp) {

@@ -1,66 +1,67 @@
 #pragma once
-// The warps of a CTA of the forward kernels: one warpgroup loads, the others compute. All of them do some tasks again where a sum overflowed.
+// Warp specialisation of the forward kernels: a producer warpgroup and the consumers. After the last task, all of them redo tasks whose
+// sums overflowed.
 #include "tile/forward_loads.cuh"
 #include "tile/forward_scores.cuh"
 
 namespace foveal::device {
 
-FOVEAL_DEVICE void init_barriers(const Rings& rings) {
-  rings.query.init(1, arrivals_of_groups(kConsumers));
-  rings.key.init(1, arrivals_of_groups(kConsumers));
-  rings.value.init(1, arrivals_of_groups(kConsumers));
-  if constexpr (kHasLines) rings.line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
-  if constexpr (kPairTiles > 0) rings.pairs.ring.init(1, arrivals_of_warps(4 * kConsumers));
+FOVEAL_DEVICE void init_barriers(const Pipelines& pipelines) {
+  pipelines.query.init(1, arrivals_of_groups(kConsumers));
+  pipelines.key.init(1, arrivals_of_groups(kConsumers));
+  pipelines.value.init(1, arrivals_of_groups(kConsumers));
+  if constexpr (kHasLines) pipelines.line_values.init(arrivals_of_warps(1), arrivals_of_warps(4 * kConsumers));
+  if constexpr (kPairTiles > 0) pipelines.pairs.pipeline.init(1, arrivals_of_warps(4 * kConsumers));
   fence_mbarrier_init();
 }
 
-FOVEAL_DEVICE void begin_cta(const Rings& rings) {
+FOVEAL_DEVICE void begin_cta(const Pipelines& pipelines) {
   if (threadIdx.x != 0) return;
-  init_barriers(rings);
-  rings.set_maxima(kAnyExponent ? Maxima::first : Maxima::all);
-  for (int word = 0; word < ForwardLayout::kAgainWords; ++word) store_word(rings.base + kShared.again + 4 * word, 0);
+  init_barriers(pipelines);
+  pipelines.set_max_policy(kWideRange ? MaxPolicy::first_tile : MaxPolicy::every_tile);
+  for (int word = 0; word < ForwardLayout::kRedoWords; ++word) store_word(pipelines.base + kShared.redo + 4 * word, 0);
 }
 
-/// By all threads, when everything is done: has some of it to be done again? Seldom: a score exceeded the maximum that its row knew by a factor of 2^43 at least, or
-/// ForwardPhases::fails.
-FOVEAL_DEVICE bool repeats(const Rings& rings) {
-  if constexpr (!kAnyExponent) return false;
+/// Called by all threads at the end: must tasks be redone? Rare: a score exceeded the known maximum of its row by a factor of at least
+/// 2^43, or ForwardPhases::needs_redo.
+FOVEAL_DEVICE bool begin_redo(const Pipelines& pipelines) {
+  if constexpr (!kWideRange) return false;
   named_barrier_sync(kEndBarrier, kThreads);
-  if (rings.maxima() != Maxima::too_low) return false;
+  if (pipelines.max_policy() != MaxPolicy::overflowed) return false;
   named_barrier_sync(kEndBarrier, kThreads);
   if (threadIdx.x == 0) {
-    for (u32 barrier = rings.query.address; barrier < rings.base + kShared.maxima; barrier += 8) mbarrier_invalidate(barrier);
-    init_barriers(rings);
-    rings.set_maxima(Maxima::all);
+    for (u32 barrier = pipelines.query.address; barrier < pipelines.base + kShared.max_policy; barrier += 8) mbarrier_invalidate(barrier);
+    init_barriers(pipelines);
+    pipelines.set_max_policy(MaxPolicy::every_tile);
   }
   named_barrier_sync(kEndBarrier, kThreads);
   return true;
 }
 
-/// By all threads, after begin_cta and a barrier. Consumer: a warpgroup of these rows, which runs through all tasks.
+/// Called by all threads after begin_cta and a barrier. Consumer: a warpgroup that runs through all tasks.
 template <class Consumer, class TileRows>
-FOVEAL_DEVICE void run_cta(const ForwardArgs& args, const Rings& rings, int warp_group) {
+FOVEAL_DEVICE void run_cta(const ForwardArgs& args, const Pipelines& pipelines, int warp_group) {
   if (warp_group == 0) {
     registers_decrease<kProducerRegisters>();
     do {
-      if (loads()) produce<TileRows>(args, rings);
+      if (is_loader()) produce<TileRows>(args, pipelines);
       if constexpr (kHasLines) {
-        if (warp_id() == 1) evaluate_lines(args, rings);
+        if (warp_id() == 1) evaluate_lines(args, pipelines);
       }
       __syncwarp();
-    } while (repeats(rings));
+    } while (begin_redo(pipelines));
   } else {
     registers_increase<kConsumerRegisters>();
-    const Consumer consumer(args, rings, warp_group - 1);
-    consumer.open_turns();
+    const Consumer consumer(args, pipelines, warp_group - 1);
+    consumer.scheduler_barrier_init();
     if constexpr (kOffsetsInScores) {
       do {
-        Consumer(args, rings, warp_group - 1).run();
-      } while (repeats(rings));
+        Consumer(args, pipelines, warp_group - 1).run();
+      } while (begin_redo(pipelines));
     } else {
       do {
         consumer.run();
-      } while (repeats(rings));
+      } while (begin_redo(pipelines));
     }
   }
 }

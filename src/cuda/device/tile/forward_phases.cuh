@@ -1,57 +1,58 @@
 #pragma once
-// The phases of a step of the forward kernels: products, scores, softmax, values. A step takes the scores of a tile beside the values of the tile before, so the
-// tensor cores have S' = Q K'^T and O += P V under way together; kernels/forward_sm90.cuh and decode_sm90.cuh put the phases in order.
+// Phases of a mainloop step of the forward kernels: S = Q K^T, score_mod and mask, softmax, O += P V. A step processes the scores of one
+// tile and the values of the previous one, so that the tensor cores have S' = Q K'^T and O += P V in flight; kernels/forward_sm90.cuh and
+// decode_sm90.cuh order the phases.
 #include "tile/forward_scores.cuh"
 
 namespace foveal::device {
 
-/// Outside the loop over full tiles causal rows have partial ones only, but for a few of rows beyond the keys: the text of a score for full tiles, most of what there
-/// is to compile, stands once. Without a score there is little of it, and registers are short.
-constexpr bool kPartialOutside = kScoresToMake && (kSource == TileSource::causal || kSource == TileSource::band);
+/// Causal rows have almost only partial tiles outside the loop over full tiles: handling the rest as partial too compiles the score for
+/// full tiles, most of the code, only once. Without a score there is little to save, and registers are scarce.
+constexpr bool kPartialOutside = kModifiesScores && (kSource == TileSource::causal || kSource == TileSource::band);
 
-/// Where a warpgroup is in its tasks.
-struct Place {
-  int round, next_round = -1;  // of the task whose output is accumulated, none before the first; of the one whose scores are computed
-  ForwardTask next;            // the latter
-  u32 tile = 0, query = 0;     // uses of the rings
+/// Position of a warpgroup in its sequence of tasks and tiles.
+struct MainloopState {
+  int round, next_round = -1;  // the task being accumulated (none before the first), and the one whose scores are computed
+  ForwardTask next;            // the task of next_round
+  u32 tile = 0, query = 0;     // uses of the pipelines
   bool partial, new_task;
-  bool started;             // is there a task before the first tile of the next one?
-  bool accumulate = false;  // is O of this task?
-  bool leader;              // of its group
+  bool started;             // is a task being accumulated?
+  bool accumulate = false;  // does O accumulate, or start anew?
+  bool leader;              // elected thread of the warpgroup
 
-  FOVEAL_DEVICE explicit Place(bool leader) : leader(leader) { next.walk.stop(); }
+  FOVEAL_DEVICE explicit MainloopState(bool leader) : leader(leader) { next.walk.stop(); }
 };
 
-/// What it keeps in registers from one step to the next. As one struct with the above they were other machine code.
-struct Registers {
+/// Register-resident state. One struct with the above gave different machine code.
+struct Fragments {
   float scores[kBlockKv / 2];
   float acc[kDimV / 2];
   u32 p[kBlockKv / 4] = {};
   float rescale[2];
-  bool rescales, lasted = false;
-  bool guesses, guessing = false;  // those of this task so far were right; this tile's
-  Stage stage;
-  AheadValues ahead;
-  HeadValues head;
+  bool rescales, max_held = false;
+  bool guesses, guessing = false;  // did all guesses of this task hold; is this tile guessed?
+  ScoreForm form;
+  PairPrefetch prefetched;
+  HeadConstants head;
   OnlineSoftmax softmax;
 };
 
-template <class End>
-struct ForwardPhases : End {
-  using End::args, End::rings, End::group, End::thread, End::exponent;
-  using End::End;
+template <class Epilogue>
+struct ForwardPhases : Epilogue {
+  using Epilogue::args, Epilogue::pipelines, Epilogue::group, Epilogue::thread, Epilogue::exponent;
+  using Epilogue::Epilogue;
 
   // ---- tasks ----
 
-  FOVEAL_DEVICE Ending end(int round, OnlineSoftmax& softmax) const {
-    if (kAnyExponent && fails(softmax) && rings.maxima() != Maxima::all) rings.do_again(round);
+  FOVEAL_DEVICE EpilogueState begin_epilogue(int round, OnlineSoftmax& softmax) const {
+    if (kWideRange && needs_redo(softmax) && pipelines.max_policy() != MaxPolicy::every_tile) pipelines.redo(round);
     ForwardTask work;
     work.at(round, args);
-    return End::end(work, softmax);
+    return Epilogue::begin_epilogue(work, softmax);
   }
-  /// Has the task to be done again? kOffsetsInScores: also where a row has no number as a score. Where it has one, those that are too low for raw scores are -inf, which is
-  /// what is left of their probabilities.
-  FOVEAL_DEVICE static bool fails(const OnlineSoftmax& softmax) {
+  /// Must the task be redone? With kOffsetsInScores also if a row has no finite score; finite ones that are too low for raw scores become
+  /// -inf, and their probabilities 0.
+  FOVEAL_DEVICE static bool needs_redo(const OnlineSoftmax& softmax) {
     const bool empty = softmax.reference[0] == -infinity() || softmax.reference[1] == -infinity();
     return softmax.overflows() || (kOffsetsInScores && empty);
   }
@@ -60,166 +61,168 @@ struct ForwardPhases : End {
     OnlineSoftmax nothing;
     nothing.reset();
     const float zeros[kDimV / 2] = {};
-    End::write_out(End::end(work, nothing), zeros);
+    Epilogue::write_out(Epilogue::begin_epilogue(work, nothing), zeros);
   }
 
-  /// The next kv tile of this task, or the first one of the next task; tasks without tiles are written here.
+  /// Advances to the next kv tile of the task, or to the first one of the next task; tasks without tiles are written here.
   FOVEAL_DEVICE bool advance(ForwardTask& work, int& round, bool& partial, bool& new_task) const {
     new_task = false;
     while (!work.next_tile(args, partial)) {
       if (new_task) write_empty(work);
-      if (!work.next(round, args, rings)) return false;
+      if (!work.next(round, args, pipelines)) return false;
       new_task = true;
     }
     return true;
   }
 
-  /// The task before ends, if there is one, and the next one's queries come.
-  FOVEAL_DEVICE Ending begin_task(Place& at, Registers& r) const {
-    Ending ending;
-    ending.rows = 0;
-    if (at.started) {
-      ending = end(at.round, r.softmax);
-      if (!kGivesQueriesEarly && at.leader) rings.query.release(at.query);
-      ++at.query;
-      ++at.tile;
+  /// Starts the epilogue of the previous task, if any, and waits for the next one's queries.
+  FOVEAL_DEVICE EpilogueState begin_task(MainloopState& state, Fragments& r) const {
+    EpilogueState epilogue;
+    epilogue.rows = 0;
+    if (state.started) {
+      epilogue = begin_epilogue(state.round, r.softmax);
+      if (!kReleasesQueriesEarly && state.leader) pipelines.query.consumer_release(state.query);
+      ++state.query;
+      ++state.tile;
     }
     r.softmax.reset();
-    r.head = End::of_head(at.next);
+    r.head = Epilogue::head_constants(state.next);
     r.guesses = r.head.highest_sum > 0;
-    rings.query.wait_full(at.query);
-    return ending;
+    pipelines.query.consumer_wait(state.query);
+    return epilogue;
   }
 
-  FOVEAL_DEVICE void end_last_task(Place& at, Registers& r) const {
-    if (at.round < 0) return;
-    at.started = true;
-    issue_values(at, r, at.tile);
+  FOVEAL_DEVICE void finish_last_task(MainloopState& state, Fragments& r) const {
+    if (state.round < 0) return;
+    state.started = true;
+    issue_pv(state, r, state.tile);
     wgmma_wait<0>();
     wgmma_pin(r.acc);
-    End::write_out(end(at.round, r.softmax), r.acc);
+    Epilogue::write_out(begin_epilogue(state.round, r.softmax), r.acc);
   }
 
   // ---- products ----
 
-  /// Before the first run: group 0 begins. A run leaves the turns as it found them.
-  FOVEAL_DEVICE void open_turns() const {
-    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kTurnBarrier, 256);
+  /// FA3's warp scheduler barriers (ping-pong): warpgroup 0 goes first. A run leaves the barriers as it found them.
+  FOVEAL_DEVICE void scheduler_barrier_init() const {
+    if (kTakeTurns && group == kConsumers - 1) named_barrier_arrive(kSchedulerBarrier, 256);
   }
-  FOVEAL_DEVICE void await_turn() const {
-    if constexpr (kTakeTurns) named_barrier_sync(kTurnBarrier + group, 256);
+  FOVEAL_DEVICE void scheduler_barrier_sync() const {
+    if constexpr (kTakeTurns) named_barrier_sync(kSchedulerBarrier + group, 256);
   }
-  FOVEAL_DEVICE void pass_turn() const {
-    if constexpr (kTakeTurns) named_barrier_arrive(kTurnBarrier + (group + 1) % kConsumers, 256);
+  FOVEAL_DEVICE void scheduler_barrier_arrive() const {
+    if constexpr (kTakeTurns) named_barrier_arrive(kSchedulerBarrier + (group + 1) % kConsumers, 256);
   }
 
   /// S' = Q K'^T
-  FOVEAL_DEVICE void issue_scores(Place& at, Registers& r) const {
+  FOVEAL_DEVICE void issue_qk(MainloopState& state, Fragments& r) const {
     wgmma_pin(r.scores);
     wgmma_fence();
-    if constexpr (kOffsetsAreColumns) rings.key_columns(at.tile).multiply(r.scores, r.head.columns);
-    multiply_rows<Element, kBlockKv, kDim>(r.scores, uniform(rings.query_tile(at.query)), 64 * group, uniform(rings.key_tile(at.tile)), 0,
-                                           kOffsetsFirst || kOffsetsAreColumns);
+    if constexpr (kOffsetsAreColumns) pipelines.key_columns(state.tile).multiply(r.scores, r.head.columns);
+    multiply_rows<Element, kBlockKv, kDim>(r.scores, uniform(pipelines.query_tile(state.query)), 64 * group,
+                                           uniform(pipelines.key_tile(state.tile)), 0, kOffsetsFirst || kOffsetsAreColumns);
     wgmma_commit();
   }
-  /// O += P V. Before the first tile there is none: its product is of what happens to lie there and counts for nothing, which costs less than a text of the first
-  /// step to compile.
-  FOVEAL_DEVICE void issue_values(Place& at, Registers& r, u32 use) const {
-    if (at.started) rings.value.wait_full(use);
+  /// O += P V. The first step has no values yet: it multiplies whatever is in the buffer and drops the result, which is cheaper than
+  /// compiling a separate first step.
+  FOVEAL_DEVICE void issue_pv(MainloopState& state, Fragments& r, u32 use) const {
+    if (state.started) pipelines.value.consumer_wait(use);
     wgmma_pin(r.acc);
     wgmma_fence();
-    multiply_registers<Element, kDimV, kBlockKv>(r.acc, r.p, uniform(rings.value_tile(use)), at.accumulate);
+    multiply_registers<Element, kDimV, kBlockKv>(r.acc, r.p, uniform(pipelines.value_tile(use)), state.accumulate);
     wgmma_commit();
   }
 
   // ---- scores ----
 
-  /// S' is there.
-  FOVEAL_DEVICE void take_products(Place& at, Registers& r) const {
-    if (at.leader) rings.key.release(at.tile);
-    if (kGivesQueriesEarly && at.leader && at.next.walk.is_last()) rings.query.release(at.query);
+  /// S' has arrived: releases K, and Q after its last tile.
+  FOVEAL_DEVICE void finish_qk(MainloopState& state, Fragments& r) const {
+    if (state.leader) pipelines.key.consumer_release(state.tile);
+    if (kReleasesQueriesEarly && state.leader && state.next.walk.is_last()) pipelines.query.consumer_release(state.query);
     wgmma_pin(r.scores);
   }
-  /// Products to scores, the maxima of whose rows are known then; kOrdered: once their exponentials are taken.
-  FOVEAL_DEVICE void take_scores(Place& at, Registers& r, bool partial) const {
-    if constexpr (kHasLines && kScoresToMake) rings.line_values.wait_full(at.tile);
-    if constexpr (kPairTiles > 0 && kScoresToMake) rings.pairs.ring.wait_full(at.tile);
-    r.stage = Stage::scores;
+  /// Raw products -> scores, and the row maxima; with kOrdered the maxima are left to exponentiate().
+  FOVEAL_DEVICE void apply_score_mod(MainloopState& state, Fragments& r, bool partial) const {
+    if constexpr (kHasLines && kModifiesScores) pipelines.line_values.consumer_wait(state.tile);
+    if constexpr (kPairTiles > 0 && kModifiesScores) pipelines.pairs.pipeline.consumer_wait(state.tile);
+    r.form = ScoreForm::scores;
     r.rescales = false;
     if (partial) {
       const bool clears =
-          (kMaskProgram && !at.next.walk.covered) || (kRaggedKv && (at.next.walk.tile + 1) * kBlockKv > at.next.sequence.len_kv);
-      const u32 kept = clears ? rings.base + kShared.kept : 0;
+          (kMaskProgram && !state.next.walk.covered) || (kRaggedKv && (state.next.walk.tile + 1) * kBlockKv > state.next.sequence.len_kv);
+      const u32 kept = clears ? pipelines.base + kShared.kept : 0;
       if (kMaskProgram && clears) {
         if (threadIdx.x - 128 < 4 * kKeptWords) store_word(kept + 4 * (threadIdx.x - 128), 0);
         named_barrier_sync(kKeptBarrier, 128 * kConsumers);
       }
-      r.stage = transform<true>(at, r, kept);
+      r.form = transform<true>(state, r, kept);
       if (clears) {
-        rings.value.wait_full(at.tile);
-        End::clear_values(at.next, rings.value_tile(at.tile), kept);
+        pipelines.value.consumer_wait(state.tile);
+        Epilogue::clear_values(state.next, pipelines.value_tile(state.tile), kept);
       }
-    } else if (kGuesses || (kSumScore && kAnyExponent && End::lasts(r.softmax))) {
-      r.stage = Stage::products;
-    } else if constexpr (kScoresToMake) {
-      r.stage = transform<false>(at, r, 0);
+    } else if (kGuesses || (kSumScore && kWideRange && Epilogue::max_holds(r.softmax))) {
+      r.form = ScoreForm::products;
+    } else if constexpr (kModifiesScores) {
+      r.form = transform<false>(state, r, 0);
     }
-    if (!kOrdered && r.stage == Stage::scores) follow_maxima(r);
+    if (!kOrdered && r.form == ScoreForm::scores) update_max_if_needed(r);
   }
-  /// Those that do not last.
-  FOVEAL_DEVICE void follow_maxima(Registers& r) const {
-    if (!(kLooksAhead ? r.lasted : End::lasts(r.softmax))) r.rescales = End::follow_maximum(r.softmax, r.scores, r.rescale);
+  /// Unless the current maxima can be kept.
+  FOVEAL_DEVICE void update_max_if_needed(Fragments& r) const {
+    if (!(kChecksMaxEarly ? r.max_held : Epilogue::max_holds(r.softmax))) r.rescales = Epilogue::update_max(r.softmax, r.scores, r.rescale);
   }
   template <bool partial>
-  FOVEAL_DEVICE Stage transform(Place& at, Registers& r, u32 kept) const {
-    return End::template transform<partial>(r.scores, r.softmax, r.rescales, r.rescale, r.head, r.ahead, at.next, at.tile, kept);
+  FOVEAL_DEVICE ScoreForm transform(MainloopState& state, Fragments& r, u32 kept) const {
+    return Epilogue::template transform<partial>(r.scores, r.softmax, r.rescales, r.rescale, r.head, r.prefetched, state.next, state.tile,
+                                                 kept);
   }
 
   // ---- softmax ----
 
-  FOVEAL_DEVICE void take_exponentials(Place& at, Registers& r) const {
-    if (r.stage == Stage::scores) {
-      if constexpr (kOrdered) follow_maxima(r);  // under the same condition: asked twice, every tile paid for a branch more
-      r.softmax.add(r.scores, exponent, !kLooksAhead || !r.lasted);
+  FOVEAL_DEVICE void exponentiate(MainloopState& state, Fragments& r) const {
+    if (r.form == ScoreForm::scores) {
+      if constexpr (kOrdered) update_max_if_needed(r);  // same condition as here: tested twice, it cost a branch a tile
+      r.softmax.add(r.scores, exponent, !kChecksMaxEarly || !r.max_held);
     }
-    if constexpr (kSumScore && kAnyExponent) {
-      if (r.stage == Stage::products) {
-        End::template transform<false, Stage::probabilities>(r.scores, r.softmax, AnyTanhAhead{}, r.head, r.ahead, at.next, at.tile, 0);
+    if constexpr (kSumScore && kWideRange) {
+      if (r.form == ScoreForm::products) {
+        Epilogue::template transform<false, ScoreForm::probabilities>(r.scores, r.softmax, AnyTanhAhead{}, r.head, r.prefetched, state.next,
+                                                                      state.tile, 0);
       }
     }
-    if constexpr (kHasLines && kScoresToMake) release(rings.line_values, at.tile);
-    if constexpr (kDropout) End::drop(r.scores, at.next);
+    if constexpr (kHasLines && kModifiesScores) consumer_release(pipelines.line_values, state.tile);
+    if constexpr (kDropout) Epilogue::drop(r.scores, state.next);
   }
-  /// P, of products where a guess is right, else of scores.
-  FOVEAL_DEVICE void take_probabilities(Place& at, Registers& r) const {
-    if (kGuesses && r.stage == Stage::products) {
+  /// P, from raw products if a guess holds, else from scores.
+  FOVEAL_DEVICE void compute_p(MainloopState& state, Fragments& r) const {
+    if (kGuesses && r.form == ScoreForm::products) {
       if (r.guessing) {
         r.guesses = guess_probabilities<Element>(r.p, r.softmax, r.scores, r.head.exponents, r.head.highest_sum);
         if (r.guesses) return;
       }
-      r.stage = transform<false>(at, r, 0);
-      if (r.stage == Stage::scores) r.rescales = End::follow_maximum(r.softmax, r.scores, r.rescale);
+      r.form = transform<false>(state, r, 0);
+      if (r.form == ScoreForm::scores) r.rescales = Epilogue::update_max(r.softmax, r.scores, r.rescale);
       if (r.rescales) rescale_out(r);
     }
-    take_exponentials(at, r);
+    exponentiate(state, r);
     pack_fragment<Element>(r.p, r.scores);
   }
 
   // ---- values ----
 
-  FOVEAL_DEVICE static void rescale_out(Registers& r) {
+  FOVEAL_DEVICE static void rescale_out(Fragments& r) {
 #pragma unroll
     for (int i = 0; i < kDimV / 2; ++i) r.acc[i] *= r.rescale[fragment_row(i)];
   }
-  /// O is there: of this task, and the scores of the next tile may want it rescaled; or of the one before, and is written.
-  /// inside: a step's tile is full, and of the same task as the one before.
+  /// O += P V has arrived: rescales O for the next scores, or writes it if it completes the previous task.
+  /// inside: the step's tile is full and of the same task as the previous one.
   template <bool inside, bool scores_are_there>
-  FOVEAL_DEVICE void take_values(Place& at, Registers& r, const Ending& ending) const {
+  FOVEAL_DEVICE void finish_pv(MainloopState& state, Fragments& r, const EpilogueState& epilogue) const {
     wgmma_pin(r.acc);
-    if (at.leader && at.started) rings.value.release(at.tile - 1);
-    at.accumulate = inside || !at.new_task;
-    if (!inside && at.new_task) {
-      End::write_out(ending, r.acc);
+    if (state.leader && state.started) pipelines.value.consumer_release(state.tile - 1);
+    state.accumulate = inside || !state.new_task;
+    if (!inside && state.new_task) {
+      Epilogue::write_out(epilogue, r.acc);
     } else if (scores_are_there && r.rescales) {
       rescale_out(r);
     }

@@ -1,76 +1,76 @@
 #pragma once
-// Scores of a tile: what a thread makes of the products q . k of its two rows, which stand in registers, before or with the softmax.
+// From raw products q . k in registers to scores: score_mod and mask, before or fused with the softmax.
 #include "softmax/bounded.cuh"
 #include "tile/forward_sm90.cuh"
 #include "tile/tanh_ahead.cuh"
 
 namespace foveal::device {
 
-constexpr bool kBounded = kCappedScore && kAnyExponent;
-/// Whether probabilities of capped scores are guessed (softmax/bounded.cuh), once P V has given its operand back.
+constexpr bool kBounded = kCappedScore && kWideRange;
+/// Whether probabilities of capped scores are guessed (softmax/bounded.cuh) once P V has released its operand.
 constexpr bool kGuesses = kBounded && !kDropout && !kOrdered && !kHasLines && kPairTiles == 0;
-/// Is there something to be done for each score when the product q . k is there? Else offsets are in it.
-constexpr bool kScoresToMake = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
-/// Whether maxima last is found out while scores are under way. Where other work follows at once, or goes before, that was slower.
-constexpr bool kLooksAhead = !kScoresToMake && !kOrdered;
-constexpr int kAhead = kPairReads > 0 ? kBlockKv / 2 : 1;
-using AheadValues = PairValues[kAhead];
+/// Does each score need work after the product q . k? Otherwise the product includes the offsets.
+constexpr bool kModifiesScores = kHasScore && !kOffsetsFirst && !kOffsetsAreColumns;
+/// Whether to test early, while scores are in flight, if the maxima can be kept. Slower where other work precedes or follows at once.
+constexpr bool kChecksMaxEarly = !kModifiesScores && !kOrdered;
+constexpr int kPrefetched = kPairReads > 0 ? kBlockKv / 2 : 1;
+using PairPrefetch = PairValues[kPrefetched];
 
-constexpr u32 kTurnBarrier = 1;  // one for each group
-constexpr u32 kKeptBarrier = kTurnBarrier + kConsumers;
-constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each group
+constexpr u32 kSchedulerBarrier = 1;  // one for each warpgroup
+constexpr u32 kKeptBarrier = kSchedulerBarrier + kConsumers;
+constexpr u32 kGroupBarrier = kKeptBarrier + 1;  // one for each warpgroup
 constexpr u32 kEndBarrier = kGroupBarrier + kConsumers;
 constexpr u32 kTableBarrier = kEndBarrier + 1;
 
 /// Scores to powers of two.
 FOVEAL_DEVICE float score_exponent(const Sm90Args& args, float scale) { return score_unit({1, scale}, {}, args.attention.score) * kLog2e; }
 
-/// What is the same for all pairs of a head, or of a thread's row in a task.
-struct HeadValues {
-  float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets to raw scores
+/// Values that are constant for a head, or for a thread's rows in a task.
+struct HeadConstants {
+  float gain, offset_unit[kOffsets > 0 ? kOffsets : 1];  // of a sum, to powers of two; or offsets in units of raw scores
   float tanh_factor, tanh_times;
-  float tanh_limit;  // of |raw|, for the polynomial of the exponents
+  float tanh_limit;  // largest |raw| for the polynomial of the exponents
   TanhPolynomial<3> exponents;
-  float highest_sum;  // of guessed probabilities; 0: none are guessed
+  float highest_sum;  // largest sum for which guessed probabilities hold; 0: no guessing
   RowValues rows[2];
   RowColumns columns;
 };
 
-/// What stands in the registers of a tile's scores.
-enum class Stage { products, scores, probabilities };
+/// What the score registers currently hold.
+enum class ScoreForm { products, scores, probabilities };
 
 template <class TileRows>
 struct TileScores : TileRows {
   using TileRows::args, TileRows::group, TileRows::thread, TileRows::query_of, TileRows::head_of, TileRows::exists;
-  const Rings& rings;
-  /// kOffsetsInScores, where tasks are done again: raw scores are multiplied by the scale first, so that offsets of any size are numbers.
+  const Pipelines& pipelines;
+  /// kOffsetsInScores, when tasks are redone: raw scores are scaled first, so that offsets of any size are representable.
   const bool exact;
   const float exponent;  // scores to powers of two
 
-  FOVEAL_DEVICE TileScores(const Sm90Args& args, const Rings& rings, int group)
+  FOVEAL_DEVICE TileScores(const Sm90Args& args, const Pipelines& pipelines, int group)
       : TileRows{args, group, static_cast<int>(threadIdx.x % 128)},
-        rings(rings),
-        exact(kOffsetsInScores && rings.maxima() == Maxima::all),
+        pipelines(pipelines),
+        exact(kOffsetsInScores && pipelines.max_policy() == MaxPolicy::every_tile),
         exponent(score_exponent(args, offset_scale())) {}
 
   FOVEAL_DEVICE bool is_exact() const { return kOffsetsInScores && __any_sync(~0u, exact); }
-  /// By which offsets are divided.
+  /// Divisor of the offsets.
   FOVEAL_DEVICE float offset_scale() const { return kOffsetsInScores && exact ? 1.0f : args.scale; }
 
-  /// Of register i's pair, see tile/head_rows.cuh.
+  /// The pair of register i, see tile/head_rows.cuh.
   template <bool partial>
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
     return TileRows::template position<partial>(work, i);
   }
   FOVEAL_DEVICE LineView<kBlockKv> lines_of(u32 use) const {
-    return {rings.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread)};
+    return {pipelines.lines(use), 64 * group + fragment_first_row(thread), fragment_first_column(thread)};
   }
   FOVEAL_DEVICE TiledView<false, kBlockQ, kBlockKv> pairs_of(u32 use) const {
-    return {rings.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score};
+    return {pipelines.pairs, use, 64 * group + 16 * (thread / kWarp), {}, args.attention.score};
   }
 
-  FOVEAL_DEVICE HeadValues of_head(const ForwardTask& work) const {
-    HeadValues head;
+  FOVEAL_DEVICE HeadConstants head_constants(const ForwardTask& work) const {
+    HeadConstants head;
     const ScoreArgs& score = args.attention.score;
     const Score one{1, offset_scale()};
     const Position at{work.task.batch, work.task.head, 0, 0, work.sequence.len_q, work.sequence.len_kv};
@@ -99,15 +99,15 @@ struct TileScores : TileRows {
     return head;
   }
   template <int o>
-  FOVEAL_DEVICE void find_offset_units(HeadValues& head, const Position& at, const ScoreArgs& score, float unit) const {
+  FOVEAL_DEVICE void find_offset_units(HeadConstants& head, const Position& at, const ScoreArgs& score, float unit) const {
     if constexpr (o < kOffsets) {
       head.offset_unit[o] = offset_unit<o>(Score{1, offset_scale()}, at, score) * unit;
       find_offset_units<o + 1>(head, at, score, unit);
     }
   }
-  /// The offsets of a score that is a sum, to powers of two, added to `onto`.
+  /// Adds the offsets of a sum, in powers of two, to `onto`.
   template <int o = 0>
-  FOVEAL_DEVICE float add_offsets(float onto, const HeadValues& head, const Score& raw, const Pair& at) const {
+  FOVEAL_DEVICE float add_offsets(float onto, const HeadConstants& head, const Score& raw, const Pair& at) const {
     if constexpr (o < kOffsets) {
       const float offset = offset_in_units<o>(raw, at, args.attention.score);
       if constexpr (kOffsetIsScaled[o]) return add_offsets<o + 1>(onto + offset, head, raw, at);
@@ -116,12 +116,12 @@ struct TileScores : TileRows {
     return onto;
   }
   template <int o>
-  FOVEAL_DEVICE float unit_of_offset(const HeadValues& head, const Score& raw, const Pair& at) const {
+  FOVEAL_DEVICE float unit_of_offset(const HeadConstants& head, const Score& raw, const Pair& at) const {
     if constexpr (kOffsetHasRow[o]) return head.offset_unit[o] * offset_row<o>(raw, at, args.attention.score);
     return head.offset_unit[o];
   }
   template <int o = 0>
-  FOVEAL_DEVICE void find_row_factors(float (&value)[kOffsetSlots], const HeadValues& head, const ForwardTask& work, int r) const {
+  FOVEAL_DEVICE void find_row_factors(float (&value)[kOffsetSlots], const HeadConstants& head, const ForwardTask& work, int r) const {
     if constexpr (o < kOffsets) {
       Pair at;
       static_cast<Position&>(at) = position<true>(work, 2 * r);
@@ -129,18 +129,20 @@ struct TileScores : TileRows {
       find_row_factors<o + 1>(value, head, work, r);
     }
   }
-  /// Of |raw|, for exponents that need no maximum.
+  /// Largest |raw| for exponents that need no maximum.
   FOVEAL_DEVICE float bounded_limit(float factor, float times) const {
     return kHighestExponent * reciprocal_approx(fabsf(factor * (times * exponent)));
   }
 
-  /// Scores as the softmax wants them, for `exponent`: score_mod applied, -inf where the pair is not kept. `kept`: where bits of columns that some
-  /// row keeps go, if anywhere. Stage::probabilities: the softmax is done, and `rescales` says what OnlineSoftmax::follow_maximum returns.
+  /// Applies score_mod and mask (-inf where dropped), in units of `exponent`. `kept`: shared address of the bitmask of columns that some
+  /// row keeps, or 0. Returns ScoreForm::probabilities if the softmax is done as well; `rescales` is then as from
+  /// OnlineSoftmax::update_max.
   template <bool partial>
-  FOVEAL_DEVICE Stage transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2],
-                                const HeadValues& head, const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+  FOVEAL_DEVICE ScoreForm transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, bool& rescales, float (&rescale)[2],
+                                    const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,
+                                    u32 kept) const {
     const auto with = [&](const auto& tanh_ahead) {
-      transform<partial, Stage::scores>(scores, softmax, tanh_ahead, head, ahead, work, use, kept);
+      transform<partial, ScoreForm::scores>(scores, softmax, tanh_ahead, head, prefetched, work, use, kept);
     };
     const float factor = head.tanh_factor, times = head.tanh_times;
     const float most = kTanhAhead ? largest(scores) : 0.0f;
@@ -150,7 +152,7 @@ struct TileScores : TileRows {
         bounded_shift(softmax, exponent, exponent_ahead.shift);
         with(exponent_ahead);
         rescales = update_bounded<partial>(softmax, scores, exponent, rescale);
-        return Stage::probabilities;
+        return ScoreForm::probabilities;
       };
       if (!kGuesses && !partial && all_small(most, head.tanh_limit)) return update(head.exponents);
       if (all_small(most, fminf(TanhPolynomial<4>::limit(factor), bounded_limit(factor, times)))) {
@@ -162,11 +164,12 @@ struct TileScores : TileRows {
     } else {
       with(AnyTanhAhead{factor, times});
     }
-    return Stage::scores;
+    return ScoreForm::scores;
   }
-  template <bool partial, Stage to, class TanhAhead>
-  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead, const HeadValues& head,
-                               const AheadValues& ahead, const ForwardTask& work, u32 use, u32 kept) const {
+  template <bool partial, ScoreForm to, class TanhAhead>
+  FOVEAL_DEVICE void transform(float (&scores)[kBlockKv / 2], OnlineSoftmax& softmax, const TanhAhead& tanh_ahead,
+                               const HeadConstants& head, const PairPrefetch& prefetched, const ForwardTask& work, u32 use,
+                               u32 kept) const {
     const AttentionArgs& attention = args.attention;
     const float scale = args.scale;
     const int first_kv = work.walk.tile * kBlockKv + fragment_first_column(thread);
@@ -187,21 +190,21 @@ struct TileScores : TileRows {
     for (int i = 0; i < kBlockKv / 2; ++i) {
       const int column = fragment_column(i), r = fragment_row(i);
       Pair at = lines.pair(i, position<partial>(work, i));
-      if constexpr (kScoresToMake) {
-        put_pair_values<false, true, kBlockKv>(at, ahead, i);
+      if constexpr (kModifiesScores) {
+        put_pair_values<false, true, kBlockKv>(at, prefetched, i);
         if (i % 8 == 0) tiled = tiles.load(i / 8);
         tiled.put_into(at, i);
-        rings.tables().put_into(at);
+        pipelines.tables().put_into(at);
       }
       if (kTanhAhead && i % kTanhAtOnce == 0) tanh_ahead.evaluate(tanh, scores, i);
       at.tanh = tanh[i % kTanhAtOnce];
       const Score raw{scores[i], scale};
-      if constexpr (to == Stage::probabilities) {
+      if constexpr (to == ScoreForm::probabilities) {
         const float offset = add_offsets(-softmax.reference[r] * exponent, head, raw, at);
         scores[i] = exp2_real(fmaf(raw.raw, head.gain, offset));
         softmax.sum[r] += scores[i];
       } else {
-        scores[i] = kOffsetsInScores && kScoresToMake ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
+        scores[i] = kOffsetsInScores && kModifiesScores ? add_offsets(raw.raw, head, raw, at) : score_in_units(raw, at, attention.score);
       }
       if constexpr (partial) {
         bool keep = column <= high[r];
@@ -215,7 +218,7 @@ struct TileScores : TileRows {
         scores[i] = keep ? scores[i] : -infinity();
       }
     }
-    if constexpr (kPairTiles > 0 && kScoresToMake) release_loaded(rings.pairs.ring, use);
+    if constexpr (kPairTiles > 0 && kModifiesScores) consumer_release_loaded(pipelines.pairs.pipeline, use);
     if (partial && kMaskProgram && kept != 0) {
 #pragma unroll
       for (int word = 0; word < kKeptWords; ++word) {
@@ -227,27 +230,27 @@ struct TileScores : TileRows {
     }
   }
 
-  /// Do the maxima of the rows last, for the tile to come?
-  FOVEAL_DEVICE bool lasts(const OnlineSoftmax& softmax) const {
-    return softmax.lasts<kHasScore>(exponent, rings.maxima() == Maxima::first);
+  /// Can the row maxima be kept for the next tile?
+  FOVEAL_DEVICE bool max_holds(const OnlineSoftmax& softmax) const {
+    return softmax.max_holds<kHasScore>(exponent, pipelines.max_policy() == MaxPolicy::first_tile);
   }
 
-  /// OnlineSoftmax::follow_maximum, after which a sum that was too high is seen at the end all the same.
-  FOVEAL_DEVICE bool follow_maximum(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
-    if constexpr (kAnyExponent) softmax.keep_overflow();
-    return softmax.follow_maximum(scores, exponent, rescale);
+  /// OnlineSoftmax::update_max, with sticky overflow.
+  FOVEAL_DEVICE bool update_max(OnlineSoftmax& softmax, const float (&scores)[kBlockKv / 2], float (&rescale)[2]) const {
+    if constexpr (kWideRange) softmax.keep_overflow();
+    return softmax.update_max(scores, exponent, rescale);
   }
 
-  /// Does some row keep this column of the tile?
+  /// Is this column of the tile kept by some row?
   FOVEAL_DEVICE static bool is_kept(u32 kept, int column) {
     const int bit = 2 * (column / 8) + column % 2;
     return load_word(kept + 4 * (bit / 32 * 4 + column % 8 / 2)) >> bit % 32 & 1;
   }
 
-  /// Clears the values of a partial tile that no row keeps: what stands there may be NaN, and 0 * NaN would spread it. All groups take part when
-  /// the mask program decides; else only the end of the sequence does, and each group clears for itself.
+  /// Zeroes values of a partial tile that no row keeps: they may be NaN, and 0 * NaN = NaN. With a mask program all warpgroups take part;
+  /// otherwise only the tail of the sequence is concerned, and each warpgroup zeroes for itself.
   FOVEAL_DEVICE void clear_values(const ForwardTask& work, KvTile values, u32 kept) const {
-    constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // of one row
+    constexpr int kPieces = kShared.value_bytes / 16 / kBlockKv;  // 16-byte pieces of one row
     if constexpr (kMaskProgram) named_barrier_sync(kKeptBarrier, 128 * kConsumers);
     const int exist = work.sequence.len_kv - work.walk.tile * kBlockKv;
     for (int i = thread; i < kBlockKv * kPieces; i += 128) {

@@ -1,5 +1,5 @@
 #pragma once
-// What a CTA of the forward kernels for Hopper holds and walks: its shared memory and its tasks.
+// Shared memory, pipelines and tasks of the forward kernels for Hopper.
 //
 // config.cuh: as for kernels/forward_sm90.cuh and kernels/decode_sm90.cuh.
 #include "schedule/tasks.cuh"
@@ -13,14 +13,15 @@
 namespace foveal::device {
 
 constexpr int kBlockQ = 64 * kConsumers;
-constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; rows that are left over hold zeros
+constexpr int kQueries = kBlockQ / kPackedHeads;  // of a tile; leftover rows are zero
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kDim = round_up(kHeadDim, 16);
 constexpr int kDimV = round_up(kHeadDimV, 16);
 constexpr TileSource kSource = static_cast<TileSource>(kTileSource);
 constexpr bool kMaskProgram = kSource == TileSource::list && kHasMask;
 
-/// Scores are for positions that exist: with fewer queries than rows a tile is partial, but for where there are always few, and others stand for the rest.
+/// A score is evaluated at existing positions only, so a tile with missing queries is partial. Not for decode, where that is the rule and
+/// other queries stand in.
 constexpr bool kQueriesMustExist = kHasScore && !kFewQueries;
 
 using Walk = TileWalk<kSource, false, kSplit>;
@@ -44,41 +45,43 @@ constexpr ForwardLayout kShared{{.block_q = kBlockQ,
 static_assert(kShared.bytes == kSharedBytes, "the host set aside another size");
 constexpr int kKeptWords = ForwardLayout::kept_words(kBlockKv);
 
-/// Which maxima the softmax takes: that of a row's first tile, or of all tiles, for probabilities of small exponents and once the first was too low. too_low:
-/// in a task that has to be done again; from there on it is all of them.
-enum class Maxima : u32 { first, too_low, all };
+/// Which row maxima the softmax uses: that of the first tile (cheap, for bf16), or the running one. overflowed: some task must be redone,
+/// with every_tile.
+enum class MaxPolicy : u32 { first_tile, overflowed, every_tile };
 
-/// Probabilities may have any exponent: the maximum of a row's first tile lasts, and capped scores that are small need none at all.
-constexpr bool kAnyExponent = kSame<Element, bf16>;
+/// P may have any exponent of fp32: the maximum of a row's first tile can be kept, and small capped scores need none.
+constexpr bool kWideRange = kSame<Element, bf16>;
 
-struct Rings {
+struct Pipelines {
   unsigned char* memory;
   u32 base;
-  RingBarriers<kQueryStages> query;
-  RingBarriers<kStages> key, value;
-  RingBarriers<kLineStages> line_values;
+  Pipeline<kQueryStages> query;
+  Pipeline<kStages> key, value;
+  Pipeline<kLineStages> line_values;
   Pairs pairs;
-  FOVEAL_DEVICE explicit Rings(unsigned char* memory)
+  FOVEAL_DEVICE explicit Pipelines(unsigned char* memory)
       : memory(memory),
         base(shared_address(memory)),
         query{base + kShared.barriers},
-        key{query.address + RingBarriers<kQueryStages>::kBytes},
-        value{key.address + RingBarriers<kStages>::kBytes},
+        key{query.address + Pipeline<kQueryStages>::kBytes},
+        value{key.address + Pipeline<kStages>::kBytes},
         line_values{base + kShared.line_barriers},
         pairs{base + kShared.pairs, {base + kShared.pair_barriers}} {}
-  /// Of the whole CTA. What a group finds when another one sets them does not matter: whose sums overflow says so itself.
-  FOVEAL_DEVICE Maxima maxima() const {
-    return kAnyExponent ? static_cast<Maxima>(load_any<kEveryLaneArrives>(base + kShared.maxima)) : Maxima::all;
+  /// Shared by the CTA. A warpgroup may see a change late: rows whose sums overflow report it themselves.
+  FOVEAL_DEVICE MaxPolicy max_policy() const {
+    return kWideRange ? static_cast<MaxPolicy>(load_any<kEveryLaneArrives>(base + kShared.max_policy)) : MaxPolicy::every_tile;
   }
-  FOVEAL_DEVICE void set_maxima(Maxima maxima) const { store_any<kEveryLaneArrives>(base + kShared.maxima, static_cast<u32>(maxima)); }
-  FOVEAL_DEVICE static u32 again_word(int round) { return kShared.again + 4 * (round / 32 % ForwardLayout::kAgainWords); }
-  FOVEAL_DEVICE void do_again(int round) const {
-    or_shared(base + again_word(round), 1u << round % 32);
-    set_maxima(Maxima::too_low);
+  FOVEAL_DEVICE void set_max_policy(MaxPolicy policy) const {
+    store_any<kEveryLaneArrives>(base + kShared.max_policy, static_cast<u32>(policy));
   }
-  /// Is there nothing to do in this round? So where only what has to be done again is left.
+  FOVEAL_DEVICE static u32 redo_word(int round) { return kShared.redo + 4 * (round / 32 % ForwardLayout::kRedoWords); }
+  FOVEAL_DEVICE void redo(int round) const {
+    or_shared(base + redo_word(round), 1u << round % 32);
+    set_max_policy(MaxPolicy::overflowed);
+  }
+  /// Is the task of this round done? When redoing, only flagged ones are not.
   FOVEAL_DEVICE bool is_done(int round) const {
-    return kAnyExponent && maxima() == Maxima::all && !(load_any<kEveryLaneArrives>(base + again_word(round)) >> round % 32 & 1);
+    return kWideRange && max_policy() == MaxPolicy::every_tile && !(load_any<kEveryLaneArrives>(base + redo_word(round)) >> round % 32 & 1);
   }
   FOVEAL_DEVICE Lines lines(u32 use) const {
     return {reinterpret_cast<float*>(memory + kShared.lines) + line_values.index(use) * Lines::kFloats};
@@ -100,7 +103,7 @@ struct ForwardTask {
   Walk walk;
 
   FOVEAL_DEVICE int first_query() const { return task.row * kQueries; }
-  /// Of the tile.
+  /// First pair of the tile.
   FOVEAL_DEVICE Position first_pair(const AttentionArgs& args) const {
     return {task.batch,
             task.head,
@@ -121,14 +124,14 @@ struct ForwardTask {
     return true;
   }
 
-  /// The next task of this CTA that exists in its sequence and is to be done.
-  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Rings& rings) {
+  /// The next task of this CTA that exists in its sequence and is not done.
+  FOVEAL_DEVICE bool next(int& round, const Sm90Args& args, const Pipelines& pipelines) {
     do {
       if (!at(++round, args)) return false;
-    } while ((kVarlen && first_query() >= sequence.len_q) || rings.is_done(round));
+    } while ((kVarlen && first_query() >= sequence.len_q) || pipelines.is_done(round));
     walk.start(args, args.attention.runs, task.batch, task.head, task.row, first_query(), min(first_query() + kQueries, sequence.len_q),
                sequence.len_kv, kBlockKv);
-    if constexpr (kSplit) walk.take_part(args.attention.runs, split, args.splits.value);
+    if constexpr (kSplit) walk.take_split(args.attention.runs, split, args.splits.value);
     return true;
   }
 
@@ -138,7 +141,7 @@ struct ForwardTask {
     return true;
   }
 
-  /// The same, but only to a tile that is not partial.
+  /// The same, but only if the next tile is full.
   FOVEAL_DEVICE bool next_full_tile() {
     if (kQueriesMustExist && lacks_queries()) return false;
     return walk.next_full();
@@ -147,10 +150,10 @@ struct ForwardTask {
   FOVEAL_DEVICE bool lacks_queries() const { return first_query() + kQueries > sequence.len_q; }
 };
 
-/// Is there room for the queries of the next task beside those of this one? If not, they are given back as soon as the last scores are there, and while the next
-/// ones come the last values are multiplied.
-constexpr bool kQueriesAhead = kQueryStages > 1;
-/// Are queries given back before the walk has gone on from their last tile? A list does not know which one that is.
-constexpr bool kGivesQueriesEarly = !kQueriesAhead && kSource != TileSource::list;
+/// Is there room for the next task's queries beside the current ones? If not, Q is released as soon as the last scores have arrived, and
+/// the last P V is computed while the next Q loads.
+constexpr bool kPrefetchesQueries = kQueryStages > 1;
+/// Is Q released before the walk moves past its last tile? A list does not know its last tile in advance.
+constexpr bool kReleasesQueriesEarly = !kPrefetchesQueries && kSource != TileSource::list;
 
 }  // namespace foveal::device

@@ -1,5 +1,5 @@
 #pragma once
-// What a thread holds of a 64-row accumulator, and how it leaves the registers.
+// wgmma accumulator fragments: which rows and columns a thread has, and how they leave the registers.
 #include "element.cuh"
 #include "ptx/warp.cuh"
 
@@ -20,16 +20,16 @@ FOVEAL_DEVICE void pack_fragment(u32 (&packed)[count / 2], const float (&values)
   for (int i = 0; i < count / 2; ++i) packed[i] = pack(Element{}, values[2 * i], values[2 * i + 1]);
 }
 
-/// Does row `r` (0 or 1) of the thread's two accumulator rows hold infinity or NaN? Also said of numbers whose products with their neighbours overflow.
+/// Is row `r` (0 or 1) of the thread's two rows infinite or NaN somewhere? May also report finite rows with very large neighbours.
 template <int count>
-FOVEAL_DEVICE bool has_strange(const float (&acc)[count], int r) {
+FOVEAL_DEVICE bool has_nonfinite(const float (&acc)[count], int r) {
   float look[2] = {};
 #pragma unroll
   for (int i = 2 * r; i < count; i += 4) look[i / 4 % 2] = fmaf(acc[i], acc[i + 1], look[i / 4 % 2]);
   return !(fabsf(look[0] + look[1]) < infinity());
 }
 
-/// Transposes 4 x 4 words over the four lanes of a quad: lane t gets word t of lanes 0..3.
+/// Transposes 4 x 4 words within a quad: lane t gets word t of lanes 0..3.
 FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
   const bool odd = lane & 1, high = lane & 2;
 #pragma unroll
@@ -52,8 +52,8 @@ FOVEAL_DEVICE void quad_transpose(u32 (&word)[4], int lane) {
   }
 }
 
-/// Writes row `r` (0 or 1) of the thread's two accumulator rows, times `factor`, in 16 bits: each lane of the quad stores 8 consecutive columns
-/// at a time. `columns`: how many exist, a multiple of 8.
+/// Stores row `r` (0 or 1) of the thread's two rows, times `factor`, in 16 bits: each lane of the quad stores 8 consecutive columns at a
+/// time. `columns`: how many exist, a multiple of 8.
 template <class Element, int count>
 FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
 #pragma unroll
@@ -70,7 +70,7 @@ FOVEAL_DEVICE void store_row(u16* row, const float (&acc)[count], int r, float f
   }
 }
 
-/// The same in 32 bits.
+/// The same in fp32.
 template <int count>
 FOVEAL_DEVICE void store_row(float* row, const float (&acc)[count], int r, float factor, int columns, int lane) {
 #pragma unroll

@@ -1,18 +1,18 @@
 #pragma once
-// Rows of a tile that are queries of one head, one after the other.
+// Tile rows are consecutive queries of one head.
 #include "tile/forward_sm90.cuh"
 
 namespace foveal::device {
 
-/// The rows of a warpgroup, of which each thread has two.
+/// The rows of a warpgroup, two for each thread.
 struct HeadRows {
   const Sm90Args& args;
-  const int group;   // of warps
-  const int thread;  // inside the group
+  const int group;   // warpgroup index
+  const int thread;  // within the warpgroup
 
   FOVEAL_DEVICE static int kv_head(const Sm90Args& args, int head) { return head / args.attention.group_size; }
-  FOVEAL_DEVICE static void load(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
-    const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  FOVEAL_DEVICE static void load(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
+    const u32 to = pipelines.query_tile(use).address, full = pipelines.query.full_barrier(use);
     mbarrier_arrive_expect_bytes(full, kShared.query_bytes);
     load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
   }
@@ -22,7 +22,7 @@ struct HeadRows {
   FOVEAL_DEVICE int head_of(const ForwardTask& work, int) const { return work.task.head; }
   FOVEAL_DEVICE bool exists(const ForwardTask& work, int r) const { return query_of(work, r) < work.sequence.len_q; }
 
-  /// The pair of register i; partial: it may not exist, and another stands for it.
+  /// The pair of register i; partial: clamped to the last row and key.
   template <bool partial>
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
     const int row = row_of(work), key = work.walk.tile * kBlockKv + fragment_first_column(thread);

@@ -1,5 +1,5 @@
 #pragma once
-// Does the mask keep a pair? For kernels that ask for single pairs, not tiles. A mask that is a band is asked by its limits: windows of any size share a binary.
+// The mask for single pairs. A band is tested by its limits, so that windows of any size share a binary.
 //
 // config.cuh: kMaskIsBand.
 #include "score/score.cuh"
@@ -7,7 +7,7 @@
 
 namespace foveal::device {
 
-/// q, kv: local to the sequence, as the limits of a band are; at: the same as the program sees it.
+/// q, kv: local positions, as band limits are; at: global ones, as the mask program sees them.
 template <class At>
 FOVEAL_DEVICE bool keeps_pair(const Sm90Args& args, const At& at, int q, int kv) {
   if constexpr (kMaskIsBand) {

@@ -1,9 +1,9 @@
 #pragma once
-// Where the keys of a tile lie, and their load by TMA: in consecutive rows; on pages that the producer warp looks up, a lane for each box of rows that lie
-// together; or in stretches of two memories, likewise, one of which other ranks may still be writing. A tile that lies in one stretch comes as one box: in
-// boxes of 32 rows, tiles of 160 took 1.06 to 1.09 of the plain time.
+// Where the keys of a tile are, and their TMA loads: contiguous rows; pages that the producer warp looks up, one lane for each box of
+// contiguous rows; or stretches of two memories, one of which may still be in flight from other ranks. A tile within one stretch is loaded
+// as one box: with boxes of 32 rows, tiles of 160 took 1.06 to 1.09 times as long.
 //
-// config.cuh: kKeyRows (a KeyRows), kPageSize (of keys on pages, a multiple of 16; stretches begin at multiples of it).
+// config.cuh: kKeyRows (a KeyRows), kPageSize (a multiple of 16; stretches begin at multiples of it).
 #include "ptx/mbarrier.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/score.cuh"
@@ -15,23 +15,23 @@ namespace foveal::device {
 constexpr KeyRows kKeys = static_cast<KeyRows>(kKeyRows);
 constexpr bool kPaged = kKeys == KeyRows::paged, kSpread = kKeys == KeyRows::spread;
 constexpr bool kLooksUp = kPaged || kSpread;
-/// Rows beyond the keys of a sequence hold anything.
+/// Rows beyond the end of a sequence hold arbitrary data.
 constexpr bool kRaggedKv = kKeys != KeyRows::batched;
-/// The maps of k and v count sequences.
+/// The tensor maps of k and v have a batch dimension.
 constexpr bool kKeysInBatches = kKeys == KeyRows::batched || kSpread;
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
-/// Of a tile: rows that lie together wherever the tile begins, a multiple of 16. The maps of k and v have boxes of so many.
+/// Rows of a tile that are contiguous wherever it begins, a multiple of 16: the box of the maps of k and v.
 template <int rows>
 constexpr int kBoxRows = kLooksUp ? common_divisor(kPageSize, rows) : rows;
 template <int rows>
-constexpr bool kMayLieTogether = kSpread&& kBoxRows<rows> < rows;
+constexpr bool kMayBeOneBox = kSpread&& kBoxRows<rows> < rows;
 
-/// Who loads: one thread, or a warp whose lane l loads box l.
-FOVEAL_DEVICE bool loads() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
-FOVEAL_DEVICE bool leads() { return !kLooksUp || lane_id() == 0; }
+/// The loader is one thread, or a warp whose lane l loads box l.
+FOVEAL_DEVICE bool is_loader() { return kLooksUp ? threadIdx.x < kWarp : threadIdx.x == 0; }
+FOVEAL_DEVICE bool is_leader() { return !kLooksUp || lane_id() == 0; }
 
-/// What the forward kernel is told.
+/// Argument type of the forward kernels.
 template <bool spread>
 struct ArgsOf {
   using Type = Sm90Args;
@@ -42,23 +42,23 @@ struct ArgsOf<true> {
 };
 using ForwardArgs = ArgsOf<kSpread>::Type;
 
-/// Of a tile, or of this lane's box: what the maps of k and v call it.
-struct KeyPlace {
+/// TMA coordinates of a tile, or of this lane's box.
+struct KeyCoord {
   int row = 0, head = 0, batch = 0;
-  // Of kSpread, which choose the map:
+  // kSpread, to choose the map:
   int stretch = 0;
-  bool received = false, together = false;  // together: lane 0 loads the tile
+  bool received = false, one_box = false;  // one_box: lane 0 loads the whole tile
 };
 
-FOVEAL_DEVICE const TensorMap& map_of_keys(const Sm90Args& args, const KeyPlace&) { return args.k; }
-FOVEAL_DEVICE const TensorMap& map_of_values(const Sm90Args& args, const KeyPlace&) { return args.v; }
-FOVEAL_DEVICE const TensorMap& map_of_keys(const SpreadArgs& args, const KeyPlace& place) {
+FOVEAL_DEVICE const TensorMap& map_of_keys(const Sm90Args& args, const KeyCoord&) { return args.k; }
+FOVEAL_DEVICE const TensorMap& map_of_values(const Sm90Args& args, const KeyCoord&) { return args.v; }
+FOVEAL_DEVICE const TensorMap& map_of_keys(const SpreadArgs& args, const KeyCoord& coord) {
   const SpreadKeys& keys = args.spread;
-  return place.together ? (place.received ? keys.sent_tile_k : keys.tile_k) : place.received ? keys.k : args.k;
+  return coord.one_box ? (coord.received ? keys.sent_tile_k : keys.tile_k) : coord.received ? keys.k : args.k;
 }
-FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyPlace& place) {
+FOVEAL_DEVICE const TensorMap& map_of_values(const SpreadArgs& args, const KeyCoord& coord) {
   const SpreadKeys& keys = args.spread;
-  return place.together ? (place.received ? keys.sent_tile_v : keys.tile_v) : place.received ? keys.v : args.v;
+  return coord.one_box ? (coord.received ? keys.sent_tile_v : keys.tile_v) : coord.received ? keys.v : args.v;
 }
 
 /// By one thread, before the first load.
@@ -69,28 +69,28 @@ FOVEAL_DEVICE void prefetch_key_maps(const SpreadArgs& args) {
   tma_prefetch_map(keys.tile_k), tma_prefetch_map(keys.tile_v), tma_prefetch_map(keys.sent_tile_k), tma_prefetch_map(keys.sent_tile_v);
 }
 
-/// Of kSpread: which stretches this thread has seen arrive, a bit each.
+/// kSpread: bitmask of stretches that this thread has seen arrive.
 using ArrivedKeys = u32;
 
-/// Where the box from `key` on is, once it is there.
-FOVEAL_DEVICE KeyPlace place_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
+/// Coordinates of the box at `key`, once it has arrived.
+FOVEAL_DEVICE KeyCoord coord_in_stretches(const SpreadKeys& keys, ArrivedKeys& arrived, int key, int head, int batch) {
   int at = 0;
   while (at + 1 < keys.count && keys.stretch[at + 1].first <= key) ++at;
   const KeyStretch& stretch = keys.stretch[at];
   if (stretch.word >= 0 && !(arrived >> at & 1)) {
-    constexpr u32 kLooks = 1024;  // between two at the memory of the host, which is far
-    for (u32 looks = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++looks)
-      if (looks % kLooks == 0 && load_acquire_system(keys.failed) != 0) break;
+    constexpr u32 kPolls = 1024;  // polls between two checks of host memory, which is far away
+    for (u32 polls = 1; static_cast<int>(load_acquire_system(keys.words + stretch.word) - stretch.arrived) < 0; ++polls)
+      if (polls % kPolls == 0 && load_acquire_system(keys.failed) != 0) break;
     fence_async_proxy_of_all_memory();
     arrived |= 1u << at;
   }
   return {key + stretch.shift, head, batch, at, stretch.word != kOwnKeys};
 }
 
-/// Of the tile from key `first` of the sequence on, in this batch row where its keys lie in rows. Boxes beyond the sequence are on no page, in no stretch, and
-/// arrive as zeros: what the table says there means nothing.
+/// Coordinates of the tile at key `first` of the sequence. Boxes beyond the sequence are out of bounds and zero-filled, whatever the table
+/// holds.
 template <int rows, class Args>
-FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int first, int head, int batch, ArrivedKeys& arrived) {
+FOVEAL_DEVICE KeyCoord key_coord(const Args& args, const Sequence& sequence, int first, int head, int batch, ArrivedKeys& arrived) {
   if constexpr (!kLooksUp) {
     const int row = sequence.first_kv + first;
     return {row, head, batch};
@@ -99,28 +99,28 @@ FOVEAL_DEVICE KeyPlace key_place(const Args& args, const Sequence& sequence, int
   const int key = first + lane_id() * kBoxRows<rows>;
   const bool exists = lane_id() < rows / kBoxRows<rows> && key < sequence.len_kv;
   if constexpr (kSpread) {
-    KeyPlace place = exists ? place_in_stretches(args.spread, arrived, key, head, batch) : KeyPlace{0, head, -1};
-    if constexpr (kMayLieTogether<rows>) {
+    KeyCoord coord = exists ? coord_in_stretches(args.spread, arrived, key, head, batch) : KeyCoord{0, head, -1};
+    if constexpr (kMayBeOneBox<rows>) {
       __syncwarp();
-      const u32 first_stretch = uniform(place.stretch);
-      place.together = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && place.stretch == static_cast<int>(first_stretch)));
+      const u32 first_stretch = uniform(coord.stretch);
+      coord.one_box = __all_sync(~0u, lane_id() >= rows / kBoxRows<rows> || (exists && coord.stretch == static_cast<int>(first_stretch)));
     }
-    return place;
+    return coord;
   }
   int page = -1;
   if (exists) page = args.pages.data[sequence.batch * args.pages.batch + key / kPageSize * args.pages.page];
   return {key % kPageSize, head, page};
 }
 
-/// A tile of keys or values; completes on `barrier`, which expects its bytes since the one who leads said so. map: that of this place.
+/// Loads a tile of keys or values; completes on `barrier`, where the leader has announced the bytes. map: as chosen for these coordinates.
 template <int rows, int columns>
-FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyPlace& place) {
+FOVEAL_DEVICE void load_keys(u32 destination, const TensorMap& map, u32 barrier, const KeyCoord& coord) {
   if constexpr (kLooksUp) {
     __syncwarp();
-    if (lane_id() >= (place.together ? 1 : rows / kBoxRows<rows>)) return;
+    if (lane_id() >= (coord.one_box ? 1 : rows / kBoxRows<rows>)) return;
     destination += lane_id() * kBoxRows<rows> * kChunkRowBytes;
   }
-  load_tile<rows, columns>(destination, map, barrier, place.row, place.head, place.batch);
+  load_tile<rows, columns>(destination, map, barrier, coord.row, coord.head, coord.batch);
 }
 
 }  // namespace foveal::device

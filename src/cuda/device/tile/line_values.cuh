@@ -1,9 +1,8 @@
 #pragma once
-// What is the same along a line of a tile is evaluated once: warps that would idle beside the one that loads evaluate the score's functions of a position
-// along the walk and of a diagonal, and leave the values in shared memory for those that compute. A thread needs few of them: all 8 x 8 blocks of a
-// fragment on one diagonal of blocks see the same two values.
+// Line values: parts of the score that are constant along a column or a diagonal of a tile. A helper warp evaluates them once into shared
+// memory. A thread needs few of them: all 8 x 8 blocks of a fragment on one block diagonal use the same two values.
 //
-// A tile has kRows rows, which stay, by kWalked columns, along which the walk of a task goes.
+// A tile has kRows rows, fixed during a task, by kWalked columns along the walk.
 #include "score/score.cuh"
 #include "tile/fragment.cuh"
 
@@ -11,10 +10,10 @@ namespace foveal::device {
 
 constexpr bool kHasLines = kWalkValues + kDiagonalValues > 0;
 
-/// Is a value far from overflow, with two others as factors and many such products added up?
+/// Is a value far enough from overflow to be multiplied with two others and summed over many pairs?
 FOVEAL_DEVICE bool is_tame(float value) { return fabsf(value) <= 0x1p40f; }
 
-/// The pair at local positions q and key, or the last that exists; base: what is the same for all pairs.
+/// The pair at local positions q and key, clamped to the sequence; base: its other fields.
 FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& base, int q, int key) {
   Position position = base;
   position.q = static_cast<int>(args.q_offset) + min(q, base.seqlen_q - 1);
@@ -22,13 +21,13 @@ FOVEAL_DEVICE Position position_at(const AttentionArgs& args, const Position& ba
   return position;
 }
 
-/// Any pair where query minus key, as local positions, is `difference`, or the nearest that exists.
+/// A pair with query - key = `difference` (local positions), or the nearest that exists.
 FOVEAL_DEVICE Position position_on_diagonal(const AttentionArgs& args, const Position& base, int difference) {
   const int existing = min(max(difference, 1 - base.seqlen_kv), base.seqlen_q - 1);
   return position_at(args, base, max(existing, 0), max(-existing, 0));
 }
 
-/// The values of a tile in shared memory. Diagonals are numbered by column - row + kRows - 1; a number that does not exist makes their count even.
+/// The values of a tile in shared memory. Diagonals are numbered column - row + kRows - 1; one unused number makes their count even.
 template <int kRows, int kWalked>
 struct LineTile {
   static constexpr int kDiagonals = kRows + kWalked;
@@ -39,11 +38,11 @@ struct LineTile {
   FOVEAL_DEVICE float* walk(int v) const { return data + v * kWalked; }
   FOVEAL_DEVICE float* diagonal(int v) const { return data + kWalkValues * kWalked + v * kDiagonals; }
 
-  /// kChecksLines: are all values of columns tame? By whole warps.
+  /// kChecksLines: are all column values tame? Warp-collective.
   FOVEAL_DEVICE bool tame() const { return __all_sync(~0u, data[kValues] != 0.0f); }
 
-  /// By one warp. column_at(column): a pair of a column; diagonal_at(ahead): a pair of the diagonal where column - row is `ahead`. `before`: the tile visited before
-  /// where that was the next one along the walk, which goes down; its first diagonals are the last ones of this tile.
+  /// By one warp. column_at(column): a pair in a column; diagonal_at(d): a pair on the diagonal column - row = d. `before`: the previous
+  /// tile, if this one continues its walk (which goes down): its first diagonals are this tile's last ones.
   template <class ColumnAt, class DiagonalAt>
   FOVEAL_DEVICE void fill(const ScoreArgs& args, LineTile before, ColumnAt&& column_at, DiagonalAt&& diagonal_at) const {
     bool tame = true;
@@ -81,11 +80,11 @@ struct LineTile {
   }
 };
 
-/// The values that a thread's pairs need. Each is loaded when it is asked for; the compiler keeps what comes again.
+/// A thread's line values, loaded on demand; the compiler reuses repeated loads.
 template <int kWalked>
 struct LineView {
   const float* walk[kWalkSlots];          // at the thread's first column
-  const float* diagonal[kDiagonalSlots];  // at the diagonal of the pair in its second row and first column
+  const float* diagonal[kDiagonalSlots];  // at the diagonal of the thread's second row and first column
 
   /// row, column: the thread's first in the tile.
   template <int kRows>
@@ -96,7 +95,7 @@ struct LineView {
     for (int v = 0; v < kDiagonalValues; ++v) diagonal[v] = tile.diagonal(v) + column - (row + 8) + kRows - 1;
   }
 
-  /// The pair of register i, which is at `position`.
+  /// The pair of register i at `position`.
   FOVEAL_DEVICE Pair pair(int i, const Position& position) const {
     Pair pair;
     static_cast<Position&>(pair) = position;

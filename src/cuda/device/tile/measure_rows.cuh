@@ -1,6 +1,7 @@
 #pragma once
-// The largest scores and sums of a few rows, for 16-bit types, from memory: for far rows (score/far_row.cuh), which are rare. Products are summed 16 at a time, as
-// wgmma does it, and values of lines come apart from their pairs, as in the backward kernel: what is subtracted there must be what it finds.
+// Largest score and sum of exponentials of single rows, recomputed from memory for far rows (score/far_row.cuh), which are rare; 16-bit
+// types. Products are summed 16 at a time like wgmma's, and line values are rounded separately, as in the backward kernel: both must get
+// the same scores.
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
 #include "schedule/tasks.cuh"
@@ -11,7 +12,7 @@
 
 namespace foveal::device {
 
-/// Pairs of elements (row, column) of a tensor of 16-bit elements, one batch and head.
+/// Pairs of 16-bit elements (row, column) of one batch entry and head.
 struct ElementPairs {
   const u16* data;
   i64 row_stride;
@@ -23,7 +24,7 @@ struct ElementPairs {
   }
 };
 
-/// What is written apart from a pair is rounded apart from it.
+/// Keeps line values rounded separately from the pair's arithmetic.
 FOVEAL_DEVICE real rounded(real value) {
   asm volatile("" : "+f"(value));
   return value;
@@ -43,7 +44,7 @@ FOVEAL_DEVICE void fill_diagonal_values(Pair& at, const ScoreArgs& args) {
   }
 }
 
-/// Of 16 queries from first_q on; by all kWarps warps of a block, which get the result of row threadIdx.x in its first 16 threads. exponent: score_unit * log2(e).
+/// 16 queries from first_q on, by all kWarps warps of a block; thread i < 16 returns the result of row i. exponent: score_unit * log2(e).
 template <int kWarps>
 FOVEAL_DEVICE RowMeasure<float> measure_rows(const Sm90Args& sm90, const Sequence& sequence, int head, int first_q, float exponent) {
   const AttentionArgs& args = sm90.attention;

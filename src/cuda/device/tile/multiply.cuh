@@ -1,7 +1,7 @@
 #pragma once
-// The two products of attention, for one warp that owns kM x 16 rows of the result. Accumulators have the layout of mma m16n8 for every
-// element type: acc[m][n][e] is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e % 2, with lane = 4 g + t. So scores, masks and softmax are
-// written once; 16-bit types multiply on tensor cores, f32 and f64 with plain fused multiply-adds.
+// The products of attention on mma.sync, for one warp with kM x 16 rows of the result. All element types share the accumulator layout of
+// m16n8: acc[m][n][e] is row 16 m + g + 8 (e / 2), column 8 n + 2 t + e % 2, with lane = 4 g + t. So scores, masks and softmax are written
+// once; 16-bit types use the tensor cores, f32 and f64 FMAs.
 #include "tile/shared_tile.cuh"
 
 namespace foveal::device {
@@ -12,7 +12,7 @@ using Real = typename ElementFacts<T>::Real;
 template <class T>
 constexpr bool kTensorCores = sizeof(T) == 2;
 
-/// A tile of accumulators as the left operand of a product, rounded to the element type.
+/// Accumulators converted to the left operand of the next product.
 template <class T, int kM, int kK>
 struct Operand {
   u32 a[kM][kK / 16][4];
@@ -69,11 +69,11 @@ FOVEAL_DEVICE void multiply_nt(Real<T> (&acc)[kM][kN / 8][4], SharedTile<T, kRow
     for (int k = 0; k < kK; k += 16) {
       u32 a_frag[kM][4];
 #pragma unroll
-      for (int m = 0; m < kM; ++m) load_matrices(a_frag[m], a_lane + m * 16 * a.kPitch + k);
+      for (int m = 0; m < kM; ++m) ldmatrix<false>(a_frag[m], shared_address(a_lane + m * 16 * a.kPitch + k));
 #pragma unroll
       for (int n = 0; n < kN; n += 16) {
         u32 b_frag[4];
-        load_matrices(b_frag, b_lane + n * b.kPitch + k);
+        ldmatrix<false>(b_frag, shared_address(b_lane + n * b.kPitch + k));
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           mma(T{}, acc[m][n / 8], a_frag[m], b_frag[0], b_frag[1]);
@@ -122,7 +122,7 @@ FOVEAL_DEVICE void multiply_rn(Real<T> (&acc)[kM][kN / 8][4], const Operand<T, k
 #pragma unroll
       for (int n = 0; n < kN; n += 16) {
         u32 b_frag[4];
-        load_matrices_transposed(b_frag, b_lane + k * b.kPitch + n);
+        ldmatrix<true>(b_frag, shared_address(b_lane + k * b.kPitch + n));
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
           mma(T{}, acc[m][n / 8], p.a[m][k / 16], b_frag[0], b_frag[1]);
@@ -158,7 +158,7 @@ FOVEAL_DEVICE void multiply_rn(Real<T> (&acc)[kM][kN / 8][4], const Operand<T, k
   }
 }
 
-/// Rounds the warp's accumulators times `factor` into its rows of a tile.
+/// Writes the warp's accumulators, times `factor`, to its rows of a tile.
 template <int kM, int kN8, class T, int kRows, int kCols>
 FOVEAL_DEVICE void put_rows(SharedTile<T, kRows, kCols> tile, int row, int col, const Real<T> (&acc)[kM][kN8][4], Real<T> factor) {
   const int g = lane_id() / 4, t = lane_id() % 4;

@@ -1,19 +1,18 @@
 #pragma once
-// Where there are few queries, the heads that share keys are rows of one tile: row r is query r / kPackedHeads of head r % kPackedHeads of the group, and a
-// task's head is a kv head.
+// GQA packing, for few queries: tile row r is query r / kPackedHeads of head r % kPackedHeads of the group; a task's head is a kv head.
 #include "tile/forward_sm90.cuh"
 
 namespace foveal::device {
 
-/// The rows of a warpgroup, of which each thread has two.
+/// The rows of a warpgroup, two for each thread.
 struct PackedRows {
   const Sm90Args& args;
-  const int group;   // of warps
-  const int thread;  // inside the group
+  const int group;   // warpgroup index
+  const int thread;  // within the warpgroup
 
   FOVEAL_DEVICE static int kv_head(const Sm90Args&, int head) { return head; }
-  FOVEAL_DEVICE static void load(const Sm90Args& args, const Rings& rings, u32 use, int row, int head, int batch) {
-    const u32 to = rings.query_tile(use).address, full = rings.query.full(use);
+  FOVEAL_DEVICE static void load(const Sm90Args& args, const Pipelines& pipelines, u32 use, int row, int head, int batch) {
+    const u32 to = pipelines.query_tile(use).address, full = pipelines.query.full_barrier(use);
     mbarrier_arrive_expect_bytes(full, chunk_count(kDim) * kQueries * kPackedHeads * kChunkRowBytes);
     if constexpr (kPackedHeads == 1) {
       load_tile<kBlockQ, kDim>(to, args.q, full, row, head, batch);
@@ -22,11 +21,11 @@ struct PackedRows {
         tma_load(to + chunk * QueryTile::kChunkBytes, args.q, full, chunk * kChunkColumns, 0, row, head, batch);
     }
   }
-  /// By all threads, before anything is loaded: rows that are left over, in which no load writes.
-  FOVEAL_DEVICE static void clear_rest(const Rings& rings) {
+  /// By all threads, before any load: zeroes leftover rows, which no load writes.
+  FOVEAL_DEVICE static void clear_leftover_rows(const Pipelines& pipelines) {
     if constexpr (kQueries * kPackedHeads < kBlockQ) {
       for (int i = threadIdx.x; i < kQueryStages * kShared.query_bytes / 16; i += kThreads)
-        store_zeros(rings.query_tile(0).address + 16 * i);
+        store_zeros(pipelines.query_tile(0).address + 16 * i);
       fence_async_proxy();
     }
   }
@@ -38,8 +37,7 @@ struct PackedRows {
     return query_of(work, r) < work.sequence.len_q && (kPackedHeads == 1 || row_in_tile(r) < kQueries * kPackedHeads);
   }
 
-  /// The pair of register i, whose row is of a query and a head of its own; one that does not exist stands for the last query. partial: the key may not exist, and
-  /// the last stands for it.
+  /// The pair of register i; the query is clamped to the last one. partial: so is the key.
   template <bool partial>
   FOVEAL_DEVICE Position position(const ForwardTask& work, int i) const {
     const int r = fragment_row(i), query = min(query_of(work, r), work.sequence.len_q - 1),

@@ -1,9 +1,9 @@
 #pragma once
-// Reads of one element per pair that TMA brings: a ring of tiles in shared memory, [query][chunk of keys] with 128-byte swizzle like all others, and
-// what a thread finds there. The blocks of a fragment are what ldmatrix gives where elements have 16 bits, so that values stay packed until they are used;
-// elements of 32 bits are loaded one by one, or as neighbours, those of 8 bits as neighbours.
+// Pair reads (one parameter element for each pair) that are loaded by TMA: a pipeline of tiles [query][chunk of keys], 128-byte swizzle,
+// and their loads into fragments. 16-bit elements come by ldmatrix and stay packed until use; 32-bit ones one by one or as neighbours,
+// 8-bit ones as neighbours.
 //
-// config.cuh: kPairStages, at least 1 where kPairTiles is.
+// config.cuh: kPairStages, at least 1 if there are kPairTiles.
 #include "element.cuh"
 #include "score/score.cuh"
 #include "tile/fragment.cuh"
@@ -13,7 +13,7 @@ namespace foveal::device {
 
 template <int v>
 constexpr int kPairTileElementBytes = sizeof(typename PairTileElementOf<v>::type);
-/// Columns that are loaded of a tile of so many keys.
+/// Columns loaded for a tile of so many keys.
 template <int v>
 constexpr int pair_tile_columns(int keys) {
   if (kPairTileStairs[v]) return kChunkRowBytes / kPairTileElementBytes<v>;
@@ -30,7 +30,7 @@ constexpr int pair_tiles_before() {
   }
 }
 
-/// Where a chunk may begin that has the element `place` and those that follow.
+/// First column of an aligned chunk that contains element `place` and those that follow.
 template <int v>
 FOVEAL_DEVICE int first_stair(int place) {
   return place & ~(16 / kPairTileElementBytes<v> - 1);
@@ -41,20 +41,20 @@ template <int kRows, int kColumns>
 struct PairTiles {
   static constexpr int kStages = kPairTiles > 0 ? kPairStages : 1;
   static constexpr int kStageBytes = pair_tiles_before<kPairTiles, kRows, kColumns>();
-  static constexpr PairRingShape kShape{kStages, kStageBytes};
+  static constexpr PairPipelineShape kShape{kStages, kStageBytes};
   u32 base;
-  RingBarriers<kStages> ring;
+  Pipeline<kStages> pipeline;
 
   template <int v>
   FOVEAL_DEVICE u32 tile(u32 use) const {
-    return base + ring.index(use) * kStageBytes + pair_tiles_before<v, kRows, kColumns>();
+    return base + pipeline.index(use) * kStageBytes + pair_tiles_before<v, kRows, kColumns>();
   }
 
-  /// By the thread that loads; first: the tile's first pair, which exists.
+  /// By the loading thread; first: the tile's first pair, which exists.
   FOVEAL_DEVICE void load(const Sm90Args& args, const Position& first, u32 use) const {
     if constexpr (kPairTiles > 0) {
-      ring.wait_empty(use);
-      mbarrier_arrive_expect_bytes(ring.full(use), kStageBytes);
+      pipeline.producer_acquire(use);
+      mbarrier_arrive_expect_bytes(pipeline.full_barrier(use), kStageBytes);
       load_from<0>(args, first, use);
     }
   }
@@ -74,18 +74,18 @@ struct PairTiles {
         pair_tile_place<v>(at, args.attention.score, place);
         place[0] -= chunk * kChunk;
       }
-      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], ring.full(use), place[0] + chunk * kChunk, place[1], place[2],
-               place[3]);
+      tma_load(tile<v>(use) + chunk * kRows * kChunkRowBytes, args.pairs[v], pipeline.full_barrier(use), place[0] + chunk * kChunk,
+               place[1], place[2], place[3]);
     }
     if constexpr (v + 1 < kPairTiles) load_from<v + 1>(args, first, use);
   }
 };
 
-/// Values of eight registers of a fragment: pairs of 8-bit or 16-bit elements, or one of 32 bits each.
+/// Values of eight fragment registers: pairs of 8-bit or 16-bit elements, or single 32-bit ones.
 struct TiledValues {
   u32 word[kPairTileSlots][8];
 
-  /// Of register i.
+  /// The value of register i.
   template <int v = 0>
   FOVEAL_DEVICE void put_into(Pair& pair, int i) const {
     if constexpr (v < kPairTiles) {
@@ -108,19 +108,19 @@ struct TiledValues {
   }
 };
 
-/// What one warp needs of the tiles of one use: the 16 rows of its fragment, which are queries, or keys when transposed. An element stands in the piece of 16
-/// bytes whose number in its chunk is (key / elements in a piece) ^ (query % 8).
+/// A warp's view of the tiles of one pipeline use: the 16 rows of its fragment, which are queries, or keys if transposed. An element is in
+/// the 16-byte piece (key / elements in a piece) ^ (query % 8) of its chunk.
 template <bool transposed, int kRows, int kColumns>
 struct TiledView {
-  u32 address[kPairTileSlots];  // of the row that this lane names, in the first blocks; or of the lane's first element
-  u32 second[kPairTileSlots];   // stairs: of the key eight further on
+  u32 address[kPairTileSlots];  // ldmatrix row address of this lane in the first blocks, or address of the lane's first element
+  u32 second[kPairTileSlots];   // stairs: for the key eight further on
 
   /// first: the warp's first row of the tile; at: the pair of the tile's first row and column.
   FOVEAL_DEVICE TiledView(const PairTiles<kRows, kColumns>& tiles, u32 use, int first, const Position& at, const ScoreArgs& args) {
     find<0>(tiles, use, first, at, args);
   }
 
-  /// Registers 8 n .. 8 n + 7: 16 columns of the fragment. By all lanes.
+  /// Registers 8 n .. 8 n + 7: 16 columns of the fragment. Warp-collective.
   FOVEAL_DEVICE TiledValues load(int n) const {
     TiledValues values;
     load_from<0>(values, n);
@@ -128,7 +128,7 @@ struct TiledView {
   }
 
  private:
-  /// That has what a column of the tile reads.
+  /// The loaded column that a column of the tile reads.
   template <int v>
   FOVEAL_DEVICE static int loaded_column(int column) {
     return pair_tile_columns<v>(kColumns) < kColumns ? column % pair_tile_columns<v>(kColumns) : column;
@@ -211,7 +211,7 @@ struct TiledView {
         for (int i = 0; i < 8; i += 2) values.word[v][i / 2] = load_half(at + 8 * (i / 4) + 8 * fragment_row(i) * kChunkRowBytes);
       } else {
         u32 block[4];
-        load_blocks<transposed>(
+        ldmatrix<transposed>(
             block, transposed ? address[v] + 16 * n * kChunkRowBytes : (address[v] ^ (n % 4 * 32)) + n / 4 * kRows * kChunkRowBytes);
 #pragma unroll
         for (int i = 0; i < 4; ++i) values.word[v][i] = block[i];

@@ -1,5 +1,5 @@
 #pragma once
-// What the attention kernels share: the types of this problem, and views of its tensors.
+// Shared by the portable kernels: types of the problem and views of its tensors.
 #include "philox.cuh"
 #include "schedule/tile_runs.cuh"
 #include "score/far_row.cuh"
@@ -13,17 +13,16 @@ using R = Real<Element>;
 constexpr int kHeadDimPadded = round_up(kHeadDim, 16 * kColumnSplit);
 constexpr int kHeadDimVPadded = round_up(kHeadDimV, 16 * kColumnSplit);
 constexpr int kThreads = kWarps * kWarp;
-constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scores are scaled one by one, not in the exponent
+constexpr bool kScaleBefore = kHasScore || kScaleFirst;  ///< scale each score, instead of in the exponent
 constexpr R kLog2eR = 1.4426950408889634;
-constexpr R kLn2R = 0.6931471805599453;
 
-/// Rows of one head of one sequence.
-struct HeadRows {
+/// View of the rows of one head of one sequence.
+struct HeadView {
   Element* data;
   i64 row_stride, col_stride;
   int copy_bytes;
 
-  FOVEAL_DEVICE HeadRows(const Tensor& tensor, int batch, i64 first_row, int head)
+  FOVEAL_DEVICE HeadView(const Tensor& tensor, int batch, i64 first_row, int head)
       : data(static_cast<Element*>(tensor.data) + batch * tensor.batch + first_row * tensor.seq + head * tensor.head),
         row_stride(tensor.seq),
         col_stride(tensor.dim),
@@ -47,25 +46,25 @@ FOVEAL_DEVICE Sequence find_sequence(const AttentionArgs& args, int batch) {
   return find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(args, batch);
 }
 
-/// Adds fragments to a wide tensor of a part, at rows and columns of one head.
-template <int kM, int kN8, class OfBefore>
+/// Adds fragments to a wide tensor of a part.
+template <int kM, int kN8, class PreviousWeight>
 FOVEAL_DEVICE void add_to_part(const Tensor& tensor, const Sequence& seq, int head, int row, int rows, int col, int cols,
-                               const R (&acc)[kM][kN8][4], R factor, OfBefore&& of_before) {
+                               const R (&acc)[kM][kN8][4], R factor, PreviousWeight&& previous_weight) {
   R* data = static_cast<R*>(tensor.data) + seq.batch * tensor.batch + head * tensor.head;
-  add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, of_before);
+  add_rows(data, tensor.seq, tensor.dim, row, rows, col, cols, acc, factor, previous_weight);
 }
 
-/// What stays after dropout grows by this.
+/// Scale of kept pairs, 1 / (1 - p).
 FOVEAL_DEVICE R keep_scale(const AttentionArgs& args) {
   return sizeof(R) == 8 ? R(args.dropout.keep_scale_f64) : R(args.dropout.keep_scale);
 }
 
-/// What a row's scores are less, and the logarithm of their sum then (AttentionArgs::lse2).
+/// What is subtracted from a row's scores, and the log of the sum then (AttentionArgs::lse2).
 struct RowStatistics {
   R largest, log_sum;
 };
 
-/// Scores with the exponents of these: products, where the exponent takes the scale in.
+/// Are scores raw products, with the scale applied in the exponent?
 constexpr bool kScaledInExponent = kTensorCores<Element> && !kScaleBefore;
 FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) {
   return kScaleBefore || kScaledInExponent ? modified : modified * R(args.scale);
@@ -73,12 +72,12 @@ FOVEAL_DEVICE R score_of(const AttentionArgs& args, R modified) {
 FOVEAL_DEVICE R score_exponent(const AttentionArgs& args) { return kScaledInExponent ? R(args.scale) * kLog2eR : kLog2eR; }
 
 FOVEAL_DEVICE R probability_of(const AttentionArgs& args, R modified, const RowStatistics& row) {
-  const R score = less(score_of(args, modified), row.largest);
+  const R score = unfused_difference(score_of(args, modified), row.largest);
   if constexpr (kTensorCores<Element>) return exp2_real(fma_real(score, score_exponent(args), -row.log_sum));
   return exp2_real((score - row.log_sum) * kLog2eR);
 }
 
-/// Shared memory handed out in order.
+/// Bump allocator of shared memory.
 class SharedMemory {
  public:
   FOVEAL_DEVICE explicit SharedMemory(void* begin) : at_(static_cast<char*>(begin)) {}
@@ -97,7 +96,8 @@ class SharedMemory {
   char* at_;
 };
 
-/// Clears the rows of a tile whose flag is another: those that no pair of this tile keeps, for padding may hold NaN, and 0 * NaN would spread it.
+/// Clears the rows of a tile whose flag differs from `stays`: those that no pair of the tile keeps, as padding may hold NaN, and 0 * NaN =
+/// NaN.
 template <int kRows, int kCols>
 FOVEAL_DEVICE void clear_rows_unless(SharedTile<Element, kRows, kCols> tile, const unsigned char* flags, int stays = 1) {
   using Tile = SharedTile<Element, kRows, kCols>;

@@ -1,5 +1,5 @@
 #pragma once
-// A tile of queries and the tiles of keys and values that pass it: what the forward and the dq kernel have in common.
+// A tile of queries and its loop over kv tiles: common to the forward and the dq kernel.
 #include "tile/problem.cuh"
 
 namespace foveal::device {
@@ -11,7 +11,7 @@ struct QueryTile {
   Sequence seq;
   int begin;  ///< first query
 
-  /// Tasks of long rows come first: with a causal mask the last tiles have most work.
+  /// Longest tasks first (LPT): with a causal mask the last tiles have most work.
   FOVEAL_DEVICE QueryTile(const AttentionArgs& args, int task)
       : tile(args.tiles_q - 1 - task % args.tiles_q),
         head(task / args.tiles_q % args.heads_q),
@@ -21,19 +21,18 @@ struct QueryTile {
   FOVEAL_DEVICE bool exists() const { return begin < seq.len_q; }
   FOVEAL_DEVICE int row_in_tile() const { return warp_id() / kColumnSplit * kRows; }            ///< this warp's first
   FOVEAL_DEVICE int q_local() const { return begin + row_in_tile() + lane_id() / 4; }           ///< this thread's first query
-  FOVEAL_DEVICE Position at() const { return {seq.batch, head, 0, 0, seq.len_q, seq.len_kv}; }  ///< of its pairs, but for q and kv
-  FOVEAL_DEVICE HeadRows rows(const Tensor& tensor) const { return HeadRows(tensor, seq.batch, seq.first_q, head); }
+  FOVEAL_DEVICE Position at() const { return {seq.batch, head, 0, 0, seq.len_q, seq.len_kv}; }  ///< of its pairs, without q and kv
+  FOVEAL_DEVICE HeadView rows(const Tensor& tensor) const { return HeadView(tensor, seq.batch, seq.first_q, head); }
 
-  /// For each tile that the mask leaves: step(kv_begin, masked, keys, values). kStages tiles are in shared memory at a time; load_queries
-  /// begins to load what stays. always_masked: tiles that the mask keeps whole, too, end early. kept: flags of a tile's keys, cleared where
-  /// they are needed.
+  /// Calls step(kv_begin, masked, keys, values) for each tile that the mask keeps, with kStages tiles in shared memory. load_queries issues
+  /// the loads of what stays. always_masked: treat full tiles as masked too. kept: a flag for each key of a tile, cleared where needed.
   template <class LoadQueries, class Step>
   FOVEAL_DEVICE void for_each_kv_tile(const AttentionArgs& args, SharedTile<Element, kStages * kBlockKv, kHeadDimPadded> k_smem,
                                       SharedTile<Element, kStages * kBlockKv, kHeadDimVPadded> v_smem, unsigned char* kept,
                                       bool always_masked, LoadQueries&& load_queries, Step&& step) const {
     const int head_kv = head / args.group_size;
-    const HeadRows k(args.k, seq.batch, seq.first_kv, head_kv);
-    const HeadRows v(args.v, seq.batch, seq.first_kv, head_kv);
+    const HeadView k(args.k, seq.batch, seq.first_kv, head_kv);
+    const HeadView v(args.v, seq.batch, seq.first_kv, head_kv);
     const auto k_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimPadded>{k_smem.row(stage * kBlockKv)}; };
     const auto v_stage = [&](int stage) { return SharedTile<Element, kBlockKv, kHeadDimVPadded>{v_smem.row(stage * kBlockKv)}; };
     const auto load = [&](int at, int stage) {

@@ -1,9 +1,9 @@
 #pragma once
-// Gradients of reads whose indices follow no line of a tile, in shared memory: a 32-bit integer for each element of the parameter that pairs of one head can touch,
-// as additions of integers are atomic there and their sums do not depend on an order. Terms are multiples of a unit, 2^-20 to 2^-22 of the largest of a tile, which
-// all warps learn at a barrier; where a tile's are too large for the unit, the sums go to the exact sums (score/exact_sum.cuh) and begin anew with a larger one. An
-// addition that wraps around sends 2^32 units to the exact sums, so that no sum is ever too large. Few elements have several copies, for one lane in so many
-// each: lanes would wait for each other otherwise. Of many elements (kBinWindow) a window follows the tiles; tiles that reach further go to the exact sums.
+// Gradients of reads whose indices follow no line of a tile: a 32-bit integer bin in shared memory for each parameter element that a head's
+// pairs can touch, as integer atomics are native there and independent of order. Terms are rounded to a unit, 2^-20 to 2^-22 of the largest
+// in a tile, which all warps learn at a barrier; if a tile's terms are too large for the unit, bins are flushed to the exact sums
+// (score/exact_sum.cuh) and restart with a larger unit. An addition that wraps around sends 2^32 units to the exact sums. Few elements are
+// replicated over lanes to avoid conflicts; of many (kBinWindow) a window follows the tiles, and terms beyond it go to the exact sums.
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
 #include "score/read_targets.cuh"
@@ -21,7 +21,7 @@ constexpr int bins_before(int end) {
   for (int r = 0; r < end; ++r) count += is_binned(r) ? kBinEntries[r] * kBinCopies[r] : 0;
   return count;
 }
-constexpr int facts_before(int end) {
+constexpr int range_words_before(int end) {
   int words = 0;
   for (int r = 0; r < end; ++r) words += is_binned(r) ? (kBinWindow[r] ? 3 : 1) : 0;
   return words;
@@ -35,17 +35,18 @@ FOVEAL_DEVICE u32 add_to_bin(u32 shared, int value) {
   return before;
 }
 
-/// The largest size of two, or NaN.
+/// The larger magnitude, or NaN.
 FOVEAL_DEVICE float larger_size(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(fabsf(b)));
   return larger;
 }
 
-/// What a unit is: a power of two, by the exponent (that of fp32) above the largest term that it is for. Terms are rounded by an addition.
+/// The unit is a power of two, given by the (fp32) exponent `top` above the largest term that it can hold. Terms are rounded by an
+/// addition.
 struct BinUnit {
   static constexpr int kBits = 22, kLeast = 24, kSpare = 2, kNotFinite = 255;
-  int top = 0;  // 0: none yet
+  int top = 0;  // 0: no unit yet
 
   FOVEAL_DEVICE static int exponent(u32 largest) { return largest >> 23; }
   FOVEAL_DEVICE bool holds(u32 largest) const { return exponent(largest) <= top; }
@@ -56,22 +57,22 @@ struct BinUnit {
 };
 
 struct ReadBins {
-  static constexpr int kTurns = 3;  // of the largest terms: a tile's are written while those of the one before are read
-  static constexpr int kBytes = 4 * (bins_before(kReads) + kTurns * facts_before(kReads));
+  static constexpr int kBuffers = 3;  // triple buffer: a tile's ranges are written while the previous one's are read
+  static constexpr int kBytes = 4 * (bins_before(kReads) + kBuffers * range_words_before(kReads));
   u32 address;
 
   template <int r>
   FOVEAL_DEVICE u32 bins() const {
     return address + 4 * bins_before(r);
   }
-  /// What a tile says of itself, each word the largest of all threads'.
+  /// A word about a tile: the maximum over all threads.
   template <int r>
-  FOVEAL_DEVICE u32 fact(u32 tile, int number) const {
-    return address + 4 * (bins_before(kReads) + kTurns * (facts_before(r) + number) + tile % kTurns);
+  FOVEAL_DEVICE u32 range_word(u32 tile, int number) const {
+    return address + 4 * (bins_before(kReads) + kBuffers * (range_words_before(r) + number) + tile % kBuffers);
   }
-  FOVEAL_DEVICE static void tell(u32 fact, u32 value) {
+  FOVEAL_DEVICE static void publish_max(u32 word, u32 value) {
     const u32 of_warp = __reduce_max_sync(~0u, value);
-    if (lane_id() == 0) asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(fact), "r"(of_warp) : "memory");
+    if (lane_id() == 0) asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(word), "r"(of_warp) : "memory");
   }
 
   /// By all threads of the CTA.
@@ -80,7 +81,7 @@ struct ReadBins {
   }
 };
 
-/// The parameter's element for a bin, from the first of the head's.
+/// Parameter element of a bin, relative to the head's first one.
 template <int r>
 FOVEAL_DEVICE i64 element_of_bin(const AttentionArgs& args, int bin) {
   const auto& size = args.score.param[kReadParam[r]].size;

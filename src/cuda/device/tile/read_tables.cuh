@@ -1,6 +1,6 @@
 #pragma once
-// Parameters that pairs read wherever an index says, in shared memory: the elements that pairs of one batch and head can touch, as fp32. Few of them have several
-// copies, for one lane in so many each, so that lanes seldom want different words of one bank.
+// Tables: parameters with data-dependent indices, in shared memory as fp32: all elements that pairs of one batch entry and head can read.
+// Small tables are replicated over lanes to avoid bank conflicts.
 #include "ptx/mbarrier.cuh"
 #include "score/score.cuh"
 
@@ -25,22 +25,22 @@ struct ReadTables {
   }
 };
 
-/// What the tables hold, as those know who fill them: warps that all do this at the same tasks.
-struct TableFilling {
-  i64 first[kTableSlots];  // offset of the parameter's element
+/// Which elements the tables currently hold; kept by the warps that load them, in the same sequence of tasks.
+struct TableLoader {
+  i64 first[kTableSlots];  // offset of the table's first parameter element
 
-  const Score one;  // raw score 1
+  const Score one;  // a raw score of 1
 
-  FOVEAL_DEVICE explicit TableFilling(float scale) : one{1, scale} {
+  FOVEAL_DEVICE explicit TableLoader(float scale) : one{1, scale} {
 #pragma unroll
     for (int t = 0; t < kTableSlots; ++t) first[t] = -(1ll << 62);
   }
 
-  /// By `threads` threads, which nobody else reads tables for; base: any pair of the batch and head.
-  FOVEAL_DEVICE void follow(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
+  /// By `threads` threads, while no one else reads the tables; base: any pair of the batch entry and head.
+  FOVEAL_DEVICE void update(ReadTables tables, const Position& base, const ScoreArgs& args, int thread, int threads, u32 barrier) {
     if constexpr (kTables > 0) {
       i64 next[kTableSlots];
-      if (!__any_sync(~0u, find<0>(next, base, args))) return;  // said so that the compiler sees that lanes stay together
+      if (!__any_sync(~0u, find<0>(next, base, args))) return;  // a vote, so that the compiler sees a uniform branch
       named_barrier_sync(barrier, threads);
       fill<0>(tables, next, args, thread, threads);
       named_barrier_sync(barrier, threads);
@@ -80,7 +80,7 @@ struct TableFilling {
     if constexpr (t + 1 < kTables) fill<t + 1>(tables, next, args, thread, threads);
   }
 
-  /// Of an entry of the table; one of padding has the last of its row.
+  /// Element of a table entry; padding repeats the last element of its row.
   template <int t>
   FOVEAL_DEVICE static int element_of(int entry) {
     if constexpr (kTableRow[t] == kTablePaddedRow[t]) return entry;
@@ -88,7 +88,7 @@ struct TableFilling {
     return row * kTableRow[t] + min(entry - row * kTablePaddedRow[t], kTableRow[t] - 1);
   }
 
-  /// Of an element of the table, from the first.
+  /// Parameter offset of a table element, relative to the first.
   template <int t>
   FOVEAL_DEVICE static i64 offset_of(const ParamView& param, int element) {
     constexpr bool kOne = (kTableDims[t] & (kTableDims[t] - 1)) == 0;

@@ -1,6 +1,5 @@
 #pragma once
-// Tiles in shared memory: rows of kCols elements, each row followed by 16 bytes of padding. The pitch is then an odd number of 16-byte
-// pieces, so that eight consecutive rows fall on different banks.
+// Tiles in shared memory for ldmatrix: rows of kCols elements, padded by 16 bytes, so that eight consecutive rows are on different banks.
 #include "args.cuh"
 #include "ptx/mma.cuh"
 
@@ -17,8 +16,8 @@ struct SharedTile {
   FOVEAL_DEVICE T* row(int r) const { return data + r * kPitch; }
 };
 
-/// Fills the tile with rows [0, valid_rows) and columns [0, valid_cols) of a matrix in global memory, zeros elsewhere. All threads take
-/// part; the caller commits and waits.
+/// Fills the tile with rows [0, valid_rows) and columns [0, valid_cols) of a matrix in global memory, zeros elsewhere. By all threads; the
+/// caller commits and waits.
 template <int kThreads, class T, int kRows, int kCols>
 FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, i64 row_stride, i64 col_stride, int valid_rows,
                              int valid_cols, int copy_bytes) {
@@ -58,7 +57,7 @@ FOVEAL_DEVICE void load_tile(SharedTile<T, kRows, kCols> tile, const T* source, 
   }
 }
 
-/// Writes rows [0, valid_rows) and columns [0, valid_cols) of the tile to global memory. The tile was written by other threads: synchronise before.
+/// Writes rows [0, valid_rows) and columns [0, valid_cols) of the tile to global memory. The caller synchronises first.
 template <int kThreads, class T, int kRows, int kCols>
 FOVEAL_DEVICE void store_tile(T* target, i64 row_stride, i64 col_stride, SharedTile<T, kRows, kCols> tile, int valid_rows, int valid_cols,
                               int copy_bytes) {

@@ -1,11 +1,11 @@
 #pragma once
-// Accumulators to shared memory as an operand of a later product.
+// Stores packed accumulators to shared memory (stmatrix) as an operand of a later product.
 #include "base.cuh"
 #include "tile/swizzled_tile.cuh"
 
 namespace foveal::device {
 
-/// Packed fragment of 64 rows (the warpgroup's) x `columns` to rows first_row.. of a tile.
+/// Packed fragment of a warpgroup's 64 rows x `columns` to tile rows from first_row on.
 template <int columns, int rows>
 FOVEAL_DEVICE void store_fragment(SwizzledTile<rows> tile, int first_row, const u32 (&packed)[columns / 4], int thread) {
   const int lane = thread % 32;

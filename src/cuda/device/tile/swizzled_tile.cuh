@@ -1,14 +1,14 @@
 #pragma once
-// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as TMA writes them. Chunks begin
-// every 64 columns; or closer, so that a product can take columns from where such a chunk begins: they then overlap.
+// Products of whole tiles by wgmma. Tiles in shared memory are [chunk of columns][row][64], 128-byte swizzle, as TMA writes them. Chunks
+// begin every 64 columns, or closer and overlapping, so that a product can start at more columns.
 #include "layout/sm90.cuh"
 #include "ptx/warp.cuh"
 #include "ptx/wgmma.cuh"
 
 namespace foveal::device {
 
-/// A tile of `rows` rows at a shared-memory address; the same bytes serve as K-major operand (contraction over columns) and as
-/// MN-major operand (contraction over rows).
+/// A tile of `rows` rows in shared memory; the same bytes serve as K-major operand (contraction over columns) and MN-major operand
+/// (contraction over rows).
 template <int rows, int chunk_step = kChunkColumns>
 struct SwizzledTile {
   u32 address;
@@ -19,18 +19,19 @@ struct SwizzledTile {
     constexpr int kSteps = chunk_step / 16;  // of a chunk
     return MatrixDescriptor::at(address + row * kChunkRowBytes).offset(step / kSteps * kChunkBytes + step % kSteps * 32);
   }
-  /// Where eight elements of a row lie, from column `column` on, a multiple of eight.
+  /// Address of eight elements of a row, from `column` on, a multiple of eight.
   FOVEAL_DEVICE u32 block_of_row(int row, int column) const {
     return address + column / chunk_step * kChunkBytes + row * kChunkRowBytes + ((column % chunk_step / 8 ^ (row & 7)) << 4);
   }
-  /// MN-major: rows from 16 * step on, columns from `column` on: where a chunk begins, or a multiple of 16 when the operand stays inside a chunk.
+  /// MN-major: rows from 16 * step on, columns from `column` on: the start of a chunk, or a multiple of 16 if the operand stays inside a
+  /// chunk.
   FOVEAL_DEVICE MatrixDescriptor rows_at(int step, int column = 0) const {
     return MatrixDescriptor::at(address, kChunkBytes)
         .offset(column / chunk_step * kChunkBytes + column % chunk_step * 2 + step * 16 * kChunkRowBytes);
   }
 };
 
-/// Operand addresses in uniform registers: the instructions then follow each other without waiting for copies.
+/// Operand addresses in uniform registers: wgmmas then issue back to back.
 template <int rows, int chunk_step>
 FOVEAL_DEVICE SwizzledTile<rows, chunk_step> uniform(SwizzledTile<rows, chunk_step> tile) {
   return {uniform(tile.address)};
@@ -47,7 +48,7 @@ FOVEAL_DEVICE void multiply_rows(float (&acc)[n / 2], SwizzledTile<rows_a, step_
   }
 }
 
-/// acc[64 x n] (+)= p b: p [64 x depth] in registers, b's rows are the contraction.
+/// acc[64 x n] (+)= p b: p [64 x depth] in registers; contraction over the rows of b.
 template <class Element, int n, int depth, int rows_b>
 FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth / 4], SwizzledTile<rows_b> b, bool accumulate) {
 #pragma unroll
@@ -57,7 +58,7 @@ FOVEAL_DEVICE void multiply_registers(float (&acc)[n / 2], const u32 (&p)[depth 
   }
 }
 
-/// acc[64 x n] (+)= a[:, column_a .. + 64]^T b[:, column_b .. + n]: the rows of both tiles are the contraction, `depth` of them.
+/// acc[64 x n] (+)= a[:, column_a .. + 64]^T b[:, column_b .. + n]: contraction over `depth` rows of both tiles.
 template <class Element, int n, int depth, int rows_a, int rows_b, int step_b>
 FOVEAL_DEVICE void multiply_columns(float (&acc)[n / 2], SwizzledTile<rows_a> a, int column_a, SwizzledTile<rows_b, step_b> b, int column_b,
                                     bool accumulate = false) {

@@ -1,27 +1,28 @@
 #pragma once
-// The tanh of a score that is capped, for several pairs side by side. The softmax leaves the special-function unit little time, and it would take two of its
-// operations; where the arguments of all pairs of a warp are small, as they are in most tiles, it is a polynomial on the FMA pipes instead.
+// tanh of capped scores (softcap), for several pairs at once. The softmax saturates the special-function unit, of which tanh takes two
+// operations; where all arguments of a warp are small, as in most tiles, a polynomial on the FMA pipes replaces it.
 #include "score/score.cuh"
 #include "score/small_tanh.cuh"
 #include "tile/fragment.cuh"
 
 namespace foveal::device {
 
-/// The largest |raw| of a thread but for NaN, which stays NaN whatever it is taken for.
+/// The thread's largest |raw|, ignoring NaN, which stays NaN in either form.
 template <int count>
 FOVEAL_DEVICE float largest(const float (&raw)[count]) {
-  float some[4] = {};  // comparisons that need not wait for each other
+  float some[4] = {};  // independent chains of comparisons
 #pragma unroll
   for (int i = 0; i < count; ++i) some[i % 4] = fmaxf(some[i % 4], fabsf(raw[i]));
   return fmaxf(fmaxf(some[0], some[1]), fmaxf(some[2], some[3]));
 }
-/// Where no registers are left for squares.
+/// For kernels without registers for squares.
 template <int count>
 FOVEAL_DEVICE float square_of_largest(const float (&raw)[count]) {
   const float most = largest(raw);
   return most * most;
 }
-/// The largest raw^2, or NaN where there is one. Squares are what a polynomial takes next, and as integers, of which there is a maximum of three, they are ordered alike.
+/// The largest raw^2, or NaN. The polynomial needs the squares anyway, and as integers, which have a three-input maximum, they have the
+/// same order.
 template <int count>
 FOVEAL_DEVICE float largest_square(const float (&raw)[count]) {
   const auto square = [&](int i) { return __float_as_int(raw[i] * raw[i]); };
@@ -31,19 +32,19 @@ FOVEAL_DEVICE float largest_square(const float (&raw)[count]) {
   return __int_as_float(max(max(some[0], some[1]), max(some[2], some[3])));
 }
 
-/// Is the largest |raw| of all pairs of the warp small enough for a polynomial?
+/// Are all |raw| of the warp small enough for a polynomial?
 FOVEAL_DEVICE bool all_small(float largest, float limit) {
   return __all_sync(~0u, limit >= kLowestSmallTanh && largest <= fminf(limit, kHighestSmallTanh));
 }
-/// The same of squares.
+/// The same for squares.
 FOVEAL_DEVICE bool all_squares_small(float largest, float limit) {
   const float highest = fminf(limit, kHighestSmallTanh);
   return __all_sync(~0u, limit >= kLowestSmallTanh && largest <= highest * highest);
 }
 
-constexpr int kTanhAtOnce = 4;  // as many as a multiplication takes cycles
+constexpr int kTanhAtOnce = 4;  // cycles that a multiplication takes
 
-/// tanh(raw * factor) * times, of small arguments.
+/// tanh(raw * factor) * times for small arguments.
 template <int terms>
 struct TanhPolynomial {
   float coefficients[terms];
@@ -66,7 +67,7 @@ struct TanhPolynomial {
     return divided * raw;
   }
 
-  /// The tanh divided by raw, for registers first, first + 1, ...
+  /// tanh / raw, for registers first, first + 1, ...
   template <int count>
   FOVEAL_DEVICE void divided(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
     float square[kTanhAtOnce];
@@ -81,7 +82,7 @@ struct TanhPolynomial {
     }
   }
 
-  /// The tanh, for these registers.
+  /// tanh, for these registers.
   template <int count>
   FOVEAL_DEVICE void evaluate(float (&tanh)[kTanhAtOnce], const float (&raw)[count], int first) const {
     divided(tanh, raw, first);
@@ -90,7 +91,7 @@ struct TanhPolynomial {
   }
 };
 
-/// Where some argument of the warp is large: the error of the others is small beside it.
+/// If some argument of the warp is large: the error for small ones is negligible beside it.
 struct AnyTanhAhead {
   float factor, times;
   template <int count>
@@ -100,7 +101,7 @@ struct AnyTanhAhead {
   }
 };
 
-/// What the exponential of a capped score takes: the tanh less the shift of its row.
+/// Exponent of a capped score: tanh less the shift of its row.
 template <int terms>
 struct ExponentAhead : TanhPolynomial<terms> {
   float shift[2];

@@ -1,6 +1,6 @@
 #pragma once
-// dQ of queries whose sum is lost: keys of a tile that is kept in part held infinity or NaN, and 0 of a pair that is not kept met them. Rare; so from memory, by products
-// of 16 queries and 16 keys.
+// Recomputes dQ rows whose sum was lost: a key with infinity or NaN met 0 from a pair that is not kept. Rare, hence directly from global
+// memory, with products of 16 queries by 16 keys.
 //
 // config.cuh: as for kernels/backward_convert_sm90.cuh.
 #include "philox.cuh"
@@ -15,10 +15,10 @@
 
 namespace foveal::device {
 
-/// dQ of a part joins what is there, in f32; otherwise it is of all keys.
+/// Does dQ of a part add to what is there, in f32? Otherwise dQ is of all keys.
 constexpr bool kAddsToDq = kPart && !kKeepsRows;
 
-/// Elements of one head of a sequence, the nearest row that exists; 0 beyond the columns.
+/// Elements of one head of a sequence; rows are clamped, columns zero-padded.
 template <int columns>
 struct HeadElements {
   const u16* data;
@@ -33,7 +33,7 @@ struct HeadElements {
   FOVEAL_DEVICE u32 two(int row, int column) const { return column < columns ? *reinterpret_cast<const u32*>(at(row, column)) : 0; }
 };
 
-/// product[16 x 16] of rows of a from row_a on and of b from row_b on: fragments of 8 rows of b each.
+/// product[16 x 16] = rows of a from row_a on times rows of b from row_b on, in fragments of 8 rows of b.
 template <int columns>
 FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<columns>& a, int row_a, const HeadElements<columns>& b,
                                      int row_b) {
@@ -50,11 +50,11 @@ FOVEAL_DEVICE void multiply_elements(float (&product)[2][4], const HeadElements<
   }
 }
 
-/// acc += left[16 x 16] times 16 keys from first_key on. kept: which of the thread's eight pairs are.
+/// acc += left[16 x 16] times 16 keys from first_key on. kept: bitmask of the thread's eight pairs.
 FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 (&left)[4], u32 kept, const HeadElements<kHeadDim>& keys,
                                       int first_key, int column) {
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
-  u32 kept_keys[2];  // of the row, a bit for each of the 16
+  u32 kept_keys[2];  // of a row, a bit for each of the 16
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     kept_keys[r] = (kept >> 2 * r & 3) << pair | (kept >> (4 + 2 * r) & 3) << (8 + pair);
@@ -63,7 +63,7 @@ FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 
   }
 #pragma unroll
   for (int n = 0; n < kPartColumns / 2; n += 4) {
-    u32 right[2] = {}, strange = 0;  // keys of this lane's column, a bit for each of the 16
+    u32 right[2] = {}, nonfinite = 0;  // keys with a non-finite element in this lane's column, a bit for each of the 16
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int key = 8 * (i / 2) + pair + i % 2;
@@ -71,35 +71,36 @@ FOVEAL_DEVICE void multiply_kept_keys(float (&acc)[kPartColumns / 2], const u32 
       if (fabsf(to_real(Element{static_cast<u16>(element)})) < infinity()) {
         right[i / 2] |= element << 16 * (i % 2);
       } else {
-        strange |= 1u << key;
+        nonfinite |= 1u << key;
       }
     }
     float block[4] = {acc[n], acc[n + 1], acc[n + 2], acc[n + 3]};
     mma(Element{}, block, left, right[0], right[1]);
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[n + i] = block[i];
-    if (!__any_sync(~0u, strange != 0)) continue;
-    strange |= __shfl_xor_sync(~0u, strange, 1);
-    strange |= __shfl_xor_sync(~0u, strange, 2);
+    if (!__any_sync(~0u, nonfinite != 0)) continue;
+    nonfinite |= __shfl_xor_sync(~0u, nonfinite, 1);
+    nonfinite |= __shfl_xor_sync(~0u, nonfinite, 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // such a key's scores are finite only where they do not depend on it: 0 times infinity
-      const u32 of_column = __shfl_sync(~0u, strange, 4 * (pair + i % 2));
+    for (int i = 0; i < 4;
+         ++i) {  // the query keeps such a key: its score is finite only if independent of the key, and 0 times infinity is NaN
+      const u32 of_column = __shfl_sync(~0u, nonfinite, 4 * (pair + i % 2));
       if (of_column & kept_keys[i / 2]) acc[n + i] = infinity() - infinity();
     }
   }
 }
 
-/// Two columns of each fragment of the rows first_row and first_row + 8 that are to be mended, from `column` on.
-FOVEAL_DEVICE void store_mended(const Sm90Args& args, const Position& base, const float (&acc)[kPartColumns / 2], i64 first_row, int column,
-                                const bool (&mends)[2]) {
+/// Stores two columns of each fragment, for the wanted rows of first_row and first_row + 8, from `column` on.
+FOVEAL_DEVICE void store_recomputed(const Sm90Args& args, const Position& base, const float (&acc)[kPartColumns / 2], i64 first_row,
+                                    int column, const bool (&wanted)[2]) {
   const float unit = kHasScore ? slope_unit({1, args.scale}, base, args.attention.score) : 1.0f;
   const Tensor& dq = args.attention.dq;
 #pragma unroll
   for (int i = 0; i < kPartColumns / 2; i += 2) {
     const int r = i / 2 % 2, here = column + i / 4 * 8;
-    if (!mends[r] || here >= kHeadDim) continue;
+    if (!wanted[r] || here >= kHeadDim) continue;
     const i64 at = base.batch * dq.batch + base.head * dq.head + (first_row + 8 * r) * dq.seq + here;
-    float two[2] = {sum_in_whole(acc[i], unit) * args.scale, sum_in_whole(acc[i + 1], unit) * args.scale};
+    float two[2] = {apply_unit(acc[i], unit) * args.scale, apply_unit(acc[i + 1], unit) * args.scale};
     if constexpr (kAddsToDq) {
       float2* to = reinterpret_cast<float2*>(static_cast<float*>(dq.data) + at);
       const float2 before = args.attention.part.adds_to_q ? *to : make_float2(0, 0);
@@ -110,27 +111,28 @@ FOVEAL_DEVICE void store_mended(const Sm90Args& args, const Position& base, cons
   }
 }
 
-/// Writes dQ of 16 queries from `first` on, columns from `column` on, by a warp. strange: of the thread's two rows, which are the ones that are written. A row whose
-/// statistics are NaN is so as well, and stays, but where dQ is added to what is there, to which nothing was yet.
-FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_strange, bool second_strange) {
+/// Recomputes dQ of 16 queries from `first` on, columns from `column` on, by one warp. *_nonfinite: which of the thread's two rows are to
+/// be written. A row whose statistics are NaN is NaN anyway and stays, unless dQ adds to what is there, to which nothing was added yet.
+FOVEAL_CALLED void recompute_dq(const Sm90Args& args, int batch, int head, int first, int column, bool first_nonfinite,
+                                bool second_nonfinite) {
   const AttentionArgs& attention = args.attention;
   const Sequence sequence = find_sequence<kVarlen, SeqlenIndex, kKeyRows, SeqlenKvIndex>(attention, batch);
   Position base{batch, head, 0, 0, sequence.len_q, sequence.len_kv};
   const int group = lane_id() / 4, pair = 2 * (lane_id() % 4);
   float log_sum[2], largest[2], delta[2];
-  bool mends[2] = {first_strange, second_strange};
+  bool wanted[2] = {first_nonfinite, second_nonfinite};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const i64 stat = stat_row<kVarlen>(args, sequence, head) + first + group + 8 * r;
     log_sum[r] = static_cast<const float*>(attention.lse2.data)[stat];
     largest[r] = static_cast<const float*>(attention.largest.data)[stat];
     delta[r] = static_cast<const float*>(attention.delta.data)[stat];
-    if (!kAddsToDq) mends[r] = mends[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
+    if (!kAddsToDq) wanted[r] = wanted[r] && log_sum[r] == log_sum[r] && delta[r] == delta[r];
   }
-  if (!__any_sync(~0u, mends[0] || mends[1])) return;
+  if (!__any_sync(~0u, wanted[0] || wanted[1])) return;
 
   const HeadElements<kHeadDim> queries(attention.q, batch, sequence.first_q, sequence.len_q, head);
-  const HeadElements<kHeadDimV> grad_out(attention.dout, batch, sequence.first_q, sequence.len_q, head);
+  const HeadElements<kHeadDimV> dout(attention.dout, batch, sequence.first_q, sequence.len_q, head);
   const float exponent = score_unit({1, args.scale}, base, attention.score) * kLog2e;
   const DropoutRow dropout(attention.dropout, dropout_row(attention, batch, head));
   float acc[kPartColumns / 2] = {};
@@ -144,7 +146,7 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
     base.seqlen_kv = of_part.len_kv;
 #pragma unroll 1
     for (int first_key = 0; first_key < of_part.len_kv; first_key += 16) {
-      // Number i of the thread's eight pairs: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
+      // Pair i of the thread's eight: key 8 (i / 4) + pair + i % 2 of the 16, row i / 2 % 2.
       const auto row = [&](int i) { return first + group + i / 2 % 2 * 8; };
       const auto key = [&](int i) { return first_key + 8 * (i / 4) + pair + i % 2; };
       const auto position = [&](int i) {
@@ -163,14 +165,14 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
 
       float scores[2][4] = {}, grads[2][4] = {};
       multiply_elements(scores, queries, first, keys, first_key);
-      multiply_elements(grads, grad_out, first, values, first_key);
+      multiply_elements(grads, dout, first, values, first_key);
 #pragma unroll 1
       for (int i = 0; i < 8; ++i) {
         const int r = i / 2 % 2;
         const Position at = position(i);
         const Score raw{scores[i / 4][i % 4], args.scale};
-        const float logarithm = fmaf(less(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]), exponent,
-                                     r == 0 ? -log_sum[0] : -log_sum[1]);
+        const float logarithm = fmaf(unfused_difference(score_in_units(raw, at, attention.score), r == 0 ? largest[0] : largest[1]),
+                                     exponent, r == 0 ? -log_sum[0] : -log_sum[1]);
         if (logarithm == -infinity()) kept &= ~(1u << i);
         float grad = grads[i / 4][i % 4];
         if constexpr (kDropout) {
@@ -186,7 +188,7 @@ FOVEAL_CALLED void mend_dq(const Sm90Args& args, int batch, int head, int first,
       multiply_kept_keys(acc, left, kept, keys, first_key, column);
     }
   }
-  store_mended(args, base, acc, sequence.first_q + first + group, column + pair, mends);
+  store_recomputed(args, base, acc, sequence.first_q + first + group, column + pair, wanted);
 }
 
 }  // namespace foveal::device

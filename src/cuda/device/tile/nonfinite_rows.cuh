@@ -1,39 +1,39 @@
 #pragma once
-// Rows of a tile that hold infinity or NaN, in a product whose left operand is 0 where the mask removes pairs: padding may hold anything, and 0 * NaN would reach rows
-// that do not keep it.
+// Rows with infinity or NaN in the right operand of a product whose left operand is 0 for dropped pairs: padding may hold anything, and 0 *
+// NaN would spread to rows that do not keep it.
 #include "tile/problem.cuh"
 
 namespace foveal::device {
 
-FOVEAL_DEVICE bool is_strange(const uint4& piece) {
+FOVEAL_DEVICE bool has_nonfinite(const uint4& piece) {
   constexpr int kCount = 16 / int(sizeof(Element));
   const Element* elements = reinterpret_cast<const Element*>(&piece);
-  bool strange = false;
+  bool nonfinite = false;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) strange = strange || !(fabs(to_real(elements[i])) < infinity());
-  return strange;
+  for (int i = 0; i < kCount; ++i) nonfinite = nonfinite || !(fabs(to_real(elements[i])) < infinity());
+  return nonfinite;
 }
 
-/// acc += left tile over the strange rows of the tile, where left is not 0; then these are cleared, so that the product of the others spreads nothing. By all threads
-/// of the block, which read the tile next after this; `strange`: a flag for each row. Columns [col, col + kN) of the tile.
+/// acc += left * tile over the non-finite rows of the tile, where left is not 0; then clears these rows for the ordinary product. By all
+/// threads of the block, before they read the tile; `nonfinite`: a flag for each row. Columns [col, col + kN) of the tile.
 template <int kM, int kN, int kRows, int kCols>
-FOVEAL_DEVICE void take_strange_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4], SharedTile<Element, kRows, kCols> tile,
-                                     unsigned char* strange, int col) {
+FOVEAL_DEVICE void accumulate_nonfinite_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM][kRows / 8][4],
+                                             SharedTile<Element, kRows, kCols> tile, unsigned char* nonfinite, int col) {
   using Tile = SharedTile<Element, kRows, kCols>;
   const auto piece = [&](int i) -> uint4& { return reinterpret_cast<uint4*>(tile.row(i / Tile::kPieces))[i % Tile::kPieces]; };
   bool found = false;
-  for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) found = found || is_strange(piece(i));
+  for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) found = found || has_nonfinite(piece(i));
   if (!__syncthreads_or(found)) return;
-  for (int i = threadIdx.x; i < kRows; i += kThreads) strange[i] = 0;
+  for (int i = threadIdx.x; i < kRows; i += kThreads) nonfinite[i] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < kRows * Tile::kPieces; i += kThreads) {
-    if (is_strange(piece(i))) strange[i / Tile::kPieces] = 1;
+    if (has_nonfinite(piece(i))) nonfinite[i / Tile::kPieces] = 1;
   }
   __syncthreads();
   const int t = lane_id() % 4;
 #pragma unroll 1
   for (int row = 0; row < kRows; ++row) {
-    if (!strange[row]) continue;
+    if (!nonfinite[row]) continue;
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -56,7 +56,7 @@ FOVEAL_DEVICE void take_strange_rows(R (&acc)[kM][kN / 8][4], const R (&left)[kM
     }
   }
   __syncthreads();
-  clear_rows_unless(tile, strange, 0);
+  clear_rows_unless(tile, nonfinite, 0);
   __syncthreads();
 }
 
