@@ -61,7 +61,7 @@ void Kernel::launch_raw(const LaunchShape& shape, void* params, std::size_t byte
                                     1,
                                     1,
                                     shape.shared_bytes,
-                                    static_cast<driver::StreamHandle>(stream.handle),
+                                    driver::handle_of(stream),
                                     &cooperative,
                                     shape.cooperative ? 1u : 0u};
   const driver::Result result = driver::api().launch(&config, loaded_->function, arguments, nullptr);
