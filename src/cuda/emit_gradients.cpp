@@ -1,5 +1,6 @@
 // Trained reads: factors, indices and bins of their terms.
 #include <algorithm>
+#include <iterator>
 
 #include "cuda/emit_parts.h"
 #include "cuda/finite_factors.h"
@@ -8,21 +9,9 @@ namespace foveal::cuda {
 namespace {
 
 const char* kind_text(scoring::Reduction reduction) {
-  switch (reduction) {
-    case scoring::Reduction::uniform:
-      return "kUniform";
-    case scoring::Reduction::row:
-      return "kRow";
-    case scoring::Reduction::column:
-      return "kColumn";
-    case scoring::Reduction::diagonal:
-      return "kDiagonal";
-    case scoring::Reduction::element:
-      return "kElement";
-    case scoring::Reduction::scatter:
-      return "kScatter";
-  }
-  return "";
+  static constexpr const char* names[] = {"kUniform", "kRow", "kColumn", "kDiagonal", "kElement", "kScatter"};
+  static_assert(std::size(names) == static_cast<std::size_t>(scoring::Reduction::scatter) + 1);
+  return names[static_cast<std::size_t>(reduction)];
 }
 
 /// What a kernel needs that sums the reads of a table for each query.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <tuple>
@@ -38,28 +39,10 @@ std::string literal(double x) { return base::join("real(", number_text(x), ")");
 }  // namespace
 
 const char* device_type(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return "double";
-    case DType::f32:
-      return "float";
-    case DType::bf16:
-      return "bf16";
-    case DType::f16:
-      return "f16";
-    case DType::i64:
-      return "i64";
-    case DType::i32:
-      return "int";
-    case DType::i16:
-      return "short";
-    case DType::i8:
-      return "signed char";
-    case DType::u8:
-    case DType::boolean:
-      return "unsigned char";
-  }
-  return "";
+  static constexpr const char* names[] = {"double", "float", "bf16",        "f16",           "i64",
+                                          "int",    "short", "signed char", "unsigned char", "unsigned char"};
+  static_assert(std::size(names) == static_cast<std::size_t>(DType::boolean) + 1);
+  return names[static_cast<std::size_t>(dtype)];
 }
 
 scoring::Box whole_problem(const Problem& p) {

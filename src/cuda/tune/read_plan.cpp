@@ -1,6 +1,7 @@
 #include "cuda/tune/read_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "base/check.h"
@@ -8,33 +9,20 @@
 namespace foveal::cuda {
 
 const char* to_string(Collector collector) {
-  switch (collector) {
-    case Collector::keys:
-      return "from dk";
-    case Collector::registers:
-      return "in registers";
-    case Collector::lines:
-      return "along lines of a tile";
-    case Collector::bins:
-      return "bins in shared memory";
-    case Collector::window:
-      return "a window of bins in shared memory";
-    case Collector::scatter:
-      return "exact sums in L2";
-    case Collector::stored:
-      return "stored";
-    case Collector::rows:
-      return "a table for each query in shared memory";
-    case Collector::pairs:
-      return "pairs";
-    case Collector::beside_dq:
-      return "beside dq";
-    case Collector::walk:
-      return "a portable pass";
-    case Collector::any_pairs:
-      return "portable pairs";
-  }
-  return "";
+  static constexpr const char* names[] = {"from dk",
+                                          "in registers",
+                                          "along lines of a tile",
+                                          "bins in shared memory",
+                                          "a window of bins in shared memory",
+                                          "exact sums in L2",
+                                          "stored",
+                                          "a table for each query in shared memory",
+                                          "pairs",
+                                          "beside dq",
+                                          "a portable pass",
+                                          "portable pairs"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Collector::any_pairs) + 1);
+  return names[static_cast<std::size_t>(collector)];
 }
 
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <queue>
 
@@ -84,15 +85,9 @@ std::vector<double> sm90_row_cost(const Sm90Mask& mask, std::int64_t rows_length
 }
 
 const char* to_string(Sm90Dealing dealing) {
-  switch (dealing) {
-    case Sm90Dealing::rounds:
-      return "in rounds";
-    case Sm90Dealing::turns:
-      return "in turns";
-    case Sm90Dealing::one_each:
-      return "one each";
-  }
-  return "";
+  static constexpr const char* names[] = {"in rounds", "in turns", "one each"};
+  static_assert(std::size(names) == static_cast<std::size_t>(Sm90Dealing::one_each) + 1);
+  return names[static_cast<std::size_t>(dealing)];
 }
 
 std::string Sm90Schedule::text() const {
